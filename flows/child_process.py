@@ -21,17 +21,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO, TypeAlias
 
 import psutil
 
-from params import EvergreenError, KilledError
 from params.foundation import command_result
 from params.foundation.artifacts import Artifacts
-from params.foundation.errors import error_class_of_exit_code
 from params.foundation.secrets import without_secrets
 from trainer.runtime.lifetime import die_with_parent, signal_group, stop_group
 
@@ -40,16 +37,6 @@ Logger: TypeAlias = "logging.Logger | logging.LoggerAdapter[logging.Logger]"
 GRACE_S = 20.0
 """Seconds between SIGTERM and SIGKILL for most commands; a Prefect worker gives the flow itself 30 s."""
 _KEPT_LINES = 400
-
-
-@dataclass(frozen=True)
-class CompletedCommand:
-    """A command that has ended."""
-
-    status: int
-    """Exit status; negative when a signal ended it."""
-    lines: tuple[str, ...]
-    """The last lines that it wrote."""
 
 
 def start(
@@ -78,10 +65,13 @@ def run_child(
     grace_s: float = GRACE_S,
     limit_s: float = math.inf,
     environment: Mapping[str, str] | None = None,
-) -> CompletedCommand:
+) -> tuple[int, list[str]]:
     """Run `python -m module arguments` to its end, and log each of its lines at once, without secrets.
 
     Whatever ends the wait, a signal, a cancelled flow or the limit, also ends the command, within `grace_s`.
+
+    Returns:
+        Its exit status, negative when a signal ended it, and the last lines that it wrote.
 
     Raises:
         subprocess.TimeoutExpired: the command took longer than `limit_s`.
@@ -93,7 +83,7 @@ def run_child(
             lines.append(line)
             if line.strip():
                 log.info(line)
-        return CompletedCommand(process.wait(), tuple(lines))
+        return process.wait(), list(lines)
     except BaseException:  # cancelled, SIGTERM, Ctrl-C, too long
         stop_group(process, grace_s)
         for line in filter(str.strip, _lines(process)):  # what it wrote while it stopped
@@ -124,26 +114,15 @@ def run_reported(
     """
     result_file = command_result.reserve(artifacts.command_result)
     try:
-        done = run_child(module, arguments, log, grace_s=grace_s, limit_s=limit_s, environment=result_file)
+        status, lines = run_child(module, arguments, log, grace_s=grace_s, limit_s=limit_s, environment=result_file)
     except KeyboardInterrupt:
         ended = command_result.read(artifacts.command_result)
         kept = ended.error.fix if ended and ended.error else "start again: what has ended is kept"
         raise KeyboardInterrupt(f"{name}\n  {kept}") from None
     result = command_result.read(artifacts.command_result)
-    if done.status:
-        raise error_of(name, done, result)
+    if status:
+        raise command_result.error_of(name, status, lines, result)
     return result
-
-
-def error_of(name: str, done: CompletedCommand, result: command_result.CommandResult | None) -> EvergreenError:
-    """The error that a command reported; if it reported none, what its exit status says."""
-    number = -done.status if done.status < 0 else done.status - 128
-    if 0 < number < signal.NSIG:
-        return KilledError(name, f"was ended by signal {number}", "start it again: training resumes where it was")
-    if result and result.error:
-        return result.error.replace(where=f"{name}: {result.error.where}")
-    last = next((line for line in reversed(done.lines) if line.strip()), "it wrote nothing")
-    return error_class_of_exit_code(done.status)(name, f"exited with {done.status}: {last}", "see its output above")
 
 
 def _lines(process: subprocess.Popen[bytes], limit_s: float = math.inf) -> Iterator[str]:

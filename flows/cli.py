@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from params.foundation.artifacts import STAGES, Artifacts
-from params.loading import recipe_name, recipes_like
+from params.loading import recipe_name
 from tasks import commands
 
 app = typer.Typer(
@@ -23,15 +23,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-RecipeName = Annotated[
-    str,
-    typer.Argument(
-        parser=recipe_name,
-        metavar="RECIPE",
-        help="Name or path: default, or params/default.yaml.",
-        autocompletion=recipes_like,
-    ),
-]
+RecipeName = Annotated[str, commands.recipe_argument(recipe_name)]
+AnyRecipe = Annotated[str | None, commands.recipe_argument(recipe_name, "by default every recipe.")]
 
 
 @app.callback()
@@ -61,7 +54,7 @@ def run(
 
     from flows.run import logs, nothing_new, stages
     from flows.run.summary import summary
-    from flows.server.own import is_prepared, start_unless_configured
+    from flows.server.own import Server, is_needed
     from trainer.runtime.memory import collect_rarely
 
     collect_rarely()
@@ -70,10 +63,9 @@ def run(
         from flows.record.recording import Record, record_unchanged
 
         branch = Record.parse(record)
-    server = start_unless_configured(artifacts.server_log)
+    has_own_server, url = is_needed(), os.environ.get("PREFECT_API_URL")
     outcomes: Any = None
-    url = os.environ.get("PREFECT_API_URL")
-    if not force and (is_prepared() if server else url and not branch):
+    if not force and (has_own_server or (url and not branch)):
         outcomes = stages.unchanged(STAGES[:-1] if no_publish else STAGES, artifacts)
         parameters = {"recipe": recipe, "publish": not no_publish, "force": force, "record": None}
         if outcomes and url and not nothing_new.add_flow_run(url, artifacts, outcomes, parameters):
@@ -81,6 +73,7 @@ def run(
         if outcomes:
             artifacts.succeeded.touch()
     if not outcomes:
+        server = Server(artifacts.server_log) if has_own_server else None
         if server:
             _import_flow()
         else:
@@ -107,15 +100,7 @@ def _import_flow() -> None:
 
 @app.command()
 def releases(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            parser=recipe_name,
-            metavar="RECIPE",
-            help="Name or path; by default every recipe in params/.",
-            autocompletion=recipes_like,
-        ),
-    ] = None,
+    recipe: AnyRecipe = None,
 ) -> None:
     """List releases and rollbacks, and what is published now.
 
@@ -132,15 +117,7 @@ def releases(
 
 @app.command()
 def history(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            parser=recipe_name,
-            metavar="RECIPE",
-            help="Name or path; by default every recipe.",
-            autocompletion=recipes_like,
-        ),
-    ] = None,
+    recipe: AnyRecipe = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print the entries of the logs as JSON.")] = False,
     last: Annotated[int, typer.Option(min=1, help="How many runs.")] = 30,

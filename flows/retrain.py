@@ -18,9 +18,9 @@ from flows.child_process import Logger
 from flows.dvc_project.locks import clear_stale_locks, recipe_lock
 from flows.record.recording import Record, before_release, recording
 from flows.run import history, logs, pauses, stages
-from flows.run.final_state import final_state, published_or_kept, refusals
+from flows.run.final_state import final_state, published_or_kept, refused
 from flows.run.prefect_artifacts import link_report, show_report
-from params import InputsChangedError, StaleBlessingError, load
+from params import GateRefusedError, InputsChangedError, StaleBlessingError, load
 from params.foundation.artifacts import STAGES, Artifacts
 from params.loading import recipe_name
 
@@ -80,23 +80,25 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
             with run.stage(stage, outcomes):
                 outcomes[stage] = named(stage, artifacts.recipe, force=force, return_state=True).result()
 
-    with (
-        refusals() as refused,
-        recipe_lock(artifacts, log),
-        recording(artifacts, record, outcomes, log),
-        history.logged(artifacts) as run,
-    ):
-        load(artifacts.recipe_path)
-        if force or stages.any_stale(requested, artifacts.recipe):
-            stages.check(artifacts.recipe, log)
-        try:
-            run_stages(requested, force=force)
-        except StaleBlessingError as error:  # another model was published meanwhile: compare with that one
-            log.warning("%s", error)
-            run_stages(("evaluate", "publish"), force=True)
-        except InputsChangedError as error:  # edited while a stage ran: start again with what there is now
-            log.warning("%s", error)
-            run_stages(requested, force=force)
-        finally:
-            link_report(artifacts, renew=not publish)
-    return final_state(artifacts, outcomes, *refused)
+    try:
+        with (
+            recipe_lock(artifacts, log),
+            recording(artifacts, record, outcomes, log),
+            history.logged(artifacts) as run,
+        ):
+            load(artifacts.recipe_path)
+            if force or stages.any_stale(requested, artifacts.recipe):
+                stages.check(artifacts.recipe, log)
+            try:
+                run_stages(requested, force=force)
+            except StaleBlessingError as error:  # another model was published meanwhile: compare with that one
+                log.warning("%s", error)
+                run_stages(("evaluate", "publish"), force=True)
+            except InputsChangedError as error:  # edited while a stage ran: start again with what there is now
+                log.warning("%s", error)
+                run_stages(requested, force=force)
+            finally:
+                link_report(artifacts, renew=not publish)
+    except GateRefusedError as error:
+        return refused(artifacts, error)
+    return final_state(artifacts, outcomes)

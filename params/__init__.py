@@ -1,3 +1,4 @@
+# ruff: noqa: I001  # sorted, each of these names would be an import of its own
 """What a run is: recipes (one YAML file is one complete run), their typed schema, and `load(path)`.
 
 What reads recipes is imported on first use: it takes a third of a second, and a process that runs DVC needs only the errors.
@@ -6,65 +7,37 @@ What reads recipes is imported on first use: it takes a third of a second, and a
 from typing import TYPE_CHECKING
 
 from params.foundation.errors import (
-    BudgetSpentError,
-    CheckpointError,
-    DataError,
-    DivergedError,
-    EvergreenError,
-    GateRefusedError,
-    HubRefusedError,
-    InputsChangedError,
-    InterruptedTrainingError,
-    KilledError,
-    MemoryExhaustedError,
-    ModelError,
-    PreemptedError,
-    RecipeError,
-    RemoteRefusedError,
-    StaleBlessingError,
-    StalledError,
-    StorageError,
-    TransientError,
-    ValidationEngineError,
+    BudgetSpentError as BudgetSpentError,
+    CheckpointError as CheckpointError,
+    DataError as DataError,
+    DivergedError as DivergedError,
+    EvergreenError as EvergreenError,
+    GateRefusedError as GateRefusedError,
+    HubRefusedError as HubRefusedError,
+    InputsChangedError as InputsChangedError,
+    InterruptedTrainingError as InterruptedTrainingError,
+    KilledError as KilledError,
+    MemoryExhaustedError as MemoryExhaustedError,
+    ModelError as ModelError,
+    PreemptedError as PreemptedError,
+    RecipeError as RecipeError,
+    RemoteRefusedError as RemoteRefusedError,
+    StaleBlessingError as StaleBlessingError,
+    StalledError as StalledError,
+    StorageError as StorageError,
+    TransientError as TransientError,
+    ValidationEngineError as ValidationEngineError,
 )
 
 if TYPE_CHECKING:
-    from params.loading import Document, Problem, load, read
-    from params.schema import Recipe
-
-__all__ = [
-    "BudgetSpentError",
-    "CheckpointError",
-    "DataError",
-    "DivergedError",
-    "Document",
-    "EvergreenError",
-    "GateRefusedError",
-    "HubRefusedError",
-    "InputsChangedError",
-    "InterruptedTrainingError",
-    "KilledError",
-    "MemoryExhaustedError",
-    "ModelError",
-    "PreemptedError",
-    "Problem",
-    "Recipe",
-    "RecipeError",
-    "RemoteRefusedError",
-    "StaleBlessingError",
-    "StalledError",
-    "StorageError",
-    "TransientError",
-    "ValidationEngineError",
-    "load",
-    "read",
-]
+    from params.loading import Document as Document, Problem as Problem, load as load, read as read
+    from params.schema import Recipe as Recipe
 
 
 def __getattr__(name: str) -> object:
-    """Import a name of `__all__`."""
-    if name not in __all__:
+    """Import what reads recipes."""
+    if name not in {"Document", "Problem", "Recipe", "load", "read"}:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from params import loading, schema
+    from params import loading
 
-    return schema.Recipe if name == "Recipe" else getattr(loading, name)
+    return getattr(loading, name)

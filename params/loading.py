@@ -238,22 +238,15 @@ def suggestion(name: str, known: Sequence[str], what: str = "keys") -> str:
 
 
 def _no_such_recipe(path: Path) -> RecipeError:
-    if path.is_dir():
-        folder, what = path, "is a folder, not a recipe"
-    else:
-        folder, what = path.parent, "there is no such recipe"
-    if folder == Path():  # the YAML files in the project's root are no recipes
-        folder = _FOLDER
+    folder = _FOLDER if path.parent == Path() else path.parent  # the YAML files in the project's root are no recipes
     known = {p.stem: p for p in sorted(folder.glob("*.yaml"))}
     if close := _most_similar(path.stem, known, cutoff=0.5):
         fix = f"did you mean `{known[close]}`?"
     elif known:
         fix = f"recipes in {folder}: {', '.join(known)}"
-    elif folder == _FOLDER and not folder.is_dir():
-        fix = "run this in the project's root, the folder that holds params/"
     else:
-        fix = "check the path"
-    return RecipeError(str(path), what, fix)
+        fix = "check the path, or run this in the project's root, the folder that holds params/"
+    return RecipeError(str(path), "there is no such recipe", fix)
 
 
 def _parse_key(text: str) -> Key:

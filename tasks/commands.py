@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.completion import shell_complete
@@ -33,15 +33,14 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,  # rich takes a third of a second to import
 )
-RecipePath = Annotated[
-    Path,
-    typer.Argument(
-        parser=find_recipe,
-        metavar="RECIPE",
-        help="Name or path: default, or params/default.yaml.",
-        autocompletion=recipes_like,
-    ),
-]
+
+
+def recipe_argument(parser: Callable[[str], Any], meaning: str = "default, or params/default.yaml.") -> Any:
+    """Return the argument of a command that names a recipe."""
+    return typer.Argument(parser=parser, metavar="RECIPE", help=f"Name or path: {meaning}", autocompletion=recipes_like)
+
+
+RecipePath = Annotated[Path, recipe_argument(find_recipe)]
 _STAGES = {
     "ingest": "Read the rows from their source and split them.",
     "validate": "Check the rows, and set bad ones aside.",
@@ -244,9 +243,10 @@ def reproduce(
 
     Works in a temporary clone of this project. Succeeds if the weights have the same hash.
     """
-    from tasks.releases.commands import reproduce_release
+    from tasks.hub_client.connection import endpoint_of
+    from tasks.releases.reproduce import reproduce
 
-    reproduce_release(target, keep=keep)
+    reproduce(Path(), target, endpoint=endpoint_of(target.partition("@")[0]), keep=keep)
 
 
 @app.command("try")

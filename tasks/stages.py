@@ -1,4 +1,4 @@
-"""The six stages by name, how to run one from a recipe file, and the reports that they leave.
+"""The six stages by name, how to run one from a recipe file, and the reports and lines of logs that they leave.
 
 A stage's signature says which sections of the recipe it reads. dvc.yaml declares the same sections except `launch`; a
 contract test compares the two.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
@@ -20,6 +21,9 @@ from params import DataError, InputsChangedError, ModelError, Recipe, load
 from params.dvc_files import Inputs, check_resolved
 from params.foundation.artifacts import Artifacts, storage_errors, write_whole
 from tasks.progress import time_limit
+from trainer.runtime.lifetime import exclusive
+
+logger = logging.getLogger(__name__)
 
 FUNCTIONS = {
     "ingest": "tasks.ingestion.stage:ingest",
@@ -165,3 +169,43 @@ def read_report(artifacts: Artifacts, kind: type[ReportT]) -> ReportT:
         what = "is damaged: " if is_damaged else f"was written by another version of Evergreen: {key}: "
         what, fix = what + first["msg"], f"run `evergreen {stage} {artifacts.recipe_path}` again"
     raise ModelError(str(path), what, fix)
+
+
+def append_to_log(
+    artifacts: Artifacts, path: Path, entry: ReportT, is_same: Callable[[ReportT, ReportT], bool]
+) -> None:
+    """Append an entry to a log that git keeps, a line of JSON, after the copy of it in `Artifacts.unrecorded`.
+
+    Nothing happens if the log has the same entry: then the same work was done again.
+
+    Raises:
+        StorageError: the disk is full or read-only; the log is as it was.
+        TransientError: another process has been writing to a log for half a minute.
+    """
+    with exclusive(artifacts.log_lock, f"a write to {path}", wait_s=30.0):
+        line = entry.model_dump_json()
+        entry = type(entry).model_validate_json(line)  # as JSON has it: NaN becomes null, for example
+        if any(is_same(earlier, entry) for earlier in read_log(artifacts, path, type(entry))):
+            return
+        for log in (artifacts.unrecorded / path.name, path):
+            before = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+            end = "\n" if before and not before.endswith("\n") else ""
+            write_whole(log, f"{before}{end}{line}\n")
+
+
+def read_log(artifacts: Artifacts, path: Path, kind: type[ReportT]) -> list[ReportT]:
+    """Return the entries of a log, without damaged lines; then those that no branch may have yet.
+
+    `git reset` takes lines out of the log that were not recorded. What they say has happened all the same.
+    """
+    entries, known = [], set[bytes]()
+    for log in (path, artifacts.unrecorded / path.name):
+        for number, line in enumerate(log.read_bytes().split(b"\n") if log.exists() else (), start=1):
+            if not line or line in known:
+                continue
+            known.add(line)
+            try:
+                entries.append(kind.model_validate_json(line))
+            except ValueError:
+                logger.warning("%s:%d: ignored, because the line is damaged", log, number)
+    return entries

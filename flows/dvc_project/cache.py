@@ -7,13 +7,12 @@ A cache that other projects may use is never emptied: nobody knows what they nee
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from flows.dvc_project import references
-from params import EvergreenError, TransientError
+from flows.dvc_project.stage import opened
 
 
 def folder() -> tuple[Path, str | None]:
@@ -22,7 +21,7 @@ def folder() -> tuple[Path, str | None]:
     Raises:
         EvergreenError: DVC's configuration is not valid.
     """
-    with _opened() as repo:
+    with opened("DVC's cache") as repo:
         root, cache = Path(repo.root_dir).resolve(), Path(repo.cache.local_cache_dir).resolve()
         if not cache.is_relative_to(root):
             return cache, "it is outside of the project"
@@ -40,7 +39,7 @@ def unused(needed: Collection[str], *, remove: bool = False) -> int:
     """
     from dvc_data.hashfile.gc import gc
 
-    with _opened() as repo, repo.lock:  # without this lock, no stage can add an object
+    with opened("DVC's cache") as repo, repo.lock:  # without this lock, no stage can add an object
         cache = repo.cache.local
         used = {info for infos in repo.used_objs(force=True).values() for info in infos}
         used |= set(_with_files(cache, {*needed, *references.hashes()}))
@@ -49,22 +48,6 @@ def unused(needed: Collection[str], *, remove: bool = False) -> int:
         if remove:
             gc(cache, used)
         return freed
-
-
-@contextlib.contextmanager
-def _opened() -> Iterator[Any]:
-    from dvc.exceptions import DvcException
-    from dvc.lock import LockError
-    from dvc.repo import Repo
-
-    logging.getLogger("dvc").setLevel(logging.ERROR)  # it warns of each output that no stage has made yet
-    try:
-        with Repo(_wait_for_lock=True) as repo:
-            yield repo
-    except LockError as error:
-        raise TransientError(".dvc", f"another process holds DVC's lock: {error}", "wait until it ends") from None
-    except DvcException as error:
-        raise EvergreenError(".dvc", f"DVC: {error}", "correct what it names; nothing was deleted") from None
 
 
 def _with_files(cache: Any, hashes: Collection[str]) -> Iterator[Any]:

@@ -6,7 +6,6 @@ it does not understand is an error: what it leaves out would be taken for unused
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import subprocess
@@ -19,14 +18,13 @@ from params import EvergreenError
 Wanted = Callable[[str], bool]
 
 _HASH: Final = re.compile(rb"[0-9a-f]{40}|[0-9a-f]{64}")
-_OBJECTS_AT_ONCE: Final = 1000
 _KEPT_VARIABLES: Final = ("GIT_CONFIG_", "GIT_EXEC_PATH", "GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM")
 """The only variables of git that count: the others lead to another repository or index, or change what is printed."""
 _NAME: Final = re.compile(rb"\b[0-9a-f]{7,64}\b")
 """What may be the name of a commit, also a short one."""
 _NOT_NAMING: Final = {"objects", "refs", "packed-refs", "index", "logs", "lfs", "modules"}
 """What in git's folder is read otherwise, or names no commits to go back to; submodules have their own."""
-_STASHES: Final = ("refs/stash", "refs/exps/")
+_STASHES: Final = (b"refs/stash", b"refs/exps/")
 """References whose logs have more stashes: git's own, and those of DVC's queues."""
 _NO_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 _POINTER: Final = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid sha256:([0-9a-f]{64})\n")
@@ -34,8 +32,6 @@ _POINTER: Final = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?
 
 def texts(wanted: Wanted, form: re.Pattern[str]) -> Iterator[str]:
     """Yield the text of each file whose path ends in a name that is wanted, and in which `form` is found.
-
-    In git's objects only the name itself counts, without folders: the same folder may have several names.
 
     Raises:
         EvergreenError: git, a folder or a file cannot be read, or a file is not of this form; an encrypted one is not.
@@ -56,10 +52,28 @@ def _contents(wanted: Wanted, common: Path) -> Iterator[tuple[str, bytes]]:
             )
     for folder in sorted(folders):
         yield from _files(folder, wanted)
+    blobs = {blob for folder in (common, *linked) for blob in _in_index(folder, wanted)}
     tips, stashes = _tips([common, *linked])
     stashes |= _named(common)
-    blobs = {blob for folder in (common, *linked) for blob in _in_index(folder, wanted)}
-    yield from _in_objects(tips | stashes, stashes, blobs, wanted)
+    # The other parents of a stash are its index, and the files that git did not know.
+    with_parents = _git("rev-list", "--no-walk", "--parents", "--stdin", given=b"\n".join(stashes)) if stashes else b""
+    tips |= stashes | {parent for line in with_parents.splitlines() for parent in line.split()[2:]}
+    for name, kind in _objects(tips, b"^{}"):
+        if kind == b"blob":
+            yield "", _git("cat-file", "blob", name.decode())
+        elif kind in {b"commit", b"tree"}:
+            blobs |= set(_listed(_git("ls-tree", "-r", "-z", "--full-tree", name.decode()), wanted))
+        else:
+            raise _unknown(name + b": " + kind)
+    for blob in sorted(blobs):
+        yield f"git's object {blob.decode()}", _git("cat-file", "blob", blob.decode())
+
+
+def _objects(names: Iterable[bytes], suffix: bytes) -> list[tuple[bytes, bytes]]:
+    """Return name and kind of the objects that names with a suffix stand for, each once; or a name, and what is wrong with it."""
+    given = b"".join(name + suffix + b"\n" for name in names)
+    lines = _git("cat-file", "--batch-check=%(objectname) %(objecttype)", given=given).splitlines()
+    return sorted({(name, kind) for name, _, kind in (line.partition(b" ") for line in lines)})
 
 
 def _common_folder() -> Path | None:
@@ -115,9 +129,8 @@ def _files(folder: Path, wanted: Wanted, left_out: Container[str] = (".git",)) -
 def _named(common: Path) -> set[bytes]:
     """Return the commits that any file of git names: git may go back to them if a merge, a bisection or the like is given up."""
     names = {name for _, content in _files(common, lambda _: True, _NOT_NAMING) for name in _NAME.findall(content)}
-    given = b"".join(name + b"^0\n" for name in sorted(names))  # ^0: of all objects with a short name, the commit
-    about = _git("--no-replace-objects", "cat-file", "--batch-check=%(objectname)", given=given)
-    return {line for line in about.splitlines() if _HASH.fullmatch(line)}
+    # ^0: of all objects with a short name, the commit
+    return {name for name, kind in _objects(names, b"^0") if kind == b"commit"}
 
 
 def _tips(repositories: Iterable[Path]) -> tuple[set[bytes], set[bytes]]:
@@ -127,80 +140,32 @@ def _tips(repositories: Iterable[Path]) -> tuple[set[bytes], set[bytes]]:
         git = f"--git-dir={repository}"
         head = _run(git, "rev-parse", "--quiet", "--verify", "HEAD")
         if head.returncode != 1:  # no commit yet
-            tips.add(_hash(_checked(head).rstrip()))
+            tips.add(_checked(head).rstrip())
         references = _run(git, "for-each-ref", "--format=%(objectname) %(refname)")
         if b"broken" in references.stderr:
             raise _unknown(references.stderr)
-        for line in _checked(references).splitlines():
-            tip, _, name = line.partition(b" ")
-            tips.add(_hash(tip))
-            if name.startswith(tuple(map(str.encode, _STASHES))):
-                stashes |= set(map(_hash, _git(git, "rev-list", "--walk-reflogs", os.fsdecode(name)).split()))
-                stashes.add(_hash(tip))
+        for tip, name in (line.split(b" ", 1) for line in _checked(references).splitlines()):
+            tips.add(tip)
+            if name.startswith(_STASHES):
+                stashes |= {tip, *_git(git, "rev-list", "--walk-reflogs", os.fsdecode(name)).split()}
     return tips, stashes
 
 
 def _in_index(repository: Path, wanted: Wanted) -> Iterator[bytes]:
     """Yield the blobs in the index of a worktree, also one whose folder is not there."""
-    if not (repository / "index").exists():
-        return
-    command = ("ls-files", "--stage", "-z", "--full-name", "--no-recurse-submodules")
-    for entry in _git(f"--git-dir={repository}", "--work-tree=.", *command).split(b"\0")[:-1]:
+    if (repository / "index").exists():
+        command = ("ls-files", "--stage", "-z", "--full-name", "--no-recurse-submodules")
+        yield from _listed(_git(f"--git-dir={repository}", "--work-tree=.", *command), wanted)
+
+
+def _listed(entries: bytes, wanted: Wanted) -> Iterator[bytes]:
+    """Yield the wanted blobs that git lists, in a tree or an index."""
+    for entry in entries.split(b"\0")[:-1]:
         about, tab, name = entry.partition(b"\t")
-        mode, blob, _ = about.split(b" ")
-        if not tab:
+        if not tab or not (blob := _HASH.search(about)):
             raise _unknown(entry)
-        if mode != b"160000" and wanted(os.fsdecode(name)):  # no submodule
-            yield _hash(blob)
-
-
-def _in_objects(
-    tips: set[bytes], stashes: set[bytes], blobs: set[bytes], wanted: Wanted
-) -> Iterator[tuple[str, bytes]]:
-    """Yield the contents of blobs, and of those that commits, tags and trees lead to, without the commits before them."""
-    seen: set[bytes] = set()
-    found, named = tips | blobs, set(blobs)
-    while names := sorted(found - seen):
-        seen |= found
-        found, new = set(), iter(names)
-        while some := list(itertools.islice(new, _OBJECTS_AT_ONCE)):
-            for name, kind, content in _objects(some):
-                if kind == b"blob":
-                    yield f"git's object {name.decode()}" if name in named else "", content
-                elif kind == b"tree":
-                    own = set(_in_tree(content, len(name) // 2, wanted))
-                    found |= own
-                    named |= own
-                else:
-                    header = content.partition(b"\n\n")[0]
-                    found |= set(map(_hash, re.findall(rb"^(?:tree|object) (.*)$", header, re.MULTILINE)))
-                    if name in stashes:  # the index, and the files that git did not know
-                        found |= set(map(_hash, re.findall(rb"^parent (.*)$", header, re.MULTILINE)[1:]))
-
-
-def _in_tree(content: bytes, size: int, wanted: Wanted) -> Iterator[bytes]:
-    """Yield the trees in a tree, and the blobs in it whose names are wanted."""
-    start = 0
-    while start < len(content):
-        end = content.index(b"\0", start)
-        mode, _, name = content[start:end].partition(b" ")
-        start = end + 1 + size
-        if mode == b"40000" or (mode != b"160000" and wanted(os.fsdecode(name))):
-            yield content[end + 1 : start].hex().encode()
-
-
-def _objects(names: list[bytes]) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Yield name, kind and content of objects."""
-    out = _git("--no-replace-objects", "cat-file", "--batch", given=b"\n".join(names) + b"\n")
-    start = 0
-    for name in names:
-        end = out.index(b"\n", start)
-        about = out[start:end].split(b" ")
-        if len(about) != 3 or about[0] != name:
-            raise _unknown(out[start:end])
-        start = end + 1 + int(about[2])
-        yield name, about[1], out[end + 1 : start]
-        start += 1
+        if not about.startswith(b"160000") and wanted(os.fsdecode(name)):  # no submodule
+            yield blob[0]
 
 
 def _text(content: bytes, where: str, form: re.Pattern[str], common: Path | None) -> str:
@@ -224,12 +189,6 @@ def _text(content: bytes, where: str, form: re.Pattern[str], common: Path | None
     return text
 
 
-def _hash(text: bytes) -> bytes:
-    if not _HASH.fullmatch(text):
-        raise _unknown(text)
-    return text
-
-
 def _git(*command: str, given: bytes = b"") -> bytes:
     return _checked(_run(*command, given=given))
 
@@ -242,7 +201,11 @@ def _run(*command: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes
     }
     try:
         return subprocess.run(
-            ["git", *command], input=given, capture_output=True, env={**own, "LC_ALL": "C"}, check=False
+            ["git", "--no-replace-objects", *command],
+            input=given,
+            capture_output=True,
+            env={**own, "LC_ALL": "C"},
+            check=False,
         )
     except FileNotFoundError:
         raise EvergreenError("git", "is not installed, so it is unknown what is in use", "install git") from None

@@ -14,12 +14,6 @@ from params.foundation.artifacts import Artifacts
 from params.schema import Files
 
 
-def refreshed_source(artifacts: Artifacts) -> Files | None:
-    """Return the source of a recipe that keeps its imported files up to date; None if it is another one."""
-    source = load(artifacts.recipe_path).data.source
-    return source if isinstance(source, Files) and source.refresh else None
-
-
 def refreshed(repo: Any, recipe: str) -> list[Any]:
     """Return DVC's import stages whose files the recipe keeps up to date; empty if the recipe cannot be read.
 
@@ -27,30 +21,32 @@ def refreshed(repo: Any, recipe: str) -> list[Any]:
         repo: the project's DVC repository.
         recipe: name of the recipe.
     """
-    source = None
-    with contextlib.suppress(EvergreenError):
-        source = refreshed_source(Artifacts(recipe))
-    if not source:
+    if not (source := _refreshed_source(recipe)):
         return []
     places = [_place(repo, pattern) for pattern in source.patterns.values()]
     outs = [(Path(out.fs_path), out.stage) for out in repo.index.outs if out.stage.is_import]
     return [stage for path, stage in outs if any(_overlap(path, place) for place in places)]
 
 
-def import_files(artifacts: Artifacts) -> list[str]:
-    """Return the paths of the .dvc files of `refreshed`; empty if the recipe cannot be read.
+def import_files(recipe: str) -> list[str]:
+    """Return the paths of the .dvc files of `refreshed`.
 
     Raises:
         RecipeError: a file of DVC's is damaged.
         EvergreenError: DVC fails for another reason.
     """
-    try:
-        if not refreshed_source(artifacts):
-            return []
-    except EvergreenError:
+    if not _refreshed_source(recipe):
         return []
-    with opened(artifacts.recipe) as repo:
-        return [stage.relpath for stage in refreshed(repo, artifacts.recipe)]
+    with opened(recipe) as repo:
+        return [stage.relpath for stage in refreshed(repo, recipe)]
+
+
+def _refreshed_source(recipe: str) -> Files | None:
+    with contextlib.suppress(EvergreenError):
+        source = load(Artifacts(recipe).recipe_path).data.source
+        if isinstance(source, Files) and source.refresh:
+            return source
+    return None
 
 
 def same_origin(ours: bytes, theirs: bytes) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ import psutil
 from flows.child_process import Logger
 from params.foundation.artifacts import Artifacts
 from trainer.runtime.lifetime import exclusive
-
-_GUARD_WAIT_S = 10.0
 
 
 @contextlib.contextmanager
@@ -32,29 +29,27 @@ def recipe_lock(artifacts: Artifacts, log: Logger) -> Iterator[None]:
 
 
 def clear_stale_locks(log: Logger, root: Path = Path()) -> None:
-    """Remove dead owners from DVC's lock file, and log how many."""
+    """Remove dead owners from DVC's lock file."""
+    from dvc.lock import Lock
+
     path = root / ".dvc" / "tmp" / "rwlock"
     if not path.exists():
         return
-    with _guard(path):
+    with Lock(f"{path}.lock", wait=True):  # under which DVC itself edits the file
         try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            found: dict[str, Any] = {"write": {}, "read": {}, **json.loads(path.read_text(encoding="utf-8"))}
         except json.JSONDecodeError:
             log.warning("removed %s, which a kill had cut short", path)
             path.unlink()
             return
-        writers: dict[str, dict[str, Any]] = content.get("write", {})
-        readers: dict[str, list[dict[str, Any]]] = content.get("read", {})
-        dead = [f"writer {w['pid']} of {p}" for p, w in writers.items() if not _lives(w)]
-        dead += [f"reader {r['pid']} of {p}" for p, rs in readers.items() for r in rs if not _lives(r)]
-        if dead:
-            living = {p: [r for r in rs if _lives(r)] for p, rs in readers.items()}
-            content = {
-                "write": {p: w for p, w in writers.items() if _lives(w)},
-                "read": {p: rs for p, rs in living.items() if rs},
-            }
+        living = {used: [owner for owner in owners if _lives(owner)] for used, owners in found["read"].items()}
+        content = {
+            "write": {used: owner for used, owner in found["write"].items() if _lives(owner)},
+            "read": {used: owners for used, owners in living.items() if owners},
+        }
+        if content != found:
             path.write_text(json.dumps(content), encoding="utf-8")
-            log.info("removed %d dead owners from %s", len(dead), path)
+            log.info("removed dead owners from %s", path)
 
 
 def _lives(owner: dict[str, Any]) -> bool:
@@ -66,23 +61,3 @@ def _lives(owner: dict[str, Any]) -> bool:
     except psutil.AccessDenied:
         return True
     return command.endswith(" ".join(owner["cmd"].split(" ")[1:]))
-
-
-@contextlib.contextmanager
-def _guard(path: Path) -> Iterator[None]:
-    """Hold the lock under which DVC itself edits the file."""
-    import zc.lockfile
-
-    give_up = time.monotonic() + _GUARD_WAIT_S
-    while True:
-        try:
-            guard = zc.lockfile.LockFile(f"{path}.lock")
-            break
-        except zc.lockfile.LockError:
-            if time.monotonic() > give_up:
-                raise
-            time.sleep(0.05)
-    try:
-        yield
-    finally:
-        guard.close()

@@ -50,7 +50,7 @@ def publications() -> set[tuple[str, str]]:
     Raises:
         EvergreenError: git cannot say it.
     """
-    found = git_texts.texts(lambda path: path.endswith(_LOGS) or path == "log.jsonl", _LOG)
+    found = git_texts.texts(lambda path: path.endswith(_LOGS), _LOG)
     lines = (match[0] for text in found for match in _PUBLISHED.finditer(text))
     return {match.groups() for line in lines if (match := _PLACE.search(line))}  # type: ignore[misc]
 

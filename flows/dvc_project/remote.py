@@ -35,7 +35,7 @@ def default_remote() -> str | None:
 
 
 class DvcRemote:
-    """The default remote of a DVC repository."""
+    """The default remote of a DVC repository; without a name, DVC's cache in place of a remote: it has what is in it."""
 
     def __init__(self, repo: Any, name: str) -> None:
         self.repo = repo
@@ -49,7 +49,7 @@ class DvcRemote:
         return None if not name or settings.get("worktree") or settings.get("version_aware") else cls(repo, name)
 
     def __str__(self) -> str:
-        return f"the DVC remote `{self.name}`"
+        return f"the DVC remote `{self.name}`" if self.name else "DVC's cache"
 
     def fetch(self, infos: Iterable[Any]) -> set[Any]:
         """Bring objects, and the files of those that are folders, into DVC's cache; return those that the remote lacks.
@@ -164,8 +164,8 @@ class DvcRemote:
         """Bring objects into the cache; return those that the remote lacks. If all exist locally, it is not asked."""
         cache = self.repo.cache.local
         missing = {info for info in infos if not cache.exists(info.value)}
-        if not missing:
-            return set()
+        if not missing or not self.name:
+            return missing
         with self._asked():
             odb = self.repo.cloud.get_remote_odb()
             folder = self.repo.cloud.get_remote().path
@@ -211,16 +211,3 @@ class DvcRemote:
         except Exception as error:
             what = f"does not answer: {type(error).__name__}: {error}"
             raise storage_error(error, Path(".dvc")) or TransientError(str(self), what, _LATER) from error
-
-
-class OnlyCache(DvcRemote):
-    """DVC's cache in place of a remote: it has what is in it."""
-
-    def __init__(self, repo: Any) -> None:
-        super().__init__(repo, "")
-
-    def __str__(self) -> str:
-        return "DVC's cache"
-
-    def _bring(self, infos: Collection[Any]) -> set[Any]:
-        return {info for info in infos if not self.repo.cache.local.exists(info.value)}

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.dvc_project.remote import DvcRemote, OnlyCache
+from flows.dvc_project.remote import DvcRemote
 from params import DataError, RemoteRefusedError, TransientError
 
 
@@ -80,7 +80,7 @@ def restore_inputs(repo: Any, name: str, path: Path | None = None) -> None:
     else:
         for dep in deps:
             if not dep.exists:
-                _Recorded(repo, OnlyCache(repo)).restore([dep])
+                _Recorded(repo, DvcRemote(repo, "")).restore([dep])
 
 
 def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:
@@ -127,7 +127,7 @@ class _Recorded:
         out = self._output(item)
         if not out or not out.use_cache or not item.hash_info:
             return False
-        return bool(self._hash(out, item.fs_path) == item.hash_info) and self._is_kept(item)
+        return bool(self._hash(out, item.fs_path) == item.hash_info) and not self._not_kept(item)
 
     def is_outdated(self, item: Any) -> bool:
         """Whether dvc.lock records a newer version of what a stage has read, which another worker has made: a base model."""
@@ -194,12 +194,8 @@ class _Recorded:
         tree = self.remote.tree(out.hash_info) if out.hash_info.isdir else None
         return tree and tree.get_obj(self.repo.cache.local, out.fs.relparts(path, out.fs_path))
 
-    def _is_kept(self, item: Any) -> bool:
-        """Whether DVC's cache has all that exists locally of an item: then it is a part, or another version."""
-        return not self._not_kept(item)
-
     def _not_kept(self, item: Any) -> set[Any]:
-        """The hashes of an item's local files that are not in DVC's cache."""
+        """The hashes of an item's local files that DVC's cache lacks; with none, it is a part of a version, or another one."""
         from dvc_data.hashfile.build import build
         from dvc_data.hashfile.tree import Tree
 

@@ -37,20 +37,8 @@ def is_stale(*names: str) -> bool:
         RecipeError: dvc.yaml has no such stage, or a file of DVC's is damaged.
         EvergreenError: DVC fails for another reason.
     """
-    from dvc.exceptions import DvcException
-    from dvc.repo import Repo
-
-    logging.getLogger("dvc").setLevel(logging.ERROR)
-    name = names[0]
-    try:
-        with Repo(_wait_for_lock=True) as repo, repo.lock:  # once for all: DVC reads dvc.yaml and dvc.lock each time
-            for name in names:
-                (stage,) = repo.stage.collect(name)
-                if restore.is_stale(repo, stage):
-                    return True
-            return False
-    except (DvcException, OSError) as error:
-        raise error_of(name, error) from None
+    with opened(names[0]) as repo, repo.lock:  # once for all: DVC reads dvc.yaml and dvc.lock each time
+        return any(restore.is_stale(repo, *repo.stage.collect(name)) for name in names)
 
 
 def restore_inputs(name: str, path: Path | None = None) -> None:
@@ -59,14 +47,15 @@ def restore_inputs(name: str, path: Path | None = None) -> None:
     Raises:
         EvergreenError: it cannot be brought; the kinds are those of `is_stale`.
     """
-    logging.getLogger("dvc").setLevel(logging.ERROR)
     with opened(name) as repo, repo.lock:
         restore.restore_inputs(repo, name, path)
 
 
 @contextlib.contextmanager
-def opened(name: str) -> Iterator[Any]:
+def opened(name: str, *, log_level: int = logging.ERROR) -> Iterator[Any]:
     """Open the project's DVC repository; errors of DVC in the block become ours, and `name` says where.
+
+    DVC's warnings, such as that of each output that no stage has made yet, are not logged by default.
 
     Raises:
         EvergreenError: the kinds are those of `is_stale`.
@@ -74,6 +63,7 @@ def opened(name: str) -> Iterator[Any]:
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
+    logging.getLogger("dvc").setLevel(log_level)  # after its import, which sets the level, too
     try:
         with Repo(_wait_for_lock=True) as repo:
             yield repo
@@ -83,9 +73,8 @@ def opened(name: str) -> Iterator[Any]:
 
 def act_on_repository(action: Callable[[Any, str], None], recipe: str) -> int:
     """Call `action` with the DVC repository and the recipe; report its error, and return an exit status."""
-    logging.getLogger("dvc").setLevel(logging.WARNING)
     try:
-        with command_result.reported(), opened(recipe) as repo:
+        with command_result.reported(), opened(recipe, log_level=logging.WARNING) as repo:
             action(repo, recipe)
     except EvergreenError as error:
         print(f"DVC: {error}", file=sys.stderr, flush=True)

@@ -235,7 +235,7 @@ def _is_in(ours: Mapping[str, Any], artifacts: Artifacts, paths: Sequence[str], 
 def _files_beside_lock(artifacts: Artifacts) -> list[str]:
     """Return the paths of the files that describe the recipe's last run, besides dvc.lock."""
     written = (artifacts.resolved_recipe, artifacts.blessing, artifacts.receipt, artifacts.report("evaluate"))
-    return [*map(str, written), *imports.import_files(artifacts)]
+    return [*map(str, written), *imports.import_files(artifacts.recipe)]
 
 
 def _state(artifacts: Artifacts, paths: Sequence[str], read: Any, *, where: str) -> dict[str, Any]:

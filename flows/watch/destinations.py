@@ -15,7 +15,6 @@ from uuid import UUID
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import BlockDocument
-from prefect.events.actions import CallWebhook, SendNotification
 from prefect.exceptions import ObjectNotFound
 
 from flows.server.configured import host
@@ -33,16 +32,6 @@ class Destination:
     label: str
     """What may be shown of it."""
     block: UUID
-    is_webhook: bool
-    """Whether it is called with JSON; else it notifies with a subject and a text."""
-
-    def action(self, subject: str, text: str) -> SendNotification | CallWebhook:
-        """Return the action that sends a message; `subject` and `text` are templates of Prefect's."""
-        if not self.is_webhook:
-            return SendNotification(block_document_id=self.block, subject=subject, body=text)
-        parts = f"{{% set subject %}}{subject}{{% endset %}}{{% set text %}}{text}{{% endset %}}"
-        payload = '{"subject": {{ subject | tojson }}, "text": {{ (subject ~ "\\n\\n" ~ text) | tojson }}}'
-        return CallWebhook(block_document_id=self.block, payload=parts + payload)
 
 
 def destinations(client: SyncPrefectClient, notify: Sequence[str]) -> list[Destination]:
@@ -92,7 +81,7 @@ def _of_address(address: str, name: str) -> Destination:
             )
             saved = block.save(name, overwrite=True)
             assert isinstance(saved, UUID), "it is not awaited here"
-            return Destination(host(address), saved, is_webhook=False)
+            return Destination(host(address), saved)
     what = (
         "an address does not have the form https://host/path"  # it is not shown, because it may have a password in it
     )
@@ -109,9 +98,7 @@ def _of_block(client: SyncPrefectClient, name: str) -> Destination:
     except (ObjectNotFound, ValueError):
         fix = "`prefect block ls` shows the blocks there are; name one as type/name, such as slack-webhook/team, or by its id"
         raise EvergreenError(f"--notify {name}", "the Prefect server has no such block", fix) from None
-    is_webhook = bool(document.block_type and document.block_type.slug == "webhook")
-    can_notify = bool(document.block_schema and "notify" in document.block_schema.capabilities)
-    if not is_webhook and not can_notify:
-        what = "the block can neither notify nor is it a webhook"
-        raise EvergreenError(f"--notify {name}", what, "name a notification block, such as slack-webhook/team")
-    return Destination(name, document.id, is_webhook)
+    if not document.block_schema or "notify" not in document.block_schema.capabilities:
+        fix = "name a notification block, such as slack-webhook/team, or write the address of a webhook"
+        raise EvergreenError(f"--notify {name}", "the block cannot notify", fix)
+    return Destination(name, document.id)

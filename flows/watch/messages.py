@@ -16,6 +16,7 @@ from typing import Final
 
 from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.events.actions import SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 
@@ -155,7 +156,10 @@ class Messages:
             description=f"a message {when}, to {', '.join(one.label for one in self.destinations)}",
             tags=[TAG],
             trigger=trigger,
-            actions=[one.action(f"Evergreen: {subject}", text) for one in self.destinations],
+            actions=[
+                SendNotification(block_document_id=one.block, subject=f"Evergreen: {subject}", body=text)
+                for one in self.destinations
+            ],
         )
 
 

@@ -72,6 +72,8 @@ class Artifacts:
     """The report of a validation that failed."""
     flow_lock = _Below("scratch", "flow.lock")
     """Held by the flow of this recipe."""
+    log_lock = _Below("scratch", "log.lock")
+    """Held by the process that writes to a log."""
     machines = _Below("scratch", "machines")
     """Where the machines of one training find each other."""
     mirror = _Below("scratch", "mirror")
@@ -80,10 +82,6 @@ class Artifacts:
     """Held by the process that uploads checkpoints."""
     rows_taken = _Below("scratch", "rows-taken")
     """Written when the flow has read the rows of an unfinished run, from a source that DVC cannot watch."""
-    receipt_log_lock = _Below("scratch", "receipt-log.lock")
-    """Held by the process that writes to the log of receipts."""
-    run_log_lock = _Below("scratch", "run-log.lock")
-    """Held by the process that writes to the log of runs."""
     shards = _Below("scratch", "shards")
     """What was made of each shard, for the next run; a folder for each stage."""
     server_log = _Below("scratch", "prefect-server.log")
@@ -227,19 +225,6 @@ def write_whole(target: Path, text: str) -> None:
             partial.rename(target)
         finally:
             partial.unlink(missing_ok=True)
-
-
-def append_to_log(artifacts: Artifacts, path: Path, line: str) -> None:
-    """Append a line to a log that git keeps, after the copy of it in `Artifacts.unrecorded`.
-
-    Raises:
-        StorageError: the disk is full or read-only; the log is as it was.
-    """
-    for log in (artifacts.unrecorded / path.name, path):
-        before = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-        if before and not before.endswith("\n"):
-            before += "\n"
-        write_whole(log, f"{before}{line}\n")
 
 
 @contextlib.contextmanager

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from params.foundation.artifacts import storage_errors
-from params.foundation.errors import EvergreenError, error_from_json
+from params.foundation.errors import EvergreenError, KilledError, error_class_of_exit_code, error_from_json
 
 VARIABLE = "EVERGREEN_COMMAND_RESULT"
 """Environment variable: path of the file for the result."""
@@ -96,3 +97,14 @@ def read(path: Path) -> CommandResult | None:
         return CommandResult(None if text == _SUCCEEDED else error_from_json(text))
     except (OSError, ValueError):
         return None
+
+
+def error_of(name: str, status: int, lines: Sequence[str], result: CommandResult | None) -> EvergreenError:
+    """Return the error that a command reported; if it reported none, what its exit status and the last of its lines say."""
+    number = -status if status < 0 else status - 128
+    if 0 < number < signal.NSIG:
+        return KilledError(name, f"was ended by signal {number}", "start it again: training resumes where it was")
+    if result and result.error:
+        return result.error.replace(where=f"{name}: {result.error.where}")
+    last = next((line for line in reversed(lines) if line.strip()), "it wrote nothing")
+    return error_class_of_exit_code(status)(name, f"exited with {status}: {last}", "see its output above")

@@ -5,21 +5,16 @@ DVC deletes the receipt before it runs the publish stage. It does not know this 
 
 from __future__ import annotations
 
-import logging
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import pydantic
 
-from params.foundation.artifacts import Artifacts, append_to_log
+from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.hub_client.receipt import Receipt
-from tasks.stages import Report
-from trainer.runtime.lifetime import exclusive
+from tasks.stages import Report, append_to_log, read_log
 
-logger = logging.getLogger(__name__)
-
-_WAIT_S = 30.0
 SketchOf = Literal["texts", "inputs"]
 """What a sketch of rows has the hashes of: inputs; in lines of earlier versions whole texts, with the targets of some objectives."""
 
@@ -113,38 +108,22 @@ def _evaluation(blessing: Blessing, evaluated: EvaluationReport) -> dict[str, An
 
 
 def append_entry(artifacts: Artifacts, entry: ReceiptLogEntry) -> None:
-    """Append an entry with the current time, unless the log has it with another time: then the same work was done again.
+    """Append an entry with the current time, unless the log has it with another time.
 
     Raises:
-        StorageError: the disk is full or read-only; the log is as it was.
-        TransientError: another process has been writing to the log for half a minute.
+        StorageError, TransientError: as `append_to_log`.
     """
-    path = artifacts.receipt_log
-    with exclusive(artifacts.receipt_log_lock, f"a write to {path}", wait_s=_WAIT_S):
-        line = entry.model_copy(update={"time": datetime.now(UTC).isoformat(timespec="seconds")}).model_dump_json()
-        # As JSON has it: NaN becomes null, for example.
-        entry = ReceiptLogEntry.model_validate_json(line)
-        if any(earlier.model_copy(update={"time": entry.time}) == entry for earlier in read_entries(artifacts)):
-            return
-        append_to_log(artifacts, path, line)
+    timed = entry.model_copy(update={"time": datetime.now(UTC).isoformat(timespec="seconds")})
+    append_to_log(artifacts, artifacts.receipt_log, timed, _is_same)
+
+
+def _is_same(one: ReceiptLogEntry, other: ReceiptLogEntry) -> bool:
+    return one.model_copy(update={"time": other.time}) == other
 
 
 def read_entries(artifacts: Artifacts) -> list[ReceiptLogEntry]:
-    """Return the entries of the log, oldest first, without damaged lines; then those that no branch may have yet.
-
-    `git reset` takes lines out of the log that were not recorded. What they say has happened all the same.
-    """
-    entries, known = [], set[bytes]()
-    for path in (artifacts.receipt_log, artifacts.unrecorded / artifacts.receipt_log.name):
-        for number, line in enumerate(path.read_bytes().split(b"\n") if path.exists() else (), start=1):
-            if not line or line in known:
-                continue
-            known.add(line)
-            try:
-                entries.append(ReceiptLogEntry.model_validate_json(line))
-            except ValueError:
-                logger.warning("%s:%d: ignored, because the line is damaged", path, number)
-    return entries
+    """Return the entries of the log, oldest first, without damaged lines."""
+    return read_log(artifacts, artifacts.receipt_log, ReceiptLogEntry)
 
 
 def entry_line(entry: ReceiptLogEntry) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -142,8 +143,6 @@ def _escape(cell: str) -> str:
 
 def summary(runs: Sequence[RunEntry]) -> str:
     """Return how many runs there were, and how they ended, for example `12 runs: 3 published, 9 kept`."""
-    ended: dict[str, int] = {}
-    for run in runs:
-        ended[run.outcome] = ended.get(run.outcome, 0) + 1
+    ended = Counter(run.outcome for run in runs)
     parts = [f"{ended[outcome]} {outcome}" for outcome in TONES if outcome in ended]
     return f"{plural(len(runs), 'run')}: {', '.join(parts)}" if parts else "no run"

@@ -5,7 +5,6 @@ That are rollbacks, releases by `dvc repro`, and everything from before there wa
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -91,25 +90,19 @@ def read_all(artifacts: Artifacts) -> list[RunEntry]:
     runs = read_runs(artifacts)
     receipts = read_entries(artifacts)
     judged_further = {_work(entry) for entry in receipts if entry.event != "verdict"}
-    starts = [run.started for run in runs]
     found = []
     for receipt in receipts:
         if receipt.event == "verdict" and _work(receipt) in judged_further:
             continue
         entry = _entry(artifacts, receipt)
-        if entry and not (entry.outcome != "rolled back" and _is_within(entry.started, runs, starts)):
+        is_of_run = entry and any(run.started <= entry.started <= run.ended for run in runs)
+        if entry and (entry.outcome == "rolled back" or not is_of_run):
             found.append(entry)
     return sorted([*runs, *found], key=lambda run: run.started)
 
 
 def _work(entry: ReceiptLogEntry) -> tuple[str | None, ...]:
     return entry.weights, entry.data, entry.recipe
-
-
-def _is_within(time: datetime, runs: Sequence[RunEntry], starts: Sequence[datetime]) -> bool:
-    """Whether a run was going on at a time; only one runs at a time on a machine."""
-    last = bisect.bisect_right(starts, time)
-    return any(run.started <= time <= run.ended for run in runs[max(0, last - 3) : last])
 
 
 def _entry(artifacts: Artifacts, receipt: ReceiptLogEntry) -> RunEntry | None:

@@ -7,21 +7,16 @@ and no costs: the same work is logged there once, whenever it is done.
 
 from __future__ import annotations
 
-import logging
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final, Literal, get_args
 
 import pydantic
 
-from params.foundation.artifacts import Artifacts, append_to_log
+from params.foundation.artifacts import Artifacts
 from params.schema import Direction
 from tasks.evaluation.report import Opponent
 from tasks.hub_client.receipt import Status
-from tasks.stages import Report
-from trainer.runtime.lifetime import exclusive
-
-logger = logging.getLogger(__name__)
+from tasks.stages import Report, append_to_log, read_log
 
 _OtherEnd = Literal[
     "evaluated", "unchanged", "refused", "budget spent", "failed", "cancelled", "crashed", "rolled back"
@@ -35,7 +30,6 @@ The status of the receipt, or: `evaluated`: it was to stop after the evaluation.
 the flow, but an entry of the log of receipts.
 """
 SUCCESSES: Final[frozenset[Outcome]] = frozenset({*get_args(Status), "evaluated", "unchanged"})
-_WAIT_S = 30.0
 
 
 class _Record(Report):
@@ -146,31 +140,17 @@ def append_run(artifacts: Artifacts, entry: RunEntry) -> None:
     """Append an entry, unless the log has the run already.
 
     Raises:
-        StorageError: the disk is full or read-only; the log is as it was.
-        TransientError: another process has been writing to the log for half a minute.
+        StorageError, TransientError: as `append_to_log`.
     """
-    path = artifacts.run_log
-    with exclusive(artifacts.run_log_lock, f"a write to {path}", wait_s=_WAIT_S):
-        if any(_identity(earlier) == _identity(entry) for earlier in read_runs(artifacts)):
-            return
-        append_to_log(artifacts, path, entry.model_dump_json())
+    append_to_log(artifacts, artifacts.run_log, entry, lambda one, other: _identity(one) == _identity(other))
 
 
 def read_runs(artifacts: Artifacts) -> list[RunEntry]:
     """Return the runs in the log in the order in which they started, each once, without damaged lines."""
-    path, found = artifacts.run_log, dict[object, RunEntry]()
-    for number, line in enumerate(_lines(path), start=1):
-        try:
-            if line:
-                entry = RunEntry.model_validate_json(line)
-                found.setdefault(_identity(entry), entry)
-        except ValueError:
-            logger.warning("%s:%d: ignored, because the line is damaged", path, number)
+    found: dict[object, RunEntry] = {}
+    for entry in read_log(artifacts, artifacts.run_log, RunEntry):
+        found.setdefault(_identity(entry), entry)
     return sorted(found.values(), key=lambda entry: entry.started)
-
-
-def _lines(path: Path) -> list[bytes]:
-    return path.read_bytes().split(b"\n") if path.exists() else []
 
 
 def _identity(entry: RunEntry) -> object:

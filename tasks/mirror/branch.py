@@ -103,11 +103,6 @@ class Branch:
             return 0
         return max(found, default=0)
 
-    def load(self, path: str, commit: str, folder: Path) -> Path:
-        """Download one file into `folder`, with its path on the branch."""
-        api = self.repository.api
-        return Path(api.hf_hub_download(self.repository.id, path, revision=commit, local_dir=folder))
-
     def load_sealed(self, name: str, commit: str, folder: Path) -> Path:
         """Download the folder `name` of the branch, as its manifest lists it, into `folder`; return where it is.
 
@@ -121,7 +116,7 @@ class Branch:
         if missing := sorted(set(listed) - files):
             raise CheckpointError(f"{self.where}, {name}", f"lacks {', '.join(missing)}", DAMAGED_FIX)
         for path in listed:
-            self.load(path, commit, folder)
+            self.repository.api.hf_hub_download(self.repository.id, path, revision=commit, local_dir=folder)
         return folder / name
 
     def _read(self, path: str, commit: str) -> dict[str, Any]:

@@ -23,11 +23,9 @@ from typing import Annotated, Any, Literal
 import pydantic
 from ruamel.yaml import YAML
 
-from params import EvergreenError, KilledError, ModelError, RecipeError, TransientError, load
+from params import ModelError, RecipeError, TransientError, load
 from params.foundation import command_result
 from params.foundation.artifacts import Artifacts, storage_errors
-from params.foundation.command_result import CommandResult
-from params.foundation.errors import error_class_of_exit_code
 from params.schema import AdapterForm, HubDataset
 from tasks.publishing.provenance import FILE
 from trainer.runtime.lifetime import stop_group
@@ -75,15 +73,11 @@ class ProvenanceRecord(pydantic.BaseModel):
 class ReproducibleRelease:
     """A release on a Hub with the record of how it was made."""
 
-    repo_id: str
-    commit: str
+    where: str
+    """Repository and commit."""
     record: ProvenanceRecord
     weights: Mapping[str, str]
     """SHA-256 of the files of weights that the Hub holds now, by path."""
-
-    @property
-    def where(self) -> str:
-        return f"{self.repo_id}@{self.commit}"
 
 
 @dataclass(frozen=True)
@@ -97,7 +91,7 @@ class Clone:
     original: Path
     """The root of this project."""
 
-    def stage(self, name: str, recipe: str, *, timeout_s: float | None) -> None:
+    def stage(self, name: str, recipe: str) -> None:
         """Run a stage with the clone's code; it logs to our standard output.
 
         Raises:
@@ -120,16 +114,15 @@ class Clone:
             start_new_session=True,
         )
         try:
-            _, output = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            fix = "give it more time"
-            raise TransientError(name, f"did not end within {timeout_s:.0f} s", fix) from None
+            _, output = process.communicate()
         finally:
             stop_group(process, _GRACE_S)
             if process.stderr is not None:
                 process.stderr.close()
         if process.returncode:
-            raise _error(name, process.returncode, command_result.read(result_path), output)
+            raise command_result.error_of(
+                name, process.returncode, output.splitlines(), command_result.read(result_path)
+            )
 
     def dvc(self, *arguments: str, at: Path | None = None) -> str:
         """Run DVC in the clone or in another folder, and return its output.
@@ -281,16 +274,3 @@ def _output(command: Sequence[str], folder: Path, environment: Mapping[str, str]
         reason = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
         raise TransientError(name, f"{name} failed: {reason[:1000]}", f"fix what {name} reports")
     return done.stdout
-
-
-def _error(stage: str, status: int, result: CommandResult | None, output: str) -> EvergreenError:
-    """The error that a stage reported; if it reported none, what its exit status says."""
-    if status < 0:
-        return KilledError(stage, f"was ended by signal {-status}", "try again")
-    if result and result.error:
-        return result.error.replace(where=f"{stage}, {result.error.where}")
-    # The code of an older commit may report nothing but its exit status.
-    end = " ".join(output.split())[-500:] or "it wrote nothing"
-    return error_class_of_exit_code(status)(
-        stage, f"exited with {status}: {end}", "look for the cause in the code of that commit"
-    )

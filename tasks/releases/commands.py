@@ -1,25 +1,26 @@
-"""The commands on releases: list them, roll back to an older one, make one again.
+"""The commands on releases: list them, roll back to an older one.
 
 evergreen releases                                     of every recipe in params/
 evergreen rollback release-0123456789ab --why "..."     of the recipe whose repository has the tag
-evergreen reproduce owner/name@release-0123456789ab
 """
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import logging
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import HubRefusedError, RecipeError, load
 from params.foundation.artifacts import Artifacts
 from params.schema import Publish
-from tasks.hub_client.connection import chosen_endpoint, endpoint_of, open_repository
+from tasks.hub_client.connection import chosen_endpoint, open_repository
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import Repository
@@ -84,18 +85,6 @@ def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> Non
     print(f"{publish.repo_id} {what} {tag}, at {result.commit}")
 
 
-def reproduce_release(target: str, *, keep: bool) -> None:
-    """Make a release again in a temporary clone, and compare its weights.
-
-    Raises:
-        ModelError: the weights differ.
-        EvergreenError: it cannot be made again.
-    """
-    from tasks.releases.reproduce import reproduce
-
-    reproduce(Path(), target, endpoint=endpoint_of(target.partition("@")[0]), keep=keep).require_equal()
-
-
 def recipes() -> Sequence[Path]:
     """Return the recipes in params/, by name."""
     return sorted(Path("params").glob("*.yaml"))
@@ -111,8 +100,9 @@ def _recipe_with(tag: str) -> Path:
     found: dict[tuple[str, str], Path] = {}
     for path in recipes():
         publish = load(path).publish
-        if _has_tag(path, publish, tag):
-            found.setdefault((publish.endpoint, publish.repo_id), path)
+        with _open(path, publish) as repository, contextlib.suppress(HubRefusedError):
+            if tag in repository.retry_until_clear(partial(_tags, repository)):
+                found.setdefault((publish.endpoint, publish.repo_id), path)
     if not found:
         fix = "choose a tag that `evergreen releases` lists"
         raise HubRefusedError("params/", f"no recipe publishes to a repository with the tag {tag}", fix)
@@ -122,20 +112,13 @@ def _recipe_with(tag: str) -> Path:
     return next(iter(found.values()))
 
 
-def _has_tag(recipe: Path, publish: Publish, tag: str) -> bool:
+def _tags(repository: Repository) -> Collection[str]:
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    def look() -> bool:
-        try:
-            return tag in repository.refs().tags
-        except RepositoryNotFoundError:
-            return False
-
-    with _open(recipe, publish) as repository:
-        try:
-            return repository.retry_until_clear(look)
-        except HubRefusedError:
-            return False
+    try:
+        return repository.refs().tags
+    except RepositoryNotFoundError:
+        return ()
 
 
 def _user() -> str:

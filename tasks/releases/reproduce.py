@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import re
 import signal
@@ -19,9 +20,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import ClassVar, Literal
-
-from pydantic import ConfigDict
 
 from params import ModelError, RecipeError
 from params.foundation.artifacts import Artifacts
@@ -30,7 +28,6 @@ from tasks.hub_client.connection import open_repository
 from tasks.publishing.provenance import FILE, MAX_BYTES, REBUILT
 from tasks.releases.clone import ProvenanceRecord, ReproducibleRelease, cloned, write_recipe
 from tasks.releases.rows import bring_base, bring_rows
-from tasks.stages import Report, read_report
 from tasks.training.versions import versions
 
 logger = logging.getLogger(__name__)
@@ -40,64 +37,13 @@ _MAX_WEIGHTS = 64 << 20
 """Bytes of a file of weights that is not a git-lfs file, of which the Hub tells no SHA-256. Hubs take no larger ones."""
 
 
-class WeightsFile(Report):
-    """A file of weights, in the release and from the clone."""
-
-    path: str
-    released: str | None
-    """SHA-256; None if the release has no such file."""
-    rebuilt: str | None
-    """SHA-256; None if the clone has no such file."""
-
-
-class RebuiltTraining(Report):
-    """The part of the training's report that is needed here; the code of another commit wrote it."""
-
-    model_config = ConfigDict(extra="ignore")
-    saved_as: ClassVar[str] = "train"
-    run: str
-
-
-class Reproduction(Report):
-    """How the model from the clone compares with the release."""
-
-    repo_id: str
-    commit: str
-    """The commit of the release, on its Hub."""
-    rows_from: Literal["cache", "source"]
-    """DVC (its cache or a remote), or the source, read again."""
-    files: tuple[WeightsFile, ...]
-    causes: tuple[str, ...]
-    """Possible causes of the difference; empty if there is none."""
-    folder: str | None
-    """The clone if it was kept."""
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether every file of weights has the same bytes."""
-        return all(file.released == file.rebuilt for file in self.files)
-
-    def require_equal(self) -> None:
-        """Raise an error if the weights differ.
-
-        Raises:
-            ModelError: the weights differ.
-        """
-        if not self.is_equal:
-            different = ", ".join(file.path for file in self.files if file.released != file.rebuilt)
-            what = f"the rebuilt weights are not those of the release: {different}"
-            raise ModelError(f"{self.repo_id}@{self.commit}", what, "; ".join(self.causes))
-
-
-def reproduce(
-    root: Path, target: str, *, endpoint: str, keep: bool = False, timeout_s: float | None = None
-) -> Reproduction:
+def reproduce(root: Path, target: str, *, endpoint: str, keep: bool = False) -> None:
     """Make a release again in a temporary clone, and compare its weights.
 
     Raises:
         RecipeError: `target` is malformed, or the release's recipe is neither in git nor in this project.
         HubRefusedError, TransientError: the Hub refuses, or gives no clear answer.
-        ModelError: the release cannot be made again, here or anywhere.
+        ModelError: the weights differ, or the release cannot be made again, here or anywhere.
         DataError: the rows of the release no longer exist.
         EvergreenError: a stage failed in the clone.
     """
@@ -110,29 +56,30 @@ def reproduce(
             what = f"cannot be made again: its code was commit {commit[:-1]} with uncommitted changes"
         raise ModelError(release.where, what, "commit, train again and publish that model")
     with _end_on_sigterm(), cloned(root, commit, release, keep=keep) as clone:
-        path = clone.project / "params" / f"{recipe.name}.yaml"
-        write_recipe(clone, path, release)
+        write_recipe(clone, clone.project / "params" / f"{recipe.name}.yaml", release)
         made = Artifacts(recipe.name, clone.project)
         bring_base(clone, release)
-        rows_from = bring_rows(clone, made, release, timeout_s)
+        bring_rows(clone, made, release)
         for stage in REBUILT[1:]:
-            clone.stage(stage, recipe.name, timeout_s=timeout_s)
+            clone.stage(stage, recipe.name)
         rebuilt = files_of(record.adapter, weights_in(made.model))
-        run = read_report(made, RebuiltTraining).run
-        files = tuple(
-            WeightsFile(path=name, released=release.weights.get(name), rebuilt=rebuilt.get(name))
-            for name in sorted({*release.weights, *rebuilt})
-        )
-        result = Reproduction(
-            repo_id=release.repo_id,
-            commit=release.commit,
-            rows_from=rows_from,
-            files=files,
-            causes=tuple(_causes(release, rebuilt, run)) if release.weights != rebuilt else (),
-            folder=str(clone.project) if keep else None,
-        )
-    _log(result)
-    return result
+        run = json.loads(made.report("train").read_bytes())["run"]  # the code of another commit wrote the rest
+    _compare(release, rebuilt, run)
+
+
+def _compare(release: ReproducibleRelease, rebuilt: Mapping[str, str], run: str) -> None:
+    different = []
+    for name in sorted({*release.weights, *rebuilt}):
+        then, now = release.weights.get(name), rebuilt.get(name)
+        if then == now:
+            logger.info("reproduce: %s is equal, SHA-256 %s", name, now)
+        else:
+            logger.info("reproduce: %s DIFFERS: released %s, rebuilt %s", name, then, now)
+            different.append(name)
+    if different:
+        what = f"the rebuilt weights are not those of the release: {', '.join(different)}"
+        raise ModelError(release.where, what, "; ".join(_causes(release, rebuilt, run)))
+    logger.info("reproduce: %s: the weights are equal, bit for bit", release.where)
 
 
 def _read_release(root: Path, target: str, endpoint: str) -> ReproducibleRelease:
@@ -167,7 +114,7 @@ def _read_release(root: Path, target: str, endpoint: str) -> ReproducibleRelease
         what = f"{FILE} cannot be read: {' '.join(str(error).split())[:300]}"
         raise ModelError(where, what, "use the version of Evergreen that published it, or a newer one") from None
     logger.info("reproduce: %s, run %s, code %s", where, record.run, record.git_commit)
-    return ReproducibleRelease(repo_id, commit, record, weights)
+    return ReproducibleRelease(where, record, weights)
 
 
 @contextlib.contextmanager
@@ -200,15 +147,3 @@ def _causes(release: ReproducibleRelease, rebuilt: Mapping[str, str], run: str) 
     if run != record.run:
         yield f"tokens, recipe or code differ: the run was {record.run} and is {run}"
     yield "another kind of processor or number of threads, which adds numbers in another order"
-
-
-def _log(result: Reproduction) -> None:
-    for file in result.files:
-        if file.released == file.rebuilt:
-            logger.info("reproduce: %s is equal, SHA-256 %s", file.path, file.rebuilt)
-        else:
-            logger.info("reproduce: %s DIFFERS: released %s, rebuilt %s", file.path, file.released, file.rebuilt)
-    for cause in result.causes:
-        logger.info("reproduce: possible cause: %s", cause)
-    outcome = "the weights are equal, bit for bit" if result.is_equal else "the weights are not those of the release"
-    logger.info("reproduce: %s@%s: %s", result.repo_id, result.commit, outcome)

@@ -46,15 +46,9 @@ def roll_back(repository: Repository, tag: str, *, by: str, why: str) -> Rollbac
         raise HubRefusedError(repository.where, what, "say who asks and why: others will want to know later")
     rollback_id = uuid.uuid4().hex  # one per call: the same rollback may be needed again later
     trailers = {BY: by, REASON: why, ROLLBACK_ID: rollback_id}
-    result = repository.retry_until_clear(
+    return repository.retry_until_clear(
         lambda: _look_and_act(repository, tag, trailers), fix="roll back again later: what has landed is found"
     )
-    repository.log(
-        f"{repository.where}: {MAIN} is rolled back to {tag} by {result.commit}"
-        if result.changed
-        else f"{repository.where}: {MAIN} holds the files of {tag} already, at {result.commit}"
-    )
-    return result
 
 
 def _look_and_act(repository: Repository, tag: str, trailers: dict[str, str]) -> RollbackResult:

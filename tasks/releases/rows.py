@@ -11,7 +11,7 @@ import logging
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ruamel.yaml import YAML
 
@@ -51,9 +51,7 @@ def bring_base(clone: Clone, release: ReproducibleRelease) -> None:
     target.symlink_to(here.resolve())
 
 
-def bring_rows(
-    clone: Clone, made: Artifacts, release: ReproducibleRelease, timeout_s: float | None
-) -> Literal["cache", "source"]:
+def bring_rows(clone: Clone, made: Artifacts, release: ReproducibleRelease) -> None:
     """Bring the rows of the release into the clone: from DVC by the recorded lock, else by running ingest.
 
     Raises:
@@ -63,17 +61,16 @@ def bring_rows(
     stage, rows = f"ingest@{made.recipe}", f"runs/{made.recipe}/raw"
     if _fetch(clone, release, stage, "outs", maker=stage, path=rows) and not _changed_splits(made, release):
         logger.info("reproduce: the rows are in DVC's cache")
-        return "cache"
+        return
     logger.info("reproduce: DVC does not have the rows: running ingest")
     shutil.rmtree(made.raw, ignore_errors=True)
-    clone.stage("ingest", made.recipe, timeout_s=timeout_s)
+    clone.stage("ingest", made.recipe)
     if changed := _changed_splits(made, release):
         what = "the source no longer gives the rows of the release: "
         what += "; ".join(f"{split} was {then[:12]} and is {now[:12]}" for split, (then, now) in changed.items())
         revision = release.record.data.revision
         fix = f"restore revision {revision} of the source, or the rows in DVC's cache or remote"
         raise DataError(release.where, what, fix)
-    return "source"
 
 
 def _changed_splits(made: Artifacts, release: ReproducibleRelease) -> dict[str, tuple[str, str]]:

@@ -45,7 +45,7 @@ def test_stage_whose_inputs_are_edited_records_nothing(finished: Project, stage:
     shutil.rmtree(
         finished.root / ".scratch/tiny/checkpoints", ignore_errors=True
     )  # a finished training is restored at once
-    with exclusive(finished.root / Artifacts("tiny").receipt_log_lock, "this test"):  # evaluate and publish wait for it
+    with exclusive(finished.root / Artifacts("tiny").log_lock, "this test"):  # evaluate and publish wait for it
         dvc = finished.start("dvc", "repro", "--force", "-s", f"{stage}@tiny", log=log.name)
         wait_for(lambda: f"{stage}: params/tiny.yaml" in log.read_text(), "the stage", 60, every_s=0.01)
         time.sleep(0.2)  # the inputs are read at once; imports and work take longer

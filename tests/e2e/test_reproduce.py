@@ -129,13 +129,14 @@ def test_weights_that_were_altered_on_the_hub_are_found_out(released, api, tmp_p
     shutil.rmtree(kept)
 
 
-def rows_from(project):
-    """Where the rows of main come from, in a clone of its commit."""
+def rows_of(project):
+    """The rows of main, as a clone of its commit gets them."""
     release = reproduce._read_release(project.root, f"{REPO}@main", "local")
     with cloned(project.root, release.record.git_commit, release, keep=False) as clone:
         write_recipe(clone, clone.project / "params" / "tiny.yaml", release)
         made = Artifacts("tiny", clone.project)
-        return bring_rows(clone, made, release, None), (made.raw / "train/00000.parquet").read_bytes()
+        bring_rows(clone, made, release)
+        return (made.raw / "train/00000.parquet").read_bytes()
 
 
 @pytest.mark.slow
@@ -144,16 +145,16 @@ def test_rows_come_from_the_cache_else_from_the_remote_else_from_the_same_source
     kept, expected = rows.read_bytes(), (here.root / "runs/tiny/raw/train/00000.parquet").read_bytes()
     write_sentences(rows, seed=9)
     try:
-        assert rows_from(here) == ("cache", expected)
+        assert rows_of(here) == expected
         cache.rename(cache.with_name("cache-away"))
-        assert rows_from(here) == ("cache", expected), "from the remote, whose address is relative to .dvc"
+        assert rows_of(here) == expected, "from the remote, whose address is relative to .dvc"
         shutil.rmtree(cache)
         remote.rename(remote.with_name("remote-away"))
         with pytest.raises(DataError, match=r"train was [0-9a-f]{12} and is [0-9a-f]{12}") as caught:
             reproduce.reproduce(here.root, f"{REPO}@main", endpoint="local")
         assert "test was" in str(caught.value)
         rows.write_bytes(kept)
-        assert rows_from(here) == ("source", expected), "the file is beside the project, and the clone is elsewhere"
+        assert rows_of(here) == expected, "the file is beside the project, and the clone is elsewhere"
     finally:
         rows.write_bytes(kept)
         shutil.rmtree(cache, ignore_errors=True)

@@ -54,11 +54,11 @@ FLOW = """\
 import json, os, sys
 from pathlib import Path
 from flows import cli, retrain
-from flows.server.own import start_unless_configured
+from flows.server.own import Server
 
 retrain.run_stage.retry_delay_seconds = 0
 mine = dict(os.environ)
-with start_unless_configured(Path(".scratch/tiny/prefect-server.log")).used():
+with Server(Path(".scratch/tiny/prefect-server.log")).used():
     for line in sys.stdin:
         request = json.loads(line)
         retrain.run_stage.retries = request["retries"]

@@ -29,14 +29,13 @@ from flows.watch.messages import Rules
 from flows.watch.automations import watch
 watch(int(sys.argv[1]), sys.argv[2:], Rules(max_time=timedelta(seconds=10), late_after=2))
 """
-EARLIER = """
+OF_THE_USER = """
 from datetime import timedelta
 from prefect.automations import Automation
 from prefect.events.actions import DoNothing
 from prefect.events.schemas.automations import EventTrigger, Posture
-for name in ("crash-silent-runs", "of-the-user"):
-    trigger = EventTrigger(expect={"x"}, posture=Posture.Proactive, within=timedelta(seconds=99))
-    Automation(name=name, trigger=trigger, actions=[DoNothing()]).create()
+trigger = EventTrigger(expect={"x"}, posture=Posture.Proactive, within=timedelta(seconds=99))
+Automation(name="of-the-user", trigger=trigger, actions=[DoNothing()]).create()
 """
 FLOW = """
 import pathlib, sys, time
@@ -136,7 +135,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callabl
                 name: project.post("deployments/", name=name, flow_id=flow, schedules=every)["id"]
                 for name in ("good", "bad")
             }
-            project.run("python", "-c", EARLIER)
+            project.run("python", "-c", OF_THE_USER)
             project.watch()
             yield project
     finally:
@@ -266,17 +265,16 @@ def test_watching_again_changes_what_has_to_change(watched: Watched) -> None:
 def test_blocks_of_the_user_send_messages_and_stay(watched: Watched) -> None:
     received = watched.received
     received.messages.clear()
-    make = "import sys; from prefect.blocks.webhook import Webhook; Webhook(url=sys.argv[1]).save('mine')"
+    make = "import sys; from prefect.blocks.notifications import CustomWebhookNotificationBlock as Block; "
+    make += "Block(name='mine', url=sys.argv[1], json_data={'subject': '{{subject}}', 'text': '{{body}}'}).save('mine')"
     watched.run("python", "-c", make, received.url)
-    watched.run("python", "-m", "flows.cli", "watch", "--notify", "webhook/mine", "--only", "published")
+    watched.run("python", "-m", "flows.cli", "watch", "--notify", "custom-webhook/mine", "--only", "published")
     assert sorted(watched.automations()) == ["crash-silent-runs", "of-the-user", "tell-published"]
     run = watched.retrain(("COMPLETED", "Published", 'so "good"\n{{ 1 }}'))
     wait_for(lambda: received.messages, "the message", 60)
     (message,) = received.messages
     assert message["subject"] == "Evergreen: tiny was published"
-    assert message["text"].startswith(
-        'Evergreen: tiny was published\n\nso "good"\n{{ 1 }}\n\nrun: retrain-tiny http://'
-    )
+    assert message["text"].startswith('so "good"\n{{ 1 }}\n\nrun: retrain-tiny http://')
     assert message["text"].endswith(run)
     watched.run("python", "-m", "flows.cli", "watch", "--remove")
     assert [block["name"] for block in watched.post("block_documents/filter")] == ["mine"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from prefect.client.schemas.objects import StateType
 
-from flows.run.final_state import SUCCESSES, final_state, published_or_kept, refusals
-from params import GateRefusedError, ModelError
+from flows.run.final_state import SUCCESSES, final_state, published_or_kept, refused
+from params import GateRefusedError
 from params.foundation.artifacts import STAGES, Artifacts
 from tests.unit.tasks.report import example
 
@@ -73,21 +73,13 @@ def test_a_message_leaves_out_what_this_machine_does_not_have(run) -> None:
 
 def test_a_refusal_ends_in_a_failed_state_with_the_metrics_and_the_error(run) -> None:
     error = GateRefusedError("blessing.json", "the gate refuses the model: too slow", "learn")
-    with refusals() as refused:
-        raise error
     run.receipt.unlink()  # as DVC does
-    state = final_state(run, dict.fromkeys(STAGES[:-1], "ran"), *refused)
+    state = refused(run, error)
     assert (state.type, state.name) == (StateType.FAILED, "Refused")
     assert GAIN in state.message
     assert VALUES in state.message
     with pytest.raises(GateRefusedError, match="too slow"):
         state.result()
-
-
-def test_other_errors_pass() -> None:
-    with pytest.raises(ModelError), refusals() as refused:
-        raise ModelError("a", "b", "c")
-    assert refused == []
 
 
 def test_the_publish_stage_has_the_same_names(run) -> None:

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from flows import child_process
-from flows.child_process import CompletedCommand
 from flows.dvc_project.locks import clear_stale_locks
 from flows.run import stages, unwatched_sources
 from flows.run.prefect_artifacts import table_rows
@@ -30,6 +29,7 @@ from params import (
     StorageError,
     TransientError,
 )
+from params.foundation import command_result
 from params.foundation.artifacts import Artifacts, write_whole
 from params.foundation.command_result import CommandResult
 from tasks.evaluation.report import EvaluationReport
@@ -62,10 +62,10 @@ class TestChildProcess:
     def test_a_grandchild_that_holds_the_pipe_is_neither_waited_for_nor_left(self, tmp_path, monkeypatch) -> None:
         code = "import subprocess, sys\np = subprocess.Popen(['sleep', '60'])\nprint(p.pid)\nsys.exit(3)"
         start = time.monotonic()
-        outcome = child_process.run_child(module(tmp_path, monkeypatch, code), [], log)
-        assert outcome.status == 3
+        status, lines = child_process.run_child(module(tmp_path, monkeypatch, code), [], log)
+        assert status == 3
         assert time.monotonic() - start < 10
-        wait_for(lambda: not alive(int(outcome.lines[0])), "the end of the grandchild", 5)
+        wait_for(lambda: not alive(int(lines[0])), "the end of the grandchild", 5)
 
     def test_a_stop_lets_the_stage_end_in_order_and_then_kills(self, tmp_path, monkeypatch) -> None:
         child = "import signal, sys, time; signal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(0)));"
@@ -111,7 +111,7 @@ class TestChildProcess:
 
     def test_a_command_in_time_is_left_alone(self, tmp_path, monkeypatch) -> None:
         name = module(tmp_path, monkeypatch, "print('done')")
-        assert child_process.run_child(name, [], log, limit_s=60.0) == CompletedCommand(0, ("done",))
+        assert child_process.run_child(name, [], log, limit_s=60.0) == (0, ["done"])
 
     def test_a_training_has_the_grace_of_its_recipe_and_time_to_end(self, tmp_path, monkeypatch) -> None:
         monkeypatch.chdir(tmp_path)
@@ -255,7 +255,7 @@ class TestUnwatchedSources:
 class TestErrors:
     def test_the_error_that_a_stage_reports_comes_back_with_the_stage_and_all_its_fields(self) -> None:
         reported = RecipeError.at("data.source.train", "3 are bad\n  fix: nothing", "fix them")
-        error = child_process.error_of("validate@x", CompletedCommand(78, ("other words",)), CommandResult(reported))
+        error = command_result.error_of("validate@x", 78, ("other words",), CommandResult(reported))
         assert type(error) is RecipeError
         assert error.where == "validate@x: data.source.train"
         assert (error.what, error.fix, error.key) == (reported.what, reported.fix, reported.key)
@@ -277,7 +277,7 @@ class TestErrors:
     )
     def test_an_exit_status_becomes_its_error(self, status, reported, expected) -> None:
         result = CommandResult(reported) if reported else None
-        error = child_process.error_of("train@x", CompletedCommand(status, ("first", "DataError: x: y", " ")), result)
+        error = command_result.error_of("train@x", status, ("first", "DataError: x: y", " "), result)
         assert type(error) is expected
         assert reported or status in {137, -9} or error.what == f"exited with {status}: DataError: x: y"
 

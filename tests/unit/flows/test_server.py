@@ -1,11 +1,9 @@
-"""The Prefect server: when that of one run prepares its database, when there is none, and addresses that are not its API."""
+"""The Prefect server: who may use that of one run, when there is none, and addresses that are not its API."""
 
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -13,9 +11,7 @@ import httpx
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.settings import (
-    PREFECT_API_DATABASE_CONNECTION_URL,
     PREFECT_API_URL,
-    PREFECT_HOME,
     get_current_settings,
     temporary_settings,
 )
@@ -24,46 +20,6 @@ from flows.server import own as server
 from flows.server.configured import require_api
 from params import EvergreenError
 from trainer.runtime.lifetime import stop_group
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Path]:
-    """The database of a server that has run."""
-    path = tmp_path / "prefect.db"
-    change(path, "CREATE TABLE alembic_version (version_num TEXT)", "INSERT INTO alembic_version VALUES ('one')")
-    change(path, "CREATE TABLE block_type (name TEXT)", "INSERT INTO block_type VALUES ('secret')")
-    with temporary_settings(
-        {PREFECT_HOME: tmp_path, PREFECT_API_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{path}"}
-    ):
-        yield path
-
-
-def change(path: Path, *statements: str) -> None:
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        for statement in statements:
-            connection.execute(statement)
-
-
-def test_databaseis_prepared_for_the_version_of_prefect_that_prepared_it(database, monkeypatch) -> None:
-    assert not server.is_prepared()
-    server._note().write_text(server._state())
-    assert server.is_prepared()
-    monkeypatch.setattr("prefect.__version__", "99")
-    assert not server.is_prepared()
-
-
-@pytest.mark.parametrize("statement", ["UPDATE alembic_version SET version_num = 'two'", "DELETE FROM block_type"])
-def test_changed_database_is_prepared_again(database, statement) -> None:
-    server._note().write_text(server._state())
-    change(database, statement)
-    assert not server.is_prepared()
-
-
-@pytest.mark.parametrize("content", [None, b"", b"no database, but more than a hundred bytes of something else" * 9])
-def test_missing_or_damaged_database_is_prepared_again(database, content) -> None:
-    server._note().write_text(server._state())
-    database.unlink() if content is None else database.write_bytes(content)
-    assert not server.is_prepared()
 
 
 def test_only_the_process_that_started_the_server_can_use_it(tmp_path, make_prefect_home, monkeypatch) -> None:
@@ -83,9 +39,15 @@ def test_only_the_process_that_started_the_server_can_use_it(tmp_path, make_pref
         stop_group(started.process, 0)
 
 
-def test_no_server_starts_where_a_profile_names_one() -> None:
+def test_no_server_is_needed_where_a_profile_or_the_environment_names_one(monkeypatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    with temporary_settings({PREFECT_API_URL: None}):
+        assert server.is_needed()
+        monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+        assert not server.is_needed()
+    monkeypatch.delenv("PREFECT_API_URL")
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        server._serve(port=0)
+        assert not server.is_needed()
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_a_branch_of_a_dataset_is_replaced_by_the_recorded_commit(tmp_path: Path
         }
     )
     clone = Clone(tmp_path, tmp_path / "clone", tmp_path / "project")
-    write_recipe(clone, path, ReproducibleRelease("alice/model", COMMIT, record, {}))
+    write_recipe(clone, path, ReproducibleRelease(f"alice/model@{COMMIT}", record, {}))
     found = load(path).data.source
     assert isinstance(found, HubDataset)
     assert found.revision == used

@@ -80,10 +80,8 @@ def test_repeated_rollback_changes_nothing(api: HfApi, tmp_path: Path) -> None:
     release(api, tmp_path, 1)
     release(api, tmp_path, 2)
     done = roll_back_to(api)
-    lines: list[str] = []
-    again = roll_back(patient(api, log=lines.append), "v1", by="ann", why="to be sure")
+    again = roll_back(patient(api), "v1", by="ann", why="to be sure")
     assert again == RollbackResult(done.commit, "v1", changed=False)
-    assert "holds the files of v1 already" in lines[-1]
     assert roll_back_to(api, "v2").changed, "a rollback can be undone"
     assert blobs(api, "main") == blobs(api, "v2")
     assert roll_back_to(api).changed, "and repeated"
