@@ -81,7 +81,7 @@ class ShardWorkers:
         self._workers.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._workers.__exit__(*error)
         if error[0] is None and self._cache:
             self._cache.drop_all_but(self._used)
@@ -94,8 +94,8 @@ class ShardWorkers:
         """Yield `function(item)` of each item, in order, as `Workers.map` does it; nothing is kept."""
         return self._workers.map(function, items, what=f"{self._stage}: {what}")
 
-    def run(self, function: Callable[[WorkT], ResultT], works: Sequence[WorkT], *, what: str) -> list[ResultT]:
-        """Return `function(work)` of each; that of earlier runs, with its files, where nothing has changed.
+    def run(self, function: Callable[[WorkT], ResultT], works: Sequence[WorkT], *, what: str) -> Iterator[ResultT]:
+        """Yield `function(work)` of each, in order; that of earlier runs, with its files, where nothing has changed.
 
         Args:
             function: a function of a module, or a `functools.partial` of one; its result can be pickled.
@@ -108,12 +108,15 @@ class ShardWorkers:
             EvergreenError: the error of the first shard that has one.
         """
         if not self._cache:
-            return list(self.map(function, works, what=what))
+            yield from self.map(function, works, what=what)
+            return
         self._used.update(self._cache.entry(work).name for work in works)
-        done = list(self.map(partial(_find_or_do, function, self._cache), works, what=what))
-        if found := sum(is_found for _, is_found in done):
+        found = 0
+        for result, is_found in self.map(partial(_find_or_do, function, self._cache), works, what=what):
+            found += is_found
+            yield result
+        if found:
             logger.info("%s: %d of %d %s are those of an earlier run", self._stage, found, len(works), what)
-        return [result for result, _ in done]
 
 
 def _find_or_do(function: Callable[[WorkT], ResultT], cache: _Cache, work: WorkT) -> tuple[ResultT, bool]:
