@@ -20,21 +20,18 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from multiprocessing.forkserver import ensure_running, set_forkserver_preload
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from params import KilledError, RecipeError
 from params.schema import Launch
 from tasks.progress import progress
 from trainer.runtime.memory import collect_rarely, return_freed_memory
-
-if TYPE_CHECKING:
-    from tasks.shards.cluster import Call, Cluster
 
 logger = logging.getLogger(__name__)
 ItemT = TypeVar("ItemT")
@@ -66,13 +63,14 @@ class Workers:
         self._imports = imports
         self._processes = launch.data_workers or usable_cpus()
         self._open = contextlib.ExitStack()
-        self._executor: Executor | Cluster | None = None
+        self._submit: Callable[..., Any] | None = None
+        """Starts a call, and returns its future."""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._close()
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)  # an error of a cluster becomes ours
 
     def expect(self, items: int) -> None:
         """Begin with the imports for work on so many items, while this process does something else."""
@@ -114,7 +112,8 @@ class Workers:
                         yield result
                         done, attempts = done + 1, 1
                 except BrokenProcessPool:
-                    self._close()
+                    self._open.close()
+                    self._submit = None
                     if attempts == _ATTEMPTS:
                         what = f"a process was killed {attempts} times at item {done + 1} of {len(items)}: memory may be short"
                         fix = "lower it, so that fewer processes share the memory"
@@ -128,32 +127,24 @@ class Workers:
 
     def _in_order(self, function: Path, items: Sequence[Any]) -> Iterator[Any]:
         """Yield the results in order, while few calls are not done or not taken."""
-        executor = self._executor = self._executor or self._start()
-        waiting: list[Future[Any] | Call] = []
-        try:
-            for item in items:
-                waiting.append(executor.submit(_call, function, item))
-                if len(waiting) >= _AHEAD * self._processes:
-                    yield waiting.pop(0).result()
-            while waiting:
+        submit = self._submit = self._submit or self._start()
+        waiting: list[Any] = []
+        for item in items:
+            waiting.append(submit(_call, function, item))
+            if len(waiting) >= _AHEAD * self._processes:
                 yield waiting.pop(0).result()
-        finally:
-            for future in waiting:  # nobody takes their results
-                future.cancel()
+        while waiting:
+            yield waiting.pop(0).result()
 
-    def _start(self) -> Executor | Cluster:
+    def _start(self) -> Callable[..., Any]:
         if not self._launch.data_cluster:
             _start_server(self._imports)
-            return self._open.enter_context(_processes(self._processes))
+            return self._open.enter_context(_processes(self._processes)).submit
         from tasks.shards.cluster import connect
 
-        cluster = self._open.enter_context(connect(self._launch.data_cluster))
-        self._processes = cluster.processes
-        return cluster
-
-    def _close(self) -> None:
-        self._executor = None
-        self._open.close()
+        client = self._open.enter_context(connect(self._launch.data_cluster))
+        self._processes = sum(client.nthreads().values())  # type: ignore[no-untyped-call]
+        return partial(client.submit, pure=False)
 
 
 @lru_cache(maxsize=1)
