@@ -69,12 +69,13 @@ class Piece:
             InputsChangedError: the file is not what was hashed.
         """
         with read_errors(self.path, self.name):
+            state = _state(self.path)
             try:
                 yield from self._unchecked()
             except Exception:
-                self._check()  # if the file has changed, that is the reason
+                self._check(state)  # if the file has changed, that is the reason
                 raise
-            self._check()
+            self._check(state)
 
     def _unchecked(self) -> Batches:
         if self.footer:
@@ -94,11 +95,13 @@ class Piece:
         with closing(rows):
             yield from islice(rows, skip, skip + self.rows)
 
-    def _check(self) -> None:
+    def _check(self, state: tuple[int, int]) -> None:
+        """Check the bytes, and that no edit was undone since the file had this state."""
         expected = [(self.offsets, self.sha256)]
         if self.footer:
             expected.append(([self.footer[0], _END], self.footer[1]))
-        if any(_hash_of(_hashes_of(self.path, offsets)) != sha256 for offsets, sha256 in expected):
+        differ = any(_hash_of(_hashes_of(self.path, offsets)) != sha256 for offsets, sha256 in expected)
+        if differ or _state(self.path) != state:
             what = "changed while its rows were read"
             raise InputsChangedError(self.name, what, "run the recipe again when nothing writes to it any more")
 
@@ -184,6 +187,11 @@ def _hashes(path: Path, offsets: Sequence[int]) -> list[str]:
     parts[-1].append(_END)
     with ThreadPoolExecutor(threads) as pool:
         return [own for several in pool.map(partial(_hashes_of, path), parts) for own in several]
+
+
+def _state(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns
 
 
 def _hashes_of(path: Path, offsets: Sequence[int]) -> list[str]:
