@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from params import HubRefusedError, TransientError
 from params.foundation.artifacts import Artifacts
-from tasks.drift.profile import Profile
-from tasks.drift.profile_limits import MAX_BYTES
+from tasks.drift.profile import MAX_BYTES, Profile
 
 _PATIENCE_S = 15.0
 """How long to wait for each answer if the run can do without it."""
