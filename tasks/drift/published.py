@@ -35,9 +35,9 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, must_answer: boo
 
     nothing = Published(None, None, f"no model was published yet as {repo_id}")
     path, revision = artifacts.data_profile.name, None
-    if chosen_endpoint(endpoint) == LOCAL and not local_folder(artifacts).exists():
-        return nothing
     try:
+        if chosen_endpoint(endpoint) == LOCAL and not local_folder(artifacts).exists():
+            return nothing
         with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as opened:
             repository = opened if must_answer else replace(opened, timeout_s=_PATIENCE_S)
             head = repository.head()
