@@ -48,13 +48,9 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, must_answer: boo
     except (HubRefusedError, TransientError) as error:
         if must_answer:
             raise
-        is_read = revision is not None and isinstance(error, HubRefusedError)
-        reason = (
-            f"{path} of {revision} cannot be read: {error.what}"
-            if is_read
-            else (f"the Hub did not say which model is published ({error.where}: {error.what})")
-        )
-        return Published(revision if is_read else None, None, reason)
+        if revision is None or isinstance(error, TransientError):
+            return Published(None, None, f"the Hub did not say which model is published ({error.where}: {error.what})")
+        return Published(revision, None, f"{path} of {revision} cannot be read: {error.what}")
     if content is None:
         return Published(revision, None, f"{revision} of {repo_id} has no profile of its rows ({path}); {_PUBLIC}")
     profile, reason = None, ""
