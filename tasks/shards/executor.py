@@ -44,7 +44,7 @@ def versions() -> dict[str, str]:
 @lru_cache(maxsize=1)
 def _code() -> str:
     """Return a hash of Evergreen's code."""
-    code, root = hashlib.sha256(), Path(__file__).parents[1]
+    code, root = hashlib.sha256(), Path(__file__).parents[2]
     for path in sorted(path for package in ("params", "tasks", "trainer") for path in (root / package).rglob("*.py")):
         code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return code.hexdigest()[:12]
