@@ -19,7 +19,7 @@ from params.foundation.artifacts import GROUP_BY
 from params.foundation.hashing import file_sha256
 from tasks.ingestion.batches import Batch, common_type, type_error
 from tasks.shards.split_rows import SCHEMA, conform
-from trainer.data.shards import ROW, ROW_ID, Shard
+from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
 
 GROUP_ROWS = 8192
 """Rows of a Parquet row group. It does not depend on the batches, so the same rows give the same bytes."""
@@ -118,3 +118,20 @@ def write_schema(folder: Path, columns: Mapping[str, Column], group_by: Iterable
     schema = pa.schema([(ROW_ID, pa.int64()), *((name, column.type) for name, column in columns.items())])
     names = list(group_by)
     pq.write_metadata(schema.with_metadata({GROUP_BY: json.dumps(names)} if names else None), folder / SCHEMA)
+
+
+def check_types(manifest: Manifest, columns: Mapping[str, Column]) -> None:
+    """Check that the split's columns can hold the values of shards whose columns have other types, such as integers.
+
+    Raises:
+        DataError: one cannot.
+    """
+    for shard in manifest.shards:
+        path = manifest.path(shard)
+        with pq.ParquetFile(path) as file:
+            types = {field.name: field.type for field in file.schema_arrow if field.name != ROW}
+            wider = pa.schema(
+                [(name, columns[name].type) for name in types if not types[name].equals(columns[name].type)]
+            )
+            for batch in file.iter_batches(GROUP_ROWS, columns=wider.names) if wider.names else ():
+                conform(pa.Table.from_batches([batch]), wider, f"{path.parent.name}/{shard.name}")

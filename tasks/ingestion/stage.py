@@ -23,7 +23,7 @@ from params.loading import suggestion
 from params.schema import Data, Launch, Split
 from tasks.ingestion.batches import Batch, Batches, readable
 from tasks.ingestion.file_index import Piece
-from tasks.ingestion.parquet import Column, WrittenPart, part_name, widen, write_part, write_schema
+from tasks.ingestion.parquet import Column, WrittenPart, check_types, part_name, widen, write_part, write_schema
 from tasks.ingestion.parts import cut, cut_files, read_pieces
 from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import Source, open_source
@@ -64,7 +64,7 @@ def ingest(
         for split in SPLITS:
             (folder / split).mkdir(exist_ok=True)
             write_schema(folder / split, columns, data.group_by)
-            Manifest.write(folder / split, shards[split])
+            check_types(Manifest.write(folder / split, shards[split]), columns)
         rows = {split: SplitRows(folder / split) for split in SPLITS}
         report = IngestReport(
             source=data.source.kind,

@@ -97,8 +97,8 @@ def _find(find: _Find, expectation: Expectation, rows: RawRows, skip: Positions)
         work = partial(_in_bucket, find, files, [part.start for part in rows.parts])
         found = list(rows.workers.map(work, ranges, what="buckets (equal rows)"))
     repeats = pd.concat([own for _, own in found]).sort_index()
-    members = sum(own for own, _ in found)
-    return Duplicates(considered, members, repeats.index.to_numpy(np.int64), repeats.to_numpy(np.int64))
+    failing, stays = np.asarray(repeats.index, np.int64), np.asarray(repeats, np.int64)
+    return Duplicates(considered, sum(own for own, _ in found), failing, stays)
 
 
 def hash_part(expectation: Expectation, work: PartWork) -> int:
