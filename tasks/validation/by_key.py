@@ -37,6 +37,8 @@ BUCKET_ROWS: Final = 1 << 19
 _NULL: Final = b"\xfe"
 _SEPARATOR: Final = b"\xff"
 """Bytes that UTF-8 never has."""
+_POSITION_BITS: Final = np.uint64(48)
+_POSITION: Final = np.uint64((1 << 48) - 1)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def find_in_two_splits(rows: RawRows, skip: Positions) -> tuple[Expectation, Dup
 
 
 _Find = Callable[["pd.DataFrame"], "pd.Series[int]"]
-"""Returns for each row that fails the position of the row that stays; from the `one`, `two` and `position` of rows
+"""Returns for each row that fails the position of the row that stays; from the `one`, `two`, `form` and `position` of rows
 with equal keys, indexed by position."""
 
 
@@ -104,7 +106,7 @@ def _find(find: _Find, expectation: Expectation, rows: RawRows, skip: Positions)
 def hash_part(expectation: Expectation, work: PartWork) -> int:
     """Write the hashed keys of one shard, and return how many there are.
 
-    They are an array (3, N) of uint64: first and second half of the hash; place in the shard.
+    They are an array (3, N) of uint64: first and second half of the hash; place in the shard, with its form in the upper 16 bits.
     """
     columns, part = columns_of([expectation]), work.part
     read = columns_read(expectation, part.rows.schema)
@@ -118,8 +120,9 @@ def hash_part(expectation: Expectation, work: PartWork) -> int:
     table = table.select(columns).take(compared)
     digests = b"".join(blake2b(key, digest_size=16).digest() for key in encode_keys(table))
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2).T
+    places = compared.astype(np.uint64) | (key_forms(table) << _POSITION_BITS)
     order = np.lexsort((halves[1], halves[0]))
-    np.save(work.files[0], np.concatenate([halves, compared.astype(np.uint64)[None]])[:, order])
+    np.save(work.files[0], np.concatenate([halves, places[None]])[:, order])
     return len(compared)
 
 
@@ -152,6 +155,20 @@ def encode_keys(table: pa.Table) -> list[bytes]:
     return found
 
 
+def key_forms(table: pa.Table) -> NDArray[np.uint64]:
+    """Return a number for each row, below 2**16, that tells -0.0 from 0.0 and NaN from null in equal keys."""
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    forms = np.zeros(len(table), np.uint64)
+    for column in table.columns:
+        if types.is_floating(column.type):
+            numbers = pc.fill_null(column, 0.0).to_numpy().astype(np.float64)
+            own = np.isnan(numbers) * 2 + (np.signbit(numbers) & (numbers == 0))
+            forms = (forms * np.uint64(3) + own.astype(np.uint64)) % np.uint64(65521)
+    return forms
+
+
 def _in_bucket(
     find: _Find, files: Sequence[Path], starts: Sequence[int], bucket: tuple[int, int]
 ) -> tuple[int, pd.Series[int]]:
@@ -170,15 +187,16 @@ def _in_bucket(
         read[-1][2] += np.uint64(position)
     one, two, places = np.concatenate(read, axis=1)
     is_equal = pd.Series(one).duplicated(keep=False).to_numpy()  # few are, so the rest takes no time
-    position = places[is_equal].astype(np.int64)
-    rows = pd.DataFrame({"one": one[is_equal], "two": two[is_equal], "position": position}, position)
+    one, two, places = one[is_equal], two[is_equal], places[is_equal]
+    position = (places & _POSITION).astype(np.int64)
+    rows = pd.DataFrame({"one": one, "two": two, "form": places >> _POSITION_BITS, "position": position}, position)
     rows = rows[rows.duplicated(["one", "two"], keep=False)].sort_index()
     return len(rows), find(rows)
 
 
 def _repeats(set_aside: Positions, rows: pd.DataFrame) -> pd.Series[int]:
     rows = rows.iloc[np.argsort(rows.index.isin(set_aside), kind="stable")]
-    first = rows.groupby(["one", "two"], sort=False)["position"].transform("first")
+    first = rows.groupby(["one", "two", "form"], sort=False)["position"].transform("first")
     return first[first != rows["position"]]
 
 

@@ -64,18 +64,17 @@ def test_keys_are_equal_where_pandas_has_equal_rows(example):
 
 
 def reference(table, columns, ignore, set_aside):
-    """All in memory: GX's rows, then the first of those that pandas takes as equal, good rows before bad ones."""
+    """All in memory: GX's rows, then the first of those whose values look the same, good rows before bad ones."""
     frame = frame_of(table, columns, None)
     missing = frame.isnull()
     compared = frame[~(missing.any(axis=1) if ignore == "any" else missing.all(axis=1))]
     members = compared.index[compared.duplicated(keep=False)].tolist()
-    kept, found = [], {}
+    values = table.select(columns).to_pylist()
+    first, found = {}, {}
     for position in sorted(members, key=lambda p: (p in set_aside, p)):
-        equal = [earlier for earlier in kept if frame.loc[[earlier, position]].duplicated().any()]
-        if equal:
-            found[position] = equal[0]
-        else:
-            kept.append(position)
+        kept = first.setdefault(repr(values[position]), position)
+        if kept != position:
+            found[position] = kept
     return len(members), dict(sorted(found.items()))
 
 
