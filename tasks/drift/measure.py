@@ -68,7 +68,7 @@ def measure(
         return None
     rows = SplitRows(folder / artifacts.rows.name / "train")
     columns = Columns.of(rows, objective, drift.ignore)
-    scanned = scan(rows, columns, workers, artifacts.validation_keys)
+    scanned = scan(rows, columns, workers)
     smallest = scanned.smallest
     sampled = sample(rows, columns, smallest.row_ids[:MAX_SAMPLED], workers)
     columns, sampled = without_identifiers(columns, sampled)

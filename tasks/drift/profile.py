@@ -3,6 +3,9 @@
 A release carries it as one Parquet file (not by that suffix: the Hub's client warns of data sets in a model's
 repository). It holds no text: labels, words and whole rows are hashes. What was measured on the same row stands apart:
 each column of the data is sorted by itself, so that no row can be put together again.
+
+Who can change a repository decides what is in its files, so a profile has limits. One that breaks a rule is as good as none: drift
+compares with nothing, and its report says which file of which revision is wrong.
 """
 
 from __future__ import annotations
@@ -12,18 +15,37 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 import numpy as np
+import pydantic
 
-from tasks.drift.profile_limits import Header, check, check_size, check_strings
-from tasks.drift.rows import MAX_SAMPLED, Columns, SampledRows, Scan, label_hash
+from tasks.drift.rows import (
+    BUCKETS,
+    MAX_FEATURES,
+    MAX_KNOWN,
+    MAX_LABELS,
+    MAX_SAMPLED,
+    Columns,
+    SampledRows,
+    Scan,
+    label_hash,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
     from numpy.typing import NDArray
 
 SCHEMA: Final = 1
+MAX_BYTES: Final = 32 << 20
+"""Most bytes of the file, and of its content before compression; a profile takes less than half of them."""
+_MAX_RECORDS: Final = 4_000
+"""Measures of all columns together."""
+_MAX_VALUES: Final = 8_000_000
+"""Most values of all measures together."""
+_MAX_STRING: Final = 10_000
+"""Bytes of the name of a column."""
 _DAMAGE: Final = (
     KeyError,
     TypeError,
@@ -32,7 +54,10 @@ _DAMAGE: Final = (
     StopIteration,
     UnicodeDecodeError,
     json.JSONDecodeError,
+    pydantic.ValidationError,
 )
+_ENCODINGS: Final = frozenset(["PLAIN", "PLAIN_DICTIONARY", "RLE", "RLE_DICTIONARY"])
+"""Others let few bytes stand for long strings."""
 _KEY: Final = b"evergreen.profile"
 _STRINGS: Final = ["kind", "column"]
 Kind = Literal["label", "length", "number", "text"]
@@ -63,6 +88,20 @@ class Sample:
             _, first, numbers = np.unique(self.groups[order], return_index=True, return_inverse=True)
             groups = np.argsort(np.argsort(first)).astype(np.uint64)[numbers]
         return type(self)(self.kind, self.column, values, groups)
+
+    def is_valid(self) -> bool:
+        """Whether the values are those of rows. Of lists of labels, a row has several labels or none."""
+        is_one_a_row = 0 < len(self.values) <= MAX_SAMPLED or self.kind == "label"
+        if not is_one_a_row or (self.groups is not None and len(self.groups) != len(self.values)):
+            return False
+        if self.kind == "text":
+            return all(
+                isinstance(row, list)
+                and len(row) <= MAX_FEATURES
+                and all(isinstance(feature, int) and feature < BUCKETS for feature in row)
+                for row in self.values
+            )
+        return self.kind == "label" or (self.kind in {"length", "number"} and bool(np.isfinite(self.values).all()))
 
 
 def samples(rows: SampledRows) -> Iterator[Sample]:
@@ -145,15 +184,15 @@ class Profile:
 
         try:
             file = pq.ParquetFile(io.BytesIO(content), read_dictionary=_STRINGS)  # a repeated string is in memory once
-            check_size(file.metadata, content)
+            _check_size(file.metadata)
             if not file.schema_arrow.equals(_schema(pa.dictionary(pa.int32(), pa.string()))):
                 raise ValueError("it is damaged: its columns are not those of a profile")
             found = json.loads(file.schema_arrow.metadata[_KEY])
             if found["schema"] != SCHEMA:
                 raise ValueError(f"it has schema {found['schema']!r:.20}, not {SCHEMA}")
-            header = Header.of(found)
+            header = _Header.model_validate(found)
             table = file.read(use_threads=False)
-            check_strings(table.select(_STRINGS))
+            _check_strings(table)
             records = table.to_pylist()
             known = np.array(next(one["hashes"] for one in records if one["kind"] == "known"), np.uint64)
             labels = {
@@ -161,10 +200,53 @@ class Profile:
             }
             measures = tuple(_sample(one) for one in records if one["kind"] not in {"known", "label counts"})
             profile = cls(header.rows, header.content, header.is_whole, known, labels, measures)
-            check(known, labels, measures)
+            problem = next(profile._problems(), "")
         except (pa.ArrowException, OSError, *_DAMAGE) as error:
             raise ValueError(f"it is damaged: {type(error).__name__}") from error
+        if problem:
+            raise ValueError(f"it is damaged: {problem}")
         return profile
+
+    def _problems(self) -> Iterator[str]:
+        """Find what `save` does not write."""
+        if not 0 < len(self.known) <= MAX_KNOWN or not (self.known[1:] > self.known[:-1]).all():
+            yield "its hashes of rows are none, too many, or not in order"
+        for column, counts in self.labels.items():
+            if len(counts) > MAX_LABELS or any(count < 0 for count in counts.values()):
+                yield f"its counts of the labels of {column!r:.80} are too many, or negative"
+        if len({(one.kind, one.column) for one in self.samples}) < len(self.samples):
+            yield "it measures something twice"
+        for one in self.samples:
+            if not one.is_valid() or (one.kind == "label" and one.column not in self.labels):
+                yield f"its {one.kind!r:.80} of {one.column!r:.80} is not a measure of its rows"
+
+
+class _Header(pydantic.BaseModel, strict=True):
+    rows: Annotated[int, pydantic.Field(ge=1)]
+    content: Annotated[list[str], pydantic.Field(max_length=_MAX_RECORDS)]
+    is_whole: bool
+
+
+def _check_size(metadata: pq.FileMetaData) -> None:
+    """Check how much a file holds before it is read: few bytes can stand for very many equal values, or for long strings."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+    if any(not _ENCODINGS.issuperset(one.encodings) for one in columns):
+        raise ValueError("it is damaged: Evergreen writes no such pages")
+    values, size = sum(one.num_values for one in columns), sum(one.total_uncompressed_size for one in columns)
+    if metadata.num_rows > _MAX_RECORDS or values > _MAX_VALUES or size > MAX_BYTES:
+        what = f"{metadata.num_rows:,} measures with {values:,} values and {size / 1e6:,.1f} MB"
+        raise ValueError(f"it holds {what}, more than a profile may have")
+
+
+def _check_strings(table: pa.Table) -> None:
+    """Check the length of strings, which are in dictionaries: each may occur in every row."""
+    import pyarrow.compute as pc
+
+    dictionaries = [chunk.dictionary for column in table.select(_STRINGS).columns for chunk in column.chunks]
+    longest = max((pc.max(pc.binary_length(one)).as_py() or 0 for one in dictionaries), default=0)
+    if longest > _MAX_STRING:
+        raise ValueError(f"it holds a name of {longest:,} bytes, more than a profile may have")
 
 
 def _schema(strings: pa.DataType | None = None) -> pa.Schema:

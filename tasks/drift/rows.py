@@ -11,12 +11,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import pickle
 import re
-import shutil
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -161,45 +159,34 @@ class SampledRows:
     """The features of each row, ascending."""
 
 
-def scan(rows: SplitRows, columns: Columns, workers: ShardWorkers, scratch: Path) -> Scan:
+def scan(rows: SplitRows, columns: Columns, workers: ShardWorkers) -> Scan:
     """Look at all rows once, in memory that does not grow with them.
 
     Args:
         rows: of the train split.
         columns: those that are compared.
         workers: look at each shard; what they saw is kept for the next run.
-        scratch: where a folder for what they saw may be.
     """
-    shutil.rmtree(scratch, ignore_errors=True)  # a killed stage leaves it
-    try:
-        works = [
-            _Work(rows.only(shard), shard, columns, scratch / f"{number:05}")
-            for number, shard in enumerate(rows.manifest.shards)
-        ]
-        scratch.mkdir(parents=True)
-        workers.run(scan_shard, works, what="shards (drift)")
-        smallest, labels = SmallestHashes(), {column: Counter[int]() for column in columns.labelled}
-        for work in works:
-            found: Scan = pickle.loads(work.file.read_bytes())  # noqa: S301 - this stage wrote it
-            smallest.add(found.smallest.hashes, found.smallest.row_ids + work.shard.first_row_id)
-            smallest.is_whole &= found.smallest.is_whole
-            for column in tuple(labels):
-                labels[column].update(found.labels.get(column, {}))
-                if column not in found.labels or len(labels[column]) > MAX_LABELS:
-                    del labels[column]
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    works = [_Work(rows.only(shard), shard, columns) for shard in rows.manifest.shards]
+    smallest, labels = SmallestHashes(), {column: Counter[int]() for column in columns.labelled}
+    for work, found in zip(works, workers.run(scan_shard, works, what="shards (drift)"), strict=True):
+        smallest.add(found.smallest.hashes, found.smallest.row_ids + work.shard.first_row_id)
+        smallest.is_whole &= found.smallest.is_whole
+        for column in tuple(labels):
+            labels[column].update(found.labels.get(column, {}))
+            if column not in found.labels or len(labels[column]) > MAX_LABELS:
+                del labels[column]
     return Scan(len(rows), smallest, labels)
 
 
 @dataclass(frozen=True)
 class _Work:
-    """One shard to look at. What is seen goes to a file: that of all shards does not fit into memory."""
+    """One shard to look at."""
 
     rows: SplitRows
     shard: Shard
     columns: Columns
-    file: Path
+    files: Sequence[Path] = ()
 
     @property
     def key(self) -> str:
@@ -209,19 +196,16 @@ class _Work:
             work="drift", shard=self.shard.sha256, types=types, labels=self.columns.labelled, options=options
         )
 
-    @property
-    def files(self) -> list[Path]:
-        return [self.file]
 
-
-def scan_shard(work: _Work) -> None:
-    """Look at the rows of one shard, and write a `Scan`, whose row_ids begin at 0."""
+def scan_shard(work: _Work) -> Scan:
+    """Look at the rows of one shard; the row_ids of what is found begin at 0."""
     shard, columns = work.shard, work.columns
-    found = Scan(shard.rows, SmallestHashes(), {})
+    smallest = SmallestHashes()
     counts = {column: Counter[str]() for column in columns.labelled}
-    for batch in _batches(work.rows, [ROW_ID, *columns.content]):
+    for batch in work.rows.batches([ROW_ID, *columns.content]):
+        made_progress()
         values = [batch[column].to_pylist() for column in columns.content]
-        found.smallest.add(_hashes(values), batch[ROW_ID].to_numpy() - shard.first_row_id)
+        smallest.add(_hashes(values), batch[ROW_ID].to_numpy() - shard.first_row_id)
         for column, labels in zip(columns.labels, values, strict=False):  # the labels come first
             counts[column].update(map(str, labels))
         if columns.listed:
@@ -232,7 +216,7 @@ def scan_shard(work: _Work) -> None:
         for column, own in counts.items()
         if len(own) <= MAX_LABELS
     }
-    work.file.write_bytes(pickle.dumps(replace(found, labels=labels)))
+    return Scan(shard.rows, smallest, labels)
 
 
 def _hashes(columns: Sequence[Sequence[Any]]) -> NDArray[np.uint64]:
@@ -336,9 +320,3 @@ def features_of(texts: Iterable[str]) -> list[int]:
         for gram in (*words, *map(" ".join, itertools.pairwise(words))):
             found.add(zlib.crc32(f"{column} {gram}".encode()) % BUCKETS)
     return sorted(found)[:MAX_FEATURES]
-
-
-def _batches(rows: SplitRows, columns: list[str]) -> Iterator[Any]:
-    for batch in rows.batches(columns):
-        made_progress()
-        yield batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +14,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from params import InputsChangedError
 from tasks.ingestion.batches import AddressedRows, Batches, to_batches
 from tasks.ingestion.formats import (
     JSON_SUFFIXES,
@@ -30,13 +28,14 @@ from tasks.ingestion.formats import (
     scan_csv,
     scan_json,
 )
-from tasks.ingestion.hashed_file import END, HashedFile, PartInMemory, hash_of
+from tasks.progress import made_progress
 from tasks.shards.executor import usable_cpus
 
 INDEXED = (".csv", *JSON_SUFFIXES, ".parquet")
 """Suffixes of the formats that can be read from any row on."""
-_READ_BYTES = 1 << 18
-_MAGIC = b"PAR1"
+_BLOCK_BYTES = 1 << 20
+_END = sys.maxsize
+"""The offset of a file's end."""
 _AFTER_FOOTER_BYTES = 8
 """A Parquet file ends with the length of its footer and four letters."""
 
@@ -55,7 +54,7 @@ class Piece:
     offsets: Sequence[int]
     """Offsets in the file between which the bytes are hashed; all rows are between the first and the last."""
     sha256: str
-    """Hash of these bytes, as `hash_of` gives it."""
+    """Hash of these bytes, as `_hash_of` gives it."""
     footer: tuple[int, str] | None
     """For a Parquet file: the offset of its footer, and the hash."""
     csv_columns: CsvColumns | None
@@ -69,30 +68,23 @@ class Piece:
             DataError: a row is malformed.
             InputsChangedError: the file is not what was hashed.
         """
-        with (
-            read_errors(self.path, self.name),
-            HashedFile(self.path, self.offsets) as file,
-            io.BufferedReader(file, _READ_BYTES) as lines,
-        ):
+        with read_errors(self.path, self.name):
+            state = _state(self.path)
             try:
-                yield from self._parquet_batches(file) if self.footer else to_batches(self._own(lines))
+                yield from self._unchecked()
             except Exception:
-                file.check(self.name, self.sha256)  # if it has changed, that is the reason
+                self._check(state)  # if the file has changed, that is the reason
                 raise
-            file.check(self.name, self.sha256)
+            self._check(state)
 
-    def _parquet_batches(self, file: HashedFile) -> Batches:
-        """Yield the rows from memory: the row groups that have them, and what describes these; both are what was hashed."""
-        assert self.footer, "the file is not Parquet"
-        offset, sha256 = self.footer
-        with HashedFile(self.path, [offset, END]) as rest:
-            footer = rest.readall()
-            rest.check(self.name, sha256)
-        metadata = pq.read_metadata(pa.BufferReader(_MAGIC + footer))
-        groups = PartInMemory(file.readall(), self.offsets[0])
-        file.check(self.name, self.sha256)
-        with open_parquet(pa.PythonFile(groups, mode="r"), self.name, metadata) as parquet:
-            yield from parquet_batches(parquet, self.name, self.first, self.rows)
+    def _unchecked(self) -> Batches:
+        if self.footer:
+            with open_parquet(self.path, self.name) as parquet:
+                yield from parquet_batches(parquet, self.name, self.first, self.rows)
+            return
+        with self.path.open("rb") as lines:
+            lines.seek(self.begin.offset)
+            yield from to_batches(self._own(lines))
 
     def _own(self, lines: IO[bytes]) -> AddressedRows:
         if self.csv_columns is not None:
@@ -102,6 +94,16 @@ class Piece:
         skip = self.first - self.begin.row
         with closing(rows):
             yield from islice(rows, skip, skip + self.rows)
+
+    def _check(self, state: tuple[int, int]) -> None:
+        """Check the bytes, and that no edit was undone since the file had this state."""
+        expected = [(self.offsets, self.sha256)]
+        if self.footer:
+            expected.append(([self.footer[0], _END], self.footer[1]))
+        differ = any(_hash_of(_hashes_of(self.path, offsets)) != sha256 for offsets, sha256 in expected)
+        if differ or _state(self.path) != state:
+            what = "changed while its rows were read"
+            raise InputsChangedError(self.name, what, "run the recipe again when nothing writes to it any more")
 
 
 @dataclass(frozen=True)
@@ -123,13 +125,13 @@ class FileIndex:
         """Return the rows from number `first` on, at most `rows`."""
         rows = min(rows, self.rows - first)
         is_parquet = self.path.suffix.lower() == ".parquet"
-        footer = (self.places[-1].offset, hash_of(self.hashes[-1:])) if is_parquet else None
+        footer = (self.places[-1].offset, _hash_of(self.hashes[-1:])) if is_parquet else None
         start = bisect_right(self.places, first, key=lambda place: place.row) - 1
         stop = bisect_left(self.places, first + rows, key=lambda place: place.row)
-        begin, sha256 = self.places[start], hash_of(self.hashes[start:stop])
+        begin, sha256 = self.places[start], _hash_of(self.hashes[start:stop])
         offsets = [place.offset for place in self.places[start : stop + 1]]
         if stop == len(self.places):
-            offsets.append(END)
+            offsets.append(_END)
         columns = (
             None if self.csv_columns is None else [(name, kind.__name__) for name, kind in self.csv_columns.items()]
         )
@@ -153,7 +155,7 @@ def index_file(path: Path, name: str) -> FileIndex:
         else:
             places, rows = scan_json(path)
         hashes = _hashes(path, [0, *(place.offset for place in places[1:])])
-        return FileIndex(path, name, rows, hash_of(hashes), places, hashes, columns)
+        return FileIndex(path, name, rows, _hash_of(hashes), places, hashes, columns)
 
 
 def _scan_parquet(path: Path, name: str) -> tuple[list[Place], int]:
@@ -167,10 +169,14 @@ def _scan_parquet(path: Path, name: str) -> tuple[list[Place], int]:
         places.append(Place(rows, min(pages, default=0)))
         rows += group.num_rows
     offsets = [place.offset for place in places]
-    if any(after <= before for before, after in pairwise(offsets)):  # a writer put them in another order
+    if not _are_ascending(offsets):  # a writer put them in another order
         places = []
     footer = Place(rows, path.stat().st_size - _AFTER_FOOTER_BYTES - int(metadata.serialized_size))
     return [Place(), *places[1:], footer], rows
+
+
+def _are_ascending(offsets: Sequence[int]) -> bool:
+    return all(before < after for before, after in pairwise(offsets))
 
 
 def _hashes(path: Path, offsets: Sequence[int]) -> list[str]:
@@ -178,11 +184,31 @@ def _hashes(path: Path, offsets: Sequence[int]) -> list[str]:
     threads = usable_cpus()
     size = -(-len(offsets) // threads)
     parts = [[*offsets[i : i + size + 1]] for i in range(0, len(offsets), size)]
-    parts[-1].append(END)
+    parts[-1].append(_END)
     with ThreadPoolExecutor(threads) as pool:
         return [own for several in pool.map(partial(_hashes_of, path), parts) for own in several]
 
 
+def _state(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns
+
+
 def _hashes_of(path: Path, offsets: Sequence[int]) -> list[str]:
-    with HashedFile(path, offsets) as file:
-        return file.read_rest()
+    """Return the hash of the bytes from each of the offsets to the next one; the last one may be `_END`."""
+    hashes = []
+    with path.open("rb") as file:
+        file.seek(offsets[0])
+        for start, stop in pairwise(offsets):
+            found, left = hashlib.sha256(), stop - start
+            while block := file.read(min(left, _BLOCK_BYTES)):
+                found.update(block)
+                left -= len(block)
+                made_progress()
+            hashes.append(found.hexdigest())
+    return hashes
+
+
+def _hash_of(hashes: Sequence[str]) -> str:
+    """Return one hash for those of several ranges."""
+    return hashlib.sha256(repr(list(hashes)).encode()).hexdigest()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from params import DataError
 from params.foundation.hashing import file_sha256
-from params.schema import Files
 from tasks.ingestion.batches import Batches, is_unicode
 from tasks.ingestion.file_index import INDEXED, FileIndex, index_file
 from tasks.ingestion.formats import JSON_SUFFIXES, SUFFIXES, TextUnit, columns_of, read_errors, read_file
@@ -33,11 +32,6 @@ class FileSource:
         self._place = place or str(folder.absolute())
         self._names = {split: self._match(split, pattern) for split, pattern in patterns.items()}
         self._indexes: dict[str, FileIndex] = {}
-
-    @classmethod
-    def from_recipe(cls, source: Files, root: Path) -> FileSource:
-        """Return the source of a recipe's section; `root` is the project's folder."""
-        return cls(source.patterns, root, source.text_unit)
 
     @property
     def splits(self) -> Sequence[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import csv
 import io
@@ -100,23 +99,17 @@ def read_errors(path: Path, name: str) -> Iterator[None]:
 
 def _not_utf8(path: Path, name: str) -> DataError:
     """Return an error with the byte offset and line in the file; the decoder's own error counts from its last block."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    offset, line, buffered = 0, 1, 0
+    fix = "convert the file to UTF-8, for example with `iconv -f latin1 -t utf-8`"
+    offset = 0
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            buffered = len(decoder.getstate()[0])
+        for line, raw in enumerate(file, start=1):
             try:
-                decoder.decode(block)
+                raw.decode()
             except UnicodeDecodeError as error:
-                line += block.count(b"\n", 0, max(0, error.start - buffered))
-                offset += error.start - buffered
-                break
-            offset += len(block)
-            line += block.count(b"\n")
-        else:  # the file ends inside a character
-            offset -= len(decoder.getstate()[0])
-    what = f"not UTF-8: the byte at offset {offset} (line {line})"
-    return DataError(f"{name}:{line}", what, "convert the file to UTF-8, for example with `iconv -f latin1 -t utf-8`")
+                what = f"not UTF-8: the byte at offset {offset + error.start} (line {line})"
+                return DataError(f"{name}:{line}", what, fix)
+            offset += len(raw)
+    return DataError(name, "not UTF-8", fix)
 
 
 def scan_csv(path: Path, name: str) -> tuple[CsvColumns, list[Place], int]:
@@ -127,15 +120,7 @@ def scan_csv(path: Path, name: str) -> tuple[CsvColumns, list[Place], int]:
     with path.open("rb") as file:
         lines = _Lines(file, Place())
         records = _csv_cells(lines, name)
-        where, header = next(records, (name, []))
-        for column, count in Counter(header).items():
-            if not column.strip() or count > 1:
-                what = (
-                    f"the header has column `{column}` twice"
-                    if column.strip()
-                    else "a column of the header has no name"
-                )
-                raise DataError(where, what, "give every column its own name")
+        header = _csv_header(records, name)
         integers, numbers = set(range(len(header))), set(range(len(header)))
         places, rows = [Place()], 0
         for _, cells in records:
@@ -309,12 +294,10 @@ def _groups_with(metadata: pq.FileMetaData, first: int, stop: int) -> tuple[list
 
 
 @contextlib.contextmanager
-def open_parquet(
-    source: Path | pa.NativeFile, name: str, metadata: pq.FileMetaData | None = None
-) -> Iterator[pq.ParquetFile]:
+def open_parquet(path: Path, name: str) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file; what it raises while it is read becomes a `DataError`."""
     try:
-        with pq.ParquetFile(source, metadata=metadata) as file:
+        with pq.ParquetFile(path) as file:
             names: Sequence[str] = file.schema_arrow.names
             if len(set(names)) < len(names):
                 what = f"several columns have the same name: {sorted(names)}"

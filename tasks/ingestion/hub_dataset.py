@@ -102,22 +102,16 @@ class HubSource:
 
         try:
             return request()
-        except errors.HfHubHTTPError as error:
-            raise self._refusal(error) from error
-        except (errors.LocalEntryNotFoundError, errors.IncompleteSnapshotError, errors.OfflineModeIsEnabled) as error:
-            cause = error.__cause__ or error
+        except (errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]
+            cause = (error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else None) or error
             if isinstance(cause, errors.HfHubHTTPError):
                 raise self._refusal(cause) from error
             if isinstance(cause, errors.OfflineModeIsEnabled):
                 what = "is not in the local cache, and HF_HUB_OFFLINE forbids a download"
                 raise DataError(self._where, what, "unset HF_HUB_OFFLINE, or download the dataset first") from error
-            raise self._unreachable(cause) from error
-        except (errors.HTTPError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]
-            raise self._unreachable(error) from error
-
-    def _unreachable(self, error: BaseException) -> TransientError:
-        what = f"the Hub cannot be reached: {type(error).__name__}"
-        return TransientError(self._where, what, "check the network and the endpoint, then run the stage again")
+            what = f"the Hub cannot be reached: {type(cause).__name__}"
+            fix = "check the network and the endpoint, then run the stage again"
+            raise TransientError(self._where, what, fix) from error
 
     def _refusal(self, error: HfHubHTTPError) -> EvergreenError:
         """Return the error for an HTTP error of the Hub, which also answers 401 where a repository does not exist."""

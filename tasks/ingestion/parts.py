@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import chain
 
-import pyarrow as pa
-
 from tasks.ingestion.batches import Batch, Batches
 from tasks.ingestion.file_index import FileIndex, Piece
 
@@ -77,9 +75,9 @@ def _first(batches: Batches) -> list[Batch]:
 
 def _part_rows(first: Sequence[Batch]) -> int:
     """Return the rows of a part of the split that begins with these batches."""
-    if not first:
-        return PART_ROWS
-    measured = pa.concat_tables([pa.Table.from_batches([b.rows]) for b in first], promote_options="permissive")
-    measured = measured.slice(0, _MEASURED_ROWS)
-    rows = _PART_BYTES * len(measured) // max(1, int(measured.nbytes))
+    count = size = 0
+    for batch in first:
+        measured = batch.rows.slice(0, _MEASURED_ROWS - count)
+        count, size = count + len(measured), size + int(measured.nbytes)
+    rows = _PART_BYTES * count // size if size else PART_ROWS
     return min(PART_ROWS, 1 << max(0, rows.bit_length() - 1))

@@ -52,7 +52,7 @@ def open_source(source: Files | HubDataset | Sql | Function, root: Path = Path()
     if isinstance(source, Files):
         from tasks.ingestion.files import FileSource
 
-        return FileSource.from_recipe(source, root)
+        return FileSource(source.patterns, root, source.text_unit)
     if isinstance(source, HubDataset):
         from tasks.ingestion.hub_dataset import HubSource
 

@@ -23,7 +23,7 @@ from params.loading import suggestion
 from params.schema import Data, Launch, Split
 from tasks.ingestion.batches import Batch, Batches, readable
 from tasks.ingestion.file_index import Piece
-from tasks.ingestion.parquet import Column, PartWriter, WrittenPart, check_types, part_name, widen, write_schema
+from tasks.ingestion.parquet import Column, WrittenPart, check_types, part_name, widen, write_part, write_schema
 from tasks.ingestion.parts import cut, cut_files, read_pieces
 from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import Source, open_source
@@ -137,12 +137,13 @@ def _write_batches(source: Batches, splitting: Splitting, folder: Path) -> Itera
 
 
 def _write(source: Iterator[Batch], number: int, splitting: Splitting, folder: Path) -> WrittenPart:
-    with PartWriter(folder, number) as writer:
+    def with_splits() -> Iterator[tuple[Batch, list[str]]]:
         for source_batch in source:
             batch, rows = readable(source_batch)
             _check_columns(batch.rows.schema.names, splitting.group_by, batch.address(0))
-            writer.write(batch, splitting.of(rows))
-        return writer.finish()
+            yield batch, splitting.of(rows)
+
+    return write_part(with_splits(), folder, number)
 
 
 def _check_columns(names: Sequence[str], group_by: Sequence[str], where: str) -> None:

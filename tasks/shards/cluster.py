@@ -7,79 +7,33 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from params import KilledError, RecipeError, TransientError
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Client
 
 _KEY: Final = "launch.data_cluster"
 _TIMEOUT_S: Final = 30
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call that a worker of the cluster makes."""
-
-    future: Future[Any]
-    address: str
-
-    def result(self) -> Any:
-        """Return what the call gives.
-
-        Raises:
-            KilledError: several workers were killed at it.
-            TransientError: the cluster has gone.
-        """
-        from distributed import KilledWorker
-        from distributed.comm.core import CommClosedError
-
-        try:
-            return self.future.result()
-        except KilledWorker as error:
-            what = f"a worker was killed several times at the same shard: memory may be short ({error})"
-            fix = "give the workers more memory, or let fewer of them share a machine"
-            raise KilledError(_KEY, what, fix) from error
-        except (CancelledError, CommClosedError) as error:
-            what = f"the cluster at {self.address} does not answer any more"
-            raise TransientError(_KEY, what, "start it again; what is done of the shards is kept") from error
-
-    def cancel(self) -> None:
-        """Give up the call."""
-        self.future.release()  # type: ignore[no-untyped-call]
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """The workers of a cluster. A call whose worker is killed goes to another one."""
-
-    client: Client
-    address: str
-
-    @property
-    def processes(self) -> int:
-        """Calls that run at the same time."""
-        return sum(self.client.nthreads().values())  # type: ignore[no-untyped-call]
-
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Call:
-        """Start a call."""
-        return Call(self.client.submit(function, *arguments, pure=False), self.address)
-
-
 @contextlib.contextmanager
-def connect(address: str) -> Iterator[Cluster]:
-    """Connect to the scheduler at `address`, for example `tcp://scheduler:8786`.
+def connect(address: str) -> Iterator[Client]:
+    """Connect to the scheduler at `address`, for example `tcp://scheduler:8786`; inside the block, its errors are ours.
+
+    A call whose worker is killed goes to another one.
 
     Raises:
         RecipeError: Dask is not installed.
-        TransientError: nothing answers there, or the cluster has no worker.
+        TransientError: nothing answers there, the cluster has no worker, or it has gone.
+        KilledError: several workers were killed at a call.
     """
     try:
-        from distributed import Client
+        from distributed import Client, KilledWorker
+        from distributed.comm.core import CommClosedError
     except ImportError as error:
         fix = "install the extra `cluster`, for example with `pip install evergreen[cluster]`"
         raise RecipeError.at(_KEY, "Dask is not installed", fix) from error
@@ -94,4 +48,12 @@ def connect(address: str) -> Iterator[Cluster]:
             what = f"the cluster at {address} cannot be used: {error}"
             fix = "start it with `dask scheduler` and `dask worker`, and check the address"
             raise TransientError(_KEY, what, fix) from error
-        yield Cluster(client, address)
+        try:
+            yield client
+        except KilledWorker as error:
+            what = f"a worker was killed several times at the same shard: memory may be short ({error})"
+            fix = "give the workers more memory, or let fewer of them share a machine"
+            raise KilledError(_KEY, what, fix) from error
+        except (CancelledError, CommClosedError) as error:
+            what = f"the cluster at {address} does not answer any more"
+            raise TransientError(_KEY, what, "start it again; what is done of the shards is kept") from error

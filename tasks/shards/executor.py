@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import logging
 import multiprocessing
 import os
 import pickle
@@ -18,142 +17,22 @@ import signal
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Executor, ProcessPoolExecutor
 from functools import lru_cache
 from importlib.metadata import version
 from multiprocessing.forkserver import ensure_running, set_forkserver_preload
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import Any, Final
 
-from params import KilledError, RecipeError
-from params.schema import Launch
-from tasks.progress import progress
+from params import RecipeError
 from trainer.runtime.memory import collect_rarely, return_freed_memory
 
-if TYPE_CHECKING:
-    from tasks.shards.cluster import Call, Cluster
-
-logger = logging.getLogger(__name__)
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 _LIBRARIES: Final = ("great_expectations", "numpy", "pandas", "pyarrow", "tokenizers", "transformers")
-_FEWEST: Final = 4
-"""Fewest items for which workers start: to start one takes about as long as to work on a shard."""
-_ATTEMPTS: Final = 3
-_AHEAD: Final = 2
-"""Calls that wait for each process: it never waits for this one, and few results wait to be taken."""
 _FREE_EVERY_S: Final = 1.0
 """Seconds of work after which a process gives back the memory that is free: the next work has to ask for it again."""
 _freed_at_s = time.monotonic()
 """When this process last did."""
-
-
-class Workers:
-    """The processes that work for a stage. They start when there is work for them, and end with the stage.
-
-    Args:
-        launch: says how many processes, or which cluster.
-        folder: where functions are written for the processes to read; a cluster must share it.
-        imports: modules that the work needs. They are imported once, and the processes of this machine share them.
-    """
-
-    def __init__(self, launch: Launch, folder: Path, imports: Sequence[str] = ()) -> None:
-        self._launch = launch
-        self._folder = folder
-        self._imports = imports
-        self._processes = launch.data_workers or usable_cpus()
-        self._open = contextlib.ExitStack()
-        self._executor: Executor | Cluster | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._close()
-
-    def expect(self, items: int) -> None:
-        """Begin with the imports for work on so many items, while this process does something else."""
-        if not self._launch.data_cluster and self._are_worth(items):
-            _start_server(self._imports)
-
-    def map(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT], *, what: str) -> Iterator[ResultT]:
-        """Yield `function(item)` of each item, in order. This process computes them if they are few.
-
-        Args:
-            function: a function of a module, or a `functools.partial` of one. It travels to each process once.
-            items: its arguments.
-            what: a plural noun for the log, such as `shards`.
-
-        Raises:
-            KilledError: a process was killed while it computed the same item for the third time.
-            RecipeError: the cluster does not exist, or cannot do the work.
-            TransientError: the cluster does not answer any more.
-            EvergreenError: the error of the first item that has one.
-        """
-        found = self._elsewhere(function, items) if self._are_worth(len(items)) else map(function, items)
-        for result in progress(found, what=what, total=len(items)):
-            yield result
-            _free_memory()
-
-    def _are_worth(self, items: int) -> bool:
-        """Whether workers start for so many items."""
-        return items >= _FEWEST and (self._processes > 1 or bool(self._launch.data_cluster))
-
-    def _elsewhere(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> Iterator[ResultT]:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder.absolute() / f".{uuid.uuid4().hex}.function"
-        path.write_bytes(pickle.dumps(_surroundings()) + pickle.dumps(function))
-        try:
-            done, attempts = 0, 1
-            while done < len(items):
-                try:
-                    for result in self._in_order(path, items[done:]):
-                        yield result
-                        done, attempts = done + 1, 1
-                except BrokenProcessPool:
-                    self._close()
-                    if attempts == _ATTEMPTS:
-                        what = f"a process was killed {attempts} times at item {done + 1} of {len(items)}: memory may be short"
-                        fix = "lower it, so that fewer processes share the memory"
-                        raise KilledError("launch.data_workers", what, fix) from None
-                    attempts += 1
-                    logger.warning(
-                        "a process of the stage was killed; starting again from item %d of %d", done + 1, len(items)
-                    )
-        finally:
-            path.unlink(missing_ok=True)
-
-    def _in_order(self, function: Path, items: Sequence[Any]) -> Iterator[Any]:
-        """Yield the results in order, while few calls are not done or not taken."""
-        executor = self._executor = self._executor or self._start()
-        waiting: list[Future[Any] | Call] = []
-        try:
-            for item in items:
-                waiting.append(executor.submit(_call, function, item))
-                if len(waiting) >= _AHEAD * self._processes:
-                    yield waiting.pop(0).result()
-            while waiting:
-                yield waiting.pop(0).result()
-        finally:
-            for future in waiting:  # nobody takes their results
-                future.cancel()
-
-    def _start(self) -> Executor | Cluster:
-        if not self._launch.data_cluster:
-            _start_server(self._imports)
-            return self._open.enter_context(_processes(self._processes))
-        from tasks.shards.cluster import connect
-
-        cluster = self._open.enter_context(connect(self._launch.data_cluster))
-        self._processes = cluster.processes
-        return cluster
-
-    def _close(self) -> None:
-        self._executor = None
-        self._open.close()
 
 
 @lru_cache(maxsize=1)
@@ -171,7 +50,8 @@ def _code() -> str:
     return code.hexdigest()[:12]
 
 
-def _surroundings() -> dict[str, str]:
+def surroundings() -> dict[str, str]:
+    """Return all that a call depends on beside its function and item: code and versions."""
     return {"Evergreen": _code(), **versions()}
 
 
@@ -180,14 +60,15 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _call(function: Path, item: Any) -> Any:
+def call(function: Path, item: Any) -> Any:
+    """Compute `function(item)` in a process of the stage; the function was written by the stage."""
     try:
         return _function(function)(item)
     finally:
-        _free_memory()
+        free_memory()
 
 
-def _free_memory() -> None:
+def free_memory() -> None:
     """Give back the memory that is free, now and then: other kinds of work would find it in pieces."""
     global _freed_at_s  # noqa: PLW0603 - of this process
     if time.monotonic() - _freed_at_s >= _FREE_EVERY_S:
@@ -206,7 +87,7 @@ def _function(path: Path) -> Callable[[Any], Any]:
         fix = "give all machines of the cluster the project's folder at the same path"
         raise RecipeError.at("launch.data_cluster", what, fix) from error
     with file:
-        own, wanted = _surroundings(), pickle.load(file)  # noqa: S301 - the stage wrote it
+        own, wanted = surroundings(), pickle.load(file)  # noqa: S301 - the stage wrote it
         if own != wanted:
             differences = (
                 f"{name} {own.get(name)} instead of {wanted[name]}" for name in wanted if own.get(name) != wanted[name]
@@ -218,7 +99,7 @@ def _function(path: Path) -> Callable[[Any], Any]:
     return function
 
 
-def _start_server(imports: Sequence[str]) -> None:
+def start_server(imports: Sequence[str]) -> None:
     """Start the process that imports modules and is then forked for each process, if it does not run yet.
 
     It has one thread, so a fork is safe, which one of this process is not. It and its forks never get Ctrl-C, which a terminal sends to all:
@@ -233,7 +114,8 @@ def _start_server(imports: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _processes(count: int) -> Iterator[Executor]:
+def processes(count: int) -> Iterator[Executor]:
+    """Start processes of this machine, as calls need them; they end with the block."""
     executor = ProcessPoolExecutor(count, multiprocessing.get_context("forkserver"), initializer=_prepare)
     try:
         yield executor

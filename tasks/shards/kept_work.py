@@ -18,20 +18,29 @@ import logging
 import pickle
 import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeVar
 
+from params import KilledError
 from params.dvc_files import Inputs, file_state
 from params.foundation.artifacts import Artifacts, link_or_copy
 from params.foundation.hashing import file_sha256
 from params.schema import Launch
-from tasks.shards.executor import Workers, versions
+from tasks.progress import progress
+from tasks.shards.executor import call, free_memory, processes, start_server, surroundings, usable_cpus, versions
 
 logger = logging.getLogger(__name__)
 _RESULT: Final = "result"
+_FEWEST: Final = 4
+"""Fewest items for which workers start: to start one takes about as long as to work on a shard."""
+_ATTEMPTS: Final = 3
+_AHEAD: Final = 2
+"""Calls that wait for each process: it never waits for this one, and few results wait to be taken."""
 
 
 class Work(Protocol):
@@ -54,12 +63,14 @@ ResultT = TypeVar("ResultT")
 class ShardWorkers:
     """Does the work of one stage on shards; to be used as a context.
 
+    Processes start when there is work for them, and end with the stage.
+
     Args:
         artifacts: of the run.
         stage: its name.
-        launch: says where the work is done.
+        launch: says how many processes do the work, or which cluster.
         inputs: of the stage. Without them, or if they name no code, nothing is kept, because other code may give other results.
-        imports: modules that the work needs.
+        imports: modules that the work needs. They are imported once, and the processes of this machine share them.
     """
 
     def __init__(
@@ -71,31 +82,52 @@ class ShardWorkers:
         *,
         imports: Sequence[str] = (),
     ) -> None:
-        folder = artifacts.shards / stage
         self._stage = stage
-        self._workers = Workers(launch, folder, imports)
-        self._cache = _Cache(folder, artifacts.root, tuple(inputs.code.items())) if inputs and inputs.code else None
+        self._launch = launch
+        self._folder = artifacts.shards / stage
+        self._imports = imports
+        self._processes = launch.data_workers or usable_cpus()
+        self._open = contextlib.ExitStack()
+        self._submit: Callable[..., Any] | None = None
+        """Starts a call, and returns its future."""
+        code = tuple(inputs.code.items()) if inputs else ()
+        self._cache = _Cache(self._folder, artifacts.root, code) if code else None
         self._used: set[str] = set()
 
     def __enter__(self) -> Self:
-        self._workers.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._workers.__exit__(*error)
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)  # an error of a cluster becomes ours
         if error[0] is None and self._cache:
             self._cache.drop_all_but(self._used)
 
     def expect(self, shards: int) -> None:
         """Begin with the imports for work on so many shards, while this process does something else."""
-        self._workers.expect(shards)
+        if not self._launch.data_cluster and self._are_worth(shards):
+            start_server(self._imports)
 
     def map(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT], *, what: str) -> Iterator[ResultT]:
-        """Yield `function(item)` of each item, in order, as `Workers.map` does it; nothing is kept."""
-        return self._workers.map(function, items, what=f"{self._stage}: {what}")
+        """Yield `function(item)` of each item, in order; nothing is kept. This process computes them if they are few.
 
-    def run(self, function: Callable[[WorkT], ResultT], works: Sequence[WorkT], *, what: str) -> list[ResultT]:
-        """Return `function(work)` of each; that of earlier runs, with its files, where nothing has changed.
+        Args:
+            function: a function of a module, or a `functools.partial` of one. It travels to each process once.
+            items: its arguments.
+            what: a plural noun for the log, such as `shards`.
+
+        Raises:
+            KilledError: a process was killed while it computed the same item for the third time.
+            RecipeError: the cluster does not exist, or cannot do the work.
+            TransientError: the cluster does not answer any more.
+            EvergreenError: the error of the first item that has one.
+        """
+        found = self._elsewhere(function, items) if self._are_worth(len(items)) else map(function, items)
+        for result in progress(found, what=f"{self._stage}: {what}", total=len(items)):
+            yield result
+            free_memory()
+
+    def run(self, function: Callable[[WorkT], ResultT], works: Sequence[WorkT], *, what: str) -> Iterator[ResultT]:
+        """Yield `function(work)` of each, in order; that of earlier runs, with its files, where nothing has changed.
 
         Args:
             function: a function of a module, or a `functools.partial` of one; its result can be pickled.
@@ -103,17 +135,68 @@ class ShardWorkers:
             what: a plural noun for the log, such as `shards`.
 
         Raises:
-            KilledError: a process was killed while it worked on the same shard for the third time.
-            RecipeError, TransientError: the cluster cannot be used.
-            EvergreenError: the error of the first shard that has one.
+            EvergreenError: as `map` does.
         """
         if not self._cache:
-            return list(self.map(function, works, what=what))
+            yield from self.map(function, works, what=what)
+            return
         self._used.update(self._cache.entry(work).name for work in works)
-        done = list(self.map(partial(_find_or_do, function, self._cache), works, what=what))
-        if found := sum(is_found for _, is_found in done):
+        found = 0
+        for result, is_found in self.map(partial(_find_or_do, function, self._cache), works, what=what):
+            found += is_found
+            yield result
+        if found:
             logger.info("%s: %d of %d %s are those of an earlier run", self._stage, found, len(works), what)
-        return [result for result, _ in done]
+
+    def _are_worth(self, items: int) -> bool:
+        """Whether workers start for so many items."""
+        return items >= _FEWEST and (self._processes > 1 or bool(self._launch.data_cluster))
+
+    def _elsewhere(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> Iterator[ResultT]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder.absolute() / f".{uuid.uuid4().hex}.function"
+        path.write_bytes(pickle.dumps(surroundings()) + pickle.dumps(function))
+        try:
+            done, attempts = 0, 1
+            while done < len(items):
+                try:
+                    for result in self._in_order(path, items[done:]):
+                        yield result
+                        done, attempts = done + 1, 1
+                except BrokenProcessPool:
+                    self._open.close()
+                    self._submit = None
+                    if attempts == _ATTEMPTS:
+                        what = f"a process was killed {attempts} times at item {done + 1} of {len(items)}: memory may be short"
+                        fix = "lower it, so that fewer processes share the memory"
+                        raise KilledError("launch.data_workers", what, fix) from None
+                    attempts += 1
+                    logger.warning(
+                        "a process of the stage was killed; starting again from item %d of %d", done + 1, len(items)
+                    )
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _in_order(self, function: Path, items: Sequence[Any]) -> Iterator[Any]:
+        """Yield the results in order, while few calls are not done or not taken."""
+        submit = self._submit = self._submit or self._start()
+        waiting: list[Any] = []
+        for item in items:
+            waiting.append(submit(call, function, item))
+            if len(waiting) >= _AHEAD * self._processes:
+                yield waiting.pop(0).result()
+        while waiting:
+            yield waiting.pop(0).result()
+
+    def _start(self) -> Callable[..., Any]:
+        if not self._launch.data_cluster:
+            start_server(self._imports)
+            return self._open.enter_context(processes(self._processes)).submit
+        from tasks.shards.cluster import connect
+
+        client = self._open.enter_context(connect(self._launch.data_cluster))
+        self._processes = sum(client.nthreads().values())  # type: ignore[no-untyped-call]
+        return partial(client.submit, pure=False)
 
 
 def _find_or_do(function: Callable[[WorkT], ResultT], cache: _Cache, work: WorkT) -> tuple[ResultT, bool]:

@@ -79,14 +79,10 @@ class SplitRows:
         for batch in self.batches(columns, 1000):
             yield from batch.to_pylist()
 
-    def shards(self) -> Iterator[tuple[Shard, pa.Table]]:
-        """Yield each shard with its rows."""
-        for shard in self.manifest.shards:
-            yield shard, self._of_split(pq.read_table(self._file(shard)), shard, self.schema)
-
-    def table(self) -> pa.Table:
-        """Return all rows."""
-        return pa.concat_tables([self.schema.empty_table(), *(table for _, table in self.shards())])
+    def table(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return all rows, with the split's columns or some of them."""
+        schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
+        return pa.Table.from_batches(self.batches(columns), schema)
 
     def pick(self, row_ids: Collection[int], columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the rows with these ids in the split's order, with all columns or `row_id` and some; skip unknown ids.

@@ -143,7 +143,7 @@ def encode_splits(
         for split, rows in splits.items()
         for shard in rows.manifest.shards
     ]
-    counts = workers.run(partial(_encode_shard, encoder), works, what="shards")
+    counts = list(workers.run(partial(_encode_shard, encoder), works, what="shards"))
     return {
         split: _encoded(rows, split, encoder, [(w, c) for w, c in zip(works, counts, strict=True) if w.split == split])
         for split, rows in splits.items()

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params.schema import Expectation
-from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import group_of
 from tasks.validation.checks import (
     GROUP_IS_IN_ONE_SPLIT,
@@ -27,9 +26,10 @@ from tasks.validation.checks import (
     without_condition,
 )
 from tasks.validation.expectations import as_text, columns_of, compared_rows
-from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, without
+from tasks.validation.raw_rows import ORDER, PartWork, Positions, RawRows, without
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
 BUCKET_ROWS: Final = 1 << 19
@@ -42,23 +42,11 @@ _POSITION: Final = np.uint64((1 << 48) - 1)
 
 
 @dataclass(frozen=True)
-class Keys:
-    """The hashed keys of some rows, on disk."""
-
-    files: tuple[Path, ...]
-    """For each shard an array (3, N) of uint64: first and second half of the hash; place in the shard, with its form in the
-    upper 16 bits."""
-    starts: tuple[int, ...]
-    """Position of the first row of each shard."""
-    rows: int
-    workers: ShardWorkers
-    """Look for equal keys."""
-
-
-@dataclass(frozen=True)
 class Duplicates:
     """The rows that repeat an earlier row."""
 
+    considered: int
+    """Number of rows that the expectation does not ignore."""
     members: int
     """Number of all rows that have the key of another row; the first of them too."""
     failing: Positions
@@ -67,28 +55,59 @@ class Duplicates:
     """For each of them the position of the row that stays."""
 
 
-def hash_keys(expectation: Expectation, rows: RawRows, folder: Path, skip: Positions) -> Keys:
-    """Hash the key of each row that the expectation does not ignore, but not of the rows at the positions in `skip`."""
+def find_duplicates(expectation: Expectation, rows: RawRows, skip: Positions, set_aside: Positions) -> Duplicates:
+    """Return the rows that repeat another, among those that the expectation does not ignore and that are not in `skip`.
+
+    Rows at the positions in `set_aside` come last among those with their key.
+    """
+    return _find(partial(_repeats, set_aside), expectation, rows, skip)
+
+
+def find_in_two_splits(rows: RawRows, skip: Positions) -> tuple[Expectation, Duplicates]:
+    """Return the check of `data.group_by`, and the rows whose group is in an earlier split, too."""
+    columns: Any = {"column_list": rows.splits["train"].group_by}
+    expectation = Expectation(type=GROUP_IS_IN_ONE_SPLIT, **columns)
+    ends = np.array([rows.span(split).stop for split in ORDER])
+    return expectation, _find(partial(_in_later_split, ends), expectation, rows, skip)
+
+
+_Find = Callable[["pd.DataFrame"], "pd.Series[int]"]
+"""Returns for each row that fails the position of the row that stays; from the `one`, `two`, `form` and `position` of rows
+with equal keys, indexed by position."""
+
+
+def _find(find: _Find, expectation: Expectation, rows: RawRows, skip: Positions) -> Duplicates:
+    """Hash the key of each row, and return what `find` finds among all rows with equal keys."""
+    import pandas as pd
+
     if condition_columns(expectation) is None:
         everything = whole_frame(rows, columns_read(expectation, rows.schema))
         compared = compared_rows(expectation, without(everything, skip))
         skip = np.setdiff1d(np.arange(len(rows)), compared)
         expectation = without_condition(expectation)
-    files = [folder / f"{number:05}.npy" for number in range(len(rows.parts))]
-    counts = rows.run(
-        partial(hash_part, expectation),
-        rows.parts,
-        what="equal rows",
-        columns=columns_read(expectation, rows.schema),
-        skip=skip,
-        paths=files,
-        expectation=as_text(expectation),
-    )
-    return Keys(tuple(files), tuple(part.start for part in rows.parts), sum(counts), rows.workers)
+    with rows.folder() as folder:
+        files = [folder / f"{number:05}.npy" for number in range(len(rows.parts))]
+        hashed = partial(hash_part, expectation)
+        columns, text = columns_read(expectation, rows.schema), as_text(expectation)
+        counts = rows.run(
+            hashed, rows.parts, what="equal rows", columns=columns, skip=skip, paths=files, expectation=text
+        )
+        considered = sum(counts)
+        buckets = 1 << max(0, (considered // BUCKET_ROWS).bit_length())
+        width = (1 << 64) // buckets
+        ranges = [(n * width, (n + 1) * width - 1) for n in range(buckets)]
+        work = partial(_in_bucket, find, files, [part.start for part in rows.parts])
+        found = list(rows.workers.map(work, ranges, what="buckets (equal rows)"))
+    repeats = pd.concat([own for _, own in found]).sort_index()
+    failing, stays = np.asarray(repeats.index, np.int64), np.asarray(repeats, np.int64)
+    return Duplicates(considered, sum(own for own, _ in found), failing, stays)
 
 
 def hash_part(expectation: Expectation, work: PartWork) -> int:
-    """Write the hashed keys of one shard, and return how many there are."""
+    """Write the hashed keys of one shard, and return how many there are.
+
+    They are an array (3, N) of uint64: first and second half of the hash; place in the shard, with its form in the upper 16 bits.
+    """
     columns, part = columns_of([expectation]), work.part
     read = columns_read(expectation, part.rows.schema)
     table = part.table(read)
@@ -150,85 +169,37 @@ def key_forms(table: pa.Table) -> NDArray[np.uint64]:
     return forms
 
 
-def find_duplicates(keys: Keys, set_aside: Positions) -> Duplicates:
-    """Return the rows that repeat another; rows at the positions in `set_aside` come last among those with their key."""
-    return _in_buckets(keys, partial(_repeats, set_aside))
+def _in_bucket(
+    find: _Find, files: Sequence[Path], starts: Sequence[int], bucket: tuple[int, int]
+) -> tuple[int, pd.Series[int]]:
+    """Return how many rows of a bucket have the key of another, and what `find` finds among them.
 
-
-def find_in_two_splits(keys: Keys, ends: Sequence[int]) -> Duplicates:
-    """Return the rows whose key occurs in an earlier split, too; `ends` are the positions after the last row of each split."""
-    return _in_buckets(keys, partial(_in_later_split, np.asarray(ends)))
-
-
-_Find = Callable[[NDArray[np.int64], NDArray[np.uint64]], Duplicates]
-"""Finds rows among those with equal keys, from the numbers of their keys and from their places."""
-
-
-def _in_buckets(keys: Keys, find: _Find) -> Duplicates:
-    """Return what `find` finds among all rows with equal keys."""
-    buckets = 1 << max(0, (keys.rows // BUCKET_ROWS).bit_length())
-    width = (1 << 64) // buckets
-    ranges = [(n * width, (n + 1) * width - 1) for n in range(buckets)]
-    work = partial(_in_bucket, find, keys.files, keys.starts)
-    found = list(keys.workers.map(work, ranges, what="buckets (equal rows)"))
-    failing = np.concatenate([NOTHING, *(one.failing for one in found)])
-    order = np.argsort(failing)
-    repeats = np.concatenate([NOTHING, *(one.repeats for one in found)])
-    return Duplicates(sum(one.members for one in found), failing[order], repeats[order])
-
-
-def _in_bucket(find: _Find, files: Sequence[Path], starts: Sequence[int], bucket: tuple[int, int]) -> Duplicates:
-    return find(*_equal_keys(files, starts, *bucket))
-
-
-def _equal_keys(
-    files: Sequence[Path], starts: Sequence[int], first: int, last: int
-) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Return a number for the key, and the place with the form, of each row that has the key of another.
-
-    Only rows whose hash begins with a number from `first` to `last` are read.
+    Only rows whose hash begins with a number from the first to the last of the bucket are read.
     """
+    import pandas as pd
+
+    first, last = map(np.uint64, bucket)
     read: list[Any] = [np.zeros((3, 0), np.uint64)]
     for path, position in zip(files, starts, strict=True):
         stored = np.load(path, mmap_mode="r")
-        start = np.searchsorted(stored[0], np.uint64(first))
-        stop = np.searchsorted(stored[0], np.uint64(last), side="right")
-        read.append(np.array(stored[:, start:stop]))
+        own = slice(np.searchsorted(stored[0], first), np.searchsorted(stored[0], last, side="right"))
+        read.append(np.array(stored[:, own]))
         read[-1][2] += np.uint64(position)
-    one, two, places = _with_equal_halves(np.concatenate(read, axis=1))
-    order = np.lexsort((two, one))
-    one, two, places = one[order], two[order], places[order]
-    is_new = np.ones(len(one), np.bool_)  # another key than that of the row before
-    is_new[1:] = (one[1:] != one[:-1]) | (two[1:] != two[:-1])
-    key: NDArray[np.int64] = np.cumsum(is_new, dtype=np.int64)
-    repeated = np.bincount(key)[key] > 1
-    return key[repeated], places[repeated]
-
-
-def _repeats(set_aside: Positions, key: NDArray[np.int64], places: NDArray[np.uint64]) -> Duplicates:
-    form, position = places >> _POSITION_BITS, (places & _POSITION).astype(np.int64)
-    order = np.lexsort((position, np.isin(position, set_aside), form, key))
-    key, form, position = key[order], form[order], position[order]
-    is_first = np.ones(len(key), np.bool_)
-    is_first[1:] = (key[1:] != key[:-1]) | (form[1:] != form[:-1])
-    stays = position[is_first][np.cumsum(is_first) - 1]
-    return Duplicates(len(position), position[~is_first], stays[~is_first])
-
-
-def _in_later_split(ends: NDArray[np.int64], key: NDArray[np.int64], places: NDArray[np.uint64]) -> Duplicates:
+    one, two, places = np.concatenate(read, axis=1)
+    is_equal = pd.Series(one).duplicated(keep=False).to_numpy()  # few are, so the rest takes no time
+    one, two, places = one[is_equal], two[is_equal], places[is_equal]
     position = (places & _POSITION).astype(np.int64)
-    order = np.lexsort((position, key))
-    key, position = key[order], position[order]
-    first = position[np.searchsorted(key, key)]
-    is_later = np.searchsorted(ends, position, side="right") > np.searchsorted(ends, first, side="right")
-    return Duplicates(len(position), position[is_later], first[is_later])
+    rows = pd.DataFrame({"one": one, "two": two, "form": places >> _POSITION_BITS, "position": position}, position)
+    rows = rows[rows.duplicated(["one", "two"], keep=False)].sort_index()
+    return len(rows), find(rows)
 
 
-def _with_equal_halves(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return those of the keys, (3, N), whose first half is that of another, too: few, so they are quickly put in order."""
-    ordered = np.sort(keys[0])
-    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-    if not len(repeated):
-        return keys[:, :0]
-    nearest = repeated[np.minimum(np.searchsorted(repeated, keys[0]), len(repeated) - 1)]
-    return keys[:, nearest == keys[0]]
+def _repeats(set_aside: Positions, rows: pd.DataFrame) -> pd.Series[int]:
+    rows = rows.iloc[np.argsort(rows.index.isin(set_aside), kind="stable")]
+    first = rows.groupby(["one", "two", "form"], sort=False)["position"].transform("first")
+    return first[first != rows["position"]]
+
+
+def _in_later_split(ends: NDArray[np.int64], rows: pd.DataFrame) -> pd.Series[int]:
+    first = rows.groupby(["one", "two"], sort=False)["position"].transform("first")
+    return first[np.searchsorted(ends, rows.index, side="right") > np.searchsorted(ends, first, side="right")]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,18 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params.schema import Expectation
-from tasks.validation.by_key import Duplicates, Keys, find_duplicates, find_in_two_splits, hash_keys
-from tasks.validation.checks import (
-    BY_KEY,
-    GROUP_IS_IN_ONE_SPLIT,
-    RowCheck,
-    check_each_row,
-    check_rows,
-    check_whole_columns,
-    kind_of,
-)
-from tasks.validation.expectations import columns_of, passes
-from tasks.validation.raw_rows import NOTHING, ORDER, PartWork, Positions, RawRows, union
+from tasks.validation.by_key import Duplicates, find_duplicates, find_in_two_splits
+from tasks.validation.checks import Kind, check_each_row, check_rows, check_whole_columns, kind_of
+from tasks.validation.expectations import Found, columns_of, passes
+from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, union
 from tasks.validation.report import CheckReport, FailingRow, Origin, describe, shorten
 from trainer import objectives
 from trainer.objectives.bases.objective import Objective, Row
@@ -107,58 +98,39 @@ class CheckResult:
 def run_checks(
     checks: Sequence[Check], rows: RawRows, skip: Positions = NOTHING, objective: Objective[Any] | None = None
 ) -> list[CheckResult]:
-    """Run checks on all rows but those at the positions in `skip`.
+    """Run checks on all rows but those at the positions in `skip`, those by key at the end.
 
     Of a group of equal rows, the first one stays. A row that another check sets aside does not count as the first, so
     that a good row is not set aside as the duplicate of a bad one. The objective, if there is one, checks every row
     that passes its own expectations.
     """
-    results = _without_duplicates(checks, rows, skip)
+    plan: dict[Kind, list[int]] = {"row by row": [], "column by column": [], "by key": []}
+    for number, (_, expectation) in enumerate(checks):
+        kind = kind_of(expectation, rows.schema)
+        # Great Expectations says what it makes of no rows
+        plan["column by column" if kind == "row by row" and not rows.parts else kind].append(number)
+    results: dict[int, CheckResult] = {}
+    for numbers, check in ((plan["row by row"], check_rows), (plan["column by column"], check_whole_columns)):
+        found = check([checks[number][1] for number in numbers], rows, skip)
+        results |= {number: _result(checks[number], own) for number, own in zip(numbers, found, strict=True)}
     if objective is not None and objectives.overrides(objective, "reject_reason"):
-        failed = union([r.failing for r in results if r.origin == "objective" and r.failing is not None])
-        found = check_each_row(objective.reject_reason, rows, failed, objective=_identity(objective))
-        results.append(_result(("objective", ROW_IS_USABLE), found, explain=objective.reject_reason))
-    quarantined = quarantined_rows(results)
-    for i, result in enumerate(results):
-        if result.expectation.type in BY_KEY:
-            results[i] = _duplicates(result, rows, skip, quarantined)
-            quarantined = union([quarantined, quarantined_rows([results[i]])])
-    return results
+        failed = [r.failing for r in results.values() if r.origin == "objective" and r.failing is not None]
+        own = check_each_row(objective.reject_reason, rows, union(failed), objective=_identity(objective))
+        results[len(checks)] = _result(("objective", ROW_IS_USABLE), own, explain=objective.reject_reason)
+    quarantined = quarantined_rows(results.values())
+    for number in plan["by key"]:
+        origin, expectation = checks[number]
+        equal = find_duplicates(expectation, rows, skip, quarantined)
+        # success as Great Expectations has it, for which all equal rows fail
+        success = passes(expectation, equal.members, equal.considered)
+        results[number] = _repeating((origin, expectation), equal, rows, success=success)
+        quarantined = union([quarantined, quarantined_rows([results[number]])])
+    return [results[number] for number in sorted(results)]
 
 
-def _without_duplicates(checks: Sequence[Check], rows: RawRows, skip: Positions) -> list[CheckResult]:
-    """Run the checks of rows and of columns; those by key have no failing rows yet."""
-    kinds = [kind_of(expectation, rows.schema) for _, expectation in checks]
-    if not rows.parts:  # Great Expectations says what it makes of no rows
-        kinds = ["column by column" if kind == "row by row" else kind for kind in kinds]
-
-    def of(kind: str) -> list[Expectation]:
-        return [expectation for (_, expectation), own in zip(checks, kinds, strict=True) if own == kind]
-
-    by_row = iter(check_rows(of("row by row"), rows, skip))
-    by_column = iter(check_whole_columns(of("column by column"), rows, skip))
-    results = []
-    for check, kind in zip(checks, kinds, strict=True):
-        if kind == "by key":
-            results.append(CheckResult(check[1], check[0], success=True, failing=NOTHING))
-        elif kind == "row by row":
-            results.append(_result(check, next(by_row)))
-        else:
-            found = next(by_column)
-            results.append(_result(check, RowCheck(found.success, found.positions, found.observed)))
-    return results
-
-
-def _result(check: Check, found: RowCheck, explain: Callable[[Row], str | None] | None = None) -> CheckResult:
+def _result(check: Check, found: Found, explain: Callable[[Row], str | None] | None = None) -> CheckResult:
     origin, expectation = check
     return CheckResult(expectation, origin, found.success, found.failing, found.observed, explain=explain)
-
-
-def _duplicates(result: CheckResult, rows: RawRows, skip: Positions, set_aside: Positions) -> CheckResult:
-    """Return the result of a check by key: success as Great Expectations has it, for which all equal rows fail."""
-    with _hashed(result.expectation, rows, skip) as keys:
-        found = find_duplicates(keys, set_aside)
-    return _repeating(result, found, rows, success=passes(result.expectation, found.members, keys.rows))
 
 
 def groups_in_one_split(rows: RawRows, set_aside: Positions) -> CheckResult:
@@ -166,25 +138,14 @@ def groups_in_one_split(rows: RawRows, set_aside: Positions) -> CheckResult:
 
     Those in the later split fail: training must not see what the model is evaluated on. Rows without a group are on their own.
     """
-    columns: Any = {"column_list": rows.splits["train"].group_by}
-    groups = Expectation(type=GROUP_IS_IN_ONE_SPLIT, **columns)
-    with _hashed(groups, rows, set_aside) as keys:
-        found = find_in_two_splits(keys, [rows.span(split).stop for split in ORDER])
-    result = CheckResult(groups, "recipe", success=True, failing=NOTHING)
-    return _repeating(result, found, rows, success=not len(found.failing))
+    groups, found = find_in_two_splits(rows, set_aside)
+    return _repeating(("recipe", groups), found, rows, success=not len(found.failing))
 
 
-@contextlib.contextmanager
-def _hashed(expectation: Expectation, rows: RawRows, skip: Positions) -> Iterator[Keys]:
-    """Hash the keys of the rows; the files are there inside the block."""
-    with rows.folder() as folder:
-        yield hash_keys(expectation, rows, folder, skip)
-
-
-def _repeating(result: CheckResult, found: Duplicates, rows: RawRows, *, success: bool) -> CheckResult:
+def _repeating(check: Check, found: Duplicates, rows: RawRows, *, success: bool) -> CheckResult:
     known, places = np.unique(found.repeats, return_inverse=True)
     ids = rows.row_ids(known)[places]
-    return replace(result, success=success, failing=found.failing, repeats=found.repeats, repeated_ids=ids)
+    return CheckResult(check[1], check[0], success, found.failing, repeats=found.repeats, repeated_ids=ids)
 
 
 def known_to_training(method: Objective[Any], rows: RawRows, set_aside: Positions) -> CheckResult:
@@ -213,7 +174,7 @@ def _identity(objective: Objective[Any]) -> list[Any]:
     return [type(objective).__module__, objective.options.model_dump(mode="json")]
 
 
-def quarantined_rows(results: Sequence[CheckResult]) -> Positions:
+def quarantined_rows(results: Iterable[CheckResult]) -> Positions:
     """Return the positions of the rows that go to quarantine."""
     return union([result.failing for result in results if result.quarantines and result.failing is not None])
 

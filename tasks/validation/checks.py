@@ -8,28 +8,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from params.schema import Expectation
-from tasks.shards.kept_work import settings_key
-from tasks.validation.expectations import ExpectationResult, as_text, columns_of, passes, run_expectations
-from tasks.validation.raw_rows import (
-    NOTHING,
-    SPLIT,
-    Part,
-    PartWork,
-    Positions,
-    RawRows,
-    frame_of,
-    within,
-    without,
-    works_on,
-)
+from tasks.validation.expectations import Found, as_text, columns_of, passes, run_expectations
+from tasks.validation.raw_rows import SPLIT, Part, PartWork, Positions, RawRows, frame_of, union, without
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.objective import Row
 
@@ -72,15 +58,6 @@ BY_KEY = frozenset({"expect_column_values_to_be_unique", "expect_compound_column
 """Expectations that flag every row of a group of equal rows, although one of them may stay."""
 GROUP_IS_IN_ONE_SPLIT = "group_is_in_one_split"
 """The check of `data.group_by`; not an expectation of Great Expectations."""
-BY_COLUMN = frozenset(
-    {
-        "expect_column_value_z_scores_to_be_less_than",
-        "expect_column_values_to_be_decreasing",
-        "expect_column_values_to_be_increasing",
-        "expect_column_values_to_not_be_outliers",
-    }
-)
-"""Expectations that name failing rows, but compare each value with those of other rows."""
 
 Kind = Literal["row by row", "by key", "column by column"]
 
@@ -132,90 +109,42 @@ def without_condition(expectation: Expectation) -> Expectation:
     return Expectation(type=expectation.type, on_failure=expectation.on_failure, **kept)
 
 
-@dataclass(frozen=True)
-class RowCheck:
-    """What a check of rows found in some shards or in all."""
-
-    success: bool
-    failing: Positions | None
-    """Positions of the failing rows; None for a check of a column's type, which names no rows."""
-    observed: object = None
-    considered: int = 0
-    """Number of rows that can fail."""
-
-
-def check_rows(expectations: Sequence[Expectation], rows: RawRows, skip: Positions) -> list[RowCheck]:
+def check_rows(expectations: Sequence[Expectation], rows: RawRows, skip: Positions) -> list[Found]:
     """Check all rows but those at the positions in `skip`, and return one result for each expectation."""
     if not expectations:
         return []
     columns = list(dict.fromkeys(name for e in expectations for name in columns_read(e, rows.schema)))
     as_objects = rows.as_objects(columns)
-    texts = [as_text(expectation) for expectation in expectations]
-    works = works_on(
-        rows.parts, columns=columns, skip=skip, work="checks of rows", expectations=texts, as_objects=sorted(as_objects)
+    found = rows.run(
+        partial(check_part, expectations, as_objects),
+        rows.parts,
+        what="checks of rows",
+        columns=columns,
+        skip=skip,
+        expectations=[as_text(expectation) for expectation in expectations],
+        as_objects=sorted(as_objects),
     )
-    by_source: dict[int, list[int]] = {}
-    for number, part in enumerate(rows.parts):
-        by_source.setdefault(part.shard.first_row_id, []).append(number)
-    groups = [RowChecks([works[number] for number in numbers]) for numbers in by_source.values()]
-    found = rows.workers.run(
-        partial(check_together, expectations, as_objects), groups, what="parts of the source (checks of rows)"
-    )
-    parts = [[rows.parts[number] for number in numbers] for numbers in by_source.values()]
-    return [_sum(e, parts, results) for e, results in zip(expectations, zip(*found, strict=True), strict=True)]
+    return [_sum(e, rows.parts, own) for e, own in zip(expectations, zip(*found, strict=True), strict=True)]
 
 
-@dataclass(frozen=True)
-class RowChecks:
-    """Checks of the shards of one part of the source, one for each split.
-
-    They are made together, because Great Expectations takes about 0.02 s for a check of no rows.
-    """
-
-    works: Sequence[PartWork]
-    files: Sequence[Path] = ()
-
-    @property
-    def key(self) -> str:
-        return settings_key(shards=[work.key for work in self.works])
+def check_part(expectations: Sequence[Expectation], as_objects: frozenset[str], work: PartWork) -> list[Found]:
+    """Check the rows of one shard."""
+    return run_expectations(expectations, work.part.frame(work.columns, as_objects, work.skip))
 
 
-def check_together(
-    expectations: Sequence[Expectation], as_objects: frozenset[str], checks: RowChecks
-) -> list[RowCheck]:
-    """Check the rows of some shards; their positions are those in the shards put together."""
-    import pandas as pd
-
-    frames, start = [], 0
-    for work in checks.works:
-        part = replace(work.part, start=start)
-        frames.append(part.frame(work.columns, as_objects, work.skip + start))
-        start = part.stop
-    found = run_expectations(expectations, pd.concat(frames))
-    return [RowCheck(one.success, one.positions, one.observed, one.considered) for one in found]
-
-
-def _sum(expectation: Expectation, groups: Sequence[Sequence[Part]], found: Sequence[RowCheck]) -> RowCheck:
+def _sum(expectation: Expectation, parts: Sequence[Part], found: Sequence[Found]) -> Found:
     if any(one.failing is None for one in found):
-        return RowCheck(all(one.success for one in found), None, found[0].observed)
-    own = [_among_all(parts, one.failing) for parts, one in zip(groups, found, strict=True) if one.failing is not None]
-    failing = np.sort(np.concatenate([NOTHING, *own]))
+        return Found(all(one.success for one in found), None, found[0].observed)
+    failing = union(
+        [one.failing + part.start for part, one in zip(parts, found, strict=True) if one.failing is not None]
+    )
     considered = sum(one.considered for one in found)
-    return RowCheck(passes(expectation, len(failing), considered), failing, considered=considered)
-
-
-def _among_all(parts: Sequence[Part], positions: Positions) -> Positions:
-    """Return the positions among all rows of positions in some shards put together."""
-    found, start = [NOTHING], 0
-    for part in parts:
-        found.append(within(positions, start, start + part.shard.rows) - start + part.start)
-        start += part.shard.rows
-    return np.concatenate(found)
+    return Found(passes(expectation, len(failing), considered), failing, considered=considered)
 
 
 def check_each_row(
     reject_reason: Callable[[Row], str | None], rows: RawRows, skip: Positions, **settings: Any
-) -> RowCheck:
+) -> Found:
     """Check the rows one by one with a function of the objective, which returns what is wrong with a row, or None.
 
     The rows have no `row_id`. `settings` are all that the function depends on, as JSON.
@@ -224,8 +153,8 @@ def check_each_row(
     work = partial(rejected_rows, reject_reason)
     what = "checks by the objective"
     rejected = rows.run(work, rows.parts, what=what, columns=columns, skip=skip, **settings)
-    failing = np.concatenate([NOTHING, *(own + part.start for part, own in zip(rows.parts, rejected, strict=True))])
-    return RowCheck(not len(failing), failing)
+    failing = union([own + part.start for part, own in zip(rows.parts, rejected, strict=True)])
+    return Found(not len(failing), failing)
 
 
 def rejected_rows(reject_reason: Callable[[Row], str | None], work: PartWork) -> Positions:
@@ -234,7 +163,7 @@ def rejected_rows(reject_reason: Callable[[Row], str | None], work: PartWork) ->
     return np.array([position for position, row in rows if reject_reason(row) is not None], np.int64)
 
 
-def check_whole_columns(expectations: Sequence[Expectation], rows: RawRows, skip: Positions) -> list[ExpectationResult]:
+def check_whole_columns(expectations: Sequence[Expectation], rows: RawRows, skip: Positions) -> list[Found]:
     """Check all rows but those at the positions in `skip`; the columns that an expectation names are in memory, for all rows.
 
     Numbers take 8 bytes a row, and text takes its own length. Expectations of the same columns share their frame.
@@ -242,7 +171,7 @@ def check_whole_columns(expectations: Sequence[Expectation], rows: RawRows, skip
     by_columns: dict[tuple[str, ...], list[int]] = {}
     for number, expectation in enumerate(expectations):
         by_columns.setdefault(tuple(columns_read(expectation, rows.schema)), []).append(number)
-    found: dict[int, ExpectationResult] = {}
+    found: dict[int, Found] = {}
     for columns, numbers in by_columns.items():
         results = run_expectations([expectations[number] for number in numbers], _frame(rows, columns, skip))
         found.update(zip(numbers, results, strict=True))

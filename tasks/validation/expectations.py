@@ -12,38 +12,32 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from params import Problem, RecipeError, ValidationEngineError
 from params.loading import Key, suggestion
 from params.schema import Expectation
+from tasks.validation.raw_rows import Positions
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
-    from numpy.typing import NDArray
 
 _RESERVED = ("id", "meta", "result_format", "catch_exceptions", "rendered_content", "severity", "batch_id")
 """Arguments of GX that this stage sets itself, or that `on_failure` replaces."""
 
 
 @dataclass(frozen=True)
-class ExpectationResult:
-    """What GX found for one expectation."""
+class Found:
+    """What a check found."""
 
     success: bool
     """Whether the data pass; with `mostly`, they pass although some rows fail."""
-    rows: list[int] | None
-    """Index labels of all failing rows, ascending; None for an expectation of the table as a whole."""
-    observed: Any
-    """The observed value of an expectation of the table as a whole, as JSON."""
+    failing: Positions | None
+    """Positions of the failing rows; None for a check of the table or of a column's type, which names no rows."""
+    observed: Any = None
+    """The observed value of a check of the table as a whole, as JSON."""
     considered: int = 0
-    """Number of rows that can fail: not those that the expectation ignores, such as nulls. 0 if `rows` is None."""
-
-    @property
-    def positions(self) -> NDArray[np.int64] | None:
-        """`rows` as an array, which takes less memory."""
-        import numpy as np
-
-        return None if self.rows is None else np.array(self.rows, np.int64)
+    """Number of rows that can fail: not those that the check ignores, such as nulls."""
 
 
 def passes(expectation: Expectation, failing: int, considered: int) -> bool:
@@ -69,48 +63,37 @@ def columns_of(expectations: Iterable[Expectation]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def expectation_problems(
-    expectations: Sequence[Expectation], key: Key = ("validation", "expectations")
-) -> list[Problem]:
-    """Return what is wrong with the names and arguments of expectations; no data is needed."""
-    return [p for i, e in enumerate(expectations) for p in _build(e, i, (*key, i))[1]]
+def expectation_problems(expectations: Sequence[Expectation]) -> list[Problem]:
+    """Return what is wrong with the names and arguments of a recipe's expectations; no data is needed."""
+    return [p for i, e in enumerate(expectations) for p in _problems(e, ("validation", "expectations", i))]
 
 
-def run_expectations(expectations: Sequence[Expectation], frame: pd.DataFrame) -> list[ExpectationResult]:
+def run_expectations(expectations: Sequence[Expectation], frame: pd.DataFrame) -> list[Found]:
     """Check all rows of `frame`, and return one result for each expectation, in the same order.
 
     Raises:
-        RecipeError: an expectation does not exist, or its arguments are wrong.
+        RecipeError: Great Expectations left out an expectation.
         ValidationEngineError: an expectation could not be run.
     """
     if not expectations:
         return []
-    built, problems = [], []
-    for i, expectation in enumerate(expectations):
-        gx_expectation, found = _build(expectation, i, (expectation.type,))
-        built.append(gx_expectation)
-        problems += found
-    if problems:
-        raise recipe_error(problems)
-    gx_results = _run(built, frame)
+    gx_results = _run([_build(expectation, i) for i, expectation in enumerate(expectations)], frame)
     by_position = {r.expectation_config.meta["position"]: r for r in gx_results}
-    if len(gx_results) != len(expectations) or len(by_position) != len(expectations):
-        missing = [e.type for i, e in enumerate(expectations) if i not in by_position]
+    if missing := [e.type for i, e in enumerate(expectations) if i not in by_position]:
         what = f"Great Expectations ran only {len(by_position)} of {len(expectations)}; missing: {', '.join(missing)}"
         raise RecipeError.at("validation.expectations", what, "replace the missing expectations by others")
     return [_result(e, by_position[i]) for i, e in enumerate(expectations)]
 
 
-def compared_rows(expectation: Expectation, frame: pd.DataFrame) -> NDArray[np.int64]:
-    """Return the index labels of the rows that an expectation does not ignore; for those of uniqueness.
+def compared_rows(expectation: Expectation, frame: pd.DataFrame) -> Positions:
+    """Return the positions of the rows that an expectation does not ignore; for those of uniqueness.
 
     Raises:
         ValidationEngineError: the values cannot be compared, or the condition cannot be evaluated.
     """
-    _import()
+    built = _build(expectation, 0)
     from great_expectations.execution_engine import PandasExecutionEngine
 
-    built = _build(expectation, 0, (expectation.type,))[0]
     names = ("column", "column_list", "row_condition", "condition_parser", "ignore_row_if")
     domain = {name: value for name in names if (value := getattr(built, name, None)) is not None}
     engine = PandasExecutionEngine()
@@ -126,8 +109,8 @@ def compared_rows(expectation: Expectation, frame: pd.DataFrame) -> NDArray[np.i
     finally:
         # The engine is part of a reference cycle, and garbage is rarely looked for: let go of the frame.
         engine.load_batch_data("rows", frame[:0].copy())  # type: ignore[no-untyped-call, unused-ignore]
-    labels: NDArray[np.int64] = rows.index.to_numpy(dtype="int64")
-    return labels
+    positions: Positions = rows.index.to_numpy(dtype="int64")
+    return positions
 
 
 def recipe_error(problems: Sequence[Problem]) -> RecipeError:
@@ -136,28 +119,34 @@ def recipe_error(problems: Sequence[Problem]) -> RecipeError:
     return RecipeError.at("validation.expectations", f"cannot be run\n{lines}", "fix the expectations above")
 
 
-def _build(expectation: Expectation, position: int, key: Key) -> tuple[Any, list[Problem]]:
+def _build(expectation: Expectation, position: int) -> Any:
+    _import()
+    from great_expectations.expectations import registry
+
+    return registry.get_expectation_impl(expectation.type)(**expectation.arguments, meta={"position": position})
+
+
+def _problems(expectation: Expectation, key: Key) -> list[Problem]:
     _import()
     from great_expectations.compatibility import pydantic
     from great_expectations.exceptions import GreatExpectationsError
     from great_expectations.expectations import registry
 
-    name = expectation.type
+    name, arguments = expectation.type, expectation.arguments
     names = sorted(registry.list_registered_expectation_implementations())
     if name not in names:
         fix = suggestion(name, names, "expectations")
-        return None, [Problem((*key, "type"), f"there is no expectation `{name}`", fix)]
-    arguments = expectation.arguments
-    reserved = [Problem((*key, a), "is set by the validate stage", "remove it") for a in arguments if a in _RESERVED]
-    if reserved:
-        return None, reserved
-    cls = registry.get_expectation_impl(name)
+        return [Problem((*key, "type"), f"there is no expectation `{name}`", fix)]
+    if reserved := [a for a in arguments if a in _RESERVED]:
+        return [Problem((*key, a), "is set by the validate stage", "remove it") for a in reserved]
     try:
-        return cls(**arguments, meta={"position": position}), []
+        _build(expectation, 0)
     except pydantic.ValidationError as error:
-        return None, _explain(error, key, name, sorted(set(cls.__fields__) - set(_RESERVED) - {"meta"}))
+        fields = registry.get_expectation_impl(name).__fields__
+        return _explain(error, key, name, sorted(set(fields) - set(_RESERVED) - {"meta"}))
     except (GreatExpectationsError, ValueError, TypeError) as error:
-        return None, [Problem(key, f"{name}: {error}", "fix its arguments")]
+        return [Problem(key, f"{name}: {error}", "fix its arguments")]
+    return []
 
 
 def _explain(error: Any, key: Key, name: str, known: list[str]) -> list[Problem]:
@@ -211,19 +200,18 @@ def _batch_definition() -> Any:
     return asset.add_batch_definition_whole_dataframe("all")
 
 
-def _result(expectation: Expectation, gx_result: Any) -> ExpectationResult:
+def _result(expectation: Expectation, gx_result: Any) -> Found:
     errors = _raised(gx_result.exception_info)
     if errors:
         raise _engine_error(expectation, errors[0])
-    found, considered = gx_result.result, 0
-    rows = found.get("unexpected_index_list")
-    if rows is not None:
-        rows = sorted(int(row) for row in rows)
+    found, failing, considered = gx_result.result, None, 0
+    if (rows := found.get("unexpected_index_list")) is not None:
+        failing = np.sort(np.array(rows, np.int64))
         considered = found["element_count"] - found.get("missing_count", 0)
-        if len(rows) != found["unexpected_count"]:
-            what = f"Great Expectations counts {found['unexpected_count']} failing rows, but lists {len(rows)}"
+        if len(failing) != found["unexpected_count"]:
+            what = f"Great Expectations counts {found['unexpected_count']} failing rows, but lists {len(failing)}"
             raise ValidationEngineError(_call(expectation), what, "report this as a bug, with the recipe")
-    return ExpectationResult(bool(gx_result.success), rows, _plain(found.get("observed_value")), considered)
+    return Found(bool(gx_result.success), failing, _plain(found.get("observed_value")), considered)
 
 
 def _engine_error(expectation: Expectation, message: str) -> ValidationEngineError:

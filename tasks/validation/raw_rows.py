@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,12 +68,10 @@ class Part:
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows, with all columns or with `row_id` and those of `columns` that the source has."""
-        import pyarrow as pa
-
-        schema = self.rows.schema
-        names = schema.names if columns is None else [n for n in dict.fromkeys([ROW_ID, *columns]) if n in schema.names]
-        schema = pa.schema([schema.field(name) for name in names])
-        return pa.Table.from_batches(list(self.rows.batches(names, shard=self.shard)), schema)
+        known = self.rows.schema.names
+        return self.rows.table(
+            known if columns is None else [name for name in dict.fromkeys([ROW_ID, *columns]) if name in known]
+        )
 
     def frame(
         self, columns: Sequence[str], as_objects: frozenset[str], skip: Positions = NOTHING, *, table: Any = None
@@ -144,31 +141,6 @@ class PartWork:
         )
 
 
-def works_on(
-    parts: Sequence[Part],
-    *,
-    columns: Sequence[str],
-    skip: Positions = NOTHING,
-    paths: Sequence[Path] | None = None,
-    **settings: Any,
-) -> list[PartWork]:
-    """Return work on each of some shards.
-
-    Args:
-        parts: the shards.
-        columns: those that the work reads.
-        skip: positions of rows that do not count.
-        paths: the file that is written for each shard, if one is.
-        settings: all else that the result depends on, as JSON.
-    """
-    key = settings_key(**settings)
-    files = [[path] for path in paths] if paths else [[]] * len(parts)
-    return [
-        PartWork(replace(part, start=0), columns, within(skip, part.start, part.stop) - part.start, key, own)
-        for part, own in zip(parts, files, strict=True)
-    ]
-
-
 @dataclass(frozen=True)
 class RawRows:
     """All rows of a run. A row's position is its index in the splits, put together in `ORDER`."""
@@ -202,22 +174,43 @@ class RawRows:
                 shutil.rmtree(self.scratch)
 
     def run(
-        self, function: Callable[[PartWork], ResultT], parts: Sequence[Part], *, what: str, **settings: Any
-    ) -> list[ResultT]:
-        """Return `function(work)` of each shard; that of an earlier run if nothing has changed that it depends on.
+        self,
+        function: Callable[[PartWork], ResultT],
+        parts: Sequence[Part],
+        *,
+        what: str,
+        columns: Sequence[str],
+        skip: Positions = NOTHING,
+        paths: Sequence[Path] | None = None,
+        **settings: Any,
+    ) -> Iterator[ResultT]:
+        """Yield `function(work)` of each shard; that of an earlier run if nothing has changed that it depends on.
 
         Args:
             function: a function of a module, or a `functools.partial` of one.
             parts: the shards.
             what: says what is done with the shards, for the log.
-            settings: as `works_on` takes them.
+            columns: those that the work reads.
+            skip: positions of rows that do not count.
+            paths: the file that is written for each shard, if one is.
+            settings: all else that the result depends on, as JSON.
         """
-        return self.workers.run(function, works_on(parts, work=what, **settings), what=f"shards ({what})")
+        key = settings_key(work=what, **settings)
+        works = [
+            PartWork(replace(part, start=0), columns, within(skip, part.start, part.stop) - part.start, key, files)
+            for part, files in zip(parts, [[path] for path in paths] if paths else [[]] * len(parts), strict=True)
+        ]
+        return self.workers.run(function, works, what=f"shards ({what})")
 
     def span(self, split: str) -> range:
         """Return the positions of a split."""
         start = sum(len(self.splits[s]) for s in ORDER[: ORDER.index(split)])
         return range(start, start + len(self.splits[split]))
+
+    def remaining(self, aside: Positions) -> dict[str, int]:
+        """Return the number of rows of each split that are not at the positions in `aside`."""
+        spans = {split: self.span(split) for split in SPLITS}
+        return {split: len(span) - len(within(aside, span.start, span.stop)) for split, span in spans.items()}
 
     def parts_of(self, split: str) -> list[Part]:
         """Return the shards of a split."""
@@ -225,7 +218,7 @@ class RawRows:
 
     def split_of(self, position: int) -> str:
         """Return the split of a row."""
-        return self._part(position).split
+        return next(split for split in ORDER if position in self.span(split))
 
     def table(self, columns: Sequence[str]) -> pa.Table:
         """Return some columns of all rows; they are then in memory."""
@@ -245,14 +238,11 @@ class RawRows:
 
     def pick(self, positions: Sequence[int], columns: Sequence[str] | None = None) -> dict[int, dict[str, Any]]:
         """Return a few rows by position, with all columns or with `row_id` and those of `columns` that the rows have."""
-        by_part: dict[int, list[int]] = {}
-        for position in sorted(positions):
-            by_part.setdefault(self._number(position), []).append(position)
-        found = dict[int, dict[str, Any]]()
-        for number, own in by_part.items():
-            part = self.parts[number]
-            rows = part.table(columns).take([position - part.start for position in own]).to_pylist()
-            found.update(zip(own, rows, strict=True))
+        found, wanted = dict[int, dict[str, Any]](), np.unique(np.array(positions, np.int64))
+        for part in self.parts:
+            if len(own := within(wanted, part.start, part.stop)):
+                rows = part.table(columns).take(own - part.start).to_pylist()
+                found.update(zip(own.tolist(), rows, strict=True))
         return found
 
     def as_objects(self, columns: Sequence[str]) -> frozenset[str]:
@@ -265,12 +255,6 @@ class RawRows:
         for part in self.parts if whole_numbers else ():
             found |= part.rows.with_nulls(part.shard, whole_numbers)
         return frozenset(found)
-
-    def _part(self, position: int) -> Part:
-        return self.parts[self._number(position)]
-
-    def _number(self, position: int) -> int:
-        return bisect_right(self.parts, position, key=lambda part: part.start) - 1
 
 
 def read_raw_rows(
@@ -309,14 +293,10 @@ def _require_columns(raw: Path, columns: Sequence[str], needed: Mapping[str, str
 def _require_types(raw: Path, schema: pa.Schema, kinds: Mapping[str, ColumnKind]) -> None:
     from pyarrow import types
 
-    def is_text(kind: Any) -> bool:
-        plain = kind.value_type if types.is_dictionary(kind) else kind
-        return bool(types.is_string(plain) or types.is_large_string(plain) or types.is_string_view(plain))
-
     wrong = []
     for column, required in kinds.items():
         kind = schema.field(column).type
-        fits = is_text(kind) or types.is_null(kind)
+        fits = types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind)
         if required == "label":
             fits = fits or types.is_integer(kind) or types.is_boolean(kind)
         elif required == "list":

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from params.foundation.artifacts import SPLITS
-from tasks.validation.check_results import CheckResult, reasons
+from tasks.drift.report import DriftReport
+from tasks.validation.check_results import CheckResult, quarantined_rows, reasons
 from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, union, within
 from tasks.validation.report import ShownRow, ValidationReport, render, shorten
 from trainer.data.shards import Shard
@@ -27,11 +29,41 @@ _GROUP_ROWS = 65_536
 """Rows of a Parquet row group; they are in memory."""
 
 
-def write_good_rows(folder: Path, rows: RawRows, quarantined: Positions) -> None:
-    """Write the rows of each split but those at the positions in `quarantined`; a shard without good rows has no file.
+@dataclass(frozen=True)
+class Plan:
+    """Which rows go where, and why; nothing is written yet."""
+
+    rows: RawRows
+    results: Sequence[CheckResult]
+    aside: Positions
+    """Positions of the rows that go to quarantine."""
+    report: ValidationReport
+
+    @classmethod
+    def of(cls, rows: RawRows, results: Sequence[CheckResult], max_quarantined: float) -> Self:
+        """Return what follows from the results of all checks."""
+        aside = quarantined_rows(results)
+        report = ValidationReport(
+            rows_in=rows.remaining(NOTHING),
+            rows_out=rows.remaining(aside),
+            quarantined=len(aside),
+            share=len(aside) / max(1, len(rows)),
+            max_quarantined=max_quarantined,
+            checks=[result.report(rows) for result in results],
+        )
+        return cls(rows, results, aside, report)
+
+    def with_drift(self, drift: DriftReport | None) -> Self:
+        """Return the plan with what drift found in its report."""
+        return replace(self, report=self.report.model_copy(update={"drift": drift}))
+
+
+def write_good_rows(folder: Path, plan: Plan) -> None:
+    """Write the rows of each split but those that go to quarantine; a shard without good rows has no file.
 
     A shard without bad rows is copied. What is left of the others is kept for the next run.
     """
+    rows, quarantined = plan.rows, plan.aside
     bad = [len(within(quarantined, part.start, part.stop)) for part in rows.parts]
     mixed = [part for part, count in zip(rows.parts, bad, strict=True) if 0 < count < part.shard.rows]
     for split in SPLITS:
@@ -56,25 +88,17 @@ def write_part(work: PartWork) -> dict[str, Any]:
     return work.part.rows.write_some(work.part.shard, keep, work.files[0])
 
 
-def write_failing_rows(
-    folder: Path,
-    recipe: str,
-    rows: RawRows,
-    results: Sequence[CheckResult],
-    *,
-    report: ValidationReport,
-    failures: list[str],
-) -> None:
+def write_failing_rows(folder: Path, recipe: str, plan: Plan, *, failures: list[str]) -> None:
     """Write quarantine.parquet and report.html; if the stage fails, they also hold the rows that made it fail."""
+    rows, results = plan.rows, plan.results
     positions = union([r.failing for r in results if r.rejects and r.failing is not None])
     _write_quarantine(folder / "quarantine.parquet", rows, results, positions)
-    stopping = union(
-        [r.failing for r, c in zip(results, report.checks, strict=True) if c.stops and r.failing is not None]
-    )
+    checks = zip(results, plan.report.checks, strict=True)
+    stopping = union([r.failing for r, check in checks if check.stops and r.failing is not None])
     in_order = np.concatenate([NOTHING, *(_of_split(rows, positions, split) for split in SPLITS)])
     is_first = np.isin(in_order, stopping)
     shown = _shown(rows, results, np.concatenate([in_order[is_first], in_order[~is_first]])[:MAX_ROWS_ON_PAGE])
-    page = render(report, recipe=recipe, failures=failures, rows=shown, failing=len(positions))
+    page = render(plan.report, recipe=recipe, failures=failures, rows=shown, failing=len(positions))
     (folder / "report.html").write_text(page, encoding="utf-8")
 
 
@@ -101,27 +125,16 @@ def _write_quarantine(path: Path, rows: RawRows, results: Sequence[CheckResult],
 
 def _tables(rows: RawRows, results: Sequence[CheckResult], positions: Positions) -> Iterator[pa.Table]:
     """Yield the failing rows of each shard that has some, in the order of the splits."""
-    import pyarrow as pa
-
     parts = [part for split in SPLITS for part in rows.parts_of(split)]
     parts = [part for part in parts if len(within(positions, part.start, part.stop))]
-    with rows.folder() as folder:
-        files = [folder / f"{number:05}.arrow" for number in range(len(parts))]
-        columns = rows.schema.names
-        rows.run(copy_failing, parts, what="failing rows", columns=columns, skip=positions, paths=files)
-        for part, file in zip(parts, files, strict=True):
-            with pa.memory_map(str(file)) as source:
-                bad = pa.ipc.open_stream(source).read_all()
-            yield _table(bad, part.split, reasons(results, rows, within(positions, part.start, part.stop)))
+    tables = rows.run(failing_rows, parts, what="failing rows", columns=rows.schema.names, skip=positions)
+    for part, bad in zip(parts, tables, strict=True):
+        yield _table(bad, part.split, reasons(results, rows, within(positions, part.start, part.stop)))
 
 
-def copy_failing(work: PartWork) -> None:
-    """Write the failing rows of one shard, those at `skip`, to a file."""
-    import pyarrow as pa
-
-    bad = work.part.table().take(work.skip)
-    with pa.ipc.new_stream(str(work.files[0]), bad.schema) as writer:
-        writer.write_table(bad)
+def failing_rows(work: PartWork) -> pa.Table:
+    """Return the failing rows of one shard, those at `skip`."""
+    return work.part.table().take(work.skip)
 
 
 def _table(bad: pa.Table, split: str, why: list[list[str]]) -> pa.Table:

@@ -7,6 +7,7 @@
         report.html             the report as a page that needs no network
         evergreen-data-profile.dat    what a later run compares its rows with
 
+The stage first plans which rows to set aside, without writing anything but notes for itself; then it carries out the plan.
 The checks of the objective and of the recipe are expectations of Great Expectations, for the rows of all splits together; a
 condition can name a column `split`. Some are checked row by row, one shard at a time, some by key, and the others column by column
 (kinds.py). No group of `data.group_by` may be in two splits. The objective may also check each row as a whole (`row_is_usable`, `row_is_known_to_training`). An expectation's
@@ -35,7 +36,6 @@ from params.dvc_files import Inputs
 from params.foundation.artifacts import SPLITS, Artifacts, whole_folder
 from params.schema import Expectation, Launch, ObjectiveChoice, Validation
 from tasks.drift.measure import measure
-from tasks.drift.report import DriftReport
 from tasks.shards.kept_work import ShardWorkers
 from tasks.stages import save_report
 from tasks.validation.check_results import (
@@ -47,9 +47,9 @@ from tasks.validation.check_results import (
     run_checks,
 )
 from tasks.validation.expectations import columns_of, expectation_problems, recipe_error
-from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, read_raw_rows, within
+from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, read_raw_rows
 from tasks.validation.report import ValidationReport, describe
-from tasks.validation.separated_rows import write_failing_rows, write_good_rows
+from tasks.validation.separated_rows import Plan, write_failing_rows, write_good_rows
 from trainer import objectives
 from trainer.data.shards import Manifest
 from trainer.objectives.bases.objective import Objective
@@ -58,7 +58,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 logger = logging.getLogger(__name__)
-__all__ = ["ValidationReport", "validate"]
+_DRIFT_FIX = (
+    "if these rows are as they should be, let one run learn from them with `validation.drift: report`: the next"
+    " release knows them; else remove them from the data. "
+)
 
 
 def validate(
@@ -92,13 +95,12 @@ def validate(
             raise recipe_error(problems)
         rows = read_raw_rows(artifacts.raw, kinds, needed, workers, artifacts.validation_keys)
         logger.info("validate: checking %d rows", len(rows))
-        results = _run_all_checks(method, validation.expectations, rows)
-        quarantined = quarantined_rows(results)
-        report = _report(rows, results, quarantined, validation)
-        _stop_for_bad_data(artifacts, rows, results, report)
+        plan = Plan.of(rows, _run_all_checks(method, validation.expectations, rows), validation.max_quarantined)
+        if failures := _failures(plan):
+            _fail(artifacts, plan, failures, _fix(plan.report))
         with whole_folder(artifacts.validated) as folder:
-            write_good_rows(folder / artifacts.rows.name, rows, quarantined)
-            measured = measure(
+            write_good_rows(folder / artifacts.rows.name, plan)
+            drift = measure(
                 artifacts,
                 folder,
                 workers,
@@ -108,39 +110,35 @@ def validate(
                 repo_id=repo_id,
                 endpoint=endpoint,
             )
-            report = report.model_copy(update={"drift": measured})
-            if measured and measured.moved and validation.drift.on_drift == "fail":
-                _fail_for_drift(artifacts, rows, results, report, measured)
-            write_failing_rows(folder, artifacts.recipe, rows, results, report=report, failures=[])
-            save_report(report, folder / artifacts.report("validate").name)
+            plan = plan.with_drift(drift)
+            if drift and drift.moved and validation.drift.on_drift == "fail":
+                _fail(artifacts, plan, [drift.sentence], _DRIFT_FIX, shows="examples")
+            write_failing_rows(folder, artifacts.recipe, plan, failures=[])
+            save_report(plan.report, folder / artifacts.report("validate").name)
     shutil.rmtree(artifacts.failed_validation, ignore_errors=True)
-    return report
+    return plan.report
 
 
 def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation], rows: RawRows) -> list[CheckResult]:
-    """Run all checks; at the end, the objective compares the remaining rows with the remaining train split."""
-    results = _run_expectations(method, expectations, rows)
-    if rows.splits["train"].group_by:
-        results.append(groups_in_one_split(rows, quarantined_rows(results)))
-    quarantined = quarantined_rows(results)
-    if not objectives.overrides(method, "unseen_label") or not _remain(rows, quarantined)["train"]:
-        return results
-    return [*results, known_to_training(method, rows, quarantined)]
+    """Run all checks; each but the first look at all rows skips the rows that those before it set aside.
 
-
-def _run_expectations(method: Objective[Any], expectations: Sequence[Expectation], rows: RawRows) -> list[CheckResult]:
-    """Check all rows, then the remaining rows, as far as the objective's expectations follow from the train split.
-
-    A label is unknown to training even if all training rows that have it are set aside.
+    Some expectations of the objective follow from the labels of the train split. They are checked again as they follow from
+    the remaining rows: a label is unknown to training even if all training rows that have it are set aside. At the end, the
+    objective compares the remaining rows with the remaining train split.
     """
     of_objective = method.expectations(_labels(method, rows, NOTHING))
     checks: list[Check] = [("objective", e) for e in of_objective]
     results = run_checks([*checks, *(("recipe", e) for e in expectations)], rows, objective=method)
-    quarantined = quarantined_rows(results)
-    if not len(quarantined) or not _remain(rows, quarantined)["train"]:
-        return results
-    changed = [e for e in method.expectations(_labels(method, rows, quarantined)) if e not in of_objective]
-    return [*results, *run_checks([("objective, on the remaining rows", e) for e in changed], rows, quarantined)]
+    aside = quarantined_rows(results)
+    if len(aside) and rows.remaining(aside)["train"]:
+        changed = [e for e in method.expectations(_labels(method, rows, aside)) if e not in of_objective]
+        results += run_checks([("objective, on the remaining rows", e) for e in changed], rows, aside)
+    if rows.splits["train"].group_by:
+        results.append(groups_in_one_split(rows, quarantined_rows(results)))
+    aside = quarantined_rows(results)
+    if objectives.overrides(method, "unseen_label") and rows.remaining(aside)["train"]:
+        results.append(known_to_training(method, rows, aside))
+    return results
 
 
 def _labels(method: Objective[Any], rows: RawRows, skip: Positions) -> pd.DataFrame:
@@ -167,31 +165,12 @@ def labels_of_part(as_objects: frozenset[str], work: PartWork) -> pd.DataFrame:
     return work.part.frame(work.columns, as_objects, work.skip).drop_duplicates()
 
 
-def _remain(rows: RawRows, quarantined: Positions) -> dict[str, int]:
-    """Return the number of rows of each split that are not set aside."""
-    spans = {split: rows.span(split) for split in SPLITS}
-    return {split: len(span) - len(within(quarantined, span.start, span.stop)) for split, span in spans.items()}
-
-
-def _report(
-    rows: RawRows, results: Sequence[CheckResult], quarantined: Positions, validation: Validation
-) -> ValidationReport:
-    rows_in = {split: len(rows.span(split)) for split in SPLITS}
-    return ValidationReport(
-        rows_in=rows_in,
-        rows_out=_remain(rows, quarantined),
-        quarantined=len(quarantined),
-        share=len(quarantined) / max(1, sum(rows_in.values())),
-        max_quarantined=validation.max_quarantined,
-        checks=[result.report(rows) for result in results],
-    )
-
-
-def _failures(rows: RawRows, results: Sequence[CheckResult], report: ValidationReport) -> list[str]:
+def _failures(plan: Plan) -> list[str]:
     """Return why the stage must end, the most important reason first."""
+    rows, report = plan.rows, plan.report
     total = sum(report.rows_in.values())
     failures = []
-    for result, check in zip(results, report.checks, strict=True):
+    for result, check in zip(plan.results, report.checks, strict=True):
         if check.stops:
             count = "the table fails" if result.failing is None else f"{len(result.failing)} of {total} rows fail"
             failures.append(f"{describe(result.expectation)}: {count}; {result.examples(rows)}")
@@ -200,7 +179,7 @@ def _failures(rows: RawRows, results: Sequence[CheckResult], report: ValidationR
             f"{report.quarantined} of {total} rows ({report.share:.1%}) would be set aside, more than"
             f" validation.max_quarantined = {report.max_quarantined:g} allows"
         )
-        most_rows_first = sorted((r for r in results if r.quarantines), key=_count, reverse=True)
+        most_rows_first = sorted((r for r in plan.results if r.quarantines), key=_count, reverse=True)
         failures += [
             f"  {_count(r)} rows: {describe(r.expectation)}; {r.examples(rows, 3)}" for r in most_rows_first[:5]
         ]
@@ -212,34 +191,21 @@ def _failures(rows: RawRows, results: Sequence[CheckResult], report: ValidationR
     return failures
 
 
-def _stop_for_bad_data(
-    artifacts: Artifacts, rows: RawRows, results: Sequence[CheckResult], report: ValidationReport
-) -> None:
-    failures = _failures(rows, results, report)
-    if not failures:
-        return
-    failed = artifacts.failed_validation
-    with whole_folder(failed) as folder:
-        write_failing_rows(folder, artifacts.recipe, rows, results, report=report, failures=failures)
+def _count(result: CheckResult) -> int:
+    return 0 if result.failing is None else len(result.failing)
+
+
+def _fix(report: ValidationReport) -> str:
     fix = "fix the data"
     if report.share > report.max_quarantined:
         fix += ", or raise validation.max_quarantined"
-    if any(check.stops for check in report.checks):
-        fix += ", or change the check"
-    fix += f"; {failed}/report.html shows the failing rows and the reasons"
-    raise DataError(str(artifacts.raw), "\n".join(failures), fix)
+    return fix + (", or change the check; " if any(check.stops for check in report.checks) else "; ")
 
 
-def _fail_for_drift(
-    artifacts: Artifacts, rows: RawRows, results: Sequence[CheckResult], report: ValidationReport, drift: DriftReport
+def _fail(
+    artifacts: Artifacts, plan: Plan, failures: list[str], fix: str, *, shows: str = "the failing rows and the reasons"
 ) -> NoReturn:
-    failed, what = artifacts.failed_validation, drift.sentence
-    with whole_folder(failed) as folder:
-        write_failing_rows(folder, artifacts.recipe, rows, results, report=report, failures=[what])
-    fix = "if these rows are as they should be, let one run learn from them with `validation.drift: report`: the next"
-    fix += f" release knows them; else remove them from the data. {failed}/report.html shows examples"
-    raise DataError(str(artifacts.raw), what, fix)
-
-
-def _count(result: CheckResult) -> int:
-    return 0 if result.failing is None else len(result.failing)
+    with whole_folder(artifacts.failed_validation) as folder:
+        write_failing_rows(folder, artifacts.recipe, plan, failures=failures)
+    page = f"{artifacts.failed_validation}/report.html shows {shows}"
+    raise DataError(str(artifacts.raw), "\n".join(failures), fix + page)

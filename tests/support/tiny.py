@@ -17,7 +17,7 @@ from params import Recipe, load
 from params.dvc_files import Inputs, file_state
 from params.foundation.artifacts import Artifacts
 from tasks.ingestion.batches import Batch
-from tasks.ingestion.parquet import Column, PartWriter, widen, write_schema
+from tasks.ingestion.parquet import Column, widen, write_part, write_schema
 from tasks.ingestion.parts import PART_ROWS
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
@@ -136,9 +136,7 @@ def write_splits(folder: Path, splits: dict[str, dict[str, Any]], *, group_by: S
         (folder / split).mkdir()
         shards = []
         for number, rows in enumerate(table.combine_chunks().to_batches(max_chunksize=PART_ROWS)):
-            with PartWriter(folder, number) as writer:
-                writer.write(Batch(rows, "row {}".format), [split] * len(rows))
-                part = writer.finish()
+            part = write_part([(Batch(rows, "row {}".format), [split] * len(rows))], folder, number)
             widen(columns, part.columns)
             shards.append(part.shards[split].model_copy(update={"first_row_id": start}))
             start += len(rows)

@@ -54,7 +54,7 @@ def workers(root: Path) -> ShardWorkers:
 def scanned(rows: SplitRows, columns: Columns) -> Scan:
     """What drift sees of all rows."""
     with workers(rows.folder) as own:
-        return scan(rows, columns, own, rows.folder / "scratch")
+        return scan(rows, columns, own)
 
 
 def good_rows(artifacts: Artifacts, split: str = "train", column: str = "row_id") -> list[Any]:

@@ -184,7 +184,7 @@ def test_row_groups_can_be_in_any_place_of_the_file(tmp_path: Path, monkeypatch:
     path = tmp_path / "a.parquet"
     write_parquet(path, 345)
     whole = read(index_file(path, "a").piece(0, 345).batches())
-    monkeypatch.setattr("tasks.ingestion.file_index.pairwise", lambda offsets: [(2, 1)])
+    monkeypatch.setattr("tasks.ingestion.file_index._are_ascending", lambda offsets: False)
     index = index_file(path, "a")
     assert len(index.places) == 2, "one for all row groups, and the footer"
     assert read(index.piece(100, 100).batches()) == whole[100:200]

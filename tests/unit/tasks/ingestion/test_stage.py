@@ -220,6 +220,16 @@ def test_type_change_error_names_row_column_and_types(tmp_path: Path, distance: 
     assert "column `label` is string here, and int64 in the rows before" in caught.value.what
 
 
+def test_first_rows_of_several_types_are_measured_and_told_apart_later(tmp_path: Path) -> None:
+    texts = pa.array([f"text {i}" for i in range(60)])
+    pq.write_table(pa.table({"text": texts}), tmp_path / "train-1.parquet")
+    pq.write_table(pa.table({"text": texts.dictionary_encode()}), tmp_path / "train-2.parquet")
+    assert run(tmp_path, train="train-*.parquet", split={"validation": 0.2, "test": 0.2}).columns["text"] == "string"
+    pq.write_table(pa.table({"text": pa.array(range(60))}), tmp_path / "train-2.parquet")
+    with pytest.raises(DataError, match="column `text` is int64 here, and string in the rows before"):
+        run(tmp_path, train="train-*.parquet")
+
+
 def test_integer_too_large_for_a_double_is_refused(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "train.jsonl", [{"n": 2**60 + 1}] * 11_776 + [{"n": 0.5}] * 512)
     with pytest.raises(DataError, match=r"column `n` is double in other rows, which cannot hold all values here"):

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from params import DataError, KilledError, RecipeError, TransientError
+from params.foundation.artifacts import Artifacts
 from params.foundation.hashing import file_sha256
 from params.schema import Launch
 from tasks import stages
 from tasks.shards import executor
-from tasks.shards.executor import Workers
+from tasks.shards.kept_work import ShardWorkers
 from tasks.validation import by_key
 from tests.support import tiny
 from tests.support.project import ROOT, free_port
@@ -77,7 +78,7 @@ def nap(number: int) -> tuple[int, int]:
 
 
 def run_all(launch: Launch, folder: Path, function, items):
-    with Workers(launch, folder) as workers:
+    with ShardWorkers(Artifacts("trial", folder), "tests", launch) as workers:
         return list(workers.map(function, items, what="numbers"))
 
 
@@ -116,7 +117,7 @@ def test_a_cluster_that_goes_away_is_worth_another_try(
     monkeypatch.setattr("tasks.shards.cluster._TIMEOUT_S", 15)
 
     def work() -> None:
-        with Workers(cluster.launch(), tmp_path) as workers:
+        with ShardWorkers(Artifacts("trial", tmp_path), "tests", cluster.launch()) as workers:
             for number, _ in workers.map(nap, range(100), what="numbers"):
                 if number == 3:
                     cluster.processes[0].kill()
@@ -189,12 +190,12 @@ def test_the_data_stages_give_the_same_bytes_wherever_they_run(
     assert {f"runs/rows/tokens/train/0000{number}.arrow" for number in range(8)} < set(one)
     assert data_stages({"data_workers": 2}) == one
 
-    check = by_key.hash_keys
+    check = by_key.find_duplicates
 
     def kill_a_worker(*arguments: Any) -> Any:
         cluster.workers[0].kill()
         return check(*arguments)
 
-    monkeypatch.setattr("tasks.validation.check_results.hash_keys", kill_a_worker)
+    monkeypatch.setattr("tasks.validation.check_results.find_duplicates", kill_a_worker)
     assert data_stages({"data_cluster": cluster.address}) == one
     assert cluster.workers[0].wait() == -signal.SIGKILL

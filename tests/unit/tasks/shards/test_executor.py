@@ -18,18 +18,19 @@ import psutil
 import pytest
 
 from params import DataError, KilledError
+from params.foundation.artifacts import Artifacts
 from params.schema import Launch
 from tasks.shards import executor
-from tasks.shards.executor import Workers
+from tasks.shards.kept_work import ShardWorkers
 from tests.support.project import ROOT
 
 TWO = Launch(micro_batch_size=1, data_workers=2)
 
 
 def run_all(function: Callable[[Any], Any], items: Sequence[Any], folder: Path, launch: Launch = TWO) -> Iterator[Any]:
-    with Workers(launch, folder) as workers:
+    with ShardWorkers(Artifacts("trial", folder), "tests", launch) as workers:
         yield from workers.map(function, items, what="numbers")
-    assert not list(folder.glob(".*.function"))
+    assert not list(folder.rglob(".*.function"))
 
 
 def square(number: int) -> tuple[int, int]:
@@ -104,7 +105,7 @@ def test_garbage_of_work_in_this_process_does_not_pile_up(tmp_path: Path, monkey
 
 
 def test_processes_serve_several_calls(tmp_path: Path) -> None:
-    with Workers(TWO, tmp_path) as workers:
+    with ShardWorkers(Artifacts("trial", tmp_path), "tests", TWO) as workers:
         calls = [set(workers.map(pid, range(8), what="numbers")) for _ in range(2)]
     assert calls[0] | calls[1] == calls[0], "no process is started for the second call"
 
@@ -134,9 +135,11 @@ def test_a_process_that_is_always_killed_ends_the_work(tmp_path: Path) -> None:
 def stage(work: str, folder: Path) -> list[str]:
     """A command that lets two processes work."""
     code = (
-        "import sys, time; from pathlib import Path; from params.schema import Launch; from tasks.shards.executor import Workers\n"
+        "import sys, time; from pathlib import Path; from params.schema import Launch; from tasks.shards.kept_work import ShardWorkers\n"
+        "from params.foundation.artifacts import Artifacts\n"
         "if __name__ == '__main__':\n"
-        "    workers = Workers(Launch(micro_batch_size=1, data_workers=2), Path(sys.argv[1]), imports=['imaplib'])\n"
+        "    launch = Launch(micro_batch_size=1, data_workers=2)\n"
+        "    workers = ShardWorkers(Artifacts('trial', Path(sys.argv[1])), 'tests', launch, imports=['imaplib'])\n"
         f"    {work}"
     )
     return [sys.executable, "-c", code, str(folder)]

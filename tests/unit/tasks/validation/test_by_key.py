@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from params import ValidationEngineError
 from params.schema import Expectation
 from tasks.validation import by_key
-from tasks.validation.by_key import encode_keys, find_duplicates, hash_keys
+from tasks.validation.by_key import encode_keys, find_duplicates
 from tasks.validation.raw_rows import frame_of, read_raw_rows
 from tests.support.validation import run_validation, workers, write_raw
 
@@ -95,8 +95,8 @@ def test_duplicates_are_those_of_the_whole_table(tmp_path_factory, example, igno
         patch.setattr(by_key, "BUCKET_ROWS", 2)
         none = table.slice(0, 0)
         artifacts = write_raw(folder, train=table, validation=none, test=none)
-        raw = read_raw_rows(artifacts.raw, {}, {}, workers(folder), folder)
-        found = find_duplicates(hash_keys(Expectation(**check), raw, folder, aside[:0]), aside)
+        raw = read_raw_rows(artifacts.raw, {}, {}, workers(folder), folder / "keys")
+        found = find_duplicates(Expectation(**check), raw, aside[:0], aside)
     repeats = dict(zip(found.failing.tolist(), found.repeats.tolist(), strict=True))
     assert (found.members, repeats) == reference(table, names, ignore, set(aside.tolist()))
 

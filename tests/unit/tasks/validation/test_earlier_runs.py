@@ -27,11 +27,11 @@ LONG = Expectation(type="expect_column_value_lengths_to_be_between", column="tex
 TWO_PROCESSES = Launch(micro_batch_size=1, data_workers=2)
 FUNCTIONS = {
     "labels": (stage, "labels_of_part"),
-    "rows": (checks_module, "check_together"),
+    "rows": (checks_module, "check_part"),
     "objective": (checks_module, "rejected_rows"),
     "keys": (by_key, "hash_part"),
     "good": (separated_rows, "write_part"),
-    "failing": (separated_rows, "copy_failing"),
+    "failing": (separated_rows, "failing_rows"),
     "drift": (drift_rows, "scan_shard"),
 }
 
@@ -208,7 +208,7 @@ class TestEarlierRuns:
         assert again["rows"] == ["test 0", "validation 0"]
 
     def test_a_run_that_failed_keeps_what_it_had_done(self, monkeypatch):
-        check = checks_module.check_together
+        check = checks_module.check_part
 
         def fail_at_the_third(*arguments):
             if len(self.done.get("rows", ())) == 2:
@@ -216,7 +216,7 @@ class TestEarlierRuns:
             return check(*arguments)
 
         with monkeypatch.context() as patched:
-            patched.setattr(checks_module, "check_together", fail_at_the_third)
+            patched.setattr(checks_module, "check_part", fail_at_the_third)
             with pytest.raises(ValueError, match="not this one"):
                 run_validation(self.artifacts, UNIQUE, LONG, objective=CLASSES, inputs=inputs(self.artifacts))
         assert self.run()["rows"] == ["train 0", "train 1", "train 2", "train 3"]

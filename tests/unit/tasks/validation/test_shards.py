@@ -12,10 +12,16 @@ import pytest
 from params.foundation.hashing import file_sha256
 from params.schema import Expectation, ObjectiveChoice
 from tasks.shards.split_rows import SCHEMA, SplitRows
-from tasks.validation.checks import BY_COLUMN, BY_KEY, ROW_BY_ROW, columns_read, kind_of
+from tasks.validation.checks import BY_KEY, ROW_BY_ROW, columns_read, kind_of
 from tests.support.validation import good_rows, run_validation, write_raw
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
 
+BY_COLUMN = {
+    "expect_column_value_z_scores_to_be_less_than",
+    "expect_column_values_to_be_decreasing",
+    "expect_column_values_to_be_increasing",
+    "expect_column_values_to_not_be_outliers",
+}
 CLASSES = ObjectiveChoice(name="sequence_classification")
 TRAIN = {"type": "comparison", "column": {"name": "split"}, "operator": "==", "parameter": "train"}
 WITH_KEY = {"type": "and", "conditions": [{"type": "nullity", "column": {"name": "key"}, "is_null": False}, TRAIN]}
@@ -159,8 +165,9 @@ def test_columns_with_nulls_are_known_without_their_values(tmp_path):
     Manifest.write(tmp_path, shards)
     pq.write_metadata(pa.schema([(ROW_ID, pa.int64()), ("n", pa.int64()), ("flag", pa.bool_())]), tmp_path / SCHEMA)
     rows = SplitRows(tmp_path)
-    found = [rows.with_nulls(shard, ["n", "flag"]) for shard, _ in rows.shards()]
-    assert found == [{name for name in ("n", "flag") if table[name].null_count} for _, table in rows.shards()]
+    parts = [(shard, rows.only(shard).table()) for shard in rows.manifest.shards]
+    found = [rows.with_nulls(shard, ["n", "flag"]) for shard, _ in parts]
+    assert found == [{name for name in ("n", "flag") if table[name].null_count} for _, table in parts]
     assert found == [{"flag"}, {"n"}, {"n"}]
 
 
