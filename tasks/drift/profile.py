@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 import numpy as np
 import pydantic
 
+from tasks.drift.profile_pages import memory_of
 from tasks.drift.rows import (
     BUCKETS,
     MAX_FEATURES,
@@ -56,8 +57,6 @@ _DAMAGE: Final = (
     json.JSONDecodeError,
     pydantic.ValidationError,
 )
-_ENCODINGS: Final = frozenset(["PLAIN", "PLAIN_DICTIONARY", "RLE", "RLE_DICTIONARY"])
-"""Others let few bytes stand for long strings."""
 _KEY: Final = b"evergreen.profile"
 _STRINGS: Final = ["kind", "column"]
 Kind = Literal["label", "length", "number", "text"]
@@ -184,7 +183,7 @@ class Profile:
 
         try:
             file = pq.ParquetFile(io.BytesIO(content), read_dictionary=_STRINGS)  # a repeated string is in memory once
-            _check_size(file.metadata)
+            _check_size(file.metadata, content)
             if not file.schema_arrow.equals(_schema(pa.dictionary(pa.int32(), pa.string()))):
                 raise ValueError("it is damaged: its columns are not those of a profile")
             found = json.loads(file.schema_arrow.metadata[_KEY])
@@ -227,16 +226,15 @@ class _Header(pydantic.BaseModel, strict=True):
     is_whole: bool
 
 
-def _check_size(metadata: pq.FileMetaData) -> None:
+def _check_size(metadata: pq.FileMetaData, content: bytes) -> None:
     """Check how much a file holds before it is read: few bytes can stand for very many equal values, or for long strings."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     columns = [group.column(i) for group in groups for i in range(group.num_columns)]
-    if any(not _ENCODINGS.issuperset(one.encodings) for one in columns):
-        raise ValueError("it is damaged: Evergreen writes no such pages")
-    values, size = sum(one.num_values for one in columns), sum(one.total_uncompressed_size for one in columns)
-    if metadata.num_rows > _MAX_RECORDS or values > _MAX_VALUES or size > MAX_BYTES:
-        what = f"{metadata.num_rows:,} measures with {values:,} values and {size / 1e6:,.1f} MB"
-        raise ValueError(f"it holds {what}, more than a profile may have")
+    said = sum(one.num_values for one in columns), sum(one.total_uncompressed_size for one in columns)
+    for values, size in (said, memory_of(metadata, content)):
+        if metadata.num_rows > _MAX_RECORDS or values > _MAX_VALUES or size > MAX_BYTES:
+            what = f"{metadata.num_rows:,} measures with {values:,} values and {size / 1e6:,.1f} MB"
+            raise ValueError(f"it holds {what}, more than a profile may have")
 
 
 def _check_strings(table: pa.Table) -> None:

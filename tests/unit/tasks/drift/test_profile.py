@@ -13,6 +13,7 @@ import pytest
 
 from tasks.drift import rows as module
 from tasks.drift.profile import Profile
+from tasks.drift.profile_pages import memory_of
 from tasks.drift.rows import MAX_SAMPLED, Columns, label_hash, without_identifiers
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
@@ -211,9 +212,29 @@ def test_few_bytes_that_stand_for_much_are_not_read(profile, tmp_path, change):
     assert pool.max_memory() == peak  # writing took more
 
 
-def test_encodings_that_no_profile_has_are_not_read(profile, tmp_path):
-    out, table = io.BytesIO(), pq.read_table(io.BytesIO(saved(profile, tmp_path)))
-    pq.write_table(table, out, use_dictionary=False, column_encoding={"column": "DELTA_BYTE_ARRAY"})
+def test_what_metadata_says_of_pages_is_not_believed(profile, tmp_path):
+    content = edited(profile, tmp_path, set_value("number", column="x" * (100 << 20)))
+    metadata = pq.ParquetFile(io.BytesIO(content)).metadata
+    values, size = memory_of(metadata, content)
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+    assert size > 100 << 20
+    assert size <= sum(one.total_uncompressed_size for one in columns)
+    # The number of entries in dictionaries counts, too.
+    assert sum(one.num_values for one in columns) <= values <= 2 * sum(one.num_values for one in columns)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_dictionary": False, "column_encoding": {"column": "DELTA_BYTE_ARRAY"}},
+        {"data_page_version": "2.0"},
+    ],
+    ids=["encoding", "pages"],
+)
+def test_pages_of_kinds_that_no_profile_has_are_not_read(profile, tmp_path, options):
+    out = io.BytesIO()
+    pq.write_table(pq.read_table(io.BytesIO(saved(profile, tmp_path))), out, **options)
     with pytest.raises(ValueError, match="it is damaged: Evergreen writes no such pages"):
         Profile.load(out.getvalue())
 
