@@ -114,7 +114,7 @@ def run_checks(
     that passes its own expectations.
     """
     results = _without_duplicates(checks, rows, skip)
-    if objective is not None and objectives.overrides(objective, "reject_reason"):
+    if objective is not None and objectives.looks_at_rows(objective, "reject_reason"):
         failed = union([r.failing for r in results if r.origin == "objective" and r.failing is not None])
         found = check_each_row(objective.reject_reason, rows, failed, objective=_identity(objective))
         results.append(_result(("objective", ROW_IS_USABLE), found, explain=objective.reject_reason))

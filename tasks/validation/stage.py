@@ -123,7 +123,7 @@ def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation],
     if rows.splits["train"].group_by:
         results.append(groups_in_one_split(rows, quarantined_rows(results)))
     quarantined = quarantined_rows(results)
-    if not objectives.overrides(method, "unseen_label") or not _remain(rows, quarantined)["train"]:
+    if not objectives.looks_at_rows(method, "unseen_label") or not _remain(rows, quarantined)["train"]:
         return results
     return [*results, known_to_training(method, rows, quarantined)]
 
