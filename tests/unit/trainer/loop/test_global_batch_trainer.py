@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -11,6 +13,8 @@ from tasks.tokenization.stage import tokenize
 from tests.support import in_process, new_objectives, tiny
 from tests.support.training import plan_job
 from trainer import job
+from trainer.data.order import BatchShard
+from trainer.loop.global_batch_trainer import GlobalBatchTrainer
 
 SECTIONS = {"objective": {"name": "contrast"}, "model": tiny.CLASSES["model"]}
 CHANGES = {
@@ -55,7 +59,7 @@ def test_loss_and_gradient_are_those_of_one_batch_however_it_is_split(tmp_path):
         loss = whole.objective.global_loss(whole.objective.embed(model, inputs), None)
         gradients = torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
         norm = torch.stack([gradient.norm() for gradient in gradients if gradient is not None]).norm()
-        expected.append((float(loss), float(norm)))
+        expected.append((float(loss.detach()), float(norm)))
         return compute(model, inputs, **kwargs)
 
     whole.compute_loss = at_once
@@ -80,3 +84,11 @@ def test_second_pass_has_the_dropout_of_the_first(tmp_path):
     for first, second in zip(found[:2], found[2:], strict=True):
         torch.testing.assert_close(first, second.detach(), rtol=0, atol=0)
     assert not torch.equal(found[0], found[1])
+
+
+def test_rows_of_all_processes_are_in_the_order_of_the_global_batch():
+    shards = [BatchShard(micro_batch=2, accumulation=3, processes=2, process=process) for process in range(2)]
+    own = [torch.tensor([[*shard.places(number)] for number in range(3)]) for shard in shards]
+    gathered = SimpleNamespace(accelerator=SimpleNamespace(gather=lambda _: torch.stack(own)))
+    for places in own:
+        assert GlobalBatchTrainer._in_order(gathered, places).tolist() == list(range(12))
