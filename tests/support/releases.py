@@ -25,6 +25,7 @@ from trainer.data import tokens
 from trainer.job import Job
 from trainer.model.network import initial_model, write_adapted
 from trainer.objectives.bases.loss import Share
+from trainer.objectives.bases.objective import Objective
 
 SIZES = {"train": 60, "validation": 12, "test": 40}
 BATCH = 32
@@ -60,7 +61,10 @@ def learn(artifacts: Artifacts, recipe: Recipe, steps: int, *, seed: int = 11, r
     network.eval()  # without dropout
     for _ in range(steps):
         optimizer.zero_grad()
-        objective.batch_loss(network, batch, Share(objective.loss_items(batch), 1, 1)).loss.backward()
+        if objective.trainer_class == Objective.trainer_class:
+            objective.batch_loss(network, batch, Share(objective.loss_items(batch), 1, 1)).loss.backward()
+        else:  # its loss needs more than a batch, such as a reference or completions
+            network(**batch).loss.backward()
         optimizer.step()
     shutil.rmtree(artifacts.model, ignore_errors=True)
     if recipe.model.lora:
