@@ -73,7 +73,7 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         train_dataset=ShuffledWindows(rows, seed=job.seed) if training.streaming else rows,
         eval_dataset=tokens.read_split(job.tokens, "validation"),
         processing_class=tokenizer,
-        loss=extensions.loss_function(training.loss) or objective.compute_loss_func(training),
+        loss=extensions.loss_function(training.loss),
         callbacks=extensions.callbacks(training),
     )
     trainer.guard.stop_at_step = job.stop_at_step

@@ -17,7 +17,7 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.model import network
 from trainer.objectives.bases.likelihood import Likelihood, logits_of
-from trainer.objectives.bases.padding import IGNORE_INDEX
+from trainer.objectives.bases.padding import IGNORE_INDEX, token_columns
 
 if TYPE_CHECKING:
     from trainer.objectives.bases.objective import Example
@@ -86,7 +86,10 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
         scores = objective.score_batch(model, inputs, tokenizer)
         prediction = objective.prediction_lines(row, model, tokenizer, encoder.max_length, state)
     for row_scores in scores.tolist():
-        yield "score", [f"{name}: {value:.6g}" for name, value in zip(objective.score_names, row_scores, strict=True)]
+        yield (
+            "score",
+            [f"{name}: {value:.6g}" for name, value in zip(objective.score_names(state), row_scores, strict=True)],
+        )
     if prediction:
         yield "answer  (of the model)", prediction
 
@@ -110,17 +113,24 @@ def _find_row(path: Path, row_id: int) -> dict[str, Any] | None:
 
 def token_lines(encoder: Encoder, example: Example) -> list[str]:
     """Return a line for each of the first tokens of a sequence, and its label."""
-    ids, labels, names = example["input_ids"], example["labels"], encoder.state.get("labels")
+    ids, labels, names = example["input_ids"], example.get("labels"), encoder.state.get("labels")
     if encoder.objective.has_target_text:
-        return [*_numbered(encoder, ids, " "), "target:", *_numbered(encoder, labels, "*")]
-    if not isinstance(labels, list):
-        name = f" ({names[labels]})" if names else ""
-        return [*_numbered(encoder, ids, " "), f"label of the sequence: {labels}{name}"]
+        return [*_numbered(encoder, ids, " "), "target:", *_numbered(encoder, labels or [], "*")]
+    if not isinstance(labels, list) or isinstance(labels[0], float):
+        lines = [line for name in token_columns(example) for line in ("", *_numbered(encoder, example[name], " "))][1:]
+        return lines if labels is None else [*lines, f"label of the sequence: {_label(labels, names)}"]
     marks = ["*" if label != IGNORE_INDEX else " " for label in labels]
     if names:
         marks = [f"* {names[label]}" if label != IGNORE_INDEX else "" for label in labels]
     width = max(map(len, marks))
     return _numbered(encoder, ids, *(mark.ljust(width) for mark in marks))
+
+
+def _label(labels: Any, names: Sequence[str] | None) -> str:
+    """Return the label of a sequence with its name, or the numbers of several."""
+    if isinstance(labels, list):
+        return ", ".join(f"{name}: {value:g}" for name, value in zip(names or range(len(labels)), labels, strict=True))
+    return f"{labels} ({names[labels]})" if names else f"{labels}"
 
 
 def _numbered(encoder: Encoder, ids: Sequence[int], *marks: str) -> list[str]:
@@ -136,6 +146,8 @@ def _numbered(encoder: Encoder, ids: Sequence[int], *marks: str) -> list[str]:
 def _loss_lines(encoder: Encoder, example: Example, losses: Any) -> list[str]:
     if losses.dim() == 0:
         return [f"{float(losses):.4f}"]
+    if isinstance(example["labels"][0], float):
+        return [f"{loss:9.4f} {name}" for loss, name in zip(losses.tolist(), encoder.state["labels"], strict=True)]
     targets = example["labels"] if encoder.objective.has_target_text else example["input_ids"]
     return _shortened(
         [

@@ -58,7 +58,7 @@ _WORD = re.compile(rf"[{_NO_SPACES}]|[^\W{_NO_SPACES}]+")
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that are compared. The content of a row is that of `labels` and `texts`."""
+    """The columns that are compared. The content of a row is what the objective reads."""
 
     labels: tuple[str, ...]
     texts: tuple[str, ...]
@@ -67,6 +67,8 @@ class Columns:
     listed: str = ""
     """One of `texts` whose lists have labels, as `Objective.row_labels` finds them; empty if there is none."""
     objective: Objective[Any] | None = None
+    learned_numbers: tuple[str, ...] = ()
+    """The columns of numbers that the objective learns."""
     identifiers: tuple[str, ...] = ()
     """Columns of numbers that are not compared, because they look like identifiers."""
 
@@ -77,12 +79,15 @@ class Columns:
 
         kinds = objective.columns()
         has_lists = objectives.overrides(objective, "row_labels") and "label" not in kinds.values()
-        listed = next((column for column, kind in kinds.items() if kind == "list" and has_lists), "")
+        lists = [column for column, kind in kinds.items() if kind in ("labels", "records") and has_lists]
+        listed = min(lists, key=lambda column: kinds[column], default="")
         others = {ROW_ID, *kinds, *rows.group_by, *ignore}
+        numbers = tuple(column for column, kind in kinds.items() if kind == "number")
         return cls(
             tuple(column for column, kind in kinds.items() if kind == "label"),
-            tuple(column for column, kind in kinds.items() if kind != "label"),
-            tuple(
+            tuple(column for column, kind in kinds.items() if kind not in ("label", "number")),
+            numbers
+            + tuple(
                 f.name
                 for f in rows.schema
                 if f.name not in others and (types.is_integer(f.type) or types.is_floating(f.type))
@@ -90,6 +95,7 @@ class Columns:
             tuple(rows.group_by),
             listed,
             objective if listed else None,
+            numbers,
         )
 
     @property
@@ -105,7 +111,7 @@ class Columns:
     @property
     def content(self) -> list[str]:
         """The columns that tell two rows apart."""
-        return [*self.labels, *self.texts]
+        return [*self.labels, *self.texts, *self.learned_numbers]
 
 
 @dataclass

@@ -1,4 +1,7 @@
-"""Rows that belong together (`data.group_by`), such as those of one customer: statistics count them as one observation."""
+"""Rows that belong together: statistics count them as one observation.
+
+They do by `data.group_by`, such as the rows of one customer, or because a metric looks at them together, such as those of a query.
+"""
 
 from __future__ import annotations
 
@@ -42,3 +45,18 @@ class RowGroups:
     def of(self, row_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of some rows of the split, (M,): two models may have scores of different rows."""
         return self.numbers[np.searchsorted(self.row_ids, row_ids)]
+
+
+def units(groups: NDArray[np.int64] | None, scored: NDArray[np.float64] | None) -> NDArray[np.int64] | None:
+    """Return the numbers of what is resampled as one: rows that are in the same group, or the same `Objective.group_score`."""
+    if groups is None or scored is None:
+        return groups if scored is None else np.unique(scored, return_inverse=True)[1]
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    own, other = (np.unique(one, return_inverse=True)[1] for one in (groups, scored))
+    size = own.max() + other.max() + 2
+    links = coo_array((np.ones(len(own)), (own, own.max() + 1 + other)), shape=(size, size))
+    _, found = connected_components(links, directed=False)
+    numbers: NDArray[np.int64] = found[own].astype(np.int64)
+    return numbers

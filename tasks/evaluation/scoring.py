@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from params import ModelError
 from params.schema import Direction
 from tasks.drift.report import ChampionConfidence
-from tasks.evaluation.groups import RowGroups
+from tasks.evaluation.groups import RowGroups, units
 from tasks.progress import progress
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Scores:
     columns: dict[str, NDArray[np.float64]]
     """Each (N,), by `Objective.score_names` and `example_counts`."""
     groups: NDArray[np.int64] | None = None
-    """(N,), equal for rows that belong together; None if each row is on its own."""
+    """(N,), equal for rows that belong together, or that a metric looks at together; None if each row is on its own."""
 
     def __len__(self) -> int:
         return len(self.row_ids)
@@ -139,7 +139,7 @@ def score(
     Raises:
         ModelError: a score is not finite.
     """
-    names = (*objective.score_names, *objective.example_counts)
+    names = (*objective.score_names(metrics.state), *objective.example_counts)
     row_ids: list[NDArray[np.int64]] = []
     measured: list[NDArray[np.float64]] = []  # (B, K) each
     batches = metrics.batches(model, sequences, batch_size=batch_size)
@@ -153,7 +153,7 @@ def score(
     order = np.lexsort((*table.T, ids))  # the windows of a row in the same order for every batch size: equal sums
     rows, starts = np.unique(ids[order], return_index=True)
     columns = dict(zip(names, np.add.reduceat(table[order], starts).T, strict=True))
-    scores = Scores(rows, columns, groups.of(rows) if groups else None)
+    scores = Scores(rows, columns, units(groups.of(rows) if groups else None, columns.get(objective.group_score or "")))
     _refuse_non_finite(scores, name)
     return scores
 

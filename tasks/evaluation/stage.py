@@ -50,7 +50,7 @@ from trainer.model.network import trained_model, untrained_model
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from trainer.objectives.bases.objective import Objective, ObjectiveState
+    from trainer.objectives.bases.objective import Objective
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +85,7 @@ def evaluate(
     is_champion = published.champion is not None and published.champion.weights in releases.values()
     with whole_folder(artifacts.evaluation) as folder:
         rows = SplitRows(artifacts.rows / evaluation.split)
-        groups = RowGroups.read(rows)
-        scorer = _Scorer(artifacts, objective, state, model, evaluation, seed, launch, resampler, rows, groups, folder)
+        scorer = _Scorer(artifacts, objective, model, evaluation, launch, resampler, rows, RowGroups.read(rows), folder)
         scored = scorer.score_all(published, _read_drift(artifacts))
         details = Analysis(built, state, evaluation, rows, resampler, scored).details()
         use: RowUse | None = None
@@ -149,10 +148,8 @@ class _Scorer:
 
     artifacts: Artifacts
     choice: ObjectiveChoice
-    state: ObjectiveState
     model: Model
     evaluation: Evaluation
-    seed: int
     launch: Launch
     resampler: Resampler
     rows: SplitRows
@@ -161,7 +158,8 @@ class _Scorer:
 
     def score_all(self, published: champion.PublishedModel, drift: DriftReport | None) -> ScoredModels:
         (self.folder / "scores").mkdir()
-        objective, tokenizer = self.resampler.objective, tokens.read_tokenizer(self.artifacts.tokens)
+        objective, state, seed = self.resampler.objective, self.resampler.state, self.resampler.seed
+        tokenizer = tokens.read_tokenizer(self.artifacts.tokens)
         metric = self.evaluation.gate.metric or objective.main_metric
         extra = self.evaluation.metrics.directions if self.evaluation.metrics else {}
         directions = {**objective.metrics, **objective.evaluate_only_metrics, **extra}
@@ -169,9 +167,7 @@ class _Scorer:
         other, text = self._read_both(own, published, metric)
 
         def load_untrained() -> PreTrainedModel:
-            return untrained_model(
-                self.model, objective=objective, state=self.state, tokenizer=tokenizer, seed=self.seed
-            )
+            return untrained_model(self.model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
 
         objective.set_reference(load_untrained)
         sequences = by_itself = self.artifacts.tokens / self.evaluation.split
@@ -194,18 +190,18 @@ class _Scorer:
         confidence = ChampionConfidence(reason=reason)
         if other and text and published.champion:
             other.objective.set_reference(load_untrained)
-            network = champion.load(other.folder, other.objective, self.state, published.champion)
+            network = champion.load(other.folder, other.objective, state, published.champion)
             scored_champion = self._score("champion", lambda: network, other, text.champion or sequences)
             if drift and not reason:
                 confidence = measure_confidence(
                     network,
-                    other.encoder(text.limit, self.state),
+                    other.encoder(text.limit, state),
                     drift,
                     scored_champion.scores,
                     train=SplitRows(self.artifacts.rows / "train"),
                     batch_size=self.launch.eval_batch_size,
                     split=self.evaluation.split,
-                    seed=self.seed,
+                    seed=seed,
                     folder=self.folder / ".new_rows",
                 )
         shutil.rmtree(self.folder / ".texts", ignore_errors=True)
@@ -221,7 +217,7 @@ class _Scorer:
                 return None, None
             # It was judged at a longer limit than that of the recipe, and its release keeps it.
             folder.mkdir()
-            encoder = own.encoder(published.max_length, self.state)
+            encoder = own.encoder(published.max_length, self.resampler.state)
             with ShardWorkers(self.artifacts, "evaluate", self.launch) as workers:
                 return None, CommonText(encoder.max_length, own.encode(self.rows, encoder, folder / "own", workers))
         names = set(self.rows.schema.names)
@@ -230,7 +226,7 @@ class _Scorer:
         )
         folder.mkdir()
         with ShardWorkers(self.artifacts, "evaluate", self.launch) as workers:
-            text = CommonText.find(own, other, self.rows, self.state, folder=folder, workers=workers)
+            text = CommonText.find(own, other, self.rows, self.resampler.state, folder=folder, workers=workers)
         if metric in text.incomparable:
             raise self._incomparable(found, metric, own.objective, text)
         if text.limit:
@@ -262,7 +258,7 @@ class _Scorer:
         split, sequences = self.evaluation.split, tokens.Sequences(folder)
         network = load()
         accumulator = EvaluationMetrics(
-            reading.objective, state=self.state, tokenizer=reading.tokenizer, metrics=self.evaluation.metrics
+            reading.objective, state=self.resampler.state, tokenizer=reading.tokenizer, metrics=self.evaluation.metrics
         )
         scores = score(
             network,

@@ -20,7 +20,7 @@ often each errs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from params.schema import Direction
+from tasks.evaluation.jackknife import Jackknife, contributions
 from tasks.evaluation.report import least_observations
 from tasks.evaluation.scoring import Scores
 
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
     from trainer.objectives.bases.objective import Objective, ObjectiveState
 
-_ROUNDING = 1e-6
-"""Rows whose contributions differ by less than this share of what they could differ by are equal."""
+_BLOCKS = 500
+"""Most blocks of observations that the jackknife leaves out of a metric of a whole split, each block by itself."""
 _CHUNK = 2048
 """Rows that are resampled at a time."""
 
@@ -82,19 +83,23 @@ class Resampler:
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The metrics of N rows."""
         found = self.objective.compute_metrics(self.totals(scores), self.state)
-        return {name: float(value) for name, value in found.items()}
+        whole = self.objective.whole_metrics(scores.columns, self.state)
+        return {name: float(value) for name, value in (found | whole).items()}
 
     def resample(self, models: Sequence[Scores]) -> list[dict[str, NDArray[np.float64]]]:
         """For each model the metrics of R resamples of the same rows, each (R,)."""
         assert all(np.array_equal(models[0].row_ids, scores.row_ids) for scores in models)
         sums: Any = 0.0  # (R, models * S)
-        start = 0
+        start, drawn = 0, []
         for chunks in zip(*map(self._observed, models), strict=True):
-            weights = _weights(self.seed, start, self.resamples, len(chunks[0])).astype(float)  # (R, n)
-            sums = sums + weights @ np.concatenate(chunks, axis=1)
+            drawn.append(_weights(self.seed, start, self.resamples, len(chunks[0])))  # (R, n)
+            sums = sums + drawn[-1].astype(float) @ np.concatenate(chunks, axis=1)
             start += len(chunks[0])
         with np.errstate(divide="ignore", invalid="ignore"):  # a resample of few rows may draw none of them
-            return [self.objective.compute_metrics(total, self.state) for total in np.split(sums, len(models), axis=1)]
+            found = [self.objective.compute_metrics(total, self.state) for total in np.split(sums, len(models), axis=1)]
+        if not self.objective.split_metrics:
+            return found
+        return [f | self._whole(scores, np.concatenate(drawn, 1)) for f, scores in zip(found, models, strict=True)]
 
     def interval(self, resampled: NDArray[np.float64], observations: int) -> tuple[float, float]:
         """Ends of the interval of a metric, from its resamples (R,).
@@ -138,7 +143,7 @@ class Resampler:
             sign = 1.0 if directions[metric] == "max" else -1.0
             gain = sign * (value - other_metrics[metric])
             without = left_out[0][metric], left_out[1][metric]
-            scale = max(2 * abs(gain), *map(_contributions, without)) or 1.0
+            scale = max(2 * abs(gain), *map(contributions, without)) or 1.0
             jackknife = Jackknife.of(gain, sign * (without[0] - without[1]), scale, self.confidence)
             low, high = self.interval(sign * (resampled[0][metric] - resampled[1][metric]), own.observations)
             ends = jackknife.interval(self.confidence)
@@ -159,13 +164,16 @@ class Resampler:
                 found[metric] = float(bdtr(float(right.sum()), len(right), min(max(floor, 0.0), 1.0)))
                 continue
             sign = 1.0 if directions[metric] == "max" else -1.0
-            scale = max(abs(metrics[metric]), _contributions(left_out[metric])) or 1.0
+            scale = max(abs(metrics[metric]), contributions(left_out[metric])) or 1.0
             jackknife = Jackknife.of(sign * metrics[metric], sign * left_out[metric], scale, self.confidence)
             found[metric] = jackknife.tail(sign * floor)
         return found
 
     def _leave_one_out(self, scores: Scores) -> dict[str, NDArray[np.float64]]:
-        """The metrics without one observation, for each of them, (N,); NaN where a metric does not exist without it."""
+        """The metrics without one observation, for each of them, (N,); NaN where a metric does not exist without it.
+
+        Those of a whole split are without one block of observations, for at most `_BLOCKS` blocks (Shao and Wu 1989).
+        """
         totals, names = self.totals(scores), self.metrics(scores)
         found: dict[str, list[NDArray[np.float64]]] = {metric: [] for metric in names}
         for chunk in self._observed(scores):
@@ -174,7 +182,18 @@ class Resampler:
                 metrics = self.objective.compute_metrics(left, self.state)
             for metric, chunks in found.items():
                 chunks.append(metrics.get(metric, np.full(len(left), np.nan)))
-        return {metric: np.concatenate(chunks) for metric, chunks in found.items()}
+        blocks = np.arange(scores.observations) * _BLOCKS // max(scores.observations, _BLOCKS)
+        whole = self._whole(scores, (blocks != block for block in np.unique(blocks)))
+        return {metric: np.concatenate(chunks) for metric, chunks in found.items()} | whole
+
+    def _whole(self, scores: Scores, drawn: Iterable[NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
+        """The metrics of whole splits, for each way to draw every observation, (n,), so many times; nothing if there are none."""
+        if not self.objective.split_metrics:
+            return {}
+        place = np.arange(len(scores)) if scores.groups is None else np.unique(scores.groups, return_inverse=True)[1]
+        rows = (np.repeat(np.arange(len(scores)), times[place].astype(int)) for times in drawn)
+        found = [self.objective.whole_metrics(scores.take(some).columns, self.state) for some in rows]
+        return {metric: np.array([one[metric] for one in found]) for metric in self.objective.split_metrics}
 
     def _observed(self, scores: Scores) -> Iterator[NDArray[np.float64]]:
         """Yield the totals of rows, or of groups of rows, in chunks (n, S)."""
@@ -261,82 +280,6 @@ def _least_gain(only_one: int, only_other: int, rows: int, level: float) -> floa
         return float(excess - critical * error)
 
     return float(brentq(distance, -1.0, 1.0)) if distance(-1.0) > 0 else -1.0
-
-
-@dataclass(frozen=True)
-class Jackknife:
-    """The distribution of a metric or gain of N rows, estimated by leaving out one row at a time.
-
-    It uses Student's distribution, with fewer degrees of freedom where few rows have most of the weight (Satterthwaite
-    1946, https://doi.org/10.2307/3002019), and the same with the skewness of the rows removed (Hall 1992, Journal of the
-    Royal Statistical Society B 54, 221-228). Interval ends and probabilities are the more cautious of the two.
-
-    Where all rows say the same, the standard error is 0, and says nothing about rows that were not drawn. Of N equal
-    rows, a share s of others is rejected at level a if (1 - s)^N <= a (the binomial test; the "rule of three"). Such a row
-    may differ by `scale`.
-    """
-
-    value: float
-    error: float
-    """Standard error of the value; infinite if there are too few rows for one, or the metric does not exist without one."""
-    skewness: float
-    """Skewness of the rows' contributions to the value, divided by the square root of N."""
-    freedom: float
-    """Degrees of freedom of the standard error."""
-    rows: int
-    scale: float
-    """By how much the value of one row may differ from that of N equal rows."""
-
-    @classmethod
-    def of(cls, value: float, left_out: NDArray[np.float64], scale: float, confidence: float) -> Jackknife:
-        """From the value of all rows, and the values without each row in turn, (N,)."""
-        rows = len(left_out)
-        if rows < least_observations(confidence) or not np.isfinite(left_out).all():
-            return cls(value, math.inf, 0.0, 1.0, rows, scale)
-        effects = left_out.mean() - left_out  # (N,)
-        squares = float((effects**2).sum())
-        if not squares > (_ROUNDING * scale) ** 2:
-            return cls(value, 0.0, 0.0, 1.0, rows, scale)
-        kurtosis = rows * float((effects**4).sum()) / squares**2
-        freedom = min(rows - 1, 2 * rows / max(kurtosis - 1, 1e-9))
-        error = math.sqrt((rows - 1) / rows * squares)
-        return cls(value, error, float((effects**3).sum()) / squares**1.5, freedom, rows, scale)
-
-    def interval(self, confidence: float) -> tuple[float, float]:
-        """Ends of the interval of values that `tail` rejects on neither side."""
-        from scipy.special import stdtrit
-
-        if self.error in (0, math.inf):
-            reach = self.error or self.scale * (1 - ((1 - confidence) / 2) ** (1 / self.rows))
-            return self.value - reach, self.value + reach
-        reach = -float(stdtrit(self.freedom, (1 - confidence) / 2))
-        low = self.value - self.error * max(reach, self._skewed(reach))
-        return low, self.value - self.error * min(-reach, self._skewed(-reach))
-
-    def tail(self, limit: float) -> float:
-        """Probability of a value this low or lower, if the true value were `limit`."""
-        from scipy.special import stdtr
-
-        if self.error == math.inf:
-            return 1.0
-        if self.error == 0:
-            return max(1 - max(limit - self.value, 0.0) / self.scale, 0.0) ** self.rows
-        distance, skewness = (self.value - limit) / self.error, self.skewness
-        straight = distance + skewness * distance**2 / 3 + skewness**2 * distance**3 / 27 + skewness / 6
-        return float(stdtr(self.freedom, max(distance, straight)))
-
-    def _skewed(self, straight: float) -> float:
-        """The distance in standard errors that becomes `straight` when the skewness is removed."""
-        if abs(self.skewness) < 1e-6:
-            return straight
-        inside = 1 + self.skewness * (straight - self.skewness / 6)
-        return float(3 / self.skewness * (np.cbrt(inside) - 1))
-
-
-def _contributions(left_out: NDArray[np.float64]) -> float:
-    """By how much the contributions of rows to a metric differ, at most: N - 1 times as much as the values without them, (N,)."""
-    finite = left_out[np.isfinite(left_out)]
-    return (len(left_out) - 1) * float(np.ptp(finite)) if len(finite) else 0.0
 
 
 def mcnemar(only_one: int, only_other: int) -> float:

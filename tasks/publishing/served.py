@@ -214,7 +214,7 @@ class Evaluated:
             raise ValueError("the tokenizer of the release makes no tokens of it")
         metrics = EvaluationMetrics(objective, state=self.state, tokenizer=reader.tokenizer, metrics=None)
         parts = [parts[0][0] for _, parts in metrics.batches(reader.network, encoded.examples, batch_size=1)]
-        found = dict(zip(objective.score_names, torch.stack(parts).double().sum(0).tolist(), strict=True))
+        found = dict(zip(objective.score_names(self.state), torch.stack(parts).double().sum(0).tolist(), strict=True))
         return {name: found[name] for name in objective.served_scores}
 
     def _answer_scores(self, reader: Reader, one: JudgedRow) -> Mapping[str, float] | None:

@@ -162,7 +162,7 @@ def _one_row(plan: Plan) -> Iterator[str]:
         yield from (f"    {line}" for line in head)
         if rest:
             yield f"      ... {len(rest)} lines more"
-        if rest and not isinstance(example["labels"], list):
+        if rest and not isinstance(example.get("labels"), list):
             yield f"    {rest[-1]}"
 
 

@@ -109,7 +109,7 @@ def _reason(row: Row, objective: Objective[Any]) -> str | None:
     for column, kind in objective.columns().items():
         if row.get(column) is None:
             return f"no `{column}`"
-        if kind != "list" and not str(row[column]).strip():
+        if kind in ("string", "label") and not str(row[column]).strip():
             return f"an empty `{column}`"
     reason = objective.reject_reason(row)
     # without what differs between rows, so that rows can be counted by it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from trainer.data.shards import ROW, ROW_ID
 from trainer.data.tokens import BATCH_SEQUENCES
 from trainer.objectives.bases.objective import Example
-from trainer.objectives.bases.padding import IGNORE_INDEX
+from trainer.objectives.bases.padding import IGNORE_INDEX, token_columns
 
 
 def write_sequences(examples: Iterable[Example], target: Path, *, first_row_id: int) -> tuple[list[int], int]:
@@ -28,7 +28,7 @@ def write_sequences(examples: Iterable[Example], target: Path, *, first_row_id: 
         writer: pa.RecordBatchStreamWriter | None = None
         while batch := list(islice(remaining, BATCH_SEQUENCES)):
             if writer is None:
-                schema = _schema(batch[0])
+                schema = _schema(batch)
                 writer = stack.enter_context(pa.ipc.new_stream(str(target), schema))
             columns = {f.name: [e.get(f.name) for e in batch] for f in schema if f.name != ROW}
             columns[ROW] = [example[ROW_ID] - first_row_id for example in batch]
@@ -42,7 +42,7 @@ def write_sequences(examples: Iterable[Example], target: Path, *, first_row_id: 
                 )
             written = pa.record_batch(arrays, schema=schema)
             writer.write_batch(written)
-            lengths += [len(example["input_ids"]) for example in batch]
+            lengths += [sum(len(example[name]) for name in token_columns(schema.names)) for example in batch]
             learned += _count_learned(written)
     return lengths, learned
 
@@ -67,14 +67,21 @@ def sort_longest_first(target: Path, lengths: list[int]) -> None:
     ordered.rename(target)
 
 
-def _schema(example: Example) -> pa.Schema:
-    kinds = {int: pa.int64(), float: pa.float64(), str: pa.string(), list: pa.list_(pa.int32())}
-    fields = [(name, kinds[type(value)]) for name, value in example.items() if name != ROW_ID]
-    return pa.schema(sorted([(ROW, pa.int32()), *fields]))
+def _schema(examples: Sequence[Example]) -> pa.Schema:
+    kinds = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+    fields = [(ROW, pa.int32())]
+    for name, value in examples[0].items():
+        if isinstance(value, list):
+            has_numbers = any(isinstance(number, float) for example in examples for number in example[name][:1])
+            fields.append((name, pa.list_(pa.float32() if has_numbers else pa.int32())))
+        elif name != ROW_ID:
+            fields.append((name, kinds[type(value)]))
+    return pa.schema(sorted(fields))
 
 
 def _count_learned(batch: pa.RecordBatch) -> int:
-    """Return the number of labels with a loss; one per sequence unless labels are lists."""
-    if "labels" not in batch.schema.names or not pa.types.is_list(batch.schema.field("labels").type):
+    """Return the number of labels with a loss; one per sequence unless there is one for each token."""
+    kind = batch.schema.field("labels").type if "labels" in batch.schema.names else pa.null()
+    if not pa.types.is_list(kind) or pa.types.is_floating(kind.value_type):
         return int(batch.num_rows)
     return int(np.count_nonzero(batch["labels"].flatten().to_numpy() != IGNORE_INDEX))

@@ -240,7 +240,7 @@ def _encode_shard(encoder: Encoder, work: _Work) -> _Counts:
         for row, encoded in progress(encoded_rows(), what=what, total=shard.rows):
             truncated += encoded.is_truncated
             unused += not encoded.examples
-            characters += len(encoder.objective.text(row))
+            characters += sum(map(len, encoder.objective.texts(row)))
             marks = encoder.marks(row, encoded) if encoder.marks_rows else {}
             yield from (example | marks for example in encoded.examples)
 

@@ -53,7 +53,7 @@ def tokenize(
     """
     method = objectives.build(objective)
     rows = {split: SplitRows(artifacts.rows / split) for split in SPLITS}
-    texts: Iterable[str] = (method.text(row) for row in read_rows(rows["train"]))
+    texts: Iterable[str] = (text for row in read_rows(rows["train"]) for text in method.texts(row))
     if isinstance(tokenization.tokenizer, TrainTokenizer):
         logger.info("tokenize: training a tokenizer with %d tokens", tokenization.tokenizer.vocab_size)
         texts = sampled(texts, len(rows["train"]), tokenization.tokenizer.sample_rows)

@@ -113,7 +113,7 @@ def run_checks(
     for numbers, check in ((plan["row by row"], check_rows), (plan["column by column"], check_whole_columns)):
         found = check([checks[number][1] for number in numbers], rows, skip)
         results |= {number: _result(checks[number], own) for number, own in zip(numbers, found, strict=True)}
-    if objective is not None and objectives.overrides(objective, "reject_reason"):
+    if objective is not None and objectives.looks_at_rows(objective, "reject_reason"):
         failed = [r.failing for r in results.values() if r.origin == "objective" and r.failing is not None]
         own = check_each_row(objective.reject_reason, rows, union(failed), objective=_identity(objective))
         results[len(checks)] = _result(("objective", ROW_IS_USABLE), own, explain=objective.reject_reason)

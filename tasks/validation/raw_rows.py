@@ -293,16 +293,27 @@ def _require_columns(raw: Path, columns: Sequence[str], needed: Mapping[str, str
 def _require_types(raw: Path, schema: pa.Schema, kinds: Mapping[str, ColumnKind]) -> None:
     from pyarrow import types
 
+    def is_text(kind: Any) -> bool:
+        plain = kind.value_type if types.is_dictionary(kind) else kind
+        return bool(types.is_string(plain) or types.is_large_string(plain) or types.is_string_view(plain))
+
+    def is_label(kind: Any) -> bool:
+        return is_text(kind) or types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)
+
+    def is_list(kind: Any) -> bool:
+        return bool(types.is_list(kind) or types.is_large_list(kind))
+
+    fitting: dict[ColumnKind, tuple[str, Callable[[Any], bool]]] = {
+        "string": ("text", is_text),
+        "label": ("text or integers", is_label),
+        "labels": ("lists of text or integers", lambda kind: is_list(kind) and is_label(kind.value_type)),
+        "number": ("numbers", lambda kind: types.is_integer(kind) or types.is_floating(kind)),
+        "records": ("lists", is_list),
+    }
     wrong = []
     for column, required in kinds.items():
-        kind = schema.field(column).type
-        fits = types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind)
-        if required == "label":
-            fits = fits or types.is_integer(kind) or types.is_boolean(kind)
-        elif required == "list":
-            fits = types.is_list(kind) or types.is_large_list(kind) or types.is_null(kind)
-        if not fits:
-            words = {"string": "text", "label": "text or integers", "list": "lists"}[required]
+        (words, fits), kind = fitting[required], schema.field(column).type
+        if not (fits(kind) or types.is_null(kind)):
             wrong.append(f"column `{column}` must hold {words}, but holds {kind}")
     if wrong:
         raise DataError(str(raw), "\n".join(wrong), "choose another column in the recipe's objective, or fix the data")

@@ -136,7 +136,7 @@ def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation],
     if rows.splits["train"].group_by:
         results.append(groups_in_one_split(rows, quarantined_rows(results)))
     aside = quarantined_rows(results)
-    if objectives.overrides(method, "unseen_label") and rows.remaining(aside)["train"]:
+    if objectives.looks_at_rows(method, "unseen_label") and rows.remaining(aside)["train"]:
         results.append(known_to_training(method, rows, aside))
     return results
 

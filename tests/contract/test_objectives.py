@@ -14,11 +14,15 @@ from transformers import AutoConfig
 from params import RecipeError
 from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
+from tests.support import new_objectives
 from tests.support.project import ROOT
 from trainer import objectives
+from trainer.loop.metrics import EvaluationMetrics
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.likelihood import Likelihood, logits_of
+from trainer.objectives.bases.loss import Share
 from trainer.objectives.bases.metric_accumulator import MetricAccumulator
+from trainer.objectives.bases.padding import token_columns
 
 MAX_LENGTH = 24
 SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -57,9 +61,11 @@ class ObjectiveCase:
         return self.objective.model_class().from_config(config).eval()
 
 
-@pytest.fixture(scope="module", params=objectives.names())
+@pytest.fixture(scope="module", params=[*objectives.names(), *new_objectives.NAMES])
 def case(request):
-    return ObjectiveCase(request.param)
+    """Those of the project, and those that a user might write."""
+    with new_objectives.known():
+        return ObjectiveCase(request.param)
 
 
 def test_examples_have_every_column(case):
@@ -71,11 +77,12 @@ def test_examples_have_every_column(case):
 def test_sequences_respect_max_length_and_have_a_row_id(case):
     assert {e["row_id"] for e in case.examples} == {row["row_id"] for row in case.rows}
     for example in case.examples:
-        assert 1 < len(example["input_ids"]) <= MAX_LENGTH
-        assert all(0 <= i < len(case.tokenizer) for i in example["input_ids"])
+        for name in token_columns(example):
+            assert 1 < len(example[name]) <= MAX_LENGTH
+            assert all(0 <= i < len(case.tokenizer) for i in example[name])
         if case.objective.has_target_text:
             assert 1 < len(example["labels"]) <= MAX_LENGTH
-        elif isinstance(example["labels"], list):
+        elif isinstance(example.get("labels"), list) and isinstance(example["labels"][0], int):
             assert len(example["labels"]) == len(example["input_ids"])
 
 
@@ -93,21 +100,25 @@ def test_whole_row_is_not_truncated(case):
 
 def test_padding_is_not_learned(case):
     batch = case.objective.collate(case.examples, case.tokenizer)
-    lengths = [len(e["input_ids"]) for e in case.examples]
-    shape = (len(lengths), max(lengths))
-    assert len(set(lengths)) > 1, "examples of different lengths are needed"
-    assert batch["input_ids"].shape == batch["attention_mask"].shape == shape
-    assert batch["input_ids"].dtype == batch["labels"].dtype == torch.long
-    for i, (example, length) in enumerate(zip(case.examples, lengths, strict=True)):
-        assert batch["input_ids"][i, :length].tolist() == example["input_ids"]
-        assert batch["input_ids"][i, length:].eq(case.tokenizer.pad_token_id).all()
-        assert batch["attention_mask"][i].tolist() == [1] * length + [0] * (shape[1] - length)
-        if batch["labels"].dim() == 2:
-            learned = len(example["labels"])
-            assert batch["labels"][i, :learned].tolist() == example["labels"]
-            assert batch["labels"][i, learned:].eq(-100).all()
-        else:
-            assert batch["labels"][i] == example["labels"]
+    for name in token_columns(case.examples[0]):
+        lengths = [len(e[name]) for e in case.examples]
+        shape = (len(lengths), max(lengths))
+        ids, mask = batch[name], batch[name.replace("input_ids", "attention_mask")]
+        assert len(set(lengths)) > 1, "examples of different lengths are needed"
+        assert ids.shape == mask.shape == shape
+        assert ids.dtype == torch.long
+        for i, (example, length) in enumerate(zip(case.examples, lengths, strict=True)):
+            assert ids[i, :length].tolist() == example[name]
+            assert ids[i, length:].eq(case.tokenizer.pad_token_id).all()
+            assert mask[i].tolist() == [1] * length + [0] * (shape[1] - length)
+    for i, example in enumerate(case.examples if "labels" in batch else ()):
+        learned = example["labels"]
+        if not isinstance(learned, list):
+            assert batch["labels"][i] == torch.tensor(learned)
+            continue
+        assert batch["labels"].dtype == (torch.float32 if isinstance(learned[0], float) else torch.long)
+        assert batch["labels"][i, : len(learned)].tolist() == learned
+        assert batch["labels"][i, len(learned) :].eq(-100).all()
 
 
 def scores(case, batch_size):
@@ -121,7 +132,7 @@ def scores(case, batch_size):
 
 def test_scores_are_finite_doubles(case):
     for batch, found in scores(case, 2):
-        assert found.shape == (len(batch["input_ids"]), len(case.objective.score_names))
+        assert found.shape == (len(batch["input_ids"]), len(case.objective.score_names(case.state)))
         assert found.dtype == torch.float64
         assert found.isfinite().all()
 
@@ -129,7 +140,7 @@ def test_scores_are_finite_doubles(case):
 def test_token_losses_sum_to_the_score(case):
     if not isinstance(case.objective, Likelihood):
         pytest.skip("it gives labels no probability")
-    at, model = case.objective.score_names.index("nll"), case.model()
+    at, model = case.objective.score_names(case.state).index("nll"), case.model()
     for batch, found in scores(case, 3):
         with torch.inference_mode():
             losses = case.objective.losses(logits_of(model, batch), batch["labels"])
@@ -139,17 +150,37 @@ def test_token_losses_sum_to_the_score(case):
         torch.testing.assert_close(total, found[:, at], rtol=1e-12, atol=0)
 
 
-def test_model_loss_is_the_metric_loss(case):
+def test_learned_loss_is_the_metric_loss_however_a_batch_is_split(case):
     """So that what is trained and what is reported are the same value."""
-    if not isinstance(case.objective, Likelihood):
-        pytest.skip("its loss is not the model's own")
-    model = case.model()
-    batch = case.objective.prepare_inputs(model, case.objective.collate(case.examples, case.tokenizer))
+    if "loss" not in case.objective.metrics:
+        pytest.skip("it learns from completions that it has yet to generate")
+    model, examples = case.model(), case.examples[: len(case.examples) // 2 * 2]
     accumulator = MetricAccumulator(case.objective, case.state)
+
+    def batch(some):
+        return case.objective.prepare_inputs(model, case.objective.collate(some, case.tokenizer))
+
+    whole = batch(examples)
+    items = case.objective.loss_items(whole)
     with torch.inference_mode():
-        out = model(**batch)
-        accumulator.update(case.objective.score_batch(model, batch, case.tokenizer))
-    assert accumulator.compute()["loss"] == pytest.approx(float(out.loss), rel=1e-5)
+        accumulator.update(case.objective.score_batch(model, whole, case.tokenizer))
+        for parts in (1, 2):
+            size = len(examples) // parts
+            losses = [
+                case.objective.batch_loss(model, batch(examples[i : i + size]), Share(items, parts, 1)).loss
+                for i in range(0, len(examples), size)
+            ]
+            assert accumulator.compute()["loss"] == pytest.approx(float(sum(losses)), rel=1e-5)
+
+
+def test_inputs_of_a_batch_are_prepared_once(case, monkeypatch):
+    prepared, prepare = [], case.objective.prepare_inputs
+    monkeypatch.setattr(
+        case.objective, "prepare_inputs", lambda model, batch: prepared.append(0) or prepare(model, batch)
+    )
+    metrics = EvaluationMetrics(case.objective, state=case.state, tokenizer=case.tokenizer, metrics=None)
+    batches = list(metrics.batches(case.model(), case.examples, batch_size=2))
+    assert len(prepared) == len(batches)
 
 
 def test_metrics_do_not_depend_on_the_batch_size(case):
@@ -170,11 +201,11 @@ def test_nonfinite_loss_is_detected(case):
     rows = torch.cat([found for _, found in scores(case, 2)])
     for bad in (math.nan, math.inf):
         spoilt = rows.clone()
-        score = next(name for name in ("nll", "loss", "reward") if name in case.objective.score_names)
-        spoilt[0, case.objective.score_names.index(score)] = bad
+        spoilt[0, 0] = bad
         accumulator = MetricAccumulator(case.objective, case.state)
         accumulator.update(spoilt)
-        assert not math.isfinite(accumulator.compute()["reward" if score == "reward" else "loss"])
+        name = "loss" if "loss" in case.objective.metrics else case.objective.score_names(case.state)[0]
+        assert not math.isfinite(accumulator.compute()[name])
 
 
 def test_input_of_a_row_is_its_columns_without_targets_and_options(case):
@@ -183,16 +214,29 @@ def test_input_of_a_row_is_its_columns_without_targets_and_options(case):
     given = objective.input_text(row)
     changed = {name for name in objective.columns() if objective.input_text(row | {name: _edited(row[name])}) != given}
     assert changed, "a row with another input is another row"
-    targets = {"label", "spans", "target", "completion", "chosen", "rejected", "answer"}
+    targets = {
+        "label",
+        "topics",
+        "spans",
+        "target",
+        "completion",
+        "chosen",
+        "rejected",
+        "answer",
+        "similarity",
+        "relevant",
+    }
     assert not changed & targets
     forms = {"prefix": "do: ", "separator": " => ", "max_target_length": 5, "chat": False}
     options = {name: value for name, value in forms.items() if name in type(objective.options).model_fields}
-    other = objectives.build(ObjectiveChoice(name=case.name, **options))
+    other = type(objective)(type(objective).options_class(**options))
     assert other.input_text(row) == given
 
 
 def _edited(value):
-    return [*value, value[-1] if value else {}] if isinstance(value, list) else f"{value} edited"
+    if isinstance(value, list):
+        return [*value, value[-1] if value else {}]
+    return f"{value} edited" if isinstance(value, str) else value + 1
 
 
 def test_only_the_turns_of_others_are_the_input_of_a_conversation():
@@ -214,7 +258,8 @@ def test_slices_have_metrics_instead_of_those_that_need_all_rows(case):
 
 def test_metrics_have_directions_and_options_have_defaults(case):
     # what a model says is judged by rewards: there is no text whose likelihood would count
-    assert ("loss" in case.objective.metrics) is not isinstance(case.objective, GenerativeObjective)
+    judged_otherwise = isinstance(case.objective, GenerativeObjective) or case.name == "contrast"
+    assert ("loss" in case.objective.metrics) is not judged_otherwise
     assert set(case.objective.metrics.values()) <= {"min", "max"}
     assert type(case.objective).options_class() == case.objective.options
     assert type(case.objective).__module__ == f"trainer.objectives.{case.objective.__module__.split('.')[-1]}"
@@ -236,7 +281,7 @@ class Toy(Objective[Options]):
     """Learns nothing."""
     options_class = Options
     metrics = {"loss": "min"}
-    score_names = ("nll",)
+    def score_names(self, state): return ("nll",)
     pipeline_tag = "other"
     example_rows = ()
     def columns(self): return {}

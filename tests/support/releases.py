@@ -24,39 +24,47 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.job import Job
 from trainer.model.network import initial_model, write_adapted
+from trainer.objectives.bases.loss import Share
+from trainer.objectives.bases.objective import Objective
 
 SIZES = {"train": 60, "validation": 12, "test": 40}
 BATCH = 32
 """Sequences that `learn` looks at."""
 
 
+SOURCE = IngestReport(
+    source="files",
+    revision="0123456789ab",
+    rows={"train": 41, "validation": 8, "test": 8},
+    columns={"text": "string"},
+    data_sha256={split: split * 4 for split in ("train", "validation", "test")},
+)
+"""What the ingest stage says of the rows."""
+
+
 def tokenized(root: Path, content: dict[str, Any], sizes: dict[str, int] = SIZES) -> tuple[Artifacts, Recipe]:
     """A project whose ingest, validate and tokenize stages have run."""
     artifacts, recipe = tiny.tokenized(root, content, sizes)
-    source = IngestReport(
-        source="files",
-        revision="0123456789ab",
-        rows={"train": 41, "validation": 8, "test": 8},
-        columns={"text": "string"},
-        data_sha256={split: split * 4 for split in sizes},
-    )
-    save_report(source, artifacts.report("ingest"))
+    save_report(SOURCE, artifacts.report("ingest"))
     return artifacts, recipe
 
 
-def learn(artifacts: Artifacts, recipe: Recipe, steps: int, *, seed: int = 11) -> None:
+def learn(artifacts: Artifacts, recipe: Recipe, steps: int, *, seed: int = 11, rows: int = BATCH) -> None:
     """What the train stage leaves: a model of random weights of its own, after so many steps."""
     objective, tokenizer = objectives.build(recipe.objective), tokens.read_tokenizer(artifacts.tokens)
     state = tokens.read_state(artifacts.tokens)
     network = initial_model(recipe.model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
     sequences = tokens.read_split(artifacts.tokens, "train")
-    examples = [sequences[i] for i in range(min(BATCH, len(sequences)))]
+    examples = [sequences[i] for i in range(min(rows, len(sequences)))]
     batch = objective.prepare_inputs(network, objective.collate(examples, tokenizer))
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
     network.eval()  # without dropout
     for _ in range(steps):
         optimizer.zero_grad()
-        network(**batch).loss.backward()
+        if objective.trainer_class == Objective.trainer_class:
+            objective.batch_loss(network, batch, Share(objective.loss_items(batch), 1, 1)).loss.backward()
+        else:  # its loss needs more than a batch, such as a reference or completions
+            network(**batch).loss.backward()
         optimizer.step()
     shutil.rmtree(artifacts.model, ignore_errors=True)
     if recipe.model.lora:

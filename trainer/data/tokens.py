@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from params import DataError
 from trainer.data.shards import ROW, ROW_ID, Manifest
+from trainer.objectives.bases.padding import token_columns
 from trainer.runtime.model_files import check_model_files
 
 if TYPE_CHECKING:
@@ -75,8 +76,11 @@ class Sequences:
         """Return the number of tokens of each sequence, (N,)."""
         numbers = range(len(self._manifest.shards))
         batches = [batch for number in numbers for batch in self._shard(number)]
-        found = [np.diff(batch.column("input_ids").offsets.to_numpy()).astype(np.int64) for batch in batches]
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+        found = [
+            sum(np.diff(batch.column(name).offsets.to_numpy()) for name in token_columns(batch.schema.names))
+            for batch in batches
+        ]
+        return np.concatenate([np.zeros(0, np.int64), *found])
 
     def numbers(self, column: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the `row_id` of each sequence and the integer that a column has for it, (N,) each."""

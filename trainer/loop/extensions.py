@@ -61,9 +61,13 @@ def trainer_class(training: Training, base: type[EvergreenTrainer]) -> type[Ever
 
 
 def _refuse_two_losses(training: Training, cls: type, called: str) -> None:
+    if training.loss is None:
+        return
     from transformers import Trainer
 
-    if training.loss is not None and cls.compute_loss is not Trainer.compute_loss:  # type: ignore[attr-defined]
+    from trainer.loop.trainer import EvergreenTrainer
+
+    if cls.compute_loss not in (Trainer.compute_loss, EvergreenTrainer.compute_loss):  # type: ignore[attr-defined]
         what = f"{called} computes the loss itself (compute_loss), so this function would never be called"
         raise RecipeError.at("training.loss", f"{training.loss.name}: {what}", "remove one of the two")
 

@@ -5,43 +5,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from params import DivergedError
-from trainer.checkpoints.saver import Saver
-from trainer.data.loading import TrainingData
-from trainer.loop.collectives import Collectives
-
-
-class GuardedTrainer(Protocol):
-    """The Trainer whose steps a guard checks."""
-
-    args: TrainingArguments
-    accelerator: Any
-    collectives: Collectives
-    saver: Saver
-    training_data: TrainingData
-
-    def on_prepared(self) -> None:
-        """Called when model and state are ready, before the first step."""
-
-    def wait_before_fork(self) -> None:
-        """Called before loader workers start."""
 
 
 class Guard(TrainerCallback):
     """Stops all processes at the same step with a checkpoint, or at a step that is not finite without one.
 
     It saves every `args.save_steps` steps, and after `save_minutes`. It calls `stop_requested` at every step; True on one
-    process stops all of them.
+    process stops all of them. `trainer` is an EvergreenTrainer.
     """
 
-    def __init__(
-        self, trainer: GuardedTrainer, *, save_minutes: float | None, stop_requested: Callable[[], bool]
-    ) -> None:
+    def __init__(self, trainer: Any, *, save_minutes: float | None, stop_requested: Callable[[], bool]) -> None:
         self._trainer = trainer
         self._save_minutes = save_minutes
         self._stop_requested = stop_requested

@@ -40,7 +40,7 @@ class EvaluationMetrics:
         to_cpu_every: int | None = None,
     ) -> None:
         self._objective = objective
-        self._state = state
+        self.state = state
         self._tokenizer = tokenizer
         self._directions = metrics.directions if metrics else {}
         self._function: Callable[..., Any] | None = None
@@ -53,14 +53,13 @@ class EvaluationMetrics:
         self._reset()
 
     def _reset(self) -> None:
-        self._accumulator = MetricAccumulator(self._objective, self._state)
+        self._accumulator = MetricAccumulator(self._objective, self.state)
         self._measurements: list[Any] = []
 
     def measure(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Measurement:
-        """Return what the metrics need of a batch."""
+        """Return what the metrics need of a batch that `Objective.prepare_inputs` has prepared."""
         from trainer.objectives.bases.likelihood import Likelihood
 
-        batch = self._objective.prepare_inputs(model, batch)
         if self._function is None:
             return (self._objective.score_batch(model, batch, self._tokenizer),)
         if not isinstance(self._objective, Likelihood):
@@ -88,7 +87,7 @@ class EvaluationMetrics:
                 for name, value in self._objective.collate(examples, self._tokenizer).items()
             }
             with torch.inference_mode():
-                measurement = self.measure(model, batch)
+                measurement = self.measure(model, self._objective.prepare_inputs(model, batch))
             yield examples, tuple(tensor.cpu() for tensor in measurement)
 
     def update(self, measurement: Measurement) -> None:
@@ -117,7 +116,8 @@ class EvaluationMetrics:
         scores, predictions, labels, inputs = (
             _concatenate([_array(one[i]) for one in self._measurements]) for i in range(4)
         )
-        losses = scores[:, self._objective.score_names.index("nll")] if "nll" in self._objective.score_names else None
+        names = list(self._objective.score_names(self.state))
+        losses = scores[:, names.index("nll")] if "nll" in names else None
         where = "evaluation.metrics.function"
         try:
             found = function(EvalPrediction(predictions, labels, inputs=inputs, losses=losses))

@@ -1,11 +1,11 @@
-"""The Trainer of preferences: the objective computes the loss; the reference is the model as training found it."""
+"""The Trainer of preferences: the reference is the model as training found it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
@@ -19,49 +19,23 @@ PRECOMPUTED = "reference.json"
 """File in a run's folder with precomputed log-probabilities, by row id."""
 
 
-class PreferenceObjective(Protocol):
-    """What this Trainer needs of its objective."""
-
-    reference_logprobs: Reference | None
-
-    @property
-    def precomputes_reference(self) -> bool:
-        """Whether the reference's log-probabilities are computed once, before training."""
-
-    def completion_logprobs(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
-        """Return log-probabilities of chosen and rejected completions, (2, B)."""
-
-    def score_pairs(self, model: Any, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return losses (B,), and rewards and log-probabilities (2, B)."""
-
-
 class PreferenceTrainer(ReferenceTrainer):
-    """Trains `dpo`. Micro-batches hold equally many pairs, so the mean over a global batch is the mean of their means."""
+    """Trains objectives of preferences, such as `dpo`."""
 
-    loss_is_scaled_for_ga = False
+    objective: Any
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
         """As in EvergreenTrainer; the model before a checkpoint is loaded is the reference."""
-        objective = self._objective
-        if objective.precomputes_reference:
-            objective.reference_logprobs = self._precomputed()
+        if self.objective.precomputes_reference:
+            self.objective.reference_logprobs = self._precomputed()
         else:
             self.keep_start_model()
-            objective.reference_logprobs = self._start_model_logprobs
+            self.objective.reference_logprobs = self._start_model_logprobs
         return super().train(resume_from_checkpoint, **kwargs)
-
-    def own_loss(self, model: Any, inputs: dict[str, Any], items: Any) -> tuple[torch.Tensor, Any]:
-        """Return the mean loss of the pairs in a micro-batch."""
-        losses, _, _ = self._objective.score_pairs(model, inputs)
-        return losses.mean(), {}
-
-    @property
-    def _objective(self) -> PreferenceObjective:
-        return cast("PreferenceObjective", self.objective)
 
     def _start_model_logprobs(self, batch: Mapping[str, Any]) -> torch.Tensor:
         with torch.no_grad(), self.accelerator.autocast(), self.start_model() as model:
-            return self._objective.completion_logprobs(model, batch)
+            return cast("torch.Tensor", self.objective.completion_logprobs(model, batch))
 
     def _precomputed(self) -> Reference:
         """Return a reference that looks up log-probabilities, computed once per run and kept for later starts."""
@@ -92,7 +66,7 @@ class PreferenceTrainer(ReferenceTrainer):
             self.heartbeat.beat("evaluating")
             batch = self.collate_on_device([split[i] for i in range(start, min(start + size, len(split)))])
             with torch.no_grad(), self.accelerator.autocast():
-                logprobs = self._objective.completion_logprobs(model, batch)
+                logprobs = self.objective.completion_logprobs(model, batch)
             found.update(zip(batch["row_id"].tolist(), logprobs.T.tolist(), strict=True))
         return found
 

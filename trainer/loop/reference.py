@@ -1,4 +1,4 @@
-"""A Trainer whose objective computes the loss itself, and may need the model as it was before training."""
+"""A Trainer whose objective may need the model as it was before training."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-import torch
-
 from trainer.loop.trainer import EvergreenTrainer
 
 
 class ReferenceTrainer(EvergreenTrainer):
-    """Computes losses by `own_loss`; `start_model` gives the model that training started with."""
+    """`start_model` gives the model that training started with."""
 
     _frozen: Any = None
 
@@ -34,18 +32,3 @@ class ReferenceTrainer(EvergreenTrainer):
         with model.disable_adapter():
             yield model
         model.train(was_training)
-
-    def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,  # noqa: FBT001, FBT002
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
-        """Return the loss of `own_loss`."""
-        loss, outputs = self.own_loss(model, inputs, num_items_in_batch)
-        return (loss, outputs) if return_outputs else loss
-
-    def own_loss(self, model: Any, inputs: dict[str, Any], items: Any) -> tuple[torch.Tensor, Any]:
-        """Return loss and outputs of a micro-batch; `items` is what `get_batch_samples` counted in its global batch."""
-        raise NotImplementedError

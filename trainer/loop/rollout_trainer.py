@@ -36,7 +36,7 @@ Sums = dict[str, list[float]]
 class RolloutTrainer(ReferenceTrainer):
     """Trains objectives of trainer.objectives.bases.generative."""
 
-    loss_is_scaled_for_ga = True
+    objective: GenerativeObjective[Any]
     _rollouts: dict[tuple[int, int], Rollout]
     """Completions that were not yet trained on, by step and place."""
     _sums: Sums
@@ -49,7 +49,7 @@ class RolloutTrainer(ReferenceTrainer):
             ModelError: the longest prompt and its completion do not fit into the model's positions.
         """
         self._check_length()
-        if self._task.needs_ref_logprobs:
+        if self.objective.needs_ref_logprobs:
             self.keep_start_model()
         return super().train(resume_from_checkpoint, **kwargs)
 
@@ -59,14 +59,14 @@ class RolloutTrainer(ReferenceTrainer):
         """Return the micro-batches of one optimizer step, and what the sum of its losses is divided by."""
         super().get_batch_samples(epoch_iterator, num_batches, device)  # only moves on in the data
         step = self.state.global_step
-        if step % self._task.steps_per_round == 0:
+        if step % self.objective.steps_per_round == 0:
             self._start_round(step)
         places = self.training_data.own_places()
         rollouts = [[self._rollouts.pop((step, place)) for place in micro_batch] for micro_batch in places]
         for rollout in (rollout for micro_batch in rollouts for rollout in micro_batch):
-            _add(self._sums, {name: (value, 1) for name, value in self._task.rollout_metrics(rollout).items()})
+            _add(self._sums, {name: (value, 1) for name, value in self.objective.rollout_metrics(rollout).items()})
         samples = [
-            [found for rollout in micro_batch for found in self._task.training_samples(rollout)]
+            [found for rollout in micro_batch for found in self.objective.training_samples(rollout)]
             for micro_batch in rollouts
         ]
         own = (sum(map(len, samples)), sum(len(one.completion) for micro_batch in samples for one in micro_batch))
@@ -75,15 +75,10 @@ class RolloutTrainer(ReferenceTrainer):
         idle = [[TrainingSample(first.prompt, first.completions[0], 0.0)] for first, *_ in rollouts]
         padding = int(self.processing_class.pad_token_id)
         batches = [training_batch(some or none, padding) for some, none in zip(samples, idle, strict=True)]
-        return batches, max(self._task.loss_denominator(sequences=sequences, tokens=tokens), 1.0)
+        return batches, max(self.objective.loss_denominator(sequences=sequences, tokens=tokens), 1.0)
 
-    def own_loss(self, model: Any, inputs: dict[str, Any], items: Any) -> tuple[torch.Tensor, Any]:
-        """Return the micro-batch's part of the global batch's loss; gradients are averaged over processes."""
-        outputs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
-        losses, metrics = self._task.losses(outputs.logits, inputs)
-        tokens = float(inputs["completion_mask"].sum())
-        _add(self._sums, {name: (float(values.sum()), tokens) for name, values in metrics.items()})
-        return losses.sum() * self.args.world_size / items, outputs
+    def note(self, metrics: Mapping[str, tuple[float, float]]) -> None:
+        _add(self._sums, metrics)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in Trainer; a line about training steps also has the metrics of their rollouts."""
@@ -92,29 +87,25 @@ class RolloutTrainer(ReferenceTrainer):
             self._sums = {}
         super().log(logs, start_time)
 
-    @property
-    def _task(self) -> GenerativeObjective[Any]:
-        return cast("GenerativeObjective[Any]", self.objective)
-
     # A round of completions
 
     def _start_round(self, step: int) -> None:
         """Sample completions for this process's places in the steps of a round, and compute their rewards."""
         rollouts = self._sample_round(step)
-        if self._task.needs_old_logprobs:
+        if self.objective.needs_old_logprobs:
             self._add_logprobs("old_logprobs", rollouts, self._network)
-        if self._task.needs_ref_logprobs:
+        if self.objective.needs_ref_logprobs:
             with self.start_model() as model:
                 self._add_logprobs("ref_logprobs", rollouts, model)
         self._rollouts = {(rollout.step, rollout.place): rollout for rollout in rollouts}
-        if self._task.logs_rounds:
+        if self.objective.logs_rounds:
             sums: Sums = {}
             for rollout in rollouts:
-                _add(sums, {f"round_{k}": (value, 1) for k, value in self._task.rollout_metrics(rollout).items()})
-            self.log({"round": float(step // self._task.steps_per_round), **self._means(sums)})
+                _add(sums, {f"round_{k}": (value, 1) for k, value in self.objective.rollout_metrics(rollout).items()})
+            self.log({"round": float(step // self.objective.steps_per_round), **self._means(sums)})
 
     def _sample_round(self, step: int) -> list[Rollout]:
-        steps = min(self._task.steps_per_round, self.state.max_steps - step)
+        steps = min(self.objective.steps_per_round, self.state.max_steps - step)
         own = [
             (step + offset, place, keys[place])
             for offset, keys in enumerate(self.training_data.upcoming(steps))
@@ -122,19 +113,19 @@ class RolloutTrainer(ReferenceTrainer):
             for place in places
         ]
         examples = self.training_data.examples([key for _, _, key in own])
-        rows = self._task.collate(examples, self.processing_class)["reward_rows"]
-        count = self._task.options.num_generations
+        rows = self.objective.collate(examples, self.processing_class)["reward_rows"]
+        count = self.objective.options.num_generations
         with seeded(self.args.seed, "round", step), self.accelerator.autocast():
             completions, terminated = sample(
                 self._network,
                 [example["input_ids"] for example in examples for _ in range(count)],
                 tokenizer=self.processing_class,
-                options=self._task.options,
+                options=self.objective.options,
                 keys=[(self.args.seed, at, place, i) for at, place, _ in own for i in range(count)],
                 on_token=lambda: self.heartbeat.beat("training", step),
             )
         texts = decode_completions(completions, self.processing_class)
-        rewards = self._task.rewards(texts, [row for row in rows for _ in range(count)])
+        rewards = self.objective.rewards(texts, [row for row in rows for _ in range(count)])
         rollouts = []
         for i, ((at, place, _), example, row) in enumerate(zip(own, examples, rows, strict=True)):
             of = slice(i * count, (i + 1) * count)
@@ -157,7 +148,7 @@ class RolloutTrainer(ReferenceTrainer):
             batch = {key: value.to(self.args.device) for key, value in batch.items()}
             with self.accelerator.autocast():
                 logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-            temperature = self._task.options.temperature
+            temperature = self.objective.options.temperature
             logprobs = token_logprobs(logits, batch["input_ids"], batch["completion_mask"], temperature)
             values = iter([row[mask].cpu() for row, mask in zip(logprobs, batch["completion_mask"], strict=True)])
             for rollout in part:
@@ -172,7 +163,7 @@ class RolloutTrainer(ReferenceTrainer):
     def _check_length(self) -> None:
         positions = getattr(self.model.config, "max_position_embeddings", None)
         longest = int(cast("Sequences", self.train_dataset).lengths().max())
-        needed = longest + self._task.options.max_new_tokens
+        needed = longest + self.objective.options.max_new_tokens
         if isinstance(positions, int) and needed > positions:
             what = f"the longest prompt and objective.max_new_tokens are {needed} tokens, the model has {positions} positions"
             raise ModelError("objective.max_new_tokens", what, "lower it, or tokenization.max_length")
@@ -204,7 +195,7 @@ class RolloutTrainer(ReferenceTrainer):
             raise CheckpointError(str(checkpoint), what, "resume from another one") from error
         own = [place for places in self.training_data.own_places() for place in places]
         self._rollouts = {(r.step, r.place): r for r in rollouts if r.place in set(own)}
-        in_round = step % self._task.steps_per_round and step < self.state.max_steps
+        in_round = step % self.objective.steps_per_round and step < self.state.max_steps
         if in_round and any((step, place) not in self._rollouts for place in own):
             what = f"it lacks completions that step {step + 1} trains on"
             raise CheckpointError(str(checkpoint), what, "resume from another one")

@@ -14,6 +14,7 @@ A test fails when one of the private names of Trainer in `PRIVATE_HOOKS` and `PR
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from trainer.loop import optimizers, sharding
 from trainer.loop.best import BestWeights
 from trainer.loop.collectives import Collectives
 from trainer.loop.guard import Guard
+from trainer.objectives.bases.loss import Share
 from trainer.runtime.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from trainer.objectives.bases.objective import Objective
 
 PRIVATE_HOOKS = (
+    "_get_num_items_in_batch",
     "_init_training_state",
     "_issue_warnings_after_load",
     "_get_grad_norm",
@@ -56,10 +59,12 @@ PRIVATE_STATE = ("_tr_loss", "_globalstep_last_logged")
 class EvergreenTrainer(Trainer):
     """The Trainer of every objective; an objective may name a subclass as its `trainer_class`.
 
+    The loss is that of `Objective.batch_loss`.
+
     Args:
         objective: collates batches and computes their scores.
         metrics: accumulates the metrics of an evaluation.
-        loss: Trainer's `compute_loss_func`, in place of the model's own loss.
+        loss: Trainer's `compute_loss_func`, in place of the objective's loss.
         keep_checkpoints: number of checkpoints to keep.
         save_minutes: save after this many minutes, too, in addition to every `args.save_steps` steps.
         lengths: tokens of each training sequence, to train on batches of similar length.
@@ -68,6 +73,8 @@ class EvergreenTrainer(Trainer):
         stop_requested: called at every optimizer step; True on one process stops all of them, with a checkpoint.
         model, args, train_dataset, eval_dataset, processing_class, callbacks: as in Trainer.
     """
+
+    loss_is_scaled_for_ga = True
 
     def __init__(
         self,
@@ -166,11 +173,42 @@ class EvergreenTrainer(Trainer):
     ) -> torch.Tensor:
         """Run forward and backward of one micro-batch, seeded with seed, step and place in the global batch."""
         self.heartbeat.beat("training", self.state.global_step)
-        place = len(self.guard.micro_losses) * self.args.world_size + self.args.process_index
-        with seeded(self.args.seed, self.state.global_step, place):
+        with self.micro_batch_seed(len(self.guard.micro_losses)):
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         self.guard.micro_losses.append(loss)
         return loss
+
+    def micro_batch_seed(self, number: int) -> AbstractContextManager[None]:
+        """Seed a block for one of this process's micro-batches, by seed, step and place in the global batch."""
+        return seeded(self.args.seed, self.state.global_step, number * self.args.world_size + self.args.process_index)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor:
+        own = torch.stack([self.objective.loss_items(batch) for batch in batch_samples]).sum()
+        return self.accelerator.gather(own.to(device)).sum().float()  # type: ignore[no-any-return]
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,  # noqa: FBT001, FBT002
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Return the objective's loss of a micro-batch, or that of the recipe's own function."""
+        if self.compute_loss_func is not None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        share = Share(
+            items=num_items_in_batch,
+            micro_batches=self.args.gradient_accumulation_steps,
+            processes=self.args.world_size,
+            smoothing=self.args.label_smoothing_factor,
+            model_takes_items=self.model_accepts_loss_kwargs,
+        )
+        found = self.objective.batch_loss(model, inputs, share)
+        self.note(found.metrics)
+        return (found.loss, found.outputs) if return_outputs else found.loss
+
+    def note(self, metrics: Mapping[str, tuple[float, float]]) -> None:
+        """Called with the metrics of each micro-batch's loss. Subclasses override it."""
 
     def collate_on_device(self, examples: list[Any]) -> dict[str, Any]:
         """Return a batch of examples as the model takes it, on the right device."""

@@ -81,6 +81,11 @@ def prompt_form(section: Mapping[str, Any] | None, *, has_template: bool) -> Pro
     return replace(form, is_chat=form.is_chat and has_template)
 
 
+def looks_at_rows(objective: Objective[Any], check: str) -> bool:
+    """Whether a check, `reject_reason` or `unseen_label`, finds something that no expectation of a column does."""
+    return overrides(objective, check) or "labels" in objective.columns().values()
+
+
 def overrides(objective: Objective[Any], method: str) -> bool:
     """Whether an objective has its own form of an optional method, such as `reject_reason`: then it is worth a pass over all rows."""
     return getattr(type(objective), method) is not getattr(Objective, method)

@@ -21,6 +21,7 @@ from params import ModelError, Problem
 from params.defaults import Defaults
 from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.advice import Advice, Choice, Fit, SeenColumns, UpTo
+from trainer.objectives.bases.loss import BatchLoss, Share
 from trainer.objectives.bases.objective import (
     ColumnKind,
     EncodedRow,
@@ -30,7 +31,7 @@ from trainer.objectives.bases.objective import (
     Row,
     ScoreColumns,
 )
-from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
+from trainer.objectives.bases.padding import IGNORE_INDEX, join, pad_batch, texts_as_one
 from trainer.objectives.bases.prompt_form import PromptForm
 from trainer.objectives.bases.texts import asked_prompt, token_ids
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+_SCORES = ("loss", "chosen_reward", "rejected_reward", "chosen_logprob", "rejected_logprob")
 _WITH_SMOOTHING = ("sigmoid", "robust", "exo_pair")
 
 
@@ -103,7 +105,6 @@ class DPO(Objective[Options]):
     main_metric = "reward_accuracy"
     tokenizer_dependent = frozenset(metrics)  # the reference model reads the same tokens
     own_options = frozenset({"separator"})
-    score_names = ("loss", "chosen_reward", "rejected_reward", "chosen_logprob", "rejected_logprob")
     served_scores = ("chosen_logprob", "rejected_logprob")
     trainer_class = "trainer.loop.preference_trainer:PreferenceTrainer"
     example_rows: ClassVar[tuple[Row, ...]] = (
@@ -224,14 +225,8 @@ class DPO(Objective[Options]):
         import torch
         import torch.nn.functional as F
 
-        def concatenate(name: str, padding: int) -> torch.Tensor:  # (2B, T)
-            halves = [batch[name], batch[f"rejected_{name}"]]
-            longest = max(half.shape[1] for half in halves)
-            return torch.cat([F.pad(half, (0, longest - half.shape[1]), value=padding) for half in halves])
-
-        ids, mask = concatenate("input_ids", 0), concatenate("attention_mask", 0)
-        labels = concatenate("labels", IGNORE_INDEX)
-        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        labels = join([batch["labels"], batch["rejected_labels"]], IGNORE_INDEX)  # (2B, T)
+        logits = model(**texts_as_one(batch), use_cache=False).logits
         sums = []
         for row_logits, row_labels in zip(logits[:, :-1], labels[:, 1:], strict=True):
             has_loss = row_labels != IGNORE_INDEX  # (T-1,), one row at a time: the float copy of logits stays small
@@ -285,6 +280,14 @@ class DPO(Objective[Options]):
         tokens = torch.stack([(batch[name] != IGNORE_INDEX).sum(1) for name in ("labels", "rejected_labels")])
         return self.losses(logratios, tokens), self.options.beta * logratios, logprobs
 
+    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: Share) -> BatchLoss:
+        """Return the mean over pairs; micro-batches hold equally many."""
+        losses, _, _ = self.score_pairs(model, batch)
+        return BatchLoss(losses.mean() / share.micro_batches)
+
+    def score_names(self, state: ObjectiveState) -> Sequence[str]:
+        return _SCORES
+
     def score_batch(
         self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     ) -> torch.Tensor:
@@ -298,7 +301,7 @@ class DPO(Objective[Options]):
         import numpy as np
 
         margins = scores["chosen_reward"] - scores["rejected_reward"]
-        columns = [scores[name] for name in self.score_names]
+        columns = [scores[name] for name in _SCORES]
         return np.stack([np.ones_like(margins), 0.5 * np.sign(margins) + 0.5, *columns], axis=1)
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
@@ -306,7 +309,7 @@ class DPO(Objective[Options]):
         import numpy as np
 
         pairs, correct, *sums = np.moveaxis(totals, -1, 0)
-        means = dict(zip(self.score_names, (total / pairs for total in sums), strict=True))
+        means = dict(zip(_SCORES, (total / pairs for total in sums), strict=True))
         margin = means["chosen_reward"] - means["rejected_reward"]
         return means | {"reward_accuracy": correct / pairs, "reward_margin": margin}
 

@@ -29,7 +29,6 @@ from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.advice import Advice, Fit, ModelKind, SeenColumns, UpTo
 from trainer.objectives.bases.likelihood import (
     Likelihood,
-    mean_loss_func,
     says_in_order,
     scored_bytes,
     token_confidence,
@@ -103,7 +102,6 @@ class Seq2Seq(Likelihood[Options]):
     restated = frozenset({"bits_per_byte", *_TEXT_METRICS})
     own_options = frozenset({"prefix", "max_new_tokens", "num_beams"})
     limits = frozenset({"max_target_length"})
-    score_names = ("nll", "tokens", "correct", "generated", *_TEXT_METRICS)
     served_scores = ("nll", "tokens")
     reader_cuts = True
     example_counts = ("bytes",)
@@ -178,13 +176,8 @@ class Seq2Seq(Likelihood[Options]):
             encoded.append(EncodedRow([example], is_truncated or is_cut[i]))
         return encoded
 
-    def compute_loss_func(self, training: Training) -> Callable[..., Any]:
-        return mean_loss_func(training)
-
     def prepare_inputs(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Add `decoder_input_ids`: the labels shifted right by one, after the model's decoder start token."""
-        if "decoder_input_ids" in batch:
-            return batch
         labels = batch["labels"]
         if hasattr(model, "prepare_decoder_input_ids_from_labels"):
             shifted = model.prepare_decoder_input_ids_from_labels(labels=labels)
@@ -208,6 +201,9 @@ class Seq2Seq(Likelihood[Options]):
             return {}
         target = tokenizer.decode(example["labels"], skip_special_tokens=True)
         return dict(zip(_TEXT_METRICS, score_text(str(ask(self._input(row))), str(target)), strict=True))
+
+    def score_names(self, state: ObjectiveState) -> Sequence[str]:
+        return ("nll", "tokens", "correct", "generated", *_TEXT_METRICS)
 
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3)."""

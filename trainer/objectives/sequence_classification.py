@@ -75,7 +75,6 @@ class SequenceClassification(Classifier[Options]):
     # Within the rows of one label, accuracy is the label's recall. Macro F1 could not exceed 1 / (labels that are predicted there),
     # and not even a calibrated model is calibrated there.
     slice_metrics: ClassVar[Mapping[str, str]] = {"macro_f1": "accuracy", "calibration_error": "loss"}
-    score_names = ("nll", "label", "prediction", "confidence")
     served_scores = ("nll", "confidence")
     reader_cuts = True
     cut_texts_are_easier = False
@@ -146,6 +145,9 @@ class SequenceClassification(Classifier[Options]):
         import torch.nn.functional as F
 
         return F.cross_entropy(logits.float(), labels, reduction="none")
+
+    def score_names(self, state: ObjectiveState) -> Sequence[str]:
+        return ("nll", "label", "prediction", "confidence")
 
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Negative log-likelihood, label, prediction and its probability, (B, 4)."""

@@ -102,7 +102,7 @@ class SFT(TokenLikelihood[Options]):
     def columns(self) -> Mapping[str, ColumnKind]:
         options = self.options
         if options.messages_column:
-            return {options.messages_column: "list"}
+            return {options.messages_column: "records"}
         return {options.prompt_column: "string", options.completion_column: "string"}
 
     def reject_reason(self, row: Row) -> str | None:

@@ -79,7 +79,6 @@ class TokenClassification(Classifier[Options]):
     main_metric = "f1"
     tokenizer_dependent = frozenset({"loss", "token_accuracy"})
     restated = frozenset({"precision", "recall", "f1"})
-    score_names = ("nll", "tokens", "correct", "correct_spans", "predicted_spans", "actual_spans")
     served_scores = ("nll", "tokens")
     auto_class = "AutoModelForTokenClassification"
     pipeline_tag = "token-classification"
@@ -93,7 +92,7 @@ class TokenClassification(Classifier[Options]):
     )
 
     def columns(self) -> Mapping[str, ColumnKind]:
-        return {self.options.text_column: "string", self.options.spans_column: "list"}
+        return {self.options.text_column: "string", self.options.spans_column: "records"}
 
     def reject_reason(self, row: Row) -> str | None:
         """Return why a row's spans are invalid: not in the text, or overlapping."""
@@ -172,6 +171,9 @@ class TokenClassification(Classifier[Options]):
         exact = [(label, *_trimmed(text, start, end)) for label, start, end in spans]
         return spans_of_tags(pieces, [tag or OUTSIDE for tag in tags_of_spans(pieces, spans)]) == exact
 
+    def score_names(self, state: ObjectiveState) -> Sequence[str]:
+        return ("nll", "tokens", "correct", "correct_spans", "predicted_spans", "actual_spans")
+
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Token scores, then numbers of spans: correct, predicted, actual, (B, 6)."""
         import torch
@@ -189,7 +191,7 @@ class TokenClassification(Classifier[Options]):
         """The scores themselves, (N, 6)."""
         import numpy as np
 
-        return np.stack([scores[name] for name in self.score_names], axis=1)
+        return np.stack([scores[name] for name in self.score_names(state)], axis=1)
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Loss in nats per sub-word, and shares; where there is no span they are 0, as in seqeval."""

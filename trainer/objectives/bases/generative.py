@@ -14,6 +14,7 @@ from params.distribution import distribution
 from params.schema import Direction, Launch, Model, Training
 from trainer.objectives.bases.chat import default_template
 from trainer.objectives.bases.generation_options import GenerationOptions, around_column, template_columns
+from trainer.objectives.bases.loss import BatchLoss, Share
 from trainer.objectives.bases.objective import (
     ColumnKind,
     EncodedRow,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from trainer.objectives.bases.rollout import Rollout, TrainingSample
 
 OptionsT = TypeVar("OptionsT", bound=GenerationOptions)
+_SCORES = ("reward", "completion_length", "terminated")
 
 
 class GenerativeObjective(Objective[OptionsT]):
@@ -47,7 +49,6 @@ class GenerativeObjective(Objective[OptionsT]):
     tokenizer_dependent = frozenset({"completion_length"})
     own_options = frozenset({"prompt", "chat", "max_new_tokens"})
     advice = "needs a reward, which only you can choose"
-    score_names = ("reward", "completion_length", "terminated")
     trainer_class: ClassVar[str] = "trainer.loop.rollout_trainer:RolloutTrainer"
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"prompt": "What is 3 + 4?", "answer": "7"},
@@ -193,6 +194,17 @@ class GenerativeObjective(Objective[OptionsT]):
         """Prompts, padded on the right, and `reward_rows`: what rewards get of each prompt's row."""
         return pad_batch(examples, tokenizer) | {"reward_rows": [json.loads(e["reward_row"]) for e in examples]}
 
+    def score_names(self, state: ObjectiveState) -> Sequence[str]:
+        return _SCORES
+
+    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: Share) -> BatchLoss:
+        """Return the loss of a `rollout.training_batch`; `items` is what `loss_denominator` says."""
+        outputs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+        losses, metrics = self.losses(outputs.logits, batch)
+        tokens = float(batch["completion_mask"].sum())
+        sums = {name: (float(values.sum()), tokens) for name, values in metrics.items()}
+        return BatchLoss(losses.sum() * share.processes / share.items, outputs, sums)
+
     def score_batch(
         self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     ) -> torch.Tensor:
@@ -212,11 +224,11 @@ class GenerativeObjective(Objective[OptionsT]):
         """One, and the scores, (N, 4)."""
         import numpy as np
 
-        return np.stack([np.ones_like(scores["reward"]), *(scores[name] for name in self.score_names)], axis=1)
+        return np.stack([np.ones_like(scores["reward"]), *(scores[name] for name in _SCORES)], axis=1)
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """The mean of each score."""
-        return {name: totals[..., 1 + i] / totals[..., 0] for i, name in enumerate(self.score_names)}
+        return {name: totals[..., 1 + i] / totals[..., 0] for i, name in enumerate(_SCORES)}
 
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         return -scores["reward"]

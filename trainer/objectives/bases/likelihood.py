@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from params.schema import Direction, Training
-from trainer.objectives.bases.objective import Objective, ObjectiveState, OptionsT, ScoreColumns
-from trainer.objectives.bases.padding import IGNORE_INDEX
+from params.schema import Direction
+from trainer.objectives.bases.loss import BatchLoss, Share, model_loss
+from trainer.objectives.bases.objective import Objective, ObjectiveState, ScoreColumns
+from trainer.objectives.bases.padding import IGNORE_INDEX, count_labels
 from trainer.objectives.bases.prompt_form import PromptForm
+from trainer.objectives.bases.released import OptionsT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +30,15 @@ class Likelihood(Objective[OptionsT]):
         By default for logits (B, T, C) aligned with labels (B, T).
         """
         return label_losses(logits, labels)
+
+    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: Share) -> BatchLoss:
+        """Return the cross-entropy of logits that are aligned with labels.
+
+        The own loss of many models averages over the micro-batch: with n of them, the gradient would be n times too large.
+        """
+        outputs = model(**without_labels(batch))
+        loss = mean_loss(outputs.logits, batch["labels"], share.items, smoothing=share.smoothing)
+        return BatchLoss(loss * share.processes, outputs)
 
     @abstractmethod
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -54,9 +65,26 @@ class TokenLikelihood(Likelihood[OptionsT]):
     main_metric = "bits_per_byte"
     tokenizer_dependent = frozenset(metrics)
     restated = frozenset(evaluate_only_metrics)
-    score_names = ("nll", "tokens", "correct")
     served_scores = ("nll", "tokens")
     example_counts = ("bytes",)
+
+    def score_names(self, state: ObjectiveState) -> Sequence[str]:
+        return ("nll", "tokens", "correct")
+
+    def loss_items(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return the number of tokens that are predicted; the first one of a sequence is not."""
+        return count_labels({"labels": batch["labels"][..., 1:]})
+
+    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: Share) -> BatchLoss:
+        """Return the model's own loss, smoothed as Trainer does it."""
+        if not share.smoothing:
+            return model_loss(model, batch, share)
+        from transformers.trainer_pt_utils import LabelSmoother
+
+        outputs = model(**without_labels(batch))
+        smoother = LabelSmoother(epsilon=share.smoothing)
+        loss = smoother(outputs, batch["labels"], shift_labels=True, num_items_in_batch=share.items)
+        return BatchLoss(loss * share.processes, outputs)
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(B, T, V) logits and (B, T) labels to losses (B, T); the first token of a sequence has none."""
@@ -100,9 +128,6 @@ class Classifier(Likelihood[OptionsT]):
             "id2label": dict(enumerate(labels)),
             "label2id": {label: i for i, label in enumerate(labels)},
         }
-
-    def compute_loss_func(self, training: Training) -> Callable[..., Any]:
-        return mean_loss_func(training)
 
     def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
         """Return a classifier whose logits (..., C) are those of this run's labels, whatever labels it was trained on.
@@ -222,8 +247,13 @@ def count_bytes(labels: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerB
 
 def logits_of(model: PreTrainedModel, batch: Mapping[str, Any]) -> torch.Tensor:
     """Return the model's logits for a batch, without computing a loss."""
-    logits: torch.Tensor = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+    logits: torch.Tensor = model(**without_labels(batch)).logits
     return logits
+
+
+def without_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a batch without labels, of which a model would compute a loss."""
+    return {name: value for name, value in batch.items() if name != "labels"}
 
 
 def label_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -241,7 +271,7 @@ def label_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def mean_loss(
     logits: torch.Tensor,
     labels: torch.Tensor,
-    items: torch.Tensor | int | None,
+    items: torch.Tensor | float | None,
     *,
     smoothing: float,
     weights: torch.Tensor | None = None,
@@ -262,15 +292,3 @@ def mean_loss(
         reduction="sum",
     )
     return summed / ((labels != IGNORE_INDEX).sum() if items is None else items)
-
-
-def mean_loss_func(training: Training) -> Callable[..., Any]:
-    """Return `mean_loss` as Trainer's `compute_loss_func`, with `label_smoothing_factor` if the recipe sets it.
-
-    Many models average over the micro-batch instead, while Trainer expects a share of the global batch: with n
-    micro-batches, the gradient would be n times too large.
-    """
-    smoothing = float(training.arguments.get("label_smoothing_factor") or 0.0)
-    return lambda outputs, labels, num_items_in_batch=None: mean_loss(
-        outputs.logits, labels, num_items_in_batch, smoothing=smoothing
-    )

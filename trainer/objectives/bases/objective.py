@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from params import Problem
 from params.defaults import Defaults
-from params.schema import Direction, Expectation, Launch, Model, Section, Training
+from params.schema import Direction, Expectation, Launch, Model, Training
 from trainer.objectives.bases.advice import Advice
-from trainer.objectives.bases.padding import pad_batch
-from trainer.objectives.bases.prompt_form import PromptForm
+from trainer.objectives.bases.loss import BatchLoss, Share, model_loss
+from trainer.objectives.bases.padding import count_labels, pad_batch, token_columns
+from trainer.objectives.bases.released import OptionsT, Released
+from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,42 +23,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Row = Mapping[str, Any]
-"""One row of the validated data, by column: `{"row_id": 7, "text": "abc", "label": "greeting"}`."""
-
-Example = dict[str, Any]
-"""One tokenized sequence: `{"row_id": 7, "input_ids": [5, 9, 2], "labels": [-100, 9, 2]}`.
-
-`labels` has one integer per token, or is a single integer where a sequence has one class. Further values are lists of
-integers, numbers or text. One row can become several examples.
-"""
+__all__ = ["ColumnKind", "EncodedRow", "Example", "Objective", "ObjectiveState", "Row", "ScoreColumns"]
 
 
-class EncodedRow(NamedTuple):
-    """What becomes of one row."""
-
-    examples: list[Example]
-    is_truncated: bool = False
-    """Whether the examples lack some of the row's content."""
-
-
-ObjectiveState = Mapping[str, Any]
-"""What an objective collected from the train split before tokenizing, as JSON: `{"labels": ["bye", "greeting"]}`."""
-
-ScoreColumns = Mapping[str, "NDArray[np.float64]"]
-"""Scores of N sequences or rows by name, each (N,): `{"nll": array([3.1, 0.4]), "tokens": array([8.0, 2.0])}`."""
-
-ColumnKind = Literal["string", "label", "list"]
-"""What a column holds: text; text or integers; a list of records."""
-
-OptionsT = TypeVar("OptionsT", bound=Section)
-
-
-class Objective(ABC, Generic[OptionsT]):
+class Objective(Released[OptionsT], ABC):
     """One way to learn from rows: how they become batches, what the model and its loss are, and how it is scored."""
 
-    options_class: ClassVar[type[Section]]
-    """The keys that the recipe's `objective` section takes in addition to `name`."""
     metrics: ClassVar[Mapping[str, Direction]]
     """The metrics of every evaluation, and whether the lowest or the highest value is best."""
     evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {}
@@ -66,26 +39,21 @@ class Objective(ABC, Generic[OptionsT]):
     """Metrics that cannot be compared between models with different tokenizers."""
     restated: ClassVar[frozenset[str]] = frozenset()
     """Metrics that compare with what a row's labels say. Between models that make other labels, only rows count that `says_all`."""
-    own_options: ClassVar[frozenset[str]] = frozenset()
-    """Options that belong to a model, such as a prefix or how long its answers may be: a released model keeps those that it learned by."""
     cut_texts_are_easier: ClassVar[bool] = True
     """Whether a model that reads only a part of a row is asked for less; false where it has to give the same answer."""
-    limits: ClassVar[frozenset[str]] = frozenset()
-    """Options that limit a text in tokens; null stands for `tokenization.max_length`."""
     slice_metrics: ClassVar[Mapping[str, str]] = {}
     """Metrics that mean nothing on a slice, because they need the rows of all labels, and the metric that slices have instead."""
-    score_names: ClassVar[tuple[str, ...]]
-    """Names of the K scores of each sequence. The scores of a row's sequences add up to the row's."""
+    group_score: ClassVar[str | None] = None
+    """The score that is the same for all rows of a group, such as the number of their query, if metrics are computed over groups.
+
+    Then each row is one sequence, `additive_statistics` gets whole groups, and resamples draw groups instead of rows.
+    """
+    split_metrics: ClassVar[frozenset[str]] = frozenset()
+    """Metrics that no sums over rows determine, such as a rank correlation: `whole_metrics` computes them of all rows at once."""
     example_counts: ClassVar[tuple[str, ...]] = ()
     """Integers of an `Example` that the evaluate stage keeps with the scores, such as `bytes`."""
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
     """The Auto class of transformers with the right head."""
-    pipeline_tag: ClassVar[str] = "text-generation"
-    """The Hub's name of the task, for the model card."""
-    served_scores: ClassVar[tuple[str, ...]] = ()
-    """Which of `score_names` follow from the probabilities of one model for one row: whoever loads a release can compute them."""
-    reader_cuts: ClassVar[bool] = False
-    """Whether the call on the model card cuts a text that is longer than the tokenizer's limit, as `encode` does."""
     has_target_text: ClassVar[bool] = False
     """Whether `labels` are the tokens of a second text, such as a translation, instead of one label per input token."""
     trainer_class: ClassVar[str] = "trainer.loop.trainer:EvergreenTrainer"
@@ -96,9 +64,6 @@ class Objective(ABC, Generic[OptionsT]):
     """What `evergreen new` writes, or why it cannot propose this objective."""
     example_rows: ClassVar[tuple[Row, ...]]
     """Two or three raw rows, for readers and for the contract tests; their columns fit the default options."""
-
-    def __init__(self, options: OptionsT) -> None:
-        self.options = options
 
     # Rows
 
@@ -113,11 +78,16 @@ class Objective(ABC, Generic[OptionsT]):
             checks.append(Expectation(type="expect_column_values_to_not_be_null", column=column))
             if kind == "string":
                 checks.append(Expectation(type="expect_column_values_to_match_regex", column=column, regex=r"\S"))
+            elif kind == "number":
+                most = sys.float_info.max
+                between = "expect_column_values_to_be_between"
+                checks.append(Expectation(type=between, column=column, min_value=-most, max_value=most))
         return checks
 
     def reject_reason(self, row: Row) -> str | None:
         """Return why a row is unusable although each column alone is valid. The validate stage sets such rows aside."""
-        return None
+        lists = [column for column, kind in self.columns().items() if kind == "labels"]
+        return next((f"one of its {column} is null" for column in lists if None in row[column]), None)
 
     def row_labels(self, row: Row) -> Iterable[str]:
         """Return the labels in a row of the train split that encoding needs to know; the row has the objective's columns."""
@@ -133,7 +103,8 @@ class Objective(ABC, Generic[OptionsT]):
 
     def unseen_label(self, row: Row, state: ObjectiveState) -> str | None:
         """Return which label of a row the train split lacks, as a message. One such row fails the validate stage."""
-        return None
+        unknown = sorted({*self.row_labels(row)} - {*state.get("labels", ())})
+        return f"no training row has the label {', '.join(map(repr, unknown))}" if unknown else None
 
     # The rest of the recipe
 
@@ -149,6 +120,10 @@ class Objective(ABC, Generic[OptionsT]):
     @abstractmethod
     def text(self, row: Row) -> str:
         """Return a row's text as the tokenizer sees it, without special tokens."""
+
+    def texts(self, row: Row) -> Sequence[str]:
+        """Return the texts that a model reads of a row by themselves; `text` has all of them."""
+        return (self.text(row),)
 
     def input_text(self, row: Row) -> str:
         """Return what a model is given of a row, as it is in its columns: a row stays the same when its target is corrected.
@@ -177,8 +152,8 @@ class Objective(ABC, Generic[OptionsT]):
         yield from examples
 
     def length(self, example: Example) -> int:
-        """Return the tokens of an example as a model reads it."""
-        return len(example["input_ids"])
+        """Return the tokens of an example as a model reads it: those of all its texts."""
+        return sum(len(example[name]) for name in token_columns(example))
 
     def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
         """Pad B examples into a batch: `input_ids` and `attention_mask` (B, T), and `labels` as model or Trainer expects."""
@@ -194,29 +169,6 @@ class Objective(ABC, Generic[OptionsT]):
     def renders_conversations(self) -> bool:
         """Whether rows are rendered by a chat template."""
         return False
-
-    # A model of another recipe
-
-    def as_released(self, options: Mapping[str, Any] | None) -> Self:
-        """Return this objective as a released model reads rows.
-
-        The model keeps its `own_options` and `limits`. The others say where a row's texts are and how they are scored.
-
-        Args:
-            options: those that the model learned by; None if it does not say, or learned by another objective. It is then read
-                by the options of this objective.
-
-        Raises:
-            ValueError: the model cannot read these rows as it learned to read.
-        """
-        own = self.own_options | self.limits
-        return self.with_options({} if options is None else {name: options.get(name) for name in own})
-
-    def with_options(self, changes: Mapping[str, Any]) -> Self:
-        """Return this objective with some options changed; None stands for the default."""
-        kept = self.options.model_dump(exclude_unset=True, exclude=set(changes))
-        given = {name: value for name, value in changes.items() if value is not None}
-        return type(self)(self.options_class.model_validate(kept | given))  # type: ignore[arg-type]
 
     def reserved_positions(self) -> int:
         """Return how many positions of the model a sequence leaves free, for tokens that are generated after it."""
@@ -238,18 +190,26 @@ class Objective(ABC, Generic[OptionsT]):
     def check_model(self, model: PreTrainedModel) -> None:
         """Raise a RecipeError if this model cannot be trained; for what only the built model can show."""
 
-    def compute_loss_func(self, training: Training) -> Callable[..., Any] | None:
-        """Return Trainer's `compute_loss_func`, where the model's own loss is not the mean over a global batch."""
-        return None
+    def loss_items(self, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return how many items of a batch its loss is a mean over: by default its labels."""
+        return count_labels(batch)
+
+    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: Share) -> BatchLoss:
+        """Return what a micro-batch adds to the mean loss of its global batch; by default by the model's own loss."""
+        return model_loss(model, batch, share)
 
     def prepare_inputs(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Add to a batch what depends on the model, such as `decoder_input_ids`."""
+        """Add to a batch what depends on the model, such as `decoder_input_ids`; called once per batch."""
         return batch
 
     def set_reference(self, start: Callable[[], PreTrainedModel]) -> None:
         """Called before `score_batch` outside of training; `start` returns the model as it was before training."""
 
     # Scores and metrics
+
+    @abstractmethod
+    def score_names(self, state: ObjectiveState) -> Sequence[str]:
+        """Return the names of the K scores of each sequence. The scores of a row's sequences add up to the row's."""
 
     @abstractmethod
     def score_batch(
@@ -261,12 +221,17 @@ class Objective(ABC, Generic[OptionsT]):
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """Return S numbers for each of N sequences, (N, S), whose sums over any set of rows determine its metrics.
 
-        `scores` are `score_names`, and those of `example_counts` that are known.
+        `scores` are `score_names`, and those of `example_counts` that are known. Of a group, one row may have the numbers, and the
+        others zeros (`bases.groups`).
         """
 
     @abstractmethod
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Return the metrics, each (...), of `additive_statistics` summed over rows, (..., S)."""
+
+    def whole_metrics(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, float]:
+        """Return `split_metrics` of N rows. A resample has some rows several times, and others not at all."""
+        return {}
 
     def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:
         """Return the metrics that rows with these summed statistics, (S,), do not have, such as the recall of no spans."""
@@ -278,7 +243,7 @@ class Objective(ABC, Generic[OptionsT]):
 
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """Return how badly the model does on each of N rows, (N,); by default the first score, per token."""
-        return scores[self.score_names[0]] / scores.get("tokens", 1)
+        return next(iter(scores.values())) / scores.get("tokens", 1)
 
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64] | None:
         """Return how sure the model is of each of N rows, (N,) from 0 to 1; None if the scores do not say.
@@ -294,57 +259,3 @@ class Objective(ABC, Generic[OptionsT]):
     def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
         """Return a model from another run whose outputs mean the labels of this run's `state`; this objective then scores it."""
         return model
-
-    # For readers of a release
-
-    @classmethod
-    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        """Return how a text is put to a model that learned by these options; of a release, they may be anything.
-
-        By default it is a user's message, if the tokenizer has a chat template.
-        """
-        return PromptForm(is_chat=True)
-
-    @property
-    def call_arguments(self) -> Mapping[str, Any]:
-        """Arguments of the call on the model card, with which a release answers as it was evaluated."""
-        is_generated = self.pipeline_tag in {"text-generation", "text2text-generation"}
-        return {"max_new_tokens": 64, "do_sample": False} if is_generated else {}
-
-    def reader_input(self, row: Row) -> Any:
-        """Return what a reader of the model card gives the model for a row: a text, or a conversation; None if nothing."""
-        return None
-
-    def answer_scores(
-        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: PreTrainedTokenizerBase
-    ) -> Mapping[str, float]:
-        """Return those scores of a row, by name, that follow from what a release answers to the call on its model card.
-
-        Args:
-            ask: makes that call with an input, `call_arguments` and further ones. It returns what the pipeline does; of text
-                generation all tokens, those of the prompt first; of text to text the text.
-            row: of the held-out split.
-            example: its only sequence, as it was evaluated.
-            tokenizer: of the release.
-
-        Raises:
-            ValueError: the call gives the model another prompt than the evaluation did.
-        """
-        return {}
-
-    # For people
-
-    def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
-        """Return readable facts about one row's scores: `{"expected": "bye", "predicted": "greeting"}`."""
-        return {}
-
-    def prediction_lines(
-        self,
-        row: Row,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-        state: ObjectiveState,
-    ) -> list[str]:
-        """Return the model's prediction for a row as lines of text."""
-        return []

@@ -1,8 +1,8 @@
-"""Padding: sequences of different lengths as one tensor."""
+"""Padding: sequences of different lengths, and their labels, as tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,13 +23,61 @@ def pad(sequences: Sequence[Sequence[int]], value: int) -> torch.Tensor:
     )
 
 
+def token_columns(names: Iterable[str]) -> list[str]:
+    """Return which values of an example are tokens of a text: `input_ids`, and others such as `other_input_ids`."""
+    return [name for name in names if name.endswith("input_ids")]
+
+
 def pad_batch(examples: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-    """Return `input_ids`, `attention_mask` (B, T) and `labels` of a batch; labels are (B, T), or (B,) for classes."""
+    """Return the padded tokens (B, T) of each text of a batch, with a mask, and the `labels`, if there are any.
+
+    `input_ids` has `attention_mask`, `other_input_ids` has `other_attention_mask`.
+    """
+    batch: dict[str, torch.Tensor] = {}
+    for name in token_columns(examples[0]):
+        ids = [e[name] for e in examples]
+        batch[name] = pad(ids, tokenizer.pad_token_id)
+        batch[name.replace("input_ids", "attention_mask")] = pad([[1] * len(row) for row in ids], 0)
+    if "labels" in examples[0]:
+        batch["labels"] = label_tensor([e["labels"] for e in examples])
+    return batch
+
+
+def texts_as_one(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return all texts of a batch as one batch, for one forward pass: `input_ids` and `attention_mask` (M * B, T).
+
+    The first texts of all B rows come first, then the second ones.
+    """
+    texts = [name.removesuffix("input_ids") for name in token_columns(batch)]
+    return {name: join([batch[text + name] for text in texts], 0) for name in ("input_ids", "attention_mask")}
+
+
+def join(parts: Sequence[torch.Tensor], value: int) -> torch.Tensor:
+    """Return tensors (B, T) of several lengths as one, filled with `value` on the right."""
+    import torch
+    import torch.nn.functional as F
+
+    longest = max(part.shape[1] for part in parts)
+    return torch.cat([F.pad(part, (0, longest - part.shape[1]), value=value) for part in parts])
+
+
+def label_tensor(labels: Sequence[Any]) -> torch.Tensor:
+    """Return the labels of B examples: int64 (B,) of classes or (B, T) of tokens, padded; float32 (B,) or (B, L) of numbers."""
     import torch
 
-    ids, labels = [e["input_ids"] for e in examples], [e["labels"] for e in examples]
-    return {
-        "input_ids": pad(ids, tokenizer.pad_token_id),
-        "attention_mask": pad([[1] * len(row) for row in ids], 0),
-        "labels": pad(labels, IGNORE_INDEX) if isinstance(labels[0], list) else torch.tensor(labels),
-    }
+    is_list = isinstance(labels[0], list)
+    is_number = isinstance(labels[0][0] if is_list else labels[0], float)
+    if is_list and not is_number:
+        return pad(labels, IGNORE_INDEX)
+    return torch.tensor(labels, dtype=torch.float32 if is_number else torch.int64)
+
+
+def count_labels(batch: Mapping[str, Any]) -> torch.Tensor:
+    """Return how many labels of a batch have a loss: of tokens or classes; or else how many sequences there are."""
+    import torch
+
+    labels = batch.get("labels")
+    if labels is None or labels.is_floating_point():
+        return torch.tensor(len(batch["input_ids"]))
+    found: torch.Tensor = (labels != IGNORE_INDEX).sum()
+    return found

@@ -146,7 +146,7 @@ def test_scores_are_written_and_taken_by_row(bench: Bench, tmp_path: Path) -> No
     scores = bench.score(16)
     scores.write(tmp_path / "scores.parquet")
     table = pq.read_table(tmp_path / "scores.parquet")
-    assert table.column_names == ["row_id", *bench.objective.score_names, *bench.objective.example_counts]
+    assert table.column_names == ["row_id", *bench.objective.score_names(bench.state), *bench.objective.example_counts]
     assert table.column("row_id").to_pylist() == scores.row_ids.tolist()
     some = scores.take(scores.row_ids % 2 == 0)
     assert len(some) == int((scores.row_ids % 2 == 0).sum())
@@ -280,8 +280,8 @@ def test_label_unknown_to_the_run_counts_as_wrong() -> None:
     champion = remap(FixedClassifier(x=5.0, b=1.0, a=0.0), "a", "b")
     logits = champion().logits.expand(2, -1)
     columns = objective.score_logits(logits, torch.tensor([0, 1])).numpy().T
-    scores = dict(zip(objective.score_names, columns, strict=True))
     state = {"labels": ["a", "b"]}
+    scores = dict(zip(objective.score_names(state), columns, strict=True))
     found = objective.compute_metrics(objective.additive_statistics(scores, state).sum(0), state)
     assert found["accuracy"] == found["macro_f1"] == 0
     assert (

@@ -104,7 +104,7 @@ def test_scores_have_one_line_per_row(tmp_path):
     assert (report.rows, report.sequences) == (table.num_rows, len(sequences))
     assert report.rows < report.sequences
     objective = objectives.build(recipe.objective)
-    assert table.column_names == ["row_id", *objective.score_names, *objective.example_counts]
+    assert table.column_names == ["row_id", *objective.score_names({}), *objective.example_counts]
     labels = {}
     for sequence in sequences:  # the first token of each window is not predicted
         labels[sequence["row_id"]] = labels.get(sequence["row_id"], 0) + len(sequence["labels"]) - 1

@@ -14,9 +14,10 @@ from scipy.stats import binomtest, norm, ttest_1samp
 from params.schema import ObjectiveChoice
 from tasks.drift.two_sample import holm
 from tasks.evaluation import statistics
+from tasks.evaluation.jackknife import Jackknife
 from tasks.evaluation.report import least_observations
 from tasks.evaluation.scoring import Scores
-from tasks.evaluation.statistics import Jackknife, Resampler, mcnemar, score_test, share_gain
+from tasks.evaluation.statistics import Resampler, mcnemar, score_test, share_gain
 from trainer import objectives
 
 CAUSAL = objectives.build(ObjectiveChoice(name="causal_lm"))

@@ -287,8 +287,8 @@ def test_iterative_loss_is_the_next_token_loss(tmp_path: Path) -> None:
         )
         trainer: Any = in_process.trainer_of(made)
         samples: list[Any] = []
-        plain = trainer._task.training_samples
-        trainer._task.training_samples = lambda rollout, plain=plain, samples=samples: (
+        plain = trainer.objective.training_samples
+        trainer.objective.training_samples = lambda rollout, plain=plain, samples=samples: (
             samples.extend(plain(rollout)) or plain(rollout)
         )
 

@@ -72,6 +72,16 @@ def test_floating_point_operations_are_counted_as_in_trainer(tmp_path):
     assert trainer.floating_point_ops({}) == 0
 
 
+def test_inputs_of_a_batch_are_prepared_once(tmp_path, monkeypatch):
+    prepared, collated = [], []
+    trainer = trainer_of(job(tmp_path, {"training.max_steps": 2}, **tiny.TARGETS))
+    prepare, collate = trainer.objective.prepare_inputs, trainer.objective.collate
+    monkeypatch.setattr(trainer.objective, "prepare_inputs", lambda *args: prepared.append(0) or prepare(*args))
+    monkeypatch.setattr(trainer.objective, "collate", lambda *args: collated.append(0) or collate(*args))
+    trainer.train()
+    assert len(prepared) == len(collated) > 4  # two steps of two micro-batches, and evaluations
+
+
 @pytest.mark.parametrize("given", [None, True, False])
 def test_processes_share_their_buffers_only_where_those_are_saved(tmp_path, given):
     arguments = {} if given is None else {"training.arguments": {"ddp_broadcast_buffers": given}}

@@ -28,7 +28,7 @@ def random_scores(objective: Any, rows: int, seed: int = 0) -> dict[str, np.ndar
     draw = np.random.default_rng(seed)
     integers = {"label", "prediction"}
     found = {}
-    for name in (*objective.score_names, *objective.example_counts):
+    for name in (*objective.score_names({}), *objective.example_counts):
         found[name] = draw.integers(0, 5, rows).astype(float) if name in integers else draw.random(rows) + 0.1
     for name in ("tokens", "bytes", "actual_spans", "predicted_spans", "generated"):
         if name in found:
@@ -44,7 +44,7 @@ def test_classifier_metrics_match_sklearn_and_torchmetrics(seed: int, rows: int,
     draw = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(rows, classes, generator=draw, dtype=torch.float64)
     labels = torch.randint(0, classes - 1, (rows,), generator=draw)  # the last label is only ever predicted
-    scores = dict(zip(objective.score_names, objective.score_logits(logits, labels).numpy().T, strict=True))
+    scores = dict(zip(objective.score_names(LABELS), objective.score_logits(logits, labels).numpy().T, strict=True))
     found = objective.compute_metrics(objective.additive_statistics(scores, LABELS).sum(0), LABELS)
     predicted, truth, shares = logits.argmax(-1).numpy(), labels.numpy(), logits.softmax(-1)
     assert found["accuracy"] == pytest.approx(accuracy_score(truth, predicted), abs=1e-15)

@@ -172,8 +172,8 @@ def test_custom_metrics_get_the_generated_tokens(generate):
     evaluation = EvaluationMetrics(task, state={}, tokenizer=TOKENIZER, metrics=metrics)
     batch = task.collate([encode(task, row) for row in ROWS], TOKENIZER)
     with torch.inference_mode():
-        evaluation.update(evaluation.measure(network, batch))
         inputs = task.prepare_inputs(network, batch)
+        evaluation.update(evaluation.measure(network, inputs))
         predicted = network(**inputs).logits.argmax(-1)[:, 0].double().mean()
     found = evaluation.compute()
     assert found["width"] == 2

@@ -1,0 +1,93 @@
+"""The jackknife: how far a metric or a gain may be from the true one, from its values without one row at a time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tasks.evaluation.report import least_observations
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_ROUNDING = 1e-6
+"""Rows whose contributions differ by less than this share of what they could differ by are equal."""
+
+
+@dataclass(frozen=True)
+class Jackknife:
+    """The distribution of a metric or gain of N rows, estimated by leaving out one row at a time.
+
+    It uses Student's distribution, with fewer degrees of freedom where few rows have most of the weight (Satterthwaite
+    1946, https://doi.org/10.2307/3002019), and the same with the skewness of the rows removed (Hall 1992, Journal of the
+    Royal Statistical Society B 54, 221-228). Interval ends and probabilities are the more cautious of the two.
+
+    Where all rows say the same, the standard error is 0, and says nothing about rows that were not drawn. Of N equal
+    rows, a share s of others is rejected at level a if (1 - s)^N <= a (the binomial test; the "rule of three"). Such a row
+    may differ by `scale`.
+    """
+
+    value: float
+    error: float
+    """Standard error of the value; infinite if there are too few rows for one, or the metric does not exist without one."""
+    skewness: float
+    """Skewness of the rows' contributions to the value, divided by the square root of N."""
+    freedom: float
+    """Degrees of freedom of the standard error."""
+    rows: int
+    scale: float
+    """By how much the value of one row may differ from that of N equal rows."""
+
+    @classmethod
+    def of(cls, value: float, left_out: NDArray[np.float64], scale: float, confidence: float) -> Jackknife:
+        """From the value of all rows, and the values without each row in turn, (N,)."""
+        rows = len(left_out)
+        if rows < least_observations(confidence) or not np.isfinite(left_out).all():
+            return cls(value, math.inf, 0.0, 1.0, rows, scale)
+        effects = left_out.mean() - left_out  # (N,)
+        squares = float((effects**2).sum())
+        if not squares > (_ROUNDING * scale) ** 2:
+            return cls(value, 0.0, 0.0, 1.0, rows, scale)
+        kurtosis = rows * float((effects**4).sum()) / squares**2
+        freedom = min(rows - 1, 2 * rows / max(kurtosis - 1, 1e-9))
+        error = math.sqrt((rows - 1) / rows * squares)
+        return cls(value, error, float((effects**3).sum()) / squares**1.5, freedom, rows, scale)
+
+    def interval(self, confidence: float) -> tuple[float, float]:
+        """Ends of the interval of values that `tail` rejects on neither side."""
+        from scipy.special import stdtrit
+
+        if self.error in (0, math.inf):
+            reach = self.error or self.scale * (1 - ((1 - confidence) / 2) ** (1 / self.rows))
+            return self.value - reach, self.value + reach
+        reach = -float(stdtrit(self.freedom, (1 - confidence) / 2))
+        low = self.value - self.error * max(reach, self._skewed(reach))
+        return low, self.value - self.error * min(-reach, self._skewed(-reach))
+
+    def tail(self, limit: float) -> float:
+        """Probability of a value this low or lower, if the true value were `limit`."""
+        from scipy.special import stdtr
+
+        if self.error == math.inf:
+            return 1.0
+        if self.error == 0:
+            return max(1 - max(limit - self.value, 0.0) / self.scale, 0.0) ** self.rows
+        distance, skewness = (self.value - limit) / self.error, self.skewness
+        straight = distance + skewness * distance**2 / 3 + skewness**2 * distance**3 / 27 + skewness / 6
+        return float(stdtr(self.freedom, max(distance, straight)))
+
+    def _skewed(self, straight: float) -> float:
+        """The distance in standard errors that becomes `straight` when the skewness is removed."""
+        if abs(self.skewness) < 1e-6:
+            return straight
+        inside = 1 + self.skewness * (straight - self.skewness / 6)
+        return float(3 / self.skewness * (np.cbrt(inside) - 1))
+
+
+def contributions(left_out: NDArray[np.float64]) -> float:
+    """Return by how much the contributions of rows to a metric differ, at most: N - 1 times as much as the values without them, (N,)."""
+    finite = left_out[np.isfinite(left_out)]
+    return (len(left_out) - 1) * float(np.ptp(finite)) if len(finite) else 0.0

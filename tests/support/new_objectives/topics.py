@@ -1,0 +1,122 @@
+"""Topics: any number of labels per text.
+
+    {"text": "the train was late, and there was no tea", "topics": ["food", "travel"]}
+
+Each label has a probability of its own. The loss is the sum of their negative log-likelihoods, in nats per row.
+"""
+
+from __future__ import annotations
+
+from params.schema import Section
+from trainer.objectives.bases.advice import Choice, ClassifierAdvice, Fit
+from trainer.objectives.bases.likelihood import Classifier, without_labels
+from trainer.objectives.bases.loss import BatchLoss
+from trainer.objectives.bases.objective import EncodedRow
+from trainer.objectives.bases.texts import truncated_token_ids
+
+
+class Options(Section):
+    """Keys of the recipe's `objective` section."""
+
+    text_column: str = "text"
+    """The column with the text."""
+    topics_column: str = "topics"
+    """The column with the list of labels, which may be empty."""
+
+
+class _Advice(ClassifierAdvice):
+    meaning = "any number of labels per text"
+    columns = {"text": "text_column", "label": "topics_column"}
+
+    def fit(self, seen):
+        return Fit.NOT
+
+    def best_metric(self, labels):
+        return Choice("micro_f1", "over all labels")
+
+
+class Topics(Classifier[Options]):
+    """A sigmoid for each label."""
+
+    options_class = Options
+    advice = _Advice()
+    metrics = {"loss": "min", "micro_f1": "max"}
+    main_metric = "micro_f1"
+    cut_texts_are_easier = False
+    auto_class = "AutoModelForSequenceClassification"
+    pipeline_tag = "text-classification"
+    example_rows = (
+        {"text": "the train was late, and there was no tea", "topics": ["travel", "food"]},
+        {"text": "rain and wind", "topics": ["weather"]},
+        {"text": "it is what it is", "topics": []},
+    )
+
+    def columns(self):
+        return {self.options.text_column: "string", self.options.topics_column: "labels"}
+
+    def text(self, row):
+        return row[self.options.text_column]
+
+    def row_labels(self, row):
+        return [str(label) for label in row[self.options.topics_column]]
+
+    def state_of(self, labels):
+        return {"labels": sorted(labels)}
+
+    def encode(self, rows, tokenizer, max_length, state):
+        encoded = truncated_token_ids([self.text(row) for row in rows], tokenizer, max_length)
+        return [
+            EncodedRow([{"row_id": row["row_id"], "input_ids": ids, "labels": self._marks(row, state)}], is_truncated)
+            for row, (ids, is_truncated) in zip(rows, encoded, strict=True)
+        ]
+
+    def _marks(self, row, state):
+        own = set(self.row_labels(row))
+        return [float(label in own) for label in state["labels"]]
+
+    def model_config(self, state):
+        return {**super().model_config(state), "problem_type": "multi_label_classification"}
+
+    def losses(self, logits, labels):
+        import torch.nn.functional as F
+
+        return F.binary_cross_entropy_with_logits(logits.float(), labels, reduction="none")
+
+    def batch_loss(self, model, batch, share):
+        outputs = model(**without_labels(batch))
+        return BatchLoss(self.losses(outputs.logits, batch["labels"]).sum() / share.items * share.processes, outputs)
+
+    def score_names(self, state):
+        return ("nll", *(f"{what} {label}" for what in ("given", "predicted") for label in state["labels"]))
+
+    def score_logits(self, logits, labels):
+        import torch
+
+        nll = self.losses(logits, labels).double().sum(1, keepdim=True)
+        return torch.cat([nll, labels.double(), (logits > 0).double()], 1)
+
+    def additive_statistics(self, scores, state):
+        import numpy as np
+
+        given, predicted = (
+            np.stack([scores[f"{what} {label}"] for label in state["labels"]], 1) for what in ("given", "predicted")
+        )
+        counts = (given * predicted).sum(1), given.sum(1) + predicted.sum(1)
+        return np.stack([np.ones_like(scores["nll"]), scores["nll"], *counts], 1)
+
+    def compute_metrics(self, totals, state):
+        import numpy as np
+
+        rows, nll, right, both = np.moveaxis(totals, -1, 0)
+        return {"loss": nll / rows, "micro_f1": 2 * right / np.maximum(both, 1)}
+
+    def describe_scores(self, scores, state):
+        named = {w: [n for n in state["labels"] if scores[f"{w} {n}"]] for w in ("given", "predicted")}
+        return {what: ", ".join(found) or "none" for what, found in named.items()}
+
+    @property
+    def call_arguments(self):
+        return {"truncation": True, "top_k": None}
+
+    def reader_input(self, row):
+        return self.text(row)

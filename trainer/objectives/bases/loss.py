@@ -1,0 +1,48 @@
+"""What a micro-batch adds to the loss of its global batch, which does not depend on how it is split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Share:
+    """Where a micro-batch stands in the global batch of an optimizer step.
+
+    Trainer adds up the losses of a process's micro-batches, and averages gradients over processes. So a sum over a micro-batch
+    counts `processes` times, divided by the `items` of the global batch; a mean over equally large micro-batches, by `micro_batches`.
+    """
+
+    items: torch.Tensor | float
+    """What the loss of the global batch is a mean over: its `Objective.loss_items`."""
+    micro_batches: int
+    """Micro-batches of each process."""
+    processes: int
+    smoothing: float = 0.0
+    """The recipe's `label_smoothing_factor`."""
+    model_takes_items: bool = True
+    """Whether the model's own loss is a sum over `num_items_in_batch`, if that is given."""
+
+
+class BatchLoss(NamedTuple):
+    """The loss of a micro-batch, and what else is known of it."""
+
+    loss: torch.Tensor
+    outputs: Any = None
+    """Those of the model; a recipe's own Trainer may ask for them."""
+    metrics: Mapping[str, tuple[float, float]] = {}
+    """Sum and number of each value whose mean is logged."""
+
+
+def model_loss(model: Any, batch: Mapping[str, Any], share: Share) -> BatchLoss:
+    """Return the model's own loss."""
+    if not share.model_takes_items:
+        outputs = model(**batch)
+        return BatchLoss(outputs.loss / share.micro_batches, outputs)
+    outputs = model(**batch, num_items_in_batch=share.items)
+    return BatchLoss(outputs.loss * share.processes, outputs)

@@ -1,0 +1,39 @@
+"""Rows, and what an objective makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Row = Mapping[str, Any]
+"""One row of the validated data, by column: `{"row_id": 7, "text": "abc", "label": "greeting"}`."""
+
+Example = dict[str, Any]
+"""One tokenized sequence: `{"row_id": 7, "input_ids": [5, 9, 2], "labels": [-100, 9, 2]}`.
+
+`labels` has one integer per token; or is one integer, the class; or one float, or a list of floats, such as 1.0 for each label that a
+row has and 0.0 for the others; or there are none. Where a model reads several texts, further ones are called `<name>_input_ids`.
+Further values are lists of integers, numbers or text. One row can become several examples.
+"""
+
+
+class EncodedRow(NamedTuple):
+    """What becomes of one row."""
+
+    examples: list[Example]
+    is_truncated: bool = False
+    """Whether the examples lack some of the row's content."""
+
+
+ObjectiveState = Mapping[str, Any]
+"""What an objective collected from the train split before tokenizing, as JSON: `{"labels": ["bye", "greeting"]}`."""
+
+ScoreColumns = Mapping[str, "NDArray[np.float64]"]
+"""Scores of N sequences or rows by name, each (N,): `{"nll": array([3.1, 0.4]), "tokens": array([8.0, 2.0])}`."""
+
+ColumnKind = Literal["string", "label", "labels", "number", "records"]
+"""What a column holds: text; one label, text or integer; a list of labels, which may be empty; a number; a list of records."""
