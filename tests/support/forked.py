@@ -51,7 +51,7 @@ LIBRARIES = [
     ),
     *("transformers.trainer", "transformers.trainer_seq2seq", "transformers.models.auto.modeling_auto", "peft"),
     *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "bert", "t5")),
-    *("torchmetrics.classification", "scipy.stats", "scipy.optimize", "seqeval.metrics"),
+    *("torchmetrics.classification", "scipy.stats", "scipy.optimize"),
     *("great_expectations", "great_expectations.expectations.core"),
     *("huggingface_hub.hf_api", "fastapi", "uvicorn", "dulwich.repo", "jinja2", "markdown_it", "typer", "zc.lockfile"),
     *("matplotlib.figure", "matplotlib.backends.backend_svg", "PIL.Image"),

@@ -96,3 +96,16 @@ def whole_weights(trainer: Trainer) -> dict[str, Any]:
         if name in weights and source in weights:
             weights[name] = weights[source]
     return weights
+
+
+def set_data_parallelism(trainer: Trainer) -> None:
+    """Let data parallelism resume exactly, and without needless copies.
+
+    Without the search for unused parameters, torch rearranges the gradients after the first step of each start, and a resumed run
+    on more than two processes adds them in another order. Buffers that are not saved follow from the configuration, so all
+    processes have the same ones.
+    """
+    ddp, saved = trainer.accelerator.ddp_handler, trainer.model.state_dict()
+    ddp.gradient_as_bucket_view = ddp.find_unused_parameters = True
+    if trainer.args.ddp_broadcast_buffers is None:
+        ddp.broadcast_buffers = any(name in saved for name, _ in trainer.model.named_buffers())

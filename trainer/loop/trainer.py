@@ -15,23 +15,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import EvalPrediction, IntervalStrategy
+from transformers.trainer_utils import EvalPrediction
 
 from params import CheckpointError
-from trainer.checkpoints.position import Position
 from trainer.checkpoints.saver import Saver
-from trainer.checkpoints.sealed import STAGING, identity_text
+from trainer.checkpoints.sealed import identity_text
 from trainer.data.loading import TrainingData, source_loader
 from trainer.data.order import BatchShard, Lengths
 from trainer.data.randomness import seeded
 from trainer.loop import optimizers, sharding
 from trainer.loop.best import BestWeights
+from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.collectives import Collectives
 from trainer.loop.guard import Guard
 from trainer.objectives.bases.loss import Share
@@ -116,26 +117,13 @@ class EvergreenTrainer(Trainer):
         self._metrics = metrics
         self._best = BestWeights(self, self.saver, self.collectives)
         self._lengths = lengths
-        self._staging: str | None = None
-        self._saved_step = -1
-        self._resumed: Position | None = None
+        self._checkpoints = Checkpoints(self)
         self._in_backward: optimizers.StepsInBackward | None = None
         self.add_callback(self.guard)
 
-    # Processes
-
     def create_accelerator_and_postprocess(self) -> None:
-        """As in Trainer, with settings of data parallelism for an exact resume, and without needless copies.
-
-        Without the search for unused parameters, torch rearranges the gradients after the first step of each start, and a resumed run
-        on more than two processes adds them in another order. Buffers that are not saved follow from the configuration, so all
-        processes have the same ones.
-        """
         super().create_accelerator_and_postprocess()
-        ddp, saved = self.accelerator.ddp_handler, self.model.state_dict()
-        ddp.gradient_as_bucket_view = ddp.find_unused_parameters = True
-        if self.args.ddp_broadcast_buffers is None:
-            ddp.broadcast_buffers = any(name in saved for name, _ in self.model.named_buffers())
+        sharding.set_data_parallelism(self)
 
     # Data and its order
 
@@ -196,13 +184,7 @@ class EvergreenTrainer(Trainer):
         """Return the objective's loss of a micro-batch, or that of the recipe's own function."""
         if self.compute_loss_func is not None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        share = Share(
-            items=num_items_in_batch,
-            micro_batches=self.args.gradient_accumulation_steps,
-            processes=self.args.world_size,
-            smoothing=self.args.label_smoothing_factor,
-            model_takes_items=self.model_accepts_loss_kwargs,
-        )
+        share = Share.of(self.args, num_items_in_batch, model_takes_items=self.model_accepts_loss_kwargs)
         found = self.objective.batch_loss(model, inputs, share)
         self.note(found.metrics)
         return (found.loss, found.outputs) if return_outputs else found.loss
@@ -279,23 +261,9 @@ class EvergreenTrainer(Trainer):
         self._best.load()
         checkpoint = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
         if checkpoint:
-            self._resume(checkpoint)
-            start = self.training_data.epoch, self.training_data.micro_batches_done
+            start = self._checkpoints.resume(checkpoint, self._best.value)
         self.load_extra_state(checkpoint)
         return int(start[0]), int(start[1])
-
-    def _resume(self, checkpoint: Path) -> None:
-        self._resumed = position = Position.load(checkpoint)
-        try:
-            self.training_data.load_state_dict({"order": position.order, "stream": position.stream})
-        except (ValueError, KeyError, TypeError) as error:
-            what = f"its position in the data cannot be used: {error!r}"
-            raise CheckpointError(str(checkpoint), what, "resume from another one") from error
-        self._saved_step = self.state.global_step
-        if self._best.value is None:  # the best weights are gone: only evaluations from here on count
-            self.state.best_metric = None
-        evaluates = self.args.eval_strategy != IntervalStrategy.NO
-        self.args.eval_on_start = evaluates and (position.lacks_evaluation or self._best.value is None)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Raise where Trainer only warns that a checkpoint lacks weights, unless they are tied to others."""
@@ -308,9 +276,9 @@ class EvergreenTrainer(Trainer):
         """Called by the guard when model and state are ready: restore the log line that the checkpoint cut short."""
         sharding.check_wrapped(self)
         self._parameter_count = int(self.model.num_parameters(exclude_embeddings=True))
-        if self._resumed:
-            self._tr_loss.fill_(self._resumed.loss_of(self.args.process_index, self.args.world_size))
-            self._globalstep_last_logged = self._resumed.last_logged_step
+        if line := self._checkpoints.log_line():
+            self._tr_loss.fill_(line[0])
+            self._globalstep_last_logged = line[1]
 
     def wait_before_fork(self) -> None:
         """Wait for the writing thread before loader workers start: a lock that it holds would stay locked in them."""
@@ -356,29 +324,15 @@ class EvergreenTrainer(Trainer):
     # Checkpoints
 
     def _get_output_dir(self, trial: Any) -> str:
-        return self._staging or str(super()._get_output_dir(trial))
+        return self._checkpoints.staging or str(super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        step = self.state.global_step
-        if step == self._saved_step:
-            return
-        self.heartbeat.beat("saving", step)
-        if self.args.should_save:
-            self.saver.start_checkpoint(step)
-        self.collectives.barrier()
-        self._staging = str(Path(self.args.output_dir) / STAGING)
-        try:
-            super()._save_checkpoint(model, trial)
-        finally:
-            self._staging = None
-        losses = self.collectives.gather(float(self._tr_loss))  # waits until every process has written its part
-        if self.args.should_save:
-            self.saver.finish_checkpoint(step, self._position(losses))
-        self._saved_step = step
+        write = partial(super()._save_checkpoint, model, trial)
+        self._checkpoints.save(write, lambda: float(self._tr_loss), self._globalstep_last_logged)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:  # noqa: FBT001, FBT002
         """As in Trainer; for a checkpoint, the weights are copied now and written in the background."""
-        if self._staging is None or sharding.is_sharded(self):
+        if self._checkpoints.staging is None or sharding.is_sharded(self):
             super().save_model(output_dir, _internal_call)
         elif self.args.should_save:
             self.saver.add_weights(self.state.global_step, self.accelerator.unwrap_model(self.model))
@@ -390,14 +344,3 @@ class EvergreenTrainer(Trainer):
             self.saver.add_optimizer(self.state.global_step, self.optimizer.state_dict())
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
         self.save_extra_state(Path(output_dir))
-
-    def _position(self, losses: list[float]) -> Position:
-        ended = self.state.global_step >= self.state.max_steps
-        return Position(
-            **self.training_data.state_dict(),
-            losses=losses,
-            last_logged_step=self._globalstep_last_logged,
-            lacks_evaluation=self.guard.lacks_evaluation,
-            finished=ended or (self.control.should_training_stop and not self.guard.stopped),
-            processes=self.args.world_size,
-        )

@@ -30,16 +30,13 @@ from trainer.objectives.bases.advice import Choice, ClassifierAdvice, Fit, SeenC
 from trainer.objectives.bases.likelihood import Classifier, logits_of, token_scores
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
+from trainer.objectives.bases.tags import OUTSIDE, Span, tag_runs
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-OUTSIDE = "O"
-Span = tuple[str, int, int]
-"""Label, start and end in characters."""
 
 
 class Options(Section):
@@ -301,13 +298,6 @@ def spans_of_tags(pieces: Pieces, tags: Sequence[str]) -> list[Span]:
     return [(label, pieces.offsets[start][0], pieces.offsets[end - 1][1]) for label, start, end in tag_runs(tags)]
 
 
-def tag_runs(tags: Sequence[str | None]) -> list[Span]:
-    """Return label, first sub-word and sub-word after the last of each span of tags, as seqeval reads them."""
-    from seqeval.metrics.sequence_labeling import get_entities
-
-    return [(label, start, last + 1) for label, start, last in get_entities([tag or OUTSIDE for tag in tags])]
-
-
 def _spans_of_ids(tags: Sequence[int]) -> set[Span]:
     """As `tag_runs`, for ids of tags; the spans have numbers for labels."""
     return set(tag_runs([f"{'IB'[tag % 2]}-{(tag - 1) // 2}" if tag else OUTSIDE for tag in tags]))
@@ -331,11 +321,9 @@ def _labels(state: ObjectiveState) -> list[str]:
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    while start < end and text[end - 1].isspace():
-        end -= 1
-    while start < end and text[start].isspace():
-        start += 1
-    return start, end
+    kept = text[start:end].strip()
+    start += text[start:end].index(kept)
+    return start, start + len(kept)
 
 
 def _span_problem(span: Any, text: str) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
+    from transformers import TrainingArguments
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,12 @@ class Share:
     """The recipe's `label_smoothing_factor`."""
     model_takes_items: bool = True
     """Whether the model's own loss is a sum over `num_items_in_batch`, if that is given."""
+
+    @classmethod
+    def of(cls, args: TrainingArguments, items: torch.Tensor | float, *, model_takes_items: bool) -> Share:
+        """Return the share of each micro-batch of a training with these arguments."""
+        smoothing = args.label_smoothing_factor
+        return cls(items, args.gradient_accumulation_steps, args.world_size, smoothing, model_takes_items)
 
 
 class BatchLoss(NamedTuple):

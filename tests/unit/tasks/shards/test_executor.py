@@ -127,7 +127,7 @@ def test_a_killed_process_costs_what_it_was_at(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_a_process_that_is_always_killed_ends_the_work(tmp_path: Path) -> None:
-    with pytest.raises(KilledError, match="a process was killed 3 times at item 3 of 4") as caught:
+    with pytest.raises(KilledError, match=r"a process was killed 3 times at item [123] of 4") as caught:
         list(run_all(partial(killed, folder=tmp_path, times=99), range(4), tmp_path))
     assert caught.value.where == "launch.data_workers"
 

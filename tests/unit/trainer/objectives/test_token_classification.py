@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from seqeval.metrics import f1_score, precision_score, recall_score
+from seqeval.metrics.sequence_labeling import get_entities
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -17,6 +18,7 @@ from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
 from trainer.objectives.bases.metric_accumulator import MetricAccumulator
+from trainer.objectives.bases.tags import tag_runs
 from trainer.objectives.token_classification import spans_of_tags, split, tags_of_spans
 
 OBJECTIVE = objectives.build(ObjectiveChoice(name="token_classification"))
@@ -160,6 +162,14 @@ def test_spans_that_do_not_fit_count_as_truncated():
     assert encode(row, tokenizer, 9).is_truncated
     with pytest.raises(ValueError, match="no room for text"):
         encode(long, tokenizer, 2)
+
+
+def test_spans_of_tags_are_those_of_seqeval():
+    chance = random.Random(0)
+    kinds = ["O", *(f"{kind}-{label}" for kind in "BI" for label in ("day", "name", "x-y"))]
+    for _ in range(2000):
+        tags = chance.choices(kinds, k=chance.randint(0, 12))
+        assert tag_runs(tags) == [(label, start, last + 1) for label, start, last in get_entities(tags)], tags
 
 
 @pytest.mark.parametrize("seed", range(30))
