@@ -198,6 +198,9 @@ def _candidates(flag: str, sample: Sample, chosen: Mapping[str, str]) -> list[Co
     return by_name or [c for c in _of_kind(sample, "text") if not c.is_id]
 
 
+_OWN = "; or write an objective (docs/objectives.md), and name it with --objective"
+
+
 def _nothing_fits(sample: Sample, kind: ModelKind, given: Mapping[str, str]) -> DataError | RecipeError:
     """Return the error that says why no objective reads these rows."""
     for hint in _form_hints(sample):
@@ -237,9 +240,9 @@ def _form_hints(sample: Sample) -> Iterator[DataError]:
             fix = f"write 1 for 1.0{or_alone}"
             yield DataError(column.name, "holds whole numbers with decimals, which are no names of classes", fix)
         elif column.kind == "number":
-            fix = "write a name for each range, for example low, medium and high"
-            what = "holds numbers with decimals, and there is no objective that predicts them"
+            fix = f"write a name for each range, for example low, medium and high{_OWN}"
+            what = "holds numbers with decimals, which no objective here predicts"
             yield DataError(column.name, what, fix)
         elif column.kind == "list":
-            fix = f"write one label per text{or_alone}"
-            yield DataError(column.name, "holds lists, and there is no objective with several labels per text", fix)
+            fix = f"write one label per text{or_alone}{_OWN}"
+            yield DataError(column.name, "holds lists, and no objective here takes several labels per text", fix)

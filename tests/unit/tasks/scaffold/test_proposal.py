@@ -161,7 +161,7 @@ def test_rows_of_another_form_are_named(columns: dict[str, list[Any]], what: str
     ("labels", "what", "fix"),
     [
         ([float(i % 3) for i in range(60)], "holds whole numbers with decimals", "write 1 for 1.0"),
-        ([i / 7 for i in range(60)], "there is no objective that predicts them", "a name for each range"),
+        ([i / 7 for i in range(60)], "no objective here predicts", "a name for each range"),
         ([["a", "b"][: 1 + i % 2] for i in range(60)], "several labels per text", "write one label per text"),
     ],
 )
