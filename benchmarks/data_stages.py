@@ -25,8 +25,8 @@ import psutil
 from params.dvc_files import Inputs
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Data, Expectation, Launch, ObjectiveChoice, Tokenization, TrainTokenizer, Validation
-from trainer.data.shards import digest
-from trainer.runtime.memory import collect_rarely
+from trainer.data.shards import folder_sha256
+from trainer.runtime.memory import reduce_garbage_collection
 
 STAGES = ("ingest", "validate", "tokenize")
 LABELS, WORDS = 77, 20_000
@@ -55,7 +55,7 @@ def write(path: Path, count: int, *, start: int = 0) -> None:
 
 def run(stage: str, root: Path, tokenizer: str, workers: int) -> None:
     """Run one stage in this process, which looks for garbage as that of a stage does."""
-    collect_rarely()
+    reduce_garbage_collection()
     artifacts, launch = Artifacts("rows", root), Launch(micro_batch_size=1, data_workers=workers)
     inputs = Inputs(stage, artifacts, {}, {"benchmarks": {"data_stages.py": ""}})  # with code, work is kept
     objective = ObjectiveChoice(name="sequence_classification")
@@ -149,7 +149,7 @@ def main() -> None:
             for stage in STAGES:
                 print(f"{stage:<24}{workers:>10}{measure(stage, root, tokenizer, workers)}", flush=True)
             folders = (artifacts.raw, artifacts.rows, artifacts.tokens)
-            made.append([digest(one / split) for one in folders for split in SPLITS])
+            made.append([folder_sha256(one / split) for one in folders for split in SPLITS])
         print(f"equal bytes with {processes} processes: {all(one == made[0] for one in made)}", flush=True)
         write(root / "rows.jsonl", count // 100, start=count)
         for stage in STAGES:

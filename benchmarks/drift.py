@@ -24,10 +24,10 @@ from pathlib import Path
 import numpy as np
 
 from params.schema import Drift
-from tasks.drift.comparison import compare
+from tasks.drift.comparison import find_drift
 from tasks.drift.profile import Profile, samples
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, Change
-from tasks.drift.rows import SampledRows, features_of, label_hash
+from tasks.drift.rows import SampledRows, hashed_ngrams, label_hash
 from tasks.drift.two_sample import holm
 
 CONFIDENCES = (0.95, 0.99)
@@ -146,7 +146,7 @@ def sampled(rows: Sequence[Row], random: np.random.Generator, *, has_groups: boo
 
 @lru_cache(maxsize=50_000)
 def _features(text: str) -> list[int]:
-    return features_of([text])
+    return hashed_ngrams([text])
 
 
 def one_run(trial: Trial, rows: Sequence[Row], seed: int) -> list[Change]:
@@ -163,7 +163,7 @@ def one_run(trial: Trial, rows: Sequence[Row], seed: int) -> list[Change]:
         labels=labels,
         samples=tuple(samples(known)),
     )
-    return [finding.change for finding in compare(profile, new, Drift(confidence=max(CONFIDENCES)), seed)]
+    return [finding.change for finding in find_drift(profile, new, Drift(confidence=max(CONFIDENCES)), seed)]
 
 
 def moved(changes: Sequence[Change], confidence: float, *, floors: bool = True) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from params.schema import ObjectiveChoice
 from tasks.evaluation.scoring import Scores
-from tasks.evaluation.statistics import Gain, Resampler, share_gain
+from tasks.evaluation.statistics import Gain, Resampler, accuracy_gain
 from trainer import objectives
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Accuracy(Family):
 def gain_of_counts(only_own: int, only_other: int, rows: int, confidence: float = 0.95) -> Gain:
     """Return the product's gain in a share of rows; pairs with equal counts have equal gains."""
     row = np.arange(rows)
-    return share_gain(row < only_own, (row >= only_own) & (row < only_own + only_other), confidence)
+    return accuracy_gain(row < only_own, (row >= only_own) & (row < only_own + only_other), confidence)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.encoding import Encoder, encode_splits
 from tasks.tokenization.tokenizers import load_tokenizer, train_tokenizer
 from trainer import objectives
-from trainer.runtime.memory import collect_rarely
+from trainer.runtime.memory import reduce_garbage_collection
 
 ROWS = 20_000
 REPEATS = (1, 10)
@@ -160,7 +160,7 @@ def times(work: Work, folder: Path, turn: int) -> dict[str, tuple[float, float]]
     for name in [*ways][turn % 3 :] + [*ways][: turn % 3]:
         gc.collect()
         if name == "here":
-            collect_rarely()  # as the stage's process does
+            reduce_garbage_collection()  # as the stage's process does
         start = time.perf_counter(), time.process_time()
         ways[name]()
         found[name] = time.perf_counter() - start[0], time.process_time() - start[1]

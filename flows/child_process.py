@@ -112,7 +112,7 @@ def run_reported(
         subprocess.TimeoutExpired: it took longer than `limit_s`.
         KeyboardInterrupt: Ctrl-C was pressed; it says what is kept.
     """
-    result_file = command_result.reserve(artifacts.command_result)
+    result_file = command_result.reserve_result_file(artifacts.command_result)
     try:
         status, lines = run_child(module, arguments, log, grace_s=grace_s, limit_s=limit_s, environment=result_file)
     except KeyboardInterrupt:
@@ -121,7 +121,7 @@ def run_reported(
         raise KeyboardInterrupt(f"{name}\n  {kept}") from None
     result = command_result.read(artifacts.command_result)
     if status:
-        raise command_result.error_of(name, status, lines, result)
+        raise command_result.error_from_result(name, status, lines, result)
     return result
 
 

@@ -29,9 +29,9 @@ from params import HubRefusedError, TransientError, load
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import LOCAL_FOLDER
 from tasks.hub_server.store import Store
-from tasks.releases.recorded_data import recorded_data
+from tasks.releases.recorded_data import recorded_data_hashes
 from tasks.training.run_folders import superseded
-from trainer.runtime.lifetime import exclusive
+from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)
 
@@ -88,12 +88,12 @@ def _needed_by_releases(last: int) -> set[str] | None:
     needed: set[str] = set()
     if not last:
         return needed
-    places = dict.fromkeys(references.publications(), True)
+    places = dict.fromkeys(references.find_published_repositories(), True)
     for publish in (load(recipe.recipe_path).publish for recipe in _recipes()):
         places.setdefault((publish.repo_id, publish.endpoint), False)
     try:
         for (repo_id, endpoint), must_exist in places.items():
-            needed |= recorded_data(repo_id, endpoint, last=last, must_exist=must_exist)
+            needed |= recorded_data_hashes(repo_id, endpoint, last=last, must_exist=must_exist)
     except (HubRefusedError, TransientError) as error:
         print(f"DVC's cache {folder} is left alone, because it is unknown what releases need: {error}")
         return None
@@ -109,10 +109,10 @@ def _unneeded(needed: set[str] | None, *, unfinished: bool) -> Iterator[Unneeded
             for folder in filter(Path.exists, folders):
                 delete = partial(shutil.rmtree, folder, ignore_errors=True)
                 yield Unneeded(recipe.scratch.parent.resolve(), f"{folder}: {why}", _folder_size(folder), delete)
-    if needed is not None and (size := dvc_cache.unused(needed)):
+    if needed is not None and (size := dvc_cache.measure_unused_objects(needed)):
         cache, _ = dvc_cache.folder()
         what = f"{cache}: objects that nothing in git and no recent release uses"
-        yield Unneeded(cache, what, size, partial(dvc_cache.unused, needed, remove=True))
+        yield Unneeded(cache, what, size, partial(dvc_cache.measure_unused_objects, needed, remove=True))
     hub, place = Store(Path(LOCAL_FOLDER)), Path(LOCAL_FOLDER).resolve()
     if size := hub.prune(remove=False):
         what = f"{place}: objects that no branch, tag or pull request leads to"
@@ -133,7 +133,7 @@ def _no_stage_runs() -> Iterator[None]:
     with contextlib.ExitStack() as held:
         for recipe in _recipes():
             for path in (recipe.flow_lock, recipe.train_lock, recipe.mirror_lock, recipe.verify_resume_lock):
-                held.enter_context(exclusive(path, f"a command of {recipe.recipe}"))
+                held.enter_context(hold_file_lock(path, f"a command of {recipe.recipe}"))
         clear_stale_locks(logger)
         references.refuse_running_experiment()
         owners = Path(".dvc/tmp/rwlock")

@@ -28,7 +28,7 @@ AnyRecipe = Annotated[str | None, commands.recipe_argument(recipe_name, "by defa
 
 
 @app.callback()
-def set_up(context: typer.Context) -> None:
+def root_callback(context: typer.Context) -> None:
     """Run a recipe or one of its stages, inspect a run, or work with its releases."""
     if context.invoked_subcommand not in {"run", "watch", "notice"}:  # there, Prefect decides on the log
         commands.set_up()
@@ -54,19 +54,19 @@ def run(
 
     from flows.run import logs, nothing_new, stages
     from flows.run.summary import summary
-    from flows.server.own import Server, is_needed
-    from trainer.runtime.memory import collect_rarely
+    from flows.server.own import Server, is_own_server_needed
+    from trainer.runtime.memory import reduce_garbage_collection
 
-    collect_rarely()
+    reduce_garbage_collection()
     artifacts, branch = Artifacts(recipe), None
     if record:
         from flows.record.recording import Record, record_unchanged
 
         branch = Record.parse(record)
-    has_own_server, url = is_needed(), os.environ.get("PREFECT_API_URL")
+    has_own_server, url = is_own_server_needed(), os.environ.get("PREFECT_API_URL")
     outcomes: Any = None
     if not force and (has_own_server or (url and not branch)):
-        outcomes = stages.unchanged(STAGES[:-1] if no_publish else STAGES, artifacts)
+        outcomes = stages.unchanged_outcomes(STAGES[:-1] if no_publish else STAGES, artifacts)
         parameters = {"recipe": recipe, "publish": not no_publish, "force": force, "record": None}
         if outcomes and url and not nothing_new.add_flow_run(url, artifacts, outcomes, parameters):
             outcomes = None
@@ -80,11 +80,11 @@ def run(
             from flows.server.configured import check_answer
 
             check_answer()
-        with server.used() if server else nullcontext(), logs.progress_drawn(artifacts):
+        with server.used() if server else nullcontext(), logs.draw_stage_progress(artifacts):
             from flows.retrain import retrain
-            from flows.run.pauses import told
+            from flows.run.pauses import raise_user_termination
 
-            with told():
+            with raise_user_termination():
                 outcomes = retrain(recipe, publish=not no_publish, force=force, record=branch)
     elif branch:
         record_unchanged(artifacts, branch, outcomes)
@@ -172,12 +172,12 @@ def watch(
         (automations.show if show else automations.remove)()
         return
     rules = Rules(
-        automations.kinds(only or (), without or ()),
+        automations.select_message_kinds(only or (), without or ()),
         max_time=timedelta(hours=max_hours),
         late_after=late_after,
         repeat_after=timedelta(hours=repeat_hours),
     )
-    automations.watch(silence_s, notify or (), rules)
+    automations.create_automations(silence_s, notify or (), rules)
 
 
 @app.command("password")
@@ -189,7 +189,7 @@ def make_password() -> None:
     """
     from flows.server import password
 
-    is_new, was_open = password.make(), password.close()
+    is_new, was_open = password.make(), password.restrict_env_permissions()
     print(f"{password.FILE}: {'has a new password' if is_new else 'has a password already, which is kept'}")
     if was_open:
         what = "every user of this machine could read it, and now only its owner can"

@@ -16,9 +16,9 @@ from prefect.runtime import task_run
 
 from flows.child_process import Logger
 from flows.dvc_project.locks import clear_stale_locks, recipe_lock
-from flows.record.recording import Record, before_release, recording
+from flows.record.recording import Record, ensure_recordable, recording
 from flows.run import history, logs, pauses, stages
-from flows.run.final_state import final_state, published_or_kept, refused
+from flows.run.final_state import final_state, gate_refused_state, publish_stage_state
 from flows.run.prefect_artifacts import link_report, show_report
 from params import GateRefusedError, InputsChangedError, StaleBlessingError, load
 from params.foundation.artifacts import STAGES, Artifacts
@@ -40,7 +40,7 @@ def run_stage(stage: str, recipe: str, *, force: bool) -> Any:
     clear_stale_locks(get_run_logger())
     outcome = stages.bring_up_to_date(stage, recipe, get_run_logger(), force=force)
     show_report(stage, Artifacts(recipe), outcome)
-    return published_or_kept(Artifacts(recipe), outcome) if stage == "publish" else outcome
+    return publish_stage_state(Artifacts(recipe), outcome) if stage == "publish" else outcome
 
 
 def wait_until_ready(
@@ -54,7 +54,7 @@ def wait_until_ready(
     """
     pauses.wait_until_running(log)
     if stage == "publish" and record:
-        before_release(artifacts, record, outcomes, log)
+        ensure_recordable(artifacts, record, outcomes, log)
         pauses.wait_until_running(log)  # a remote may have kept it waiting for long
 
 
@@ -84,11 +84,11 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
         with (
             recipe_lock(artifacts, log),
             recording(artifacts, record, outcomes, log),
-            history.logged(artifacts) as run,
+            history.log_flow_run(artifacts) as run,
         ):
             load(artifacts.recipe_path)
             if force or stages.any_stale(requested, artifacts.recipe):
-                stages.check(artifacts.recipe, log)
+                stages.check_recipe(artifacts.recipe, log)
             try:
                 run_stages(requested, force=force)
             except StaleBlessingError as error:  # another model was published meanwhile: compare with that one
@@ -100,5 +100,5 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
             finally:
                 link_report(artifacts, renew=not publish)
     except GateRefusedError as error:
-        return refused(artifacts, error)
+        return gate_refused_state(artifacts, error)
     return final_state(artifacts, outcomes)

@@ -135,7 +135,7 @@ def is_training_recorded(artifacts: Artifacts) -> bool:
     return report.is_file() and recorded == _md5(report.read_bytes())
 
 
-def check_resolved(inputs: Inputs) -> None:
+def check_recipe_unedited(inputs: Inputs) -> None:
     """Fail if the recipe was edited since DVC looked at its values, which then are not those of this stage.
 
     Raises:

@@ -24,7 +24,7 @@ from params.schema import IMPORTABLE, Call
 _NAME = re.compile(IMPORTABLE)
 
 
-def resolve(name: str, key: str) -> Callable[..., Any]:
+def import_by_name(name: str, key: str) -> Callable[..., Any]:
     """Return the function or class that a recipe names under `key`.
 
     Raises:
@@ -109,7 +109,7 @@ def bind(call: Call, key: str, arity: int) -> Callable[..., Any]:
     Raises:
         RecipeError: as `resolve`, or the function does not take these arguments.
     """
-    function = resolve(call.name, key)
+    function = import_by_name(call.name, key)
     signature = "unknown"
     try:
         found = inspect.signature(function)
@@ -122,13 +122,13 @@ def bind(call: Call, key: str, arity: int) -> Callable[..., Any]:
     return lambda *values: function(*values, **call.arguments)
 
 
-def source_files(value: Any) -> Iterator[tuple[str, Path]]:
+def find_named_source_files(value: Any) -> Iterator[tuple[str, Path]]:
     """Yield every `package.module:name` in a part of a recipe with the file that defines it, without importing it."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
         for inner in value:
-            yield from source_files(inner)
+            yield from find_named_source_files(inner)
     elif isinstance(value, str) and _NAME.fullmatch(value):
         try:
             spec = _find(value.partition(":")[0])
@@ -141,7 +141,7 @@ def source_files(value: Any) -> Iterator[tuple[str, Path]]:
 def all_imported(files: Iterable[Path], root: Path, leave_out: Callable[[str], bool] | None = None) -> list[Path]:
     """Return `files` below `root` and what they import below it, directly or through others, without importing them.
 
-    `leave_out` says of a path in `root` whether it and its imports do not count.
+    `hide_packages` says of a path in `root` whether it and its imports do not count.
     """
     found = dict.fromkeys(files)
     queue = list(found)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
-from params.foundation.artifacts import Artifacts, write_whole
+from params.foundation.artifacts import Artifacts, write_text_atomically
 from params.loading import load, read
 from params.schema import Recipe
 
@@ -34,7 +34,7 @@ def save(recipe: Recipe, path: Path) -> None:
     Raises:
         StorageError: the file cannot be written.
     """
-    write_whole(path, _text(recipe.model_dump(mode="json")))
+    write_text_atomically(path, _text(recipe.model_dump(mode="json")))
 
 
 def annotated(artifacts: Artifacts) -> str:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from trainer.runtime.lifetime import die_with_parent
-from trainer.runtime.memory import collect_rarely
+from trainer.runtime.memory import reduce_garbage_collection
 
 
 def _dvc_processes() -> list[int]:
@@ -26,7 +26,7 @@ def _dvc_processes() -> list[int]:
 if __name__ == "__main__":
     if "DVC_STAGE" in os.environ:
         die_with_parent(ancestors=_dvc_processes())
-    collect_rarely()
+    reduce_garbage_collection()
     from tasks.commands import main
 
     sys.exit(main())

@@ -59,14 +59,14 @@ def set_up() -> None:
         logging.getLogger(package).setLevel(logging.INFO)
     if not sys.stdout.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    progress_bar.set_up()
+    progress_bar.enable_progress_bar()
 
 
 def _stage_command(stage: str) -> Callable[[Path], None]:
     def command(recipe: RecipePath) -> None:
-        from trainer.runtime.imports import leave_out_unused
+        from trainer.runtime.imports import hide_unused_packages
 
-        leave_out_unused(load(recipe))
+        hide_unused_packages(load(recipe))
         run_stage(stage, recipe)
 
     return command
@@ -85,9 +85,9 @@ def check(recipe: RecipePath) -> None:
     Takes seconds and downloads nothing. Reports every mistake with its line.
     """
     from tasks.diagnostics.check import check
-    from trainer.runtime.imports import leave_out
+    from trainer.runtime.imports import hide_packages
 
-    leave_out("peft")
+    hide_packages("peft")
     check(recipe)
 
 
@@ -118,9 +118,9 @@ def trace(
 ) -> None:
     """Show what each stage makes of one row."""
     from tasks.diagnostics.trace import trace
-    from trainer.runtime.imports import leave_out_unused
+    from trainer.runtime.imports import hide_unused_packages
 
-    leave_out_unused(load(recipe))
+    hide_unused_packages(load(recipe))
     trace(recipe, row_id=row)
 
 
@@ -131,9 +131,9 @@ def rehearse(recipe: RecipePath) -> None:
     Takes a minute or two, and estimates time, memory and disk of the real run. Fails with what the real run would fail with after hours.
     """
     from tasks.diagnostics.rehearse import rehearse
-    from trainer.runtime.imports import leave_out_unused
+    from trainer.runtime.imports import hide_unused_packages
 
-    leave_out_unused(load(recipe))
+    hide_unused_packages(load(recipe))
     rehearse(recipe)
 
 
@@ -243,10 +243,10 @@ def reproduce(
 
     Works in a temporary clone of this project. Succeeds if the weights have the same hash.
     """
-    from tasks.hub_client.connection import endpoint_of
+    from tasks.hub_client.connection import publishing_endpoint
     from tasks.releases.reproduce import reproduce
 
-    reproduce(Path(), target, endpoint=endpoint_of(target.partition("@")[0]), keep=keep)
+    reproduce(Path(), target, endpoint=publishing_endpoint(target.partition("@")[0]), keep=keep)
 
 
 @app.command("try")
@@ -328,7 +328,7 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
             return shell_complete(group, {}, name, variable, instruction)
         # Without the group's own `main`, which hides a BrokenPipeError or EOFError of a command.
         arguments = list(sys.argv[1:] if argv is None else argv)
-        with printable_output(), command_result.reported(), group.make_context(name, arguments) as context:
+        with printable_output(), command_result.report_result_on_exit(), group.make_context(name, arguments) as context:
             context.call_on_close(progress_bar.hide)
             group.invoke(context)
     except typer.Exit as end:

@@ -33,8 +33,8 @@ def release_digests(artifacts: Artifacts) -> dict[AdapterForm, str]:
     Raises:
         ModelError: there are no weights.
     """
-    files = weights_in(artifacts.model)
-    merged, adapter = files_of("merged", files), files_of("adapter", files)
+    files = weight_file_hashes(artifacts.model)
+    merged, adapter = release_files("merged", files), release_files("adapter", files)
     forms: dict[AdapterForm, dict[str, str]] = {"merged": merged}
     if adapter:
         forms |= {"adapter": adapter, "both": files}
@@ -44,7 +44,7 @@ def release_digests(artifacts: Artifacts) -> dict[AdapterForm, str]:
     return {form: digest for form, digest in digests.items() if digest is not None}
 
 
-def files_of(form: AdapterForm, files: Mapping[str, str]) -> dict[str, str]:
+def release_files(form: AdapterForm, files: Mapping[str, str]) -> dict[str, str]:
     """Return which of a trained model's files a release in a form has, by their paths in the release."""
     if form == "both":
         return dict(files)
@@ -59,7 +59,7 @@ def data_digest(artifacts: Artifacts) -> str:
     """Return the digest of the validated rows of all splits."""
     digest = hashlib.sha256()
     for split in SPLITS:
-        digest.update(f"{split} {shards.digest(artifacts.rows / split)}\n".encode())
+        digest.update(f"{split} {shards.folder_sha256(artifacts.rows / split)}\n".encode())
     return digest.hexdigest()
 
 
@@ -83,7 +83,7 @@ def weights_digest(files: Mapping[str, str]) -> str | None:
     return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else None
 
 
-def weights_in(folder: Path) -> dict[str, str]:
+def weight_file_hashes(folder: Path) -> dict[str, str]:
     """SHA-256 of each file of weights in a folder, by its path there."""
     paths = sorted(path for path in folder.rglob(f"*{WEIGHTS}") if path.is_file())
     return {path.relative_to(folder).as_posix(): file_sha256(path) for path in paths}

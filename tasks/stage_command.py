@@ -24,12 +24,14 @@ def run_stage(stage: str, recipe: Path) -> None:
     print(f"{stage}: {recipe}", flush=True)
     failed, page_due = "", stage == "publish"
     try:
-        with command_result.interruptible(f"{stage} has not ended\n  start again: the stages before it are kept"):
+        with command_result.handle_keyboard_interrupt(
+            f"{stage} has not ended\n  start again: the stages before it are kept"
+        ):
             report = stages.run_stage(stage, recipe)
         if stage == "evaluate":
-            from tasks.training.stage import discard_recorded  # not before `run` has read the stage's inputs
+            from tasks.training.stage import delete_finished_run_folder  # not before `run` has read the stage's inputs
 
-            discard_recorded(Artifacts(recipe.stem))
+            delete_finished_run_folder(Artifacts(recipe.stem))
         for name, value in stages.flatten(report.model_dump(mode="json")):
             print(f"  {name}: {value}")
     except BaseException as error:

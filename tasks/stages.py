@@ -18,10 +18,10 @@ from typing import Any, ClassVar, TypeVar
 import pydantic
 
 from params import DataError, InputsChangedError, ModelError, Recipe, load
-from params.dvc_files import Inputs, check_resolved
-from params.foundation.artifacts import Artifacts, storage_errors, write_whole
+from params.dvc_files import Inputs, check_recipe_unedited
+from params.foundation.artifacts import Artifacts, storage_errors, write_text_atomically
 from tasks.progress import time_limit
-from trainer.runtime.lifetime import exclusive
+from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Report(pydantic.BaseModel):
 ReportT = TypeVar("ReportT", bound=Report)
 
 
-def function(stage: str) -> Callable[..., Report]:
+def import_stage_function(stage: str) -> Callable[..., Report]:
     """Import the module of `stage` and return its function."""
     module, name = FUNCTIONS[stage].split(":")
     found: Callable[..., Report] = getattr(importlib.import_module(module), name)
@@ -71,7 +71,11 @@ def sections(stage: str) -> list[str]:
 
 
 def _parameters(stage: str) -> list[str]:
-    return [name for name in inspect.signature(function(stage)).parameters if name not in {"artifacts", "inputs"}]
+    return [
+        name
+        for name in inspect.signature(import_stage_function(stage)).parameters
+        if name not in {"artifacts", "inputs"}
+    ]
 
 
 def arguments(stage: str, recipe: Recipe) -> dict[str, Any]:
@@ -89,7 +93,7 @@ def run_stage(stage: str, recipe_path: Path) -> Report:
     artifacts = Artifacts(recipe_path.stem)
     inputs = Inputs.read(stage, artifacts)  # before the recipe and the stage's code are read
     recipe = load(recipe_path)
-    check_resolved(inputs)
+    check_recipe_unedited(inputs)
     for name, maker in _NEEDED.get(stage, {}).items():
         folder: Path = getattr(artifacts, name)
         if not folder.exists():
@@ -107,13 +111,13 @@ def run_stage(stage: str, recipe_path: Path) -> Report:
 
 def call(stage: str, artifacts: Artifacts, recipe: Recipe, inputs: Inputs | None = None) -> Report:
     """Call the function of a stage; `inputs` are those that DVC would see, by default as they are now."""
-    return function(stage)(
+    return import_stage_function(stage)(
         artifacts, **arguments(stage, recipe), **_also(stage, inputs or Inputs.read(stage, artifacts))
     )
 
 
 def _also(stage: str, inputs: Inputs) -> dict[str, Inputs]:
-    return {"inputs": inputs} if "inputs" in inspect.signature(function(stage)).parameters else {}
+    return {"inputs": inputs} if "inputs" in inspect.signature(import_stage_function(stage)).parameters else {}
 
 
 def _check_model(artifacts: Artifacts, recipe: Recipe) -> None:
@@ -146,7 +150,7 @@ def flatten(report: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 
 def save_report(report: Report, path: Path) -> None:
     """Write a report as JSON; equal reports give equal bytes."""
-    write_whole(path, report.model_dump_json(indent=2) + "\n")
+    write_text_atomically(path, report.model_dump_json(indent=2) + "\n")
 
 
 def read_report(artifacts: Artifacts, kind: type[ReportT]) -> ReportT:
@@ -182,7 +186,7 @@ def append_to_log(
         StorageError: the disk is full or read-only; the log is as it was.
         TransientError: another process has been writing to a log for half a minute.
     """
-    with exclusive(artifacts.log_lock, f"a write to {path}", wait_s=30.0):
+    with hold_file_lock(artifacts.log_lock, f"a write to {path}", wait_s=30.0):
         line = entry.model_dump_json()
         entry = type(entry).model_validate_json(line)  # as JSON has it: NaN becomes null, for example
         if any(is_same(earlier, entry) for earlier in read_log(artifacts, path, type(entry))):
@@ -190,7 +194,7 @@ def append_to_log(
         for log in (artifacts.unrecorded / path.name, path):
             before = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
             end = "\n" if before and not before.endswith("\n") else ""
-            write_whole(log, f"{before}{end}{line}\n")
+            write_text_atomically(log, f"{before}{end}{line}\n")
 
 
 def read_log(artifacts: Artifacts, path: Path, kind: type[ReportT]) -> list[ReportT]:

@@ -17,7 +17,7 @@ from typing import Any
 from params.dvc_files import dependencies, recipe_item
 from params.foundation.artifacts import Artifacts
 from params.foundation.hashing import file_sha256
-from params.importing import all_imported, is_project_file, source_files
+from params.importing import all_imported, find_named_source_files, is_project_file
 from params.schema import Metrics, Model, ObjectiveChoice, Training
 
 _PROJECT = Path(__file__).parents[1]
@@ -109,9 +109,9 @@ def deciding_keys(
 
 
 def code_hashes(keys: Mapping[str, Any]) -> dict[str, str]:
-    """Return the SHA-256 hashes of `deciding_files` and of `named_files`; `keys` are those of `deciding_keys`."""
+    """Return the SHA-256 hashes of `deciding_files` and of `code_named_by_recipe`; `keys` are those of `deciding_keys`."""
     files = {path.relative_to(_PROJECT).as_posix(): path for path in deciding_files(keys["objective"]["name"])}
-    return {f"code {name}": file_sha256(path) for name, path in (files | named_files(keys)).items()}
+    return {f"code {name}": file_sha256(path) for name, path in (files | code_named_by_recipe(keys)).items()}
 
 
 def run_key(identity: Mapping[str, str]) -> str:
@@ -126,9 +126,9 @@ def deciding_files(objective: str) -> list[Path]:
     return files + _imported(_PROJECT / _OBJECTIVES / f"{objective}.py", _PROJECT)
 
 
-def named_files(keys: Any) -> dict[str, Path]:
+def code_named_by_recipe(keys: Any) -> dict[str, Path]:
     """Return the code that a part of a recipe names, by the name, and what its files import, by the path in the project."""
-    files = dict(source_files(keys))
+    files = dict(find_named_source_files(keys))
     for path in filter(is_project_file, list(files.values())):
         root = next((root for root in (Path.cwd(), _PROJECT) if path.is_relative_to(root)), path.parent)
         files |= {found.relative_to(root).as_posix(): found for found in _imported(path, root)}
@@ -161,7 +161,7 @@ def unwatched_code(artifacts: Artifacts, sections: Mapping[str, Any]) -> Iterato
                 what = f"watches {item.get('objective')} for this recipe, which does not contain {place}"
                 yield "objective", what, f"write `objective: {own if place == own else _OBJECTIVES}` there"
     for section, content in sections.items():
-        for name, path in named_files(content).items():
+        for name, path in code_named_by_recipe(content).items():
             if (
                 path.is_relative_to(root)
                 and is_project_file(path)

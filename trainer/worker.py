@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import EvergreenError, MemoryExhaustedError, ModelError, PreemptedError
-from params.foundation.artifacts import storage_errors, write_whole
+from params.foundation.artifacts import storage_errors, write_text_atomically
 from trainer.reporting import progress_bar
 from trainer.runtime.heartbeat import LOST_PEER, Heartbeat
 from trainer.runtime.library_errors import is_lost_peer, is_out_of_memory
-from trainer.runtime.lifetime import SUPERVISOR, die_with_parent, exclusive, listen_for_stop
+from trainer.runtime.lifetime import SUPERVISOR, die_with_parent, hold_file_lock, listen_for_stop
 
 if TYPE_CHECKING:
     from trainer.job import Job
@@ -37,7 +37,7 @@ def main(job_path: Path) -> int:
     heartbeat = Heartbeat(job.folder, rank)
     stop_requested = listen_for_stop(job.folder)
     _log_to_stdout(rank)
-    lock = exclusive(job.folder / "trainer.lock", "a training in this folder", wait_s=30)
+    lock = hold_file_lock(job.folder / "trainer.lock", "a training in this folder", wait_s=30)
     try:
         with lock if rank == 0 else contextlib.nullcontext(), storage_errors(job.folder):
             train(job, heartbeat, stop_requested)
@@ -59,13 +59,13 @@ def train(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         InputsChangedError: the code is not what it was when the job was planned.
     """
     job.check_code()
-    from trainer.runtime.imports import leave_out_unused
-    from trainer.runtime.memory import keep_freed_memory, without_collections
+    from trainer.runtime.imports import hide_unused_packages
+    from trainer.runtime.memory import import_without_gc, keep_freed_memory
 
     if job.keep_freed_memory:
         keep_freed_memory()
-    leave_out_unused(job)  # before transformers is imported
-    with without_collections():
+    hide_unused_packages(job)  # before transformers is imported
+    with import_without_gc():
         from transformers import TrainerState
 
         from trainer.build import build
@@ -92,13 +92,13 @@ def train(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
             "history": trainer.state.log_history,
             "seconds": time.monotonic() - start,
         }
-        write_whole(job.folder / FINISHED, json.dumps(result))
+        write_text_atomically(job.folder / FINISHED, json.dumps(result))
 
 
 def _log_to_stdout(rank: int) -> None:
     logging.basicConfig(level=logging.ERROR if rank else logging.INFO, format="%(message)s", stream=sys.stdout)
     if rank == 0:
-        progress_bar.set_up()
+        progress_bar.enable_progress_bar()
     logging.getLogger("accelerate").setLevel(logging.WARNING)  # at INFO it names every file of a sharded checkpoint
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.dvc_project import references
-from flows.dvc_project.stage import opened
+from flows.dvc_project.stage import open_dvc_repository
 
 
 def folder() -> tuple[Path, str | None]:
@@ -21,14 +21,14 @@ def folder() -> tuple[Path, str | None]:
     Raises:
         EvergreenError: DVC's configuration is not valid.
     """
-    with opened("DVC's cache") as repo:
+    with open_dvc_repository("DVC's cache") as repo:
         root, cache = Path(repo.root_dir).resolve(), Path(repo.cache.local_cache_dir).resolve()
         if not cache.is_relative_to(root):
             return cache, "it is outside of the project"
         return cache, "`cache.shared` says so" if repo.config["cache"].get("shared") else None
 
 
-def unused(needed: Collection[str], *, remove: bool = False) -> int:
+def measure_unused_objects(needed: Collection[str], *, remove: bool = False) -> int:
     """Return the bytes of the objects that are not in use; with `remove`, delete them.
 
     In use are the objects that the project has or can go back to (`flows.dvc_project.references`), and those in `needed` (MD5 hashes).
@@ -39,10 +39,10 @@ def unused(needed: Collection[str], *, remove: bool = False) -> int:
     """
     from dvc_data.hashfile.gc import gc
 
-    with opened("DVC's cache") as repo, repo.lock:  # without this lock, no stage can add an object
+    with open_dvc_repository("DVC's cache") as repo, repo.lock:  # without this lock, no stage can add an object
         cache = repo.cache.local
         used = {info for infos in repo.used_objs(force=True).values() for info in infos}
-        used |= set(_with_files(cache, {*needed, *references.hashes()}))
+        used |= set(_with_files(cache, {*needed, *references.find_referenced_hashes()}))
         hashes = {info.value for info in used}
         freed = sum(Path(cache.oid_to_path(found)).stat().st_size for found in cache.all() if found not in hashes)
         if remove:

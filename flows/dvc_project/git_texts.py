@@ -30,7 +30,7 @@ _NO_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 _POINTER: Final = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid sha256:([0-9a-f]{64})\n")
 
 
-def texts(wanted: Wanted, form: re.Pattern[str]) -> Iterator[str]:
+def find_matching_texts(wanted: Wanted, form: re.Pattern[str]) -> Iterator[str]:
     """Yield the text of each file whose path ends in a name that is wanted, and in which `form` is found.
 
     Raises:

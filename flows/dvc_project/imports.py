@@ -8,13 +8,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from flows.dvc_project.stage import opened
+from flows.dvc_project.stage import open_dvc_repository
 from params import EvergreenError, load
 from params.foundation.artifacts import Artifacts
 from params.schema import Files
 
 
-def refreshed(repo: Any, recipe: str) -> list[Any]:
+def refreshed_import_stages(repo: Any, recipe: str) -> list[Any]:
     """Return DVC's import stages whose files the recipe keeps up to date; empty if the recipe cannot be read.
 
     Args:
@@ -28,7 +28,7 @@ def refreshed(repo: Any, recipe: str) -> list[Any]:
     return [stage for path, stage in outs if any(_overlap(path, place) for place in places)]
 
 
-def import_files(recipe: str) -> list[str]:
+def refreshed_import_paths(recipe: str) -> list[str]:
     """Return the paths of the .dvc files of `refreshed`.
 
     Raises:
@@ -37,8 +37,8 @@ def import_files(recipe: str) -> list[str]:
     """
     if not _refreshed_source(recipe):
         return []
-    with opened(recipe) as repo:
-        return [stage.relpath for stage in refreshed(repo, recipe)]
+    with open_dvc_repository(recipe) as repo:
+        return [stage.relpath for stage in refreshed_import_stages(repo, recipe)]
 
 
 def _refreshed_source(recipe: str) -> Files | None:

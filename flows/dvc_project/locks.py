@@ -17,13 +17,13 @@ import psutil
 
 from flows.child_process import Logger
 from params.foundation.artifacts import Artifacts
-from trainer.runtime.lifetime import exclusive
+from trainer.runtime.lifetime import hold_file_lock
 
 
 @contextlib.contextmanager
 def recipe_lock(artifacts: Artifacts, log: Logger) -> Iterator[None]:
     """Hold the lock on the flow of this recipe; a `TransientError` if another flow holds it."""
-    with exclusive(artifacts.flow_lock, f"a flow of the recipe `{artifacts.recipe}`"):
+    with hold_file_lock(artifacts.flow_lock, f"a flow of the recipe `{artifacts.recipe}`"):
         clear_stale_locks(log)
         yield
 

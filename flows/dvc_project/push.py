@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from flows.dvc_project.imports import refreshed
+from flows.dvc_project.imports import refreshed_import_stages
 from flows.dvc_project.remote import DvcRemote
 from flows.dvc_project.stage import act_on_repository
 from params import RemoteRefusedError
 from params.foundation.artifacts import STAGES
-from trainer.runtime.memory import collect_rarely
+from trainer.runtime.memory import reduce_garbage_collection
 
 
 def push(repo: Any, recipe: str) -> None:
@@ -27,10 +27,10 @@ def push(repo: Any, recipe: str) -> None:
         raise RemoteRefusedError("the default DVC remote", what, fix)
     with repo.lock:
         stages = [stage for name in STAGES for stage in repo.stage.collect(f"{name}@{recipe}")]
-        stages += [stage for stage in refreshed(repo, recipe) if stage.outs_cached()]
+        stages += [stage for stage in refreshed_import_stages(repo, recipe) if stage.outs_cached()]
         print(f"record: {remote} got {remote.push(stages)} new objects", flush=True)
 
 
 if __name__ == "__main__":
-    collect_rarely()
+    reduce_garbage_collection()
     sys.exit(act_on_repository(push, sys.argv[1]))

@@ -29,7 +29,7 @@ _EXPERIMENTS: Final = Path(".dvc/tmp/exps")
 """Where DVC runs queued experiments, each in a copy of the project that uses the same cache."""
 
 
-def hashes() -> set[str]:
+def find_referenced_hashes() -> set[str]:
     """Return every MD5 hash in a dvc.lock or a .dvc file that git, DVC or a person may go back to.
 
     These are the files here, in other worktrees, in queued experiments, in the indexes of all worktrees, and those in the
@@ -38,11 +38,11 @@ def hashes() -> set[str]:
     Raises:
         EvergreenError: git cannot say it.
     """
-    found = git_texts.texts(lambda path: path.endswith(("dvc.lock", ".dvc")), _LOCK)
+    found = git_texts.find_matching_texts(lambda path: path.endswith(("dvc.lock", ".dvc")), _LOCK)
     return {match[0] for text in found for match in _HASH.finditer(text)}
 
 
-def publications() -> set[tuple[str, str]]:
+def find_published_repositories() -> set[tuple[str, str]]:
     """Return where the logs of receipts say that a model was published: the repository's id, and the Hub.
 
     The logs are those of all recipes, also removed ones, in the same places as for `hashes`.
@@ -50,7 +50,7 @@ def publications() -> set[tuple[str, str]]:
     Raises:
         EvergreenError: git cannot say it.
     """
-    found = git_texts.texts(lambda path: path.endswith(_LOGS), _LOG)
+    found = git_texts.find_matching_texts(lambda path: path.endswith(_LOGS), _LOG)
     lines = (match[0] for text in found for match in _PUBLISHED.finditer(text))
     return {match.groups() for line in lines if (match := _PLACE.search(line))}  # type: ignore[misc]
 

@@ -22,7 +22,7 @@ from flows.dvc_project import restore
 from params import DataError, EvergreenError, RecipeError, TransientError
 from params.foundation import command_result
 from params.foundation.artifacts import storage_error
-from trainer.runtime.memory import collect_rarely
+from trainer.runtime.memory import reduce_garbage_collection
 
 _CACHE = Path(".dvc", "cache")
 
@@ -37,7 +37,7 @@ def is_stale(*names: str) -> bool:
         RecipeError: dvc.yaml has no such stage, or a file of DVC's is damaged.
         EvergreenError: DVC fails for another reason.
     """
-    with opened(names[0]) as repo, repo.lock:  # once for all: DVC reads dvc.yaml and dvc.lock each time
+    with open_dvc_repository(names[0]) as repo, repo.lock:  # once for all: DVC reads dvc.yaml and dvc.lock each time
         return any(restore.is_stale(repo, *repo.stage.collect(name)) for name in names)
 
 
@@ -47,12 +47,12 @@ def restore_inputs(name: str, path: Path | None = None) -> None:
     Raises:
         EvergreenError: it cannot be brought; the kinds are those of `is_stale`.
     """
-    with opened(name) as repo, repo.lock:
+    with open_dvc_repository(name) as repo, repo.lock:
         restore.restore_inputs(repo, name, path)
 
 
 @contextlib.contextmanager
-def opened(name: str, *, log_level: int = logging.ERROR) -> Iterator[Any]:
+def open_dvc_repository(name: str, *, log_level: int = logging.ERROR) -> Iterator[Any]:
     """Open the project's DVC repository; errors of DVC in the block become ours, and `name` says where.
 
     DVC's warnings, such as that of each output that no stage has made yet, are not logged by default.
@@ -74,7 +74,7 @@ def opened(name: str, *, log_level: int = logging.ERROR) -> Iterator[Any]:
 def act_on_repository(action: Callable[[Any, str], None], recipe: str) -> int:
     """Call `action` with the DVC repository and the recipe; report its error, and return an exit status."""
     try:
-        with command_result.reported(), opened(recipe, log_level=logging.WARNING) as repo:
+        with command_result.report_result_on_exit(), open_dvc_repository(recipe, log_level=logging.WARNING) as repo:
             action(repo, recipe)
     except EvergreenError as error:
         print(f"DVC: {error}", file=sys.stderr, flush=True)
@@ -162,5 +162,5 @@ def error_of(name: str, error: BaseException) -> EvergreenError:
 
 
 if __name__ == "__main__":
-    collect_rarely()
+    reduce_garbage_collection()
     sys.exit(main(*sys.argv[1:]))

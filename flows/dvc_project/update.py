@@ -11,12 +11,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-from flows.dvc_project.imports import refreshed
+from flows.dvc_project.imports import refreshed_import_stages
 from flows.dvc_project.restore import is_stale
 from flows.dvc_project.stage import act_on_repository
 from params import DataError, EvergreenError, RecipeError, RemoteRefusedError, TransientError
 from params.foundation.artifacts import storage_error
-from trainer.runtime.memory import collect_rarely
+from trainer.runtime.memory import reduce_garbage_collection
 
 _GONE_STATUS: Final = (404, 410)
 _REFUSED_STATUS: Final = (401, 403, 407)
@@ -38,7 +38,7 @@ def update(repo: Any, recipe: str) -> None:
     """
     from dvc.repo import lock_repo
 
-    stages = refreshed(repo, recipe)
+    stages = refreshed_import_stages(repo, recipe)
     if not stages:
         what = "there is nothing to refresh: no .dvc file of `dvc import`, `import-url` or `import-db` has the source's files"
         fix = "import them, or remove `refresh`: DVC watches the files themselves"
@@ -139,5 +139,5 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 if __name__ == "__main__":
-    collect_rarely()
+    reduce_garbage_collection()
     sys.exit(act_on_repository(update, sys.argv[1]))

@@ -27,7 +27,7 @@ from flows.dvc_project.remote import default_remote
 from flows.record.git_branch import GitBranch, MovedError
 from flows.record.message import record_message
 from params import EvergreenError, RecipeError, TransientError
-from params.foundation.artifacts import Artifacts, write_whole
+from params.foundation.artifacts import Artifacts, write_text_atomically
 from tasks.evaluation.report import Blessing
 from tasks.stages import read_report
 
@@ -86,7 +86,7 @@ def recording(artifacts: Artifacts, to: Record | None, outcomes: Mapping[str, st
         record(artifacts, to, log, outcomes)
 
 
-def before_release(artifacts: Artifacts, to: Record, outcomes: Mapping[str, str], log: Logger) -> None:
+def ensure_recordable(artifacts: Artifacts, to: Record, outcomes: Mapping[str, str], log: Logger) -> None:
     """Make sure that a run whose model is to be published can be recorded: what no record has, later runs do not know.
 
     With `evaluation.gate.over: test_rows`, the verdict is recorded first: it spends error, and a server applies its rules for a branch
@@ -198,7 +198,7 @@ def _keep_logs(artifacts: Artifacts) -> dict[str, bytes]:
         kept = artifacts.unrecorded / path.name
         logs[str(path)] = lines = _merge_lines(_read(str(kept)) or b"", _read(str(path)) or b"")
         if lines:
-            write_whole(kept, lines.decode(errors="replace"))
+            write_text_atomically(kept, lines.decode(errors="replace"))
     return logs
 
 
@@ -235,7 +235,7 @@ def _is_in(ours: Mapping[str, Any], artifacts: Artifacts, paths: Sequence[str], 
 def _files_beside_lock(artifacts: Artifacts) -> list[str]:
     """Return the paths of the files that describe the recipe's last run, besides dvc.lock."""
     written = (artifacts.resolved_recipe, artifacts.blessing, artifacts.receipt, artifacts.report("evaluate"))
-    return [*map(str, written), *imports.import_files(artifacts.recipe)]
+    return [*map(str, written), *imports.refreshed_import_paths(artifacts.recipe)]
 
 
 def _state(artifacts: Artifacts, paths: Sequence[str], read: Any, *, where: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ _BY_STATUS: Final[Mapping[str, str]] = {
 """By the status of the receipt."""
 
 
-def refused(artifacts: Artifacts, error: GateRefusedError) -> State[Any]:
+def gate_refused_state(artifacts: Artifacts, error: GateRefusedError) -> State[Any]:
     """Return the state of a run that the gate's refusal ended."""
     from prefect.states import Failed
 
@@ -66,7 +66,7 @@ def name_and_message(artifacts: Artifacts, outcomes: Mapping[str, str]) -> tuple
     return name, "\n".join(lines)
 
 
-def published_or_kept(artifacts: Artifacts, outcome: T) -> State[T]:
+def publish_stage_state(artifacts: Artifacts, outcome: T) -> State[T]:
     """Return the state of a publish stage that ended with `outcome`, with the gate's reasons."""
     from prefect.states import Completed
 

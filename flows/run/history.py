@@ -13,7 +13,7 @@ from flows.run.schedules import last_successes, read_schedules
 from params import EvergreenError
 from params.foundation.artifacts import Artifacts
 from tasks.history.cells import markdown_table, terminal_table
-from tasks.history.recipe_history import RecipeHistory, read_all, read_histories
+from tasks.history.recipe_history import RecipeHistory, read_histories, read_runs_with_receipts
 from tasks.history.run_log import now
 from tasks.history.run_record import RunRecord
 
@@ -23,7 +23,7 @@ _IN_PREFECT = 10
 
 
 @contextlib.contextmanager
-def logged(artifacts: Artifacts) -> Iterator[RunRecord]:
+def log_flow_run(artifacts: Artifacts) -> Iterator[RunRecord]:
     """Log the flow run that the block does, if it does something, and bring the page of all runs up to date."""
     from prefect.runtime import flow_run
 
@@ -42,7 +42,7 @@ def _show(artifacts: Artifacts) -> None:
 
     try:
         _, page = _page(artifacts.root)
-        runs = read_all(artifacts)[: -_IN_PREFECT - 1 : -1]
+        runs = read_runs_with_receipts(artifacts)[: -_IN_PREFECT - 1 : -1]
         text = f"{markdown_table(runs)}\n\nAll runs: [{page}]({page.resolve().as_uri()})"
         show_history(artifacts, text)
     except EvergreenError as error:

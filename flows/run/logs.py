@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-class WithoutTraceback(logging.Filter):
+class TracebackAndSecretFilter(logging.Filter):
     """A filter that removes secrets, and the traceback of an `EvergreenError`, whose message says how to fix it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -36,17 +36,17 @@ def hide_tracebacks() -> None:
     """Add the filter to Prefect's loggers of runs."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logger = logging.getLogger(name)
-        if not any(isinstance(f, WithoutTraceback) for f in logger.filters):
-            logger.addFilter(WithoutTraceback())
+        if not any(isinstance(f, TracebackAndSecretFilter) for f in logger.filters):
+            logger.addFilter(TracebackAndSecretFilter())
 
 
 @contextlib.contextmanager
-def progress_drawn(artifacts: Artifacts) -> Iterator[None]:
+def draw_stage_progress(artifacts: Artifacts) -> Iterator[None]:
     """Draw the progress of the stages that run in the block, where Prefect logs to a terminal."""
     if not progress_bar.is_terminal(sys.stderr):
         yield
         return
-    with progress_bar.drawn_for_stages(artifacts.scratch / "progress", _console):
+    with progress_bar.draw_child_progress(artifacts.scratch / "progress", _console):
         yield
 
 

@@ -62,7 +62,7 @@ def add_flow_run(url: str, artifacts: Artifacts, outcomes: Mapping[str, str], pa
 
 
 def _auth() -> tuple[str, str] | None:
-    user, _, secret = (password.of_client() or "").partition(":")
+    user, _, secret = (password.read_client_credentials() or "").partition(":")
     return (user, secret) if secret else None
 
 

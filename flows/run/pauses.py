@@ -64,7 +64,7 @@ def _wait(client: SyncPrefectClient, run: FlowRun, log: Logger) -> None:
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def raise_user_termination() -> Iterator[None]:
     """Turn the end that a person has given to the flow run in the block into an error.
 
     Raises:

@@ -97,12 +97,12 @@ def last_successes(recipes: Sequence[str]) -> dict[str, datetime]:
     from prefect.client.schemas.objects import StateType
     from prefect.client.schemas.sorting import FlowRunSort
 
-    from flows.server.configured import require_api
+    from flows.server.configured import check_api_url
 
     found: dict[str, datetime] = {}
     completed = filters.FlowRunFilterStateType(any_=[StateType.COMPLETED])
     try:
-        require_api(url)
+        check_api_url(url)
         quickly = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: _ANSWER_S}
         with temporary_settings(quickly), get_client(sync_client=True) as client:
             for recipe in recipes:

@@ -49,7 +49,7 @@ def any_stale(stages: Sequence[str], recipe: str) -> bool:
     return dvc_stage.is_stale(*(f"{stage}@{recipe}" for stage in ("resolve", *stages)))
 
 
-def unchanged(stages: Sequence[str], artifacts: Artifacts) -> dict[str, StageOutcome]:
+def unchanged_outcomes(stages: Sequence[str], artifacts: Artifacts) -> dict[str, StageOutcome]:
     """Return the outcomes of a flow that would run none of `stages`; empty if it would, or if only it can tell."""
     if artifacts.unfinished_run.exists():  # the last run was killed, which the flow logs
         return {}
@@ -65,7 +65,7 @@ def unchanged(stages: Sequence[str], artifacts: Artifacts) -> dict[str, StageOut
     return {} if stale else dict.fromkeys(stages, "unchanged")
 
 
-def check(recipe: str, log: child_process.Logger) -> None:
+def check_recipe(recipe: str, log: child_process.Logger) -> None:
     """Find what is wrong with a recipe before any stage starts.
 
     Raises:
@@ -93,7 +93,7 @@ def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, forc
         outdated = _outdated_on_hub(stage, artifacts, log)
         if outdated is None:
             if stage == "train":
-                unwatched_sources.record(stage, artifacts, None)
+                unwatched_sources.record_stage_run(stage, artifacts, None)
             log.info("%s: nothing has changed", name)
             return "unchanged"
         log.warning("%s: %s", name, outdated)
@@ -109,9 +109,9 @@ def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, forc
         assert limit
         raise limit.error(name) from None
     except EvergreenError as error:
-        unwatched_sources.record(stage, artifacts, error)
+        unwatched_sources.record_stage_run(stage, artifacts, error)
         raise
-    unwatched_sources.record(stage, artifacts, None)
+    unwatched_sources.record_stage_run(stage, artifacts, None)
     return "ran" if result else "restored"
 
 
@@ -143,11 +143,11 @@ def _outdated_on_hub(stage: str, artifacts: Artifacts, log: child_process.Logger
     """What has changed on the Hub, which DVC cannot watch, since `stage` ran; None if nothing has, or it does not answer."""
     if stage not in ("evaluate", "publish"):
         return None
-    from tasks.publishing.hub_changes import is_current, is_there
+    from tasks.publishing.hub_changes import is_blessing_current, is_still_published
 
     checks = {
-        "evaluate": (is_current, "another model has been published since the comparison"),
-        "publish": (is_there, "the Hub no longer holds what the receipt says"),
+        "evaluate": (is_blessing_current, "another model has been published since the comparison"),
+        "publish": (is_still_published, "the Hub no longer holds what the receipt says"),
     }
     is_up_to_date, reason = checks[stage]
     try:

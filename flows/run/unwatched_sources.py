@@ -107,7 +107,7 @@ def _has_new_commit(source: HubDataset, artifacts: Artifacts, log: Logger) -> bo
     return not report.exists() or HubSource(source).revision != read_report(artifacts, IngestReport).revision
 
 
-def record(stage: str, artifacts: Artifacts, error: EvergreenError | None) -> None:
+def record_stage_run(stage: str, artifacts: Artifacts, error: EvergreenError | None) -> None:
     """Record that a stage has run, with its error if it failed: rows are kept from ingest until train."""
     if stage == "ingest" and error is None:
         artifacts.rows_taken.parent.mkdir(parents=True, exist_ok=True)

@@ -29,8 +29,8 @@ def configured_server() -> Iterator[SyncPrefectClient]:
     if not url:
         fix = "start a server, `export PREFECT_API_URL=http://127.0.0.1:4200/api`, and try again (docs/deployment.md)"
         raise EvergreenError("PREFECT_API_URL", "names no Prefect server", fix)
-    require_api(url)
-    where = f"Prefect's server at {host(url)}"
+    check_api_url(url)
+    where = f"Prefect's server at {url_without_credentials(url)}"
     try:
         with get_client(sync_client=True) as client:
             yield client
@@ -72,7 +72,7 @@ def notice(recipe: str, data: Mapping[str, str]) -> None:
     print(f"told {DATA_ARRIVED} of {recipe}")
 
 
-def require_api(url: str) -> None:
+def check_api_url(url: str) -> None:
     """Check that an address is that of a server's API, not of its pages, which answer every request in their own way.
 
     Raises:
@@ -87,11 +87,13 @@ def require_api(url: str) -> None:
         return
     is_page = answer.status_code == httpx.codes.OK and answer.content.strip() != b"true"
     if is_page or answer.status_code == httpx.codes.NOT_FOUND:
-        fix = f"export PREFECT_API_URL={host(url)}{parts.path.rstrip('/')}/api"
-        raise EvergreenError("PREFECT_API_URL", f"{host(url)}{parts.path} is not the API: /api is missing", fix)
+        fix = f"export PREFECT_API_URL={url_without_credentials(url)}{parts.path.rstrip('/')}/api"
+        raise EvergreenError(
+            "PREFECT_API_URL", f"{url_without_credentials(url)}{parts.path} is not the API: /api is missing", fix
+        )
 
 
-def is_open() -> bool:
+def is_without_password() -> bool:
     """Whether the configured server answers to everybody, without a password."""
     url = get_current_settings().api.url or ""
     try:
@@ -100,7 +102,7 @@ def is_open() -> bool:
         return False
 
 
-def host(url: str) -> str:
+def url_without_credentials(url: str) -> str:
     """Return scheme, host and port of an address: a password or a token in the rest of it is not shown."""
     parts = urlsplit(url)
     port = f":{parts.port}" if parts.port else ""

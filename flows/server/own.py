@@ -20,7 +20,7 @@ from flows import child_process
 from flows.server import password
 from params import TransientError
 from trainer.runtime.lifetime import stop_group
-from trainer.runtime.memory import collect_rarely
+from trainer.runtime.memory import reduce_garbage_collection
 
 _STARTUP_S = 90.0
 
@@ -35,7 +35,7 @@ class Server:
         self.url = f"http://127.0.0.1:{port}/api"
         self.log_file = log_file
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        self._password = password.new()
+        self._password = password.generate_credentials()
         with log_file.open("wb") as log:
             own = {password.SERVER: self._password}
             self.process = child_process.start("flows.server.own", [str(port)], log, own)
@@ -56,7 +56,7 @@ class Server:
             yield
 
 
-def is_needed() -> bool:
+def is_own_server_needed() -> bool:
     """Whether neither the environment nor a profile of Prefect's names a server."""
     if os.environ.get("PREFECT_API_URL"):  # it outranks all other settings
         return False
@@ -82,7 +82,7 @@ def _wait(server: subprocess.Popen[bytes], url: str, log_file: Path) -> None:
 
 def _serve(port: int) -> None:
     """Run a server without background services and pages."""
-    collect_rarely()
+    reduce_garbage_collection()
     import uvicorn
     from prefect.settings import PREFECT_SERVER_UI_ENABLED, get_current_settings, temporary_settings
 

@@ -18,7 +18,7 @@ CLIENT: Final = "PREFECT_API_AUTH_STRING"
 SERVER: Final = "PREFECT_SERVER_API_AUTH_STRING"
 
 
-def new() -> str:
+def generate_credentials() -> str:
     """Return a random user and password, separated by a colon."""
     return f"evergreen:{secrets.token_urlsafe(32)}"
 
@@ -45,7 +45,7 @@ def make() -> bool:
         )
         fix = f"add `{lacks}=` with the value of {has} to it, or delete the line of {has} and call this again for a new password"
         raise EvergreenError(str(FILE), f"has a value of {has}, but none of {lacks}: {without}", fix)
-    password, file = new(), Path(os.path.realpath(FILE))
+    password, file = generate_credentials(), Path(os.path.realpath(FILE))
     partial = file.with_name(f"{file.name}.part")
     try:
         before = file.read_bytes() if file.exists() else b""
@@ -59,7 +59,7 @@ def make() -> bool:
     return True
 
 
-def close() -> bool:
+def restrict_env_permissions() -> bool:
     """Let only its owner read `.env` if all users can; whom the owner lets read it by a group still can. False if nothing changed.
 
     Raises:
@@ -74,7 +74,7 @@ def close() -> bool:
     return True
 
 
-def of_client() -> str | None:
+def read_client_credentials() -> str | None:
     """Return what to tell the server, as Prefect's client would; None if neither the environment nor `.env` has it.
 
     Prefect's profiles are not read.

@@ -24,9 +24,9 @@ from prefect.events.schemas.automations import Automation, AutomationCore, Event
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.settings import get_current_settings
 
-from flows.server.configured import configured_server, host, is_open
+from flows.server.configured import configured_server, is_without_password, url_without_credentials
 from flows.watch.destinations import delete_unused, destinations
-from flows.watch.messages import FLOW, KINDS, TAG, Messages, Rules
+from flows.watch.messages import FLOW, KINDS, TAG, MessageAutomations, Rules
 from params import EvergreenError
 from tasks.report.formatting import duration
 
@@ -64,7 +64,7 @@ def crash_automation(silence_s: int) -> AutomationCore:
     )
 
 
-def watch(silence_s: int, notify: Sequence[str] = (), rules: Rules | None = None) -> None:
+def create_automations(silence_s: int, notify: Sequence[str] = (), rules: Rules | None = None) -> None:
     """Have the server mark a run as crashed after `silence_s` seconds without an event, and send messages.
 
     Args:
@@ -79,18 +79,18 @@ def watch(silence_s: int, notify: Sequence[str] = (), rules: Rules | None = None
     with configured_server() as client:
         wanted, found = [crash_automation(silence_s)], destinations(client, notify)
         if found:
-            messages = Messages(rules or Rules(), found, get_current_settings().ui_url or "")
+            messages = MessageAutomations(rules or Rules(), found, get_current_settings().ui_url or "")
             wanted += messages.automations(_deployments(client))
         _bring_up_to_date(client, wanted)
         delete_unused(client, found)
-    if is_open():
-        where = host(get_current_settings().api.url or "")
+    if is_without_password():
+        where = url_without_credentials(get_current_settings().api.url or "")
         print(f"Prefect's server at {where} has no password: whoever reaches it can let its workers run any command")
         print("  make one with `evergreen password`, and restart server and workers (docs/operation.md)")
 
 
-def kinds(only: Sequence[str], without: Sequence[str]) -> list[str]:
-    """Return the kinds of messages in `only`, or all, that are not in `without`.
+def select_message_kinds(only: Sequence[str], without: Sequence[str]) -> list[str]:
+    """Return the kinds of messages in `only`, or all, that are not in `drop_rows`.
 
     Raises:
         EvergreenError: there is no such kind.

@@ -17,7 +17,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import BlockDocument
 from prefect.exceptions import ObjectNotFound
 
-from flows.server.configured import host
+from flows.server.configured import url_without_credentials
 from params import EvergreenError
 
 _OWN = "evergreen-watch-"
@@ -81,7 +81,7 @@ def _of_address(address: str, name: str) -> Destination:
             )
             saved = block.save(name, overwrite=True)
             assert isinstance(saved, UUID), "it is not awaited here"
-            return Destination(host(address), saved)
+            return Destination(url_without_credentials(address), saved)
     what = (
         "an address does not have the form https://host/path"  # it is not shown, because it may have a password in it
     )

@@ -79,7 +79,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Messages:
+class MessageAutomations:
     """The automations for messages."""
 
     rules: Rules

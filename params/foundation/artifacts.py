@@ -161,7 +161,7 @@ class Artifacts:
 
 
 @contextlib.contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
+def replace_folder_atomically(target: Path) -> Iterator[Path]:
     """Yield a folder to write into; it replaces `target` only if the block ends without an error, flushed to disk.
 
     Raises:
@@ -179,7 +179,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
             if target.exists():
                 target.rename(old)
             partial.rename(target)
-            flush_entry(target.parent)
+            flush_path_to_disk(target.parent)
             shutil.rmtree(old, ignore_errors=True)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -196,10 +196,10 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
 def flush(folder: Path) -> None:
     """Write a folder's content to the disk itself, so that a loss of power cannot take it back."""
     for path in (*folder.rglob("*"), folder):
-        flush_entry(path)
+        flush_path_to_disk(path)
 
 
-def flush_entry(path: Path) -> None:
+def flush_path_to_disk(path: Path) -> None:
     """Write one file, or the names in one folder, to the disk itself."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -208,7 +208,7 @@ def flush_entry(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(target: Path, text: str) -> None:
+def write_text_atomically(target: Path, text: str) -> None:
     """Write `text` to `target` in one step: a reader sees the old content or the new, never a part.
 
     Raises:

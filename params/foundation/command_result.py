@@ -32,7 +32,7 @@ class CommandResult:
     """The error that ended it; None if it succeeded."""
 
 
-def reserve(path: Path) -> dict[str, str]:
+def reserve_result_file(path: Path) -> dict[str, str]:
     """Empty the file at `path`, and return the environment variable that names it.
 
     The file is filled with blanks, so that an error can still be written to it when the disk is full.
@@ -50,7 +50,7 @@ def reserve(path: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def reported() -> Iterator[None]:
+def report_result_on_exit() -> Iterator[None]:
     """Write how the block ends to the file that the starter of this process reserved, if it did.
 
     Processes that the block starts do not inherit the file: they are not the command whose result it is.
@@ -69,7 +69,7 @@ def reported() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interruptible(kept: str) -> Iterator[None]:
+def handle_keyboard_interrupt(kept: str) -> Iterator[None]:
     """Let Ctrl-C in the block end the command with a text that says what is kept, unless something in it says more."""
     try:
         yield
@@ -99,7 +99,7 @@ def read(path: Path) -> CommandResult | None:
         return None
 
 
-def error_of(name: str, status: int, lines: Sequence[str], result: CommandResult | None) -> EvergreenError:
+def error_from_result(name: str, status: int, lines: Sequence[str], result: CommandResult | None) -> EvergreenError:
     """Return the error that a command reported; if it reported none, what its exit status and the last of its lines say."""
     number = -status if status < 0 else status - 128
     if 0 < number < signal.NSIG:

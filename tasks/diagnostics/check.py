@@ -19,11 +19,11 @@ from typing import Any
 from params import EvergreenError, Problem
 from params.dvc_files import RECIPES, recipe_item
 from params.foundation.artifacts import Artifacts
-from params.importing import bind, is_project_file, source_files
+from params.importing import bind, find_named_source_files, is_project_file
 from params.loading import Document, Key, parse, read, suggestion, valid_sections
 from params.schema import Evaluation, Files, Function, Launch, ObjectiveChoice, Training
 from tasks.diagnostics import model_checks
-from tasks.ingestion.function import imported_code
+from tasks.ingestion.function import imported_project_files
 from tasks.ingestion.source import open_source
 from trainer import objectives
 from trainer.conflicts import conflicts
@@ -43,12 +43,12 @@ def check(path: Path) -> None:
         RecipeError: it has problems; the error lists each with its file:line, key and fix.
     """
     document = read(path)
-    if problems := all_problems(document):
+    if problems := find_recipe_problems(document):
         raise document.error(problems)
     logger.info("check: %s is sound", path)
 
 
-def all_problems(document: Document) -> list[Problem]:
+def find_recipe_problems(document: Document) -> list[Problem]:
     """Return all problems of a recipe."""
     _, problems = parse(document)
     sections = valid_sections(document)
@@ -59,7 +59,7 @@ def all_problems(document: Document) -> list[Problem]:
     for find_problems, names in _CHECKS:
         if all(name in sections for name in names):
             problems += _in_time(find_problems, *(sections[name] for name in names))
-    problems += _in_time(model_checks.start_problems, sections)
+    problems += _in_time(model_checks.find_unusable_start_models, sections)
     problems += _in_time(_conflict_problems, sections)
     problems += _dvc_problems(document, sections)
     problems += _secret_problems(document)
@@ -201,18 +201,18 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterat
 
 def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
     from trainer.loop.batch import split_batch
-    from trainer.loop.sharding import check_installed
+    from trainer.loop.sharding import check_deepspeed_installed
 
     yield from _error(("launch", "num_processes"), split_batch, training.global_batch_size, launch)
     if launch.accelerate_config and not Path(launch.accelerate_config).is_file():
         what = f"there is no file {launch.accelerate_config}"
         yield Problem(("launch", "accelerate_config"), what, "check the path; params/accelerate has examples")
-    yield from _error(("launch", "accelerate_config"), check_installed, launch)
+    yield from _error(("launch", "accelerate_config"), check_deepspeed_installed, launch)
 
 
 def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
     from tasks.hub_client.connection import LOCAL, chosen_endpoint
-    from tasks.hub_client.token import write_token
+    from tasks.hub_client.token import user_token
 
     key = ("publish", "endpoint")
     if problems := _error(key, chosen_endpoint, publish.endpoint):
@@ -221,7 +221,7 @@ def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
     endpoint = chosen_endpoint(publish.endpoint)
     needs_token = endpoint != LOCAL and not (publish.dry_run and launch.mirror == "none")
     if needs_token:
-        yield from _error(key, write_token, endpoint)
+        yield from _error(key, user_token, endpoint)
 
 
 def _secret_problems(document: Document) -> Iterator[Problem]:
@@ -251,14 +251,14 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
     keys = {section: sections[section].model_dump(mode="json") for section in named if section in sections}
     for section, what, fix in unwatched_code(artifacts, keys):
         yield Problem((section,), f"{RECIPES} {what}", fix)
-    yield from model_checks.base_problems(root, name, entry["base"], sections)
+    yield from model_checks.find_unwatched_base_models(root, name, entry["base"], sections)
     source = sections["data"].source if "data" in sections else None
     read: dict[str, str] = {}
     if isinstance(source, Files):
         read = {pattern: split for split, pattern in source.patterns.items()}
     elif isinstance(source, Function):
-        code = [path for _, path in source_files(source.function)]
-        code += [path for module in code for path in imported_code(module).values()]
+        code = [path for _, path in find_named_source_files(source.function)]
+        code += [path for module in code for path in imported_project_files(module).values()]
         read = {path.relative_to(root).as_posix(): "function" for path in code if path.is_relative_to(root)}
     for path, key in read.items():
         if not (root / path).resolve().is_relative_to((root / entry["data"]).resolve()):
@@ -267,7 +267,7 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
 
 
 def _error(key: Key, function: Callable[..., object], *args: object) -> list[Problem]:
-    """Call `function`, and return its error as a problem: of the key that the error names, or else of `key`."""
+    """Call `import_stage_function`, and return its error as a problem: of the key that the error names, or else of `key`."""
     try:
         function(*args)
     except EvergreenError as error:

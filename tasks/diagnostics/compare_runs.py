@@ -86,7 +86,7 @@ def compare(one: Path, other: Path, direction: Direction) -> list[Comparison]:
     return [*_compare_steps(one, other), *_compare_checkpoints(one, other), _compare_best(one, other, direction)]
 
 
-def first_that_differs(comparisons: Iterable[Comparison]) -> Comparison | None:
+def earliest_differing_comparison(comparisons: Iterable[Comparison]) -> Comparison | None:
     """Return the comparison with the earliest difference: that of the lowest recorded step, then the first component."""
 
     def step(comparison: Comparison) -> float:

@@ -15,7 +15,7 @@ from params.dvc_files import RECIPES
 from params.foundation.artifacts import Artifacts
 from params.loading import Key
 from params.schema import Model, PretrainedTokenizer, Publish, Tokenization, repo_id_problem
-from trainer.model.adapters import BaseModel
+from trainer.model.adapters import BaseModelReference
 from trainer.runtime.model_files import check_model_files
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ _HUB_S = 10.0
 """How long to wait for a Hub."""
 
 
-def start_problems(sections: Mapping[str, Any]) -> Iterator[Problem]:
+def find_unusable_start_models(sections: Mapping[str, Any]) -> Iterator[Problem]:
     """Find folders and repositories that a training cannot start from."""
     for key, path in _starts(sections).items():
         yield from _pretrained_problems(key, path, "config.json" if key[0] == "model" else "tokenizer.json")
@@ -79,7 +79,7 @@ def _warn_of_unpublished(recipe: str) -> None:
             logger.warning(what, recipe, recipe, blessing.verdict, "; ".join(blessing.reasons))
 
 
-def base_problems(root: Path, name: str, watched: str, sections: Mapping[str, Any]) -> Iterator[Problem]:
+def find_unwatched_base_models(root: Path, name: str, watched: str, sections: Mapping[str, Any]) -> Iterator[Problem]:
     """Find folders of models that a recipe starts from, and DVC does not watch for it."""
     for path, key in {path: key for key, path in _starts(sections).items()}.items():
         folder = (root / path).resolve()
@@ -115,13 +115,13 @@ def adapter_problems(model: Model, publish: Publish) -> Iterator[Problem]:
         chosen_endpoint(publish.endpoint)
     except HubRefusedError:  # which another check says
         return
-    if found := base_model.problem(model):
+    if found := base_model.find_sharing_problem(model):
         yield Problem(key, *found)
         return
     try:
         with open_repository(Artifacts("check"), repo_id=publish.repo_id, endpoint=publish.endpoint) as opened:
             hurried = replace(opened, timeout_s=_HUB_S, retries=RetryPolicy(attempts=2))
-            base = BaseModel(str(model.pretrained), model.revision)
+            base = BaseModelReference(str(model.pretrained), model.revision)
             base_model.require_readable(hurried, base, private=publish.private)
     except HubRefusedError as error:
         yield Problem(key, f"{error.where}: {error.what}", error.fix)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from params import DataError
 from params.schema import Data
-from tasks.ingestion.batches import readable
+from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.source import Source, open_source
 
 Row = dict[str, Any]
@@ -71,7 +71,7 @@ def _read(source: Source, split: str) -> RehearsalRows:
                 break
             first = -total % distance
             if first < len(batch.rows):
-                read, rows = readable(batch)
+                read, rows = to_readable_batch(batch)
                 schema = pa.unify_schemas([schema, read.rows.schema], promote_options="permissive")
                 pool += [(total + i, rows[i]) for i in range(first, len(rows), distance)]
             total += len(batch.rows)

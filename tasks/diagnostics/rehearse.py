@@ -36,9 +36,9 @@ from tasks.tokenization.report import TokenizationReport
 from tasks.validation.checks import BY_KEY, ROW_BY_ROW
 from tasks.validation.report import ValidationReport
 from trainer import objectives
-from trainer.loop.batch import every, total_steps
-from trainer.reporting.step_clock import Clock, StepClock
-from trainer.runtime.lifetime import exclusive
+from trainer.loop.batch import interval_steps, total_steps
+from trainer.reporting.step_clock import ProcessTimings, StepClock
+from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)
 _ROWS: Final = 1000
@@ -63,7 +63,7 @@ class _Pass:
 
     rows: int
     seconds: dict[str, float]
-    clock: Clock
+    clock: ProcessTimings
     report: TokenizationReport
     quarantined: int
     disk_bytes: int
@@ -85,7 +85,7 @@ class _Pass:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RealRunEstimate:
     """What the real run takes on this machine."""
 
     steps: int
@@ -119,7 +119,7 @@ class Estimate:
         ]
 
 
-def rehearse(recipe_path: Path) -> Estimate:
+def rehearse(recipe_path: Path) -> RealRunEstimate:
     """Run all stages of a recipe on few rows, twice: on the longest rows to the training, on usual rows to the release.
 
     Prints what each stage does, and the estimate.
@@ -130,7 +130,7 @@ def rehearse(recipe_path: Path) -> Estimate:
     check(recipe_path)
     recipe, artifacts = load(recipe_path), Artifacts(recipe_path.stem)
     folder = artifacts.scratch.absolute() / "rehearsal"
-    with exclusive(artifacts.scratch / "rehearsal.lock", f"a rehearsal of {artifacts.recipe}"):
+    with hold_file_lock(artifacts.scratch / "rehearsal.lock", f"a rehearsal of {artifacts.recipe}"):
         shutil.rmtree(folder, ignore_errors=True)
         try:
             rows = read_rows(recipe.data)
@@ -182,7 +182,7 @@ def _run(
     return _Pass(
         rows=sum(map(len, rows.values())),
         seconds=seconds,
-        clock=Clock(**json.loads((root / _CLOCK).read_text(encoding="utf-8"))),
+        clock=ProcessTimings(**json.loads((root / _CLOCK).read_text(encoding="utf-8"))),
         report=read_report(artifacts, TokenizationReport),
         quarantined=read_report(artifacts, ValidationReport).quarantined,
         disk_bytes=sum(path.stat().st_size for path in artifacts.checkpoint.rglob("*") if path.is_file()),
@@ -265,7 +265,7 @@ def _own_hub() -> Iterator[None]:
 
 def _estimate(
     recipe: Recipe, rows: Mapping[str, RehearsalRows], usual: _Pass, hardest: _Pass, *, has_champion: bool
-) -> Estimate:
+) -> RealRunEstimate:
     split, training = recipe.data.split, recipe.training
     total = {name: one.total for name, one in rows.items()}
     train_rows = total["train"]
@@ -276,7 +276,7 @@ def _estimate(
     counted = usual.report.splits["train"]
     steps = total_steps(training, round(total["train"] * counted.sequences / max(1, counted.rows)))
     speed, step_s = usual.clock.eval_rows_per_s[-1], statistics.fmean(usual.steps_s)
-    evaluations = 1 + math.ceil(steps / every(training.eval_steps, steps))
+    evaluations = 1 + math.ceil(steps / interval_steps(training.eval_steps, steps))
     models = 1 + recipe.evaluation.compare_untrained + has_champion
 
     def of_all_rows(stage: str) -> float:
@@ -289,7 +289,7 @@ def _estimate(
     seconds["train"] = max(0.0, start_s) + steps * step_s + evaluations * total["validation"] / speed
     seconds["evaluate"] = usual.seconds["evaluate"] + models * total[recipe.evaluation.split] / speed
     seconds["publish"] = usual.seconds["publish"]
-    return Estimate(
+    return RealRunEstimate(
         steps=steps,
         seconds=seconds,
         slowdown=usual.slowdown,

@@ -77,7 +77,7 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
     objective.set_reference(
         lambda: network.untrained_model(recipe.model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
     )
-    model = network.trained_model(artifacts.model, objective.model_class()).eval()
+    model = network.load_trained_model(artifacts.model, objective.model_class()).eval()
     with torch.inference_mode():
         inputs = objective.prepare_inputs(model, batch)
         if isinstance(objective, Likelihood):

@@ -25,15 +25,15 @@ import psutil
 
 from params import DataError, KilledError, ModelError, PreemptedError, Recipe, RecipeError, load
 from params.foundation.artifacts import Artifacts
-from tasks.diagnostics.compare_runs import Comparison, compare, first_that_differs
+from tasks.diagnostics.compare_runs import Comparison, compare, earliest_differing_comparison
 from tasks.training.supervisor import supervise
 from trainer.checkpoints.resume import choose
 from trainer.checkpoints.sealed import newest_step
 from trainer.data import tokens
 from trainer.job import Job
-from trainer.loop.batch import every, total_steps
+from trainer.loop.batch import interval_steps, total_steps
 from trainer.runtime import heartbeat
-from trainer.runtime.lifetime import exclusive
+from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)
 _SAVE_INTERVALS = 3
@@ -90,8 +90,8 @@ def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2
     artifacts = Artifacts(recipe_path.stem)
     folder = artifacts.verify_resume
     total = _total_steps(recipe, artifacts)
-    planned = plan(total, every(recipe.training.save_steps, total), recipe.launch.num_processes, steps, kills)
-    with exclusive(artifacts.verify_resume_lock, f"verify-resume of {artifacts.recipe}"):
+    planned = plan(total, interval_steps(recipe.training.save_steps, total), recipe.launch.num_processes, steps, kills)
+    with hold_file_lock(artifacts.verify_resume_lock, f"verify-resume of {artifacts.recipe}"):
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.ExitStack() as at_end:
             at_end.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -110,7 +110,7 @@ def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2
             logger.info("\nverify-resume: run 2, with kills")
             count = _train_with_kills(killed, planned)
             comparisons = _print_comparison(uninterrupted, killed)
-            if first_that_differs(comparisons) is None:
+            if earliest_differing_comparison(comparisons) is None:
                 made = newest_step(uninterrupted.folder)
                 print(f"\nverify-resume: equal, bit for bit, over {made} steps and {count} kill(s)", flush=True)
                 return
@@ -118,7 +118,7 @@ def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2
             repeated = _job(recipe, artifacts, folder / "uninterrupted-again", planned)
             logger.info("\nverify-resume: the runs differ. Run 3, uninterrupted: is the training itself deterministic?")
             _train(repeated)
-            raise diagnose(comparisons, _print_comparison(uninterrupted, repeated), folder)
+            raise diagnose_resume_difference(comparisons, _print_comparison(uninterrupted, repeated), folder)
 
 
 def plan(total: int, save_steps: int, processes: int, steps: int | None, kills: int) -> Plan:
@@ -142,7 +142,7 @@ def plan(total: int, save_steps: int, processes: int, steps: int | None, kills: 
     return Plan(steps=trained, save_steps=interval, eval_steps=interval * kills + 1, kills=tuple(planned))
 
 
-def table(comparisons: list[Comparison]) -> str:
+def comparison_lines(comparisons: list[Comparison]) -> str:
     """Return one line per component: what was compared, and the result."""
     rows = [(c.component, f"{c.compared} {c.unit}", str(c)) for c in comparisons]
     rows.insert(0, ("component", "compared", "result"))
@@ -150,9 +150,9 @@ def table(comparisons: list[Comparison]) -> str:
     return "\n".join(f"  {name:{widths[0]}}  {count:{widths[1]}}  {result}" for name, count, result in rows)
 
 
-def diagnose(killed: list[Comparison], repeated: list[Comparison], folder: Path) -> ModelError:
+def diagnose_resume_difference(killed: list[Comparison], repeated: list[Comparison], folder: Path) -> ModelError:
     """Return what the uninterrupted run's comparisons with a killed one, which differs, and with its repetition show together."""
-    lost, noise = first_that_differs(killed), first_that_differs(repeated)
+    lost, noise = earliest_differing_comparison(killed), earliest_differing_comparison(repeated)
     assert lost
     runs = f"the runs are in {folder}"
     if noise is None:
@@ -162,14 +162,14 @@ def diagnose(killed: list[Comparison], repeated: list[Comparison], folder: Path)
     what = "the training is not deterministic: two uninterrupted runs differ, first in the "
     what += f"{noise.component}, {noise.differences[0]}"
     exact = {comparison.component for comparison in repeated if not comparison.differences}.intersection(_INDEPENDENT)
-    if lost := first_that_differs(comparison for comparison in killed if comparison.component in exact):
+    if lost := earliest_differing_comparison(comparison for comparison in killed if comparison.component in exact):
         what += f"; and resuming is not exact: only after kills the {lost.component} differ(s), {lost.differences[0]}"
     return ModelError("verify-resume", what, f"{_FIXES.get(noise.component, _FIXES['loss'])}; {runs}")
 
 
 def _print_comparison(one: Job, other: Job) -> list[Comparison]:
     comparisons = compare(one.folder, other.folder, one.direction)
-    print(f"\n{one.folder.parent.name} and {other.folder.parent.name}\n{table(comparisons)}", flush=True)
+    print(f"\n{one.folder.parent.name} and {other.folder.parent.name}\n{comparison_lines(comparisons)}", flush=True)
     return comparisons
 
 
@@ -236,7 +236,9 @@ def _killing(job: Job, kill: Kill | None) -> Iterator[threading.Event]:
         victim: psutil.Process | None = None
         while not is_over.wait(_POLL_S):
             with contextlib.suppress(ValueError, OSError, psutil.Error):  # a half-written heartbeat, an ended process
-                pulse = next((pulse for pulse in heartbeat.read_pulses(job.folder) if pulse.rank == kill.rank), None)
+                pulse = next(
+                    (pulse for pulse in heartbeat.read_process_states(job.folder) if pulse.rank == kill.rank), None
+                )
                 if pulse and (victim is None or victim.pid != pulse.pid):
                     victim = psutil.Process(pulse.pid)
                 is_due = pulse and pulse.step >= kill.step and pulse.phase != "finished"

@@ -12,7 +12,7 @@ import numpy as np
 
 from params.schema import Drift
 from tasks.drift import two_sample
-from tasks.drift.profile import Profile, Sample, samples
+from tasks.drift.profile import Profile, SampledMeasure, samples
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, Change
 from tasks.drift.rows import SampledRows, label_hash
 from tasks.drift.two_sample import Observations, holm
@@ -35,7 +35,7 @@ class Finding:
     """(N,), the rows that show it best have the largest values."""
 
 
-def compare(profile: Profile, new: SampledRows, drift: Drift, seed: int) -> list[Finding]:
+def find_drift(profile: Profile, new: SampledRows, drift: Drift, seed: int) -> list[Finding]:
     """Return all that was compared, the most important first."""
     tests = _Tests(profile, new, drift, np.random.default_rng(seed))
     found = list(tests.all())
@@ -65,7 +65,7 @@ class _Tests:
             else:
                 yield self._numbers(known, new)
 
-    def _labels(self, known: Sample, new: Sample) -> Iterator[Finding]:
+    def _labels(self, known: SampledMeasure, new: SampledMeasure) -> Iterator[Finding]:
         sides = Observations.of(len(known.values), len(new.values), (known.groups, new.groups))
         labels, numbers = np.unique(np.concatenate([known.values, new.values]), return_inverse=True)
         shares = sides.shares(numbers, len(labels))
@@ -108,10 +108,12 @@ class _Tests:
             examples=change,
         )
 
-    def _texts(self, known: Sample, new: Sample) -> Iterator[Finding]:
+    def _texts(self, known: SampledMeasure, new: SampledMeasure) -> Iterator[Finding]:
         sides = Observations.of(len(known.values), len(new.values), (known.groups, new.groups))
         features = [*known.values, *new.values]
-        told = two_sample.tell_apart(features, sides, permutations=self._permutations, random=self.random)
+        told = two_sample.classifier_two_sample_test(
+            features, sides, permutations=self._permutations, random=self.random
+        )
         if told is None:
             return
         area, p_value, scores = told
@@ -125,12 +127,12 @@ class _Tests:
             examples=scores[len(known.values) :],
         )
 
-    def _numbers(self, known: Sample, new: Sample) -> Finding:
+    def _numbers(self, known: SampledMeasure, new: SampledMeasure) -> Finding:
         from scipy.stats import wasserstein_distance
 
         sides = Observations.of(len(known.values), len(new.values), (known.groups, new.groups))
         values = np.concatenate([known.values, new.values])
-        bins = two_sample.binned(values)
+        bins = two_sample.bin_numbers(values)
         _, p_values, _ = self._permute(sides.shares(bins, int(bins.max()) + 1), sides, two_sample.kolmogorov_smirnov)
         spread = _spread(known.values) or _spread(values) or 1.0
         weights = np.split(sides.weights, [len(known.values)])
@@ -154,7 +156,9 @@ class _Tests:
     def _permute(
         self, shares: two_sample.Shares, sides: Observations, statistic: two_sample.Statistic
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        return two_sample.permute(shares, sides.new, statistic, permutations=self._permutations, random=self.random)
+        return two_sample.permutation_test(
+            shares, sides.new, statistic, permutations=self._permutations, random=self.random
+        )
 
     @property
     def _permutations(self) -> int:

@@ -18,11 +18,11 @@ import numpy as np
 
 from params.foundation.artifacts import Artifacts
 from params.schema import Drift
-from tasks.drift.comparison import Finding, compare
+from tasks.drift.comparison import Finding, find_drift
 from tasks.drift.profile import Profile
 from tasks.drift.published import fetch
 from tasks.drift.report import DriftReport, ExampleRow
-from tasks.drift.rows import MAX_SAMPLED, Columns, sample, scan, text_of, without_identifiers
+from tasks.drift.rows import MAX_SAMPLED, ComparedColumns, read_sampled_rows, scan, text_of, without_identifiers
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
@@ -67,10 +67,10 @@ def measure(
     if drift.on_drift == "off":
         return None
     rows = SplitRows(folder / artifacts.rows.name / "train")
-    columns = Columns.of(rows, objective, drift.ignore)
+    columns = ComparedColumns.of(rows, objective, drift.ignore)
     scanned = scan(rows, columns, workers)
     smallest = scanned.smallest
-    sampled = sample(rows, columns, smallest.row_ids[:MAX_SAMPLED], workers)
+    sampled = read_sampled_rows(rows, columns, smallest.row_ids[:MAX_SAMPLED], workers)
     columns, sampled = without_identifiers(columns, sampled)
     profile = Profile.of(scanned, columns, sampled)
     profile.save(folder / artifacts.data_profile.name)
@@ -103,14 +103,14 @@ def _compared(
     report: DriftReport,
     reference: Profile,
     rows: SplitRows,
-    columns: Columns,
+    columns: ComparedColumns,
     new_ids: NDArray[np.int64],
     *,
     workers: ShardWorkers,
     drift: Drift,
     seed: int,
 ) -> DriftReport:
-    findings = compare(reference, sample(rows, columns, new_ids, workers), drift, seed)
+    findings = find_drift(reference, read_sampled_rows(rows, columns, new_ids, workers), drift, seed)
     changes = tuple(finding.change for finding in findings)
     known_rows = max((len(one.values) for one in reference.samples if one.kind != "label"), default=0)
     shown = _shown(findings, new_ids)

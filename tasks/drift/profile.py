@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 import numpy as np
 import pydantic
 
-from tasks.drift.profile_pages import memory_of
+from tasks.drift.profile_pages import uncompressed_size
 from tasks.drift.rows import (
     BUCKETS,
     MAX_FEATURES,
     MAX_KNOWN,
     MAX_LABELS,
     MAX_SAMPLED,
-    Columns,
+    ComparedColumns,
     SampledRows,
     Scan,
     label_hash,
@@ -63,7 +63,7 @@ Kind = Literal["label", "length", "number", "text"]
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampledMeasure:
     """One measure of N sampled rows."""
 
     kind: Kind
@@ -103,7 +103,7 @@ class Sample:
         return self.kind == "label" or (self.kind in {"length", "number"} and bool(np.isfinite(self.values).all()))
 
 
-def samples(rows: SampledRows) -> Iterator[Sample]:
+def samples(rows: SampledRows) -> Iterator[SampledMeasure]:
     """Yield what is compared of some rows."""
     for column, labels in rows.labels.items():
         hashes = np.array([label_hash(label) for own in labels for label in own], np.uint64)
@@ -111,15 +111,15 @@ def samples(rows: SampledRows) -> Iterator[Sample]:
         if groups is not None or max(counts, default=1) > 1:
             each = np.arange(len(labels), dtype=np.uint64) if groups is None else groups
             groups = np.repeat(each, counts)
-        yield Sample("label", column, hashes, groups)
+        yield SampledMeasure("label", column, hashes, groups)
     for column, lengths in rows.lengths.items():
-        yield Sample("length", column, lengths, rows.groups)
+        yield SampledMeasure("length", column, lengths, rows.groups)
     for column, numbers in rows.numbers.items():
         present = np.isfinite(numbers)
         if present.any():
             groups = None if rows.groups is None else rows.groups[present]
-            yield Sample("number", column, numbers[present], groups)
-    yield Sample("text", "", rows.features, rows.groups)
+            yield SampledMeasure("number", column, numbers[present], groups)
+    yield SampledMeasure("text", "", rows.features, rows.groups)
 
 
 @dataclass(frozen=True)
@@ -136,10 +136,10 @@ class Profile:
     """The smallest content hashes, ascending."""
     labels: Mapping[str, Mapping[int, int]]
     """Number of rows by hash of the label, for each label column."""
-    samples: tuple[Sample, ...]
+    samples: tuple[SampledMeasure, ...]
 
     @classmethod
-    def of(cls, scanned: Scan, columns: Columns, sampled: SampledRows) -> Self:
+    def of(cls, scanned: Scan, columns: ComparedColumns, sampled: SampledRows) -> Self:
         """Make the profile of rows; `sampled` are those with the smallest hashes."""
         assert len(sampled.row_ids) == min(len(scanned.smallest.hashes), MAX_SAMPLED)
         found = tuple(
@@ -231,7 +231,7 @@ def _check_size(metadata: pq.FileMetaData, content: bytes) -> None:
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     columns = [group.column(i) for group in groups for i in range(group.num_columns)]
     said = sum(one.num_values for one in columns), sum(one.total_uncompressed_size for one in columns)
-    for values, size in (said, memory_of(metadata, content)):
+    for values, size in (said, uncompressed_size(metadata, content)):
         if metadata.num_rows > _MAX_RECORDS or values > _MAX_VALUES or size > MAX_BYTES:
             what = f"{metadata.num_rows:,} measures with {values:,} values and {size / 1e6:,.1f} MB"
             raise ValueError(f"it holds {what}, more than a profile may have")
@@ -267,7 +267,7 @@ def _counts(hashes: list[int], counts: list[float]) -> dict[int, int]:
     return dict(zip(hashes, map(int, counts), strict=True))
 
 
-def _sample(record: Mapping[str, Any]) -> Sample:
+def _sample(record: Mapping[str, Any]) -> SampledMeasure:
     kind: Kind = record["kind"]
     values: Any = record["features"]
     if kind == "label":
@@ -275,4 +275,4 @@ def _sample(record: Mapping[str, Any]) -> Sample:
     elif kind != "text":
         values = np.array(record["values"], float)
     groups = None if record["groups"] is None else np.array(record["groups"], np.uint64)
-    return Sample(kind, record["column"], values, groups)
+    return SampledMeasure(kind, record["column"], values, groups)

@@ -23,7 +23,7 @@ _ENCODINGS: Final = {0, 2, 3, 8}
 _STOP, _BOOLEANS, _BYTE, _INTEGERS, _I32, _DOUBLE, _BINARY, _STRUCT = 0, (1, 2), 3, (4, 5, 6), 5, 7, 8, 12
 
 
-def memory_of(metadata: pq.FileMetaData, content: bytes) -> tuple[int, int]:
+def uncompressed_size(metadata: pq.FileMetaData, content: bytes) -> tuple[int, int]:
     """Return how many values and how many bytes all pages hold, without their compression.
 
     Raises:

@@ -31,12 +31,12 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, must_answer: boo
     Raises:
         HubRefusedError, TransientError: the Hub refuses or gives no clear answer, and it `must_answer`.
     """
-    from tasks.hub_client.connection import LOCAL, chosen_endpoint, local_folder, open_repository
+    from tasks.hub_client.connection import LOCAL, chosen_endpoint, local_hub_folder, open_repository
 
     nothing = Published(None, None, f"no model was published yet as {repo_id}")
     path, revision = artifacts.data_profile.name, None
     try:
-        if chosen_endpoint(endpoint) == LOCAL and not local_folder(artifacts).exists():
+        if chosen_endpoint(endpoint) == LOCAL and not local_hub_folder(artifacts).exists():
             return nothing
         with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as opened:
             repository = opened if must_answer else replace(opened, timeout_s=_PATIENCE_S)

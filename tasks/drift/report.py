@@ -117,7 +117,7 @@ class ChampionConfidence(Report):
         return f"{self.revision} is less sure of the new rows: {self.change.detail}."
 
 
-def drift_words(drift: DriftReport | None, confidence: ChampionConfidence | None) -> str | None:
+def drift_summary(drift: DriftReport | None, confidence: ChampionConfidence | None) -> str | None:
     """Return what moved, `none` or `unknown`, of both stages; None if neither looked."""
     words = [*(drift.moved if drift else ()), *(["confidence"] if confidence and confidence.is_less_sure else ())]
     return ", ".join(words) or (drift.word if drift else None)

@@ -57,7 +57,7 @@ _WORD = re.compile(rf"[{_NO_SPACES}]|[^\W{_NO_SPACES}]+")
 
 
 @dataclass(frozen=True)
-class Columns:
+class ComparedColumns:
     """The columns that are compared. The content of a row is what the objective reads."""
 
     labels: tuple[str, ...]
@@ -73,7 +73,7 @@ class Columns:
     """Columns of numbers that are not compared, because they look like identifiers."""
 
     @classmethod
-    def of(cls, rows: SplitRows, objective: Objective[Any], ignore: Sequence[str]) -> Columns:
+    def of(cls, rows: SplitRows, objective: Objective[Any], ignore: Sequence[str]) -> ComparedColumns:
         """Choose from the columns of the rows."""
         from pyarrow import types
 
@@ -165,7 +165,7 @@ class SampledRows:
     """The features of each row, ascending."""
 
 
-def scan(rows: SplitRows, columns: Columns, workers: ShardWorkers) -> Scan:
+def scan(rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers) -> Scan:
     """Look at all rows once, in memory that does not grow with them.
 
     Args:
@@ -191,7 +191,7 @@ class _Work:
 
     rows: SplitRows
     shard: Shard
-    columns: Columns
+    columns: ComparedColumns
     files: Sequence[Path] = ()
 
     @property
@@ -232,7 +232,9 @@ def _hashes(columns: Sequence[Sequence[Any]]) -> NDArray[np.uint64]:
     return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
 
 
-def sample(rows: SplitRows, columns: Columns, row_ids: NDArray[np.int64], workers: ShardWorkers) -> SampledRows:
+def read_sampled_rows(
+    rows: SplitRows, columns: ComparedColumns, row_ids: NDArray[np.int64], workers: ShardWorkers
+) -> SampledRows:
     """Read the rows with these ids, and keep what is compared of them; the result has the order of `row_ids`."""
     chosen = np.sort(row_ids)
     starts = np.searchsorted(chosen, [shard.first_row_id for shard in rows.manifest.shards])
@@ -259,7 +261,7 @@ def sample(rows: SplitRows, columns: Columns, row_ids: NDArray[np.int64], worker
     )
 
 
-def _compared(columns: Columns, work: tuple[SplitRows, NDArray[np.int64]]) -> dict[int, dict[str, Any]]:
+def _compared(columns: ComparedColumns, work: tuple[SplitRows, NDArray[np.int64]]) -> dict[int, dict[str, Any]]:
     """Return by row_id what is compared of some rows of a shard."""
     rows, row_ids = work
     found = {}
@@ -270,12 +272,12 @@ def _compared(columns: Columns, work: tuple[SplitRows, NDArray[np.int64]]) -> di
             "labels": columns.labels_of(row),
             "lengths": [float(len(text)) for text in texts.values()],
             "numbers": [np.nan if row[column] is None else float(row[column]) for column in columns.numbers],
-            "features": features_of(texts.values()),
+            "features": hashed_ngrams(texts.values()),
         }
     return found
 
 
-def without_identifiers(columns: Columns, rows: SampledRows) -> tuple[Columns, SampledRows]:
+def without_identifiers(columns: ComparedColumns, rows: SampledRows) -> tuple[ComparedColumns, SampledRows]:
     """Return the same without the columns of numbers that look like identifiers in these rows."""
     found = [name for name, values in rows.numbers.items() if are_identifiers(values[np.argsort(rows.row_ids)])]
     numbers = {name: values for name, values in rows.numbers.items() if name not in found}
@@ -318,7 +320,7 @@ def text_of(value: Any) -> str:
     return " ".join(filter(None, map(text_of, value))) if isinstance(value, list) else ""
 
 
-def features_of(texts: Iterable[str]) -> list[int]:
+def hashed_ngrams(texts: Iterable[str]) -> list[int]:
     """Return the hashed words and pairs of neighbouring words of a row, as numbers below `BUCKETS`, ascending."""
     found: set[int] = set()
     for column, text in enumerate(texts):

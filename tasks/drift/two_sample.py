@@ -78,7 +78,7 @@ class Observations:
         return csr_array((self.weights, (categories, self.units)), shape=(count, self.known + self.new))
 
 
-def permute(
+def permutation_test(
     shares: Shares, new: int, statistic: Statistic, *, permutations: int, random: np.random.Generator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return the statistics (S,) and, if all observations are alike, the probability of one as large and its mean.
@@ -130,7 +130,7 @@ def kolmogorov_smirnov(
     return largest
 
 
-def binned(values: NDArray[np.float64]) -> NDArray[np.int64]:
+def bin_numbers(values: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the number of each value's bin, (N,): of equal values, or of quantiles if there are very many values."""
     different, numbers = np.unique(values, return_inverse=True)
     if len(different) <= MAX_BINS:
@@ -139,7 +139,7 @@ def binned(values: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.searchsorted(edges, values)
 
 
-def tell_apart(
+def classifier_two_sample_test(
     features: Sequence[Sequence[int]], sides: Observations, *, permutations: int, random: np.random.Generator
 ) -> tuple[float, float, NDArray[np.float64]] | None:
     """Teach a classifier to tell new rows from known ones.
@@ -194,13 +194,13 @@ def area_under_curve(
     def area(counts: NDArray[np.float64], _: NDArray[np.float64], new: int, units: int) -> NDArray[np.float64]:
         return (units * counts / new - new / 2) / (units - new)
 
-    real, p_values, _ = permute(
+    real, p_values, _ = permutation_test(
         csr_array(mean_ranks.reshape(1, -1)), sides.new, area, permutations=permutations, random=random
     )
     return float(real[0]), float(p_values[0])
 
 
-def fall_of_mean(
+def mean_decrease_test(
     values: NDArray[np.float64], sides: Observations, *, permutations: int, random: np.random.Generator
 ) -> tuple[float, float, float]:
     """Return the mean of the known and of the new observations, and the probability of a fall as large by chance.
@@ -218,7 +218,7 @@ def fall_of_mean(
 
     means = np.bincount(sides.units, sides.weights * values)  # (U,)
     shares = csr_array(means.reshape(1, -1))
-    _, p_values, _ = permute(shares, sides.new, fall, permutations=permutations, random=random)
+    _, p_values, _ = permutation_test(shares, sides.new, fall, permutations=permutations, random=random)
     return float(means[: sides.known].mean()), float(means[sides.known :].mean()), float(p_values[0])
 
 

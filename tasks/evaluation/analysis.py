@@ -27,7 +27,7 @@ _MAX_TEXT = 2000
 
 
 @dataclass(frozen=True)
-class Analysis:
+class ModelAnalyzer:
     """Analyses the models that were scored."""
 
     objective: Objective[Any]

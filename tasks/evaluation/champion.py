@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from params import ModelError, TransientError
-from params.foundation.artifacts import Artifacts, whole_folder
+from params.foundation.artifacts import Artifacts, replace_folder_atomically
 from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE
-from tasks.evaluation.reading import Reading
+from tasks.evaluation.reading import ModelInputReader
 from tasks.evaluation.report import Champion
 from tasks.hub_client.connection import chosen_endpoint, open_repository
 from tasks.tokenization.tokenizers import NO_LIMIT
 from trainer import objectives
-from trainer.runtime.library_errors import own_code_error
+from trainer.runtime.library_errors import remote_code_error
 from trainer.runtime.model_files import check_model_files
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class _Record(BaseModel):
 
 
 @dataclass(frozen=True)
-class PublishedModel:
+class ChampionStatus:
     """What the Hub says about the champion and about the model in question."""
 
     champion: Champion | None
@@ -55,7 +55,7 @@ class PublishedModel:
     """The tokens up to which the model in question was judged, if it is the champion."""
 
 
-def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: Collection[str]) -> PublishedModel:
+def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: Collection[str]) -> ChampionStatus:
     """Find the champion, and download it unless it exists locally, or is the model in question.
 
     `weights` are the digests of that model's releases, in each form that it can be published in.
@@ -65,20 +65,20 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: Collect
 
         head = repository.head()
         if head is None:
-            return PublishedModel(None, None, None)
+            return ChampionStatus(None, None, None)
         champion = Champion(
             endpoint=chosen_endpoint(endpoint), repo_id=repo_id, commit=head.commit, tag=head.tag, weights=head.weights
         )
         if champion.weights in weights:
-            return PublishedModel(champion, None, None, _released_limit(repository, champion))
+            return ChampionStatus(champion, None, None, _released_limit(repository, champion))
         reason = rolled_back_reason(repository, weights)
         folder = artifacts.champion / champion.commit
         if not folder.exists():
             shutil.rmtree(folder.parent, ignore_errors=True)
             logger.info("evaluate: downloading the champion, %s of %s", champion.tag or champion.commit, repo_id)
-            with whole_folder(folder) as staging:
+            with replace_folder_atomically(folder) as staging:
                 _download(repository, champion.commit, staging)
-        return PublishedModel(champion, folder, reason)
+        return ChampionStatus(champion, folder, reason)
 
 
 def _released_limit(repository: Repository, champion: Champion) -> int:
@@ -89,7 +89,7 @@ def _released_limit(repository: Repository, champion: Champion) -> int:
         return repository.read(champion.commit, "tokenizer_config.json", max_bytes=MAX_SETTINGS_BYTES)
 
     content = repository.retry_until_clear(read) or b"{}"
-    with errors(champion):
+    with champion_errors(champion):
         found = int(json.loads(content).get("model_max_length", 0))
         return found if found < NO_LIMIT else 0
 
@@ -104,9 +104,9 @@ def _download(repository: Repository, commit: str, folder: Path) -> None:
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's notes on the download
 
 
-def read_as_released(
+def champion_reading(
     folder: Path, choice: ObjectiveChoice, *, max_length: int, champion: Champion, columns: Collection[str]
-) -> Reading:
+) -> ModelInputReader:
     """Return how the champion reads rows: with its own tokenizer, and the options that its release records.
 
     Args:
@@ -121,7 +121,7 @@ def read_as_released(
     """
     from transformers import AutoTokenizer
 
-    with errors(champion):
+    with champion_errors(champion):
         check_model_files(folder, adapter=True)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         objective = objectives.build(choice).as_released(_released_options(folder, choice.name))
@@ -131,7 +131,7 @@ def read_as_released(
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         own = int(tokenizer.model_max_length)
         where = f"{champion.endpoint}/{champion.repo_id}"
-        return Reading(objective, tokenizer, folder, own if own < NO_LIMIT else max_length, where)
+        return ModelInputReader(objective, tokenizer, folder, own if own < NO_LIMIT else max_length, where)
 
 
 def load(folder: Path, objective: Objective[Any], state: ObjectiveState, champion: Champion) -> PreTrainedModel:
@@ -142,12 +142,12 @@ def load(folder: Path, objective: Objective[Any], state: ObjectiveState, champio
     """
     from trainer.model import network
 
-    with errors(champion):
-        return objective.remap_labels(network.trained_model(folder, objective.model_class()), state)
+    with champion_errors(champion):
+        return objective.remap_labels(network.load_trained_model(folder, objective.model_class()), state)
 
 
 @contextlib.contextmanager
-def errors(champion: Champion) -> Iterator[None]:
+def champion_errors(champion: Champion) -> Iterator[None]:
     """Turn what goes wrong with the champion into a ModelError that names it."""
     try:
         yield
@@ -161,7 +161,7 @@ def errors(champion: Champion) -> Iterator[None]:
             wrong = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in error.errors())
             what = f"the champion, {name}, cannot be scored: its {PROVENANCE} cannot be used: {wrong}"
             fix = "roll back to a release that Evergreen has made, or publish to another repository (publish.repo_id)"
-        raise own_code_error(where, error) or ModelError(where, what, fix) from error
+        raise remote_code_error(where, error) or ModelError(where, what, fix) from error
 
 
 def _released_options(folder: Path, name: str) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from params import DataError, ModelError
 from params.foundation.hashing import file_sha256
 from tasks.drift import two_sample
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, ChampionConfidence, Change, DriftReport
-from tasks.evaluation.champion import PublishedModel
+from tasks.evaluation.champion import ChampionStatus
 from tasks.evaluation.groups import RowGroups
 from tasks.evaluation.scoring import Scores, score
 from tasks.progress import progress
@@ -37,7 +37,7 @@ _MAX_HELD_OUT = 10_000
 _PERMUTATIONS = 1999
 
 
-def reason_against(objective: Objective[Any], drift: DriftReport | None, published: PublishedModel) -> str:
+def reason_not_comparable(objective: Objective[Any], drift: DriftReport | None, published: ChampionStatus) -> str:
     """Return why the champion's confidence cannot be compared; empty if it can. `drift` is what validate found, if it looked."""
     if drift is None:
         return "validate did not look for new rows (validation.drift)"
@@ -108,7 +108,7 @@ def compare_confidence(
     error = (1 - drift.confidence) * CONFIDENCE_ERROR_SHARE
     permutations = max(_PERMUTATIONS, math.ceil(2 / error) - 1)
     values = np.concatenate([known, found])
-    before, now, p_value = two_sample.fall_of_mean(values, sides, permutations=permutations, random=random)
+    before, now, p_value = two_sample.mean_decrease_test(values, sides, permutations=permutations, random=random)
     change = Change(
         what="confidence of the published model",
         measure="fall of the mean",

@@ -47,7 +47,7 @@ class RowGroups:
         return self.numbers[np.searchsorted(self.row_ids, row_ids)]
 
 
-def units(groups: NDArray[np.int64] | None, scored: NDArray[np.float64] | None) -> NDArray[np.int64] | None:
+def resampling_units(groups: NDArray[np.int64] | None, scored: NDArray[np.float64] | None) -> NDArray[np.int64] | None:
     """Return the numbers of what is resampled as one: rows that are in the same group, or the same `Objective.group_score`."""
     if groups is None or scored is None:
         return groups if scored is None else np.unique(scored, return_inverse=True)[1]

@@ -40,7 +40,7 @@ _MAX_LEFT_OUT = 0.1
 
 
 @dataclass(frozen=True)
-class Reading:
+class ModelInputReader:
     """How one model reads rows."""
 
     objective: Objective[Any]
@@ -88,13 +88,13 @@ class Reading:
             settings: dict[str, Any] = json.loads((Path(folder) / "tokenizer_config.json").read_bytes())
         return settings | {"model_max_length": None, "chat_template": None}  # which are compared by themselves
 
-    def has_tokens_of(self, other: Reading) -> bool:
+    def has_tokens_of(self, other: ModelInputReader) -> bool:
         """Whether both split every text into the same tokens, because their tokenizers are the same in all that they save."""
         has_template = self.tokenizer.chat_template == other.tokenizer.chat_template
         has_template = has_template or not self.objective.renders_conversations()
         return self.rules == other.rules and self.settings == other.settings and has_template
 
-    def is_alike(self, other: Reading) -> bool:
+    def is_alike(self, other: ModelInputReader) -> bool:
         """Whether both read the same tokens of each row, up to their limits."""
         names = self.objective.own_options
         own, theirs = ({name: getattr(each.objective.options, name) for name in names} for each in (self, other))
@@ -150,8 +150,8 @@ class CommonText:
     @classmethod
     def find(
         cls,
-        own: Reading,
-        champion: Reading,
+        own: ModelInputReader,
+        champion: ModelInputReader,
         rows: SplitRows,
         state: ObjectiveState,
         *,
@@ -236,7 +236,7 @@ def _positions(folder: Path) -> int | None:
     path: str = str(folder)
     revision: str | None = None
     if adapters.is_adapter(folder) and not (folder / "config.json").exists():
-        base = adapters.BaseModel.of(folder)
+        base = adapters.BaseModelReference.of(folder)
         path, revision = base.name, base.revision
     revision = check_model_files(path, revision, weights=False)
     config = AutoConfig.from_pretrained(path, revision=revision or "main", trust_remote_code=False).get_text_config()

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from params import ModelError
 from params.schema import Direction
 from tasks.drift.report import ChampionConfidence
-from tasks.evaluation.groups import RowGroups, units
+from tasks.evaluation.groups import RowGroups, resampling_units
 from tasks.progress import progress
 
 if TYPE_CHECKING:
@@ -153,7 +153,9 @@ def score(
     order = np.lexsort((*table.T, ids))  # the windows of a row in the same order for every batch size: equal sums
     rows, starts = np.unique(ids[order], return_index=True)
     columns = dict(zip(names, np.add.reduceat(table[order], starts).T, strict=True))
-    scores = Scores(rows, columns, units(groups.of(rows) if groups else None, columns.get(objective.group_score or "")))
+    scores = Scores(
+        rows, columns, resampling_units(groups.of(rows) if groups else None, columns.get(objective.group_score or ""))
+    )
     _refuse_non_finite(scores, name)
     return scores
 

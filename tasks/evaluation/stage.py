@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params import ModelError
-from params.foundation.artifacts import Artifacts, whole_folder
+from params.foundation.artifacts import Artifacts, replace_folder_atomically
 from params.schema import Evaluation, Launch, Model, ObjectiveChoice
 from tasks import digests
 from tasks.drift.report import ChampionConfidence, DriftReport
 from tasks.evaluation import champion, gate
-from tasks.evaluation.analysis import Analysis
-from tasks.evaluation.champion_confidence import measure_confidence, reason_against
+from tasks.evaluation.analysis import ModelAnalyzer
+from tasks.evaluation.champion_confidence import measure_confidence, reason_not_comparable
 from tasks.evaluation.groups import RowGroups
-from tasks.evaluation.reading import CommonText, Reading
+from tasks.evaluation.reading import CommonText, ModelInputReader
 from tasks.evaluation.receipt_log import log_verdict, read_entries
 from tasks.evaluation.report import Blessing, Champion, EvaluationReport, RowUse
 from tasks.evaluation.row_use import ComparisonId, RowHashes, row_use
@@ -45,7 +45,7 @@ from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.data import tokens
 from trainer.loop.metrics import EvaluationMetrics
-from trainer.model.network import trained_model, untrained_model
+from trainer.model.network import load_trained_model, untrained_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -83,11 +83,11 @@ def evaluate(
     weights, data, where = releases["merged"], digests.data_digest(artifacts), chosen_endpoint(endpoint)
     published = champion.fetch(artifacts, repo_id=repo_id, endpoint=endpoint, weights=releases.values())
     is_champion = published.champion is not None and published.champion.weights in releases.values()
-    with whole_folder(artifacts.evaluation) as folder:
+    with replace_folder_atomically(artifacts.evaluation) as folder:
         rows = SplitRows(artifacts.rows / evaluation.split)
         scorer = _Scorer(artifacts, objective, model, evaluation, launch, resampler, rows, RowGroups.read(rows), folder)
         scored = scorer.score_all(published, _read_drift(artifacts))
-        details = Analysis(built, state, evaluation, rows, resampler, scored).details()
+        details = ModelAnalyzer(built, state, evaluation, rows, resampler, scored).details()
         use: RowUse | None = None
         sketch: tuple[str, ...] = ()
         if settings.over == "test_rows" and details.comparisons and not is_champion:
@@ -156,14 +156,14 @@ class _Scorer:
     groups: RowGroups | None
     folder: Path
 
-    def score_all(self, published: champion.PublishedModel, drift: DriftReport | None) -> ScoredModels:
+    def score_all(self, published: champion.ChampionStatus, drift: DriftReport | None) -> ScoredModels:
         (self.folder / "scores").mkdir()
         objective, state, seed = self.resampler.objective, self.resampler.state, self.resampler.seed
         tokenizer = tokens.read_tokenizer(self.artifacts.tokens)
         metric = self.evaluation.gate.metric or objective.main_metric
         extra = self.evaluation.metrics.directions if self.evaluation.metrics else {}
         directions = {**objective.metrics, **objective.evaluate_only_metrics, **extra}
-        own = Reading(objective, tokenizer, self.artifacts.model, tokenizer.model_max_length, "the candidate")
+        own = ModelInputReader(objective, tokenizer, self.artifacts.model, tokenizer.model_max_length, "the candidate")
         other, text = self._read_both(own, published, metric)
 
         def load_untrained() -> PreTrainedModel:
@@ -175,7 +175,7 @@ class _Scorer:
             sequences, by_itself = text.own, by_itself if text.is_cut else text.own
 
         def load_model() -> PreTrainedModel:
-            return trained_model(self.artifacts.model, objective.model_class())
+            return load_trained_model(self.artifacts.model, objective.model_class())
 
         model = self._score("model", load_model, own, by_itself)
         compared = self._score("compared", load_model, own, sequences).scores if sequences != by_itself else None
@@ -186,7 +186,7 @@ class _Scorer:
             message = "evaluate: %d of %d rows give nothing to score within the limit of tokens, and do not count"
             logger.warning(message, unused, len(self.rows))
         scored_champion = None
-        reason = reason_against(objective, drift, published)
+        reason = reason_not_comparable(objective, drift, published)
         confidence = ChampionConfidence(reason=reason)
         if other and text and published.champion:
             other.objective.set_reference(load_untrained)
@@ -208,8 +208,8 @@ class _Scorer:
         return ScoredModels(metric, directions, model, untrained, scored_champion, text, confidence, compared)
 
     def _read_both(
-        self, own: Reading, published: champion.PublishedModel, metric: str
-    ) -> tuple[Reading | None, CommonText | None]:
+        self, own: ModelInputReader, published: champion.ChampionStatus, metric: str
+    ) -> tuple[ModelInputReader | None, CommonText | None]:
         """Return how the champion reads rows, and what both models read of them; None without a champion to compare with."""
         found, folder = published.champion, self.folder / ".texts"
         if not found or not published.folder:
@@ -221,7 +221,7 @@ class _Scorer:
             with ShardWorkers(self.artifacts, "evaluate", self.launch) as workers:
                 return None, CommonText(encoder.max_length, own.encode(self.rows, encoder, folder / "own", workers))
         names = set(self.rows.schema.names)
-        other = champion.read_as_released(
+        other = champion.champion_reading(
             published.folder, self.choice, max_length=own.max_length, champion=found, columns=names
         )
         folder.mkdir()
@@ -253,7 +253,9 @@ class _Scorer:
             fix = f"set evaluation.gate.metric to one of {', '.join(others)}, or {fix}"
         return ModelError(f"{published.endpoint}/{published.repo_id}", what, fix)
 
-    def _score(self, name: str, load: Callable[[], PreTrainedModel], reading: Reading, folder: Path) -> ScoredModel:
+    def _score(
+        self, name: str, load: Callable[[], PreTrainedModel], reading: ModelInputReader, folder: Path
+    ) -> ScoredModel:
         """Score one model on the sequences in a folder, which are those that it reads."""
         split, sequences = self.evaluation.split, tokens.Sequences(folder)
         network = load()

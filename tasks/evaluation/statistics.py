@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from params.schema import Direction
-from tasks.evaluation.jackknife import Jackknife, contributions
+from tasks.evaluation.jackknife import Jackknife, row_contribution_bound
 from tasks.evaluation.report import least_observations
 from tasks.evaluation.scoring import Scores
 
@@ -138,12 +138,12 @@ class Resampler:
         for metric, value in own_metrics.items():
             right = [self._correct_rows(metric, scores) for scores in (own, other)]
             if right[0] is not None and right[1] is not None:
-                found[metric] = share_gain(right[0], right[1], self.confidence)
+                found[metric] = accuracy_gain(right[0], right[1], self.confidence)
                 continue
             sign = 1.0 if directions[metric] == "max" else -1.0
             gain = sign * (value - other_metrics[metric])
             without = left_out[0][metric], left_out[1][metric]
-            scale = max(2 * abs(gain), *map(contributions, without)) or 1.0
+            scale = max(2 * abs(gain), *map(row_contribution_bound, without)) or 1.0
             jackknife = Jackknife.of(gain, sign * (without[0] - without[1]), scale, self.confidence)
             low, high = self.interval(sign * (resampled[0][metric] - resampled[1][metric]), own.observations)
             ends = jackknife.interval(self.confidence)
@@ -164,7 +164,7 @@ class Resampler:
                 found[metric] = float(bdtr(float(right.sum()), len(right), min(max(floor, 0.0), 1.0)))
                 continue
             sign = 1.0 if directions[metric] == "max" else -1.0
-            scale = max(abs(metrics[metric]), contributions(left_out[metric])) or 1.0
+            scale = max(abs(metrics[metric]), row_contribution_bound(left_out[metric])) or 1.0
             jackknife = Jackknife.of(sign * metrics[metric], sign * left_out[metric], scale, self.confidence)
             found[metric] = jackknife.tail(sign * floor)
         return found
@@ -222,7 +222,7 @@ def _weights(seed: int, start: int, resamples: int, rows: int) -> NDArray[np.uin
     return np.random.default_rng([seed, start]).poisson(1.0, (resamples, rows)).astype(np.uint8)
 
 
-def share_gain(one: NDArray[np.bool_], other: NDArray[np.bool_], confidence: float) -> Gain:
+def accuracy_gain(one: NDArray[np.bool_], other: NDArray[np.bool_], confidence: float) -> Gain:
     """Return the gain of one model over another in the share of rows that are right.
 
     The arrays (N,) say which rows each model gets right. The interval holds the gains that `score_test` does not

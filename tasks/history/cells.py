@@ -45,7 +45,7 @@ def reason(run: RunEntry) -> str:
     return one_line(to + "; ".join(run.reasons), _MAX_REASON)
 
 
-def reasons(run: RunEntry) -> list[str]:
+def outcome_reasons_and_fixes(run: RunEntry) -> list[str]:
     """Return why a run ended as it did, and how to fix it."""
     if run.error:
         found = [reason(run), f"fix: {run.error.fix}" if run.error.fix else ""]
@@ -68,7 +68,7 @@ def gain(run: RunEntry) -> tuple[str, str]:
     return signed_gain(found.gain, found.gain_low, found.gain_high), ends
 
 
-def rows(run: RunEntry) -> str:
+def valid_row_count(run: RunEntry) -> str:
     """Return the number of rows that passed validation."""
     return number(sum(count for split, count in run.rows.items() if split != "quarantined")) if run.rows else ""
 
@@ -129,7 +129,7 @@ def _cells(run: RunEntry) -> tuple[str, ...]:
         run.outcome,
         metric(run),
         f"{difference} ({ends})" if ends else difference,
-        rows(run),
+        valid_row_count(run),
         drift(run),
         time(run),
         cost(run),

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from tasks.history.run_log import Evaluated, RunEntry
-from tasks.report.canvas import BAD, CANDIDATE, CARD, CHAMPION, LINE, SOFT, sheet, style
+from tasks.history.run_log import DecidingMetric, RunEntry
+from tasks.report.canvas import BAD, CANDIDATE, CARD, CHAMPION, LINE, SOFT, empty_figure, style
 from tasks.report.formatting import number, plural
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ _MANY = 120
 """With more runs than this, dots are smaller and intervals thinner."""
 
 
-def metric_shown(runs: Sequence[RunEntry]) -> str | None:
+def newest_deciding_metric(runs: Sequence[RunEntry]) -> str | None:
     """Return the metric that decided about the newest candidate; None if none was evaluated."""
     return next((run.evaluated.metric for run in reversed(runs) if run.evaluated), None)
 
 
-def evaluations(runs: Sequence[RunEntry], metric: str) -> list[tuple[RunEntry, Evaluated]]:
+def runs_with_metric(runs: Sequence[RunEntry], metric: str) -> list[tuple[RunEntry, DecidingMetric]]:
     """Return the runs whose candidate has a value of the metric."""
     return [
         (run, run.evaluated)
@@ -40,13 +40,13 @@ def evaluations(runs: Sequence[RunEntry], metric: str) -> list[tuple[RunEntry, E
 
 def draw_metric(runs: Sequence[RunEntry], metric: str) -> Figure:
     """Draw the candidates' values over time, the champion's as a line, and runs without a candidate as ticks at the bottom."""
-    found = evaluations(runs, metric)
+    found = runs_with_metric(runs, metric)
     failed = [run.started for run in runs if run.outcome in {"failed", "crashed", "cancelled", "budget spent"}]
-    low, high = value_range(found)
+    low, high = axis_range(found)
     first, last = runs[0].started, runs[-1].started
     margin = max((last - first) * 0.02, timedelta(hours=1))
     with style():
-        figure = sheet(_WIDTH, _HEIGHT, _description(metric, found, len(failed)))
+        figure = empty_figure(_WIDTH, _HEIGHT, _description(metric, found, len(failed)))
         size = ((_WIDTH - _LEFT - _RIGHT) / _WIDTH, (_HEIGHT - _TOP - _BOTTOM) / _HEIGHT)
         axes = figure.add_axes((_LEFT / _WIDTH, _BOTTOM / _HEIGHT, *size))
         axes.set_xlim(_days(first - margin), _days(last + margin))
@@ -59,7 +59,7 @@ def draw_metric(runs: Sequence[RunEntry], metric: str) -> Figure:
     return figure
 
 
-def _champion(axes: Axes, found: Sequence[tuple[RunEntry, Evaluated]]) -> None:
+def _champion(axes: Axes, found: Sequence[tuple[RunEntry, DecidingMetric]]) -> None:
     values = [(_days(run.started), one.champion) for run, one in found if one.champion is not None]
     if values:
         marker = "D" if len(values) == 1 else ""
@@ -68,7 +68,7 @@ def _champion(axes: Axes, found: Sequence[tuple[RunEntry, Evaluated]]) -> None:
         axes.plot(times, levels, color=CHAMPION, linewidth=1.6, drawstyle="steps-pre", marker=marker, markersize=5)
 
 
-def _candidates(axes: Axes, found: Sequence[tuple[RunEntry, Evaluated]], low: float, high: float) -> None:
+def _candidates(axes: Axes, found: Sequence[tuple[RunEntry, DecidingMetric]], low: float, high: float) -> None:
     is_many = len(found) > _MANY
     size, edge = 5.0 if is_many else 8.0, 0.025 * (high - low)
     ends = [
@@ -104,7 +104,7 @@ def _lines(axes: Axes, lines: Iterable[tuple[float, float, float, float]], colou
     axes.add_patch(patch)
 
 
-def value_range(evaluated: Sequence[tuple[RunEntry, Evaluated]]) -> tuple[float, float]:
+def axis_range(evaluated: Sequence[tuple[RunEntry, DecidingMetric]]) -> tuple[float, float]:
     """Return the ends of the chart's axis: all values and intervals, without refused ones and those far outside of most."""
     found = [one for run, one in evaluated if run.outcome != "refused"] or [one for _, one in evaluated]
     values = [value for one in found for value in (one.value, one.champion) if value is not None]
@@ -137,7 +137,7 @@ def _label_axes(axes: Axes, span: timedelta) -> None:
     axes.tick_params(colors=SOFT)
 
 
-def _description(metric: str, found: Sequence[tuple[RunEntry, Evaluated]], failed: int) -> str:
+def _description(metric: str, found: Sequence[tuple[RunEntry, DecidingMetric]], failed: int) -> str:
     (first, one), (last, other) = found[0], found[-1]
     text = f"{metric} of {plural(len(found), 'candidate')}"
     text += f" from {first.started:%Y-%m-%d} ({number(one.value)}) to {last.started:%Y-%m-%d} ({number(other.value)})"

@@ -12,10 +12,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from params.foundation.artifacts import STAGES, Artifacts, write_whole
+from params.foundation.artifacts import STAGES, Artifacts, write_text_atomically
 from tasks.evaluation.report import confidence_text
 from tasks.history import cells
-from tasks.history.metric_chart import draw_metric, evaluations, metric_shown, value_range
+from tasks.history.metric_chart import axis_range, draw_metric, newest_deciding_metric, runs_with_metric
 from tasks.history.recipe_history import RecipeHistory
 from tasks.history.run_log import RunEntry
 from tasks.report.canvas import svg
@@ -25,8 +25,8 @@ from tasks.report.formatting import (
     one_line,
 )
 from tasks.report.lineage import release_link
-from tasks.report.templates import fill
-from trainer.runtime.lifetime import exclusive
+from tasks.report.templates import render_template
+from trainer.runtime.lifetime import hold_file_lock
 
 PAGE = Path("runs", "index.html")
 ROWS = 100
@@ -45,8 +45,8 @@ def write_page(root: Path, histories: Sequence[RecipeHistory], *, now: datetime)
         StorageError: the disk is full or read-only.
         TransientError: another process has been writing the page for half a minute.
     """
-    with exclusive(root / ".scratch" / "history-page.lock", f"a write to {PAGE}", wait_s=_WAIT_S):
-        write_whole(root / PAGE, render(root, histories, now=now))
+    with hold_file_lock(root / ".scratch" / "history-page.lock", f"a write to {PAGE}", wait_s=_WAIT_S):
+        write_text_atomically(root / PAGE, render(root, histories, now=now))
     return root / PAGE
 
 
@@ -59,7 +59,7 @@ def render(root: Path, histories: Sequence[RecipeHistory], *, now: datetime) -> 
         "cells": cells,
         "recipes": [_recipe(root, history, now) for history in histories],
     }
-    return fill("history/page.html.jinja", content)
+    return render_template("history/page.html.jinja", content)
 
 
 def _headline(histories: Sequence[RecipeHistory]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _recipe(root: Path, history: RecipeHistory, now: datetime) -> dict[str, Any]
         "cost": amount(sum(spent)) if spent else "",
         "hours": [(stage, duration(seconds), seconds / max(worked.values())) for stage, seconds in worked.items()],
         "chart": _chart(history.runs),
-        "metric": one_line(metric_shown(history.runs) or "metric", 40),
+        "metric": one_line(newest_deciding_metric(history.runs) or "metric", 40),
         "tables": [part for part in (shown[:_OPEN_ROWS], shown[_OPEN_ROWS:]) if part],
         "has_cost": any(run.cost is not None for run in shown),
         "count": len(history.runs),
@@ -133,13 +133,13 @@ def _release(run: RunEntry | None, now: datetime) -> dict[str, str] | None:
 
 def _chart(runs: Sequence[RunEntry]) -> dict[str, Any] | None:
     """Return the chart of the metric over time; None if no candidate was evaluated."""
-    metric = metric_shown(runs)
-    found = evaluations(runs, metric) if metric else []
+    metric = newest_deciding_metric(runs)
+    found = runs_with_metric(runs, metric) if metric else []
     if metric is None or not found:
         return None
     direction = next((one.direction for _, one in reversed(found) if one.direction), None)
     confidence = next((one.confidence for _, one in reversed(found) if one.confidence), None)
-    low, high = value_range(found)
+    low, high = axis_range(found)
     return {
         "title": one_line(metric, 60),
         "note": {"min": "smaller is better", "max": "larger is better", None: ""}[direction],

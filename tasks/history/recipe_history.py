@@ -12,7 +12,7 @@ from pathlib import Path
 
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.receipt_log import ReceiptLogEntry, read_entries
-from tasks.history.run_log import Evaluated, Outcome, RunEntry, read_runs
+from tasks.history.run_log import DecidingMetric, Outcome, RunEntry, read_runs
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def read_histories(
     histories = []
     for name in sorted(names):
         artifacts = Artifacts(name, root)
-        runs = read_all(artifacts)
+        runs = read_runs_with_receipts(artifacts)
         known = [run.ended for run in runs if run.succeeded]
         known += [succeeded[name]] if name in succeeded else []
         if artifacts.succeeded.exists():
@@ -85,7 +85,7 @@ def read_histories(
     return histories
 
 
-def read_all(artifacts: Artifacts) -> list[RunEntry]:
+def read_runs_with_receipts(artifacts: Artifacts) -> list[RunEntry]:
     """Return the runs of a recipe, and what only the log of receipts knows, the oldest first."""
     runs = read_runs(artifacts)
     receipts = read_entries(artifacts)
@@ -123,7 +123,7 @@ def _entry(artifacts: Artifacts, receipt: ReceiptLogEntry) -> RunEntry | None:
         outcome=outcome,
         verdict=receipt.verdict,
         reasons=tuple(f"by {receipt.by}: {reason}" for reason in receipt.reasons) if receipt.by else receipt.reasons,
-        evaluated=Evaluated(metric=metric, value=values.get("model"), champion=values.get("champion"))
+        evaluated=DecidingMetric(metric=metric, value=values.get("model"), champion=values.get("champion"))
         if metric
         else None,
         repo_id=receipt.repo_id,

@@ -25,7 +25,7 @@ Outcome = Status | _OtherEnd
 """How a run ended.
 
 The status of the receipt, or: `evaluated`: it was to stop after the evaluation.
-`unchanged`: stages ran, and made what was there before. `refused`: by the gate. `budget spent`: the training used up its hours.
+`unchanged_outcomes`: stages ran, and made what was there before. `refused`: by the gate. `budget spent`: the training used up its hours.
 `cancelled`: it was asked to stop. `crashed`: it was killed; the next run on the same machine logs it. `rolled back`: no run of
 the flow, but an entry of the log of receipts.
 """
@@ -56,7 +56,7 @@ class RunError(_Record):
     fix: str
 
 
-class Evaluated(_Record):
+class DecidingMetric(_Record):
     """The metric that decided about a candidate; a value is None if it was not computed or is not finite."""
 
     metric: str
@@ -107,7 +107,7 @@ class RunEntry(_Record):
 
     `confidence` stands for that of the published model.
     """
-    evaluated: Evaluated | None = None
+    evaluated: DecidingMetric | None = None
     cost: float | None = None
     """Hours from `started` to `ended`, times `launch.price_per_hour`; None if the recipe gives no price."""
     repo_id: str | None = None

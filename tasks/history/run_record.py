@@ -19,9 +19,9 @@ from typing import Any, Literal, Self, cast
 from params import BudgetSpentError, EvergreenError, ModelError, Recipe, load
 from params.foundation.artifacts import Artifacts
 from params.foundation.secrets import without_secrets
-from tasks.drift.report import drift_words
+from tasks.drift.report import drift_summary
 from tasks.evaluation.report import Blessing, Details, EvaluationReport
-from tasks.history.run_log import Evaluated, Outcome, RunEntry, RunError, StageRun, append_run, now
+from tasks.history.run_log import DecidingMetric, Outcome, RunEntry, RunError, StageRun, append_run, now
 from tasks.hub_client.receipt import Receipt
 from tasks.report.formatting import finite
 from tasks.report.timings import read_timings
@@ -167,7 +167,7 @@ class RunRecord:
     def _drift(self) -> str | None:
         validated = _left(self.artifacts, ValidationReport) if self._is_done("validate") else None
         details = _left(self.artifacts, Details) if self._is_done("evaluate") else None
-        return drift_words(validated.drift if validated else None, details.champion_confidence if details else None)
+        return drift_summary(validated.drift if validated else None, details.champion_confidence if details else None)
 
     def _did(self, stage: str) -> bool:
         return self._is_done(stage) and self.stages[stage].outcome != "unchanged"
@@ -206,7 +206,7 @@ def _rows(artifacts: Artifacts) -> dict[str, int]:
     return {**report.rows_out, "quarantined": report.quarantined} if report else {}
 
 
-def _evaluated(artifacts: Artifacts, blessing: Blessing) -> Evaluated | None:
+def _evaluated(artifacts: Artifacts, blessing: Blessing) -> DecidingMetric | None:
     """Return the metric that decided, with the comparison that the gate used."""
     evaluation, details = _left(artifacts, EvaluationReport), _left(artifacts, Details)
     if evaluation is None or details is None:
@@ -216,7 +216,7 @@ def _evaluated(artifacts: Artifacts, blessing: Blessing) -> Evaluated | None:
     against: Literal["champion", "untrained"] = "champion" if blessing.champion else "untrained"
     compared = next((one for one in details.comparisons if (one.against, one.metric) == (against, metric)), None)
     interval = details.intervals.get("model", {}).get(metric)
-    return Evaluated(
+    return DecidingMetric(
         metric=metric,
         direction=details.directions.get(metric),
         value=value,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from params import HubRefusedError, load
 from params.foundation.artifacts import Artifacts
-from tasks.hub_client.token import token_for, write_token
+from tasks.hub_client.token import token_for, user_token
 from tasks.hub_server.server import LocalHub, new_token
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ LOCAL = "local"
 LOCAL_FOLDER = ".hub"
 
 
-def experiment() -> str | None:
+def dvc_experiment_name() -> str | None:
     """Return the name of the experiment of DVC that this process belongs to, or the commit that it starts from; None if none."""
     return os.environ.get("DVC_EXP_NAME") or os.environ.get("DVC_EXP_BASELINE_REV")
 
 
-def local_folder(artifacts: Artifacts) -> Path:
+def local_hub_folder(artifacts: Artifacts) -> Path:
     """Return the folder of the local Hub. A queued experiment runs in a copy of the project; DVC says where the project is."""
-    root = os.environ.get("DVC_ROOT") if experiment() else None
+    root = os.environ.get("DVC_ROOT") if dvc_experiment_name() else None
     return (Path(root) if root else artifacts.root) / LOCAL_FOLDER
 
 
@@ -56,7 +56,7 @@ def chosen_endpoint(endpoint: str) -> str:
     return chosen
 
 
-def endpoint_of(repo_id: str) -> str:
+def publishing_endpoint(repo_id: str) -> str:
     """Return the Hub of a repository: that of the recipes which publish there, if they agree, else `local`.
 
     Raises:
@@ -85,10 +85,10 @@ def open_repository(
 
         from tasks.hub_client.repository import Repository
 
-        token = write_token(endpoint) if to_write else token_for(endpoint)
+        token = user_token(endpoint) if to_write else token_for(endpoint)
         yield Repository(HfApi(endpoint=endpoint, token=token or False), repo_id)
         return
-    with open_local(local_folder(artifacts), repo_id) as repository:
+    with open_local(local_hub_folder(artifacts), repo_id) as repository:
         yield repository
 
 

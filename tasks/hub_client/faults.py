@@ -24,17 +24,17 @@ they were joined, perhaps by an earlier attempt whose answer was lost. The next 
 _LONGEST_BACKOFF_S = 30.0
 
 
-class LookAgainError(Exception):
+class InconsistentStateError(Exception):
     """The Hub's state contradicts its answers."""
 
 
 # HfHubHTTPError is an httpx2 error. KeyError and ValueError: the answer is not the expected JSON.
 _NETWORK_ERRORS = (httpx2.HTTPError, httpx2.InvalidURL, OSError, RuntimeError)
-CLIENT_ERRORS = (*_NETWORK_ERRORS, LookAgainError, BusyError, OutOfTimeError, ValueError, KeyError)
+CLIENT_ERRORS = (*_NETWORK_ERRORS, InconsistentStateError, BusyError, OutOfTimeError, ValueError, KeyError)
 """What a call of the client may raise because of the Hub or the network."""
 
 
-def refusal(error: BaseException, api: HfApi, repo_id: str) -> EvergreenError | None:
+def permanent_error(error: BaseException, api: HfApi, repo_id: str) -> EvergreenError | None:
     """Return the error for what the Hub would refuse again; None when another attempt may succeed."""
     where = f"{api.endpoint}/{repo_id}"
     cause, uploading = _root_cause(error)
@@ -52,7 +52,7 @@ def refusal(error: BaseException, api: HfApi, repo_id: str) -> EvergreenError | 
         fix = "correct the endpoint (HF_ENDPOINT) or the token (HF_TOKEN)"
     elif isinstance(cause, ValueError) and not isinstance(cause, json.JSONDecodeError):
         fix = "correct what the message names"
-    return HubRefusedError(where, explain(error, api), fix) if fix else None
+    return HubRefusedError(where, describe_without_secrets(error, api), fix) if fix else None
 
 
 def _root_cause(error: BaseException) -> tuple[BaseException, bool]:
@@ -73,14 +73,14 @@ def _fix(status: int, repo_id: str) -> str:
     return "correct what the message names"
 
 
-def wait_before_retry(error: BaseException, attempt: int) -> float:
+def retry_delay(error: BaseException, attempt: int) -> float:
     """Return the seconds to wait after attempt number `attempt` (from 0): what the Hub asks for, or a backoff."""
     cause, _ = _root_cause(error)
     backoff_s = float(min(_LONGEST_BACKOFF_S, 0.5 * 2 ** min(attempt, 10)))
     return max(backoff_s, cause.wait_s) if isinstance(cause, BusyError) else backoff_s
 
 
-def explain(error: BaseException, api: HfApi) -> str:
+def describe_without_secrets(error: BaseException, api: HfApi) -> str:
     """Describe an error without the token and without the signature of an upload URL."""
     cause, uploading = _root_cause(error)
     if isinstance(cause, HfHubHTTPError):

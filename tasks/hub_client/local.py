@@ -34,7 +34,7 @@ _FIX_TOKEN = "generate one by: python -c \"import secrets; print('hf_' + secrets
 _FIX_FORMAT = "write `tokens:` with lines `<token>: <user>` and, for teams, `teams:` with lines `<team>: [<user>, ...]`"
 
 
-class Members(BaseModel, frozen=True, extra="forbid"):
+class HubUsers(BaseModel, frozen=True, extra="forbid"):
     """The users of a Hub."""
 
     tokens: dict[Annotated[str, Field(min_length=_MIN_TOKEN_LENGTH)], str] = Field(min_length=1, repr=False)
@@ -56,7 +56,7 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None, answer: An
     if tokens is None and not is_local:
         what = "other machines can reach this address, and without a tokens file anyone there could write"
         raise HubRefusedError(f"--host {host}", what, "pass --tokens, or use --host 127.0.0.1")
-    members = Members(tokens={new_token(): LOCAL_USER}) if tokens is None else read_members(tokens)
+    members = HubUsers(tokens={new_token(): LOCAL_USER}) if tokens is None else read_members(tokens)
     administrators = [LOCAL_USER] if tokens is None else []
     try:
         hub = LocalHub(
@@ -82,7 +82,7 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None, answer: An
     print("The Hub has stopped.", flush=True)
 
 
-def read_members(path: Path) -> Members:
+def read_members(path: Path) -> HubUsers:
     """Read the users and teams in a tokens file. Error messages never quote a token.
 
     Raises:
@@ -98,7 +98,7 @@ def read_members(path: Path) -> Members:
             fix = f"chmod 600 {path}; replace its tokens if others may have read them"
             raise HubRefusedError(str(path), what, fix)
         content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-        members = Members.model_validate(content)
+        members = HubUsers.model_validate(content)
     except OSError as error:
         raise HubRefusedError(str(path), f"cannot be read: {error.strerror}", _FIX_FORMAT) from None
     except (YAMLError, ValueError) as error:

@@ -67,7 +67,7 @@ class ReleaseRecord:
             body = json.loads(content)
             found = _Content.model_validate(body)
             del body["publish_id"]
-            if release_id(body) != found.publish_id or release_file(body) != content:
+            if release_id(body) != found.publish_id or release_file_content(body) != content:
                 return None
         except (ValueError, RecursionError):
             return None
@@ -109,7 +109,7 @@ def _is_equal(held: RepoFile, listed: ListedFile) -> bool | None:
     return None if listed.git_sha1 is None else held.blob_id == listed.git_sha1
 
 
-def release_file(body: Mapping[str, Any]) -> bytes:
+def release_file_content(body: Mapping[str, Any]) -> bytes:
     """Return the content of a RELEASE_FILE.
 
     Raises:

@@ -57,7 +57,7 @@ class LogEntry:
     """Whether main is at it."""
 
 
-def releases(repository: Repository) -> list[LogEntry]:
+def main_commits(repository: Repository) -> list[LogEntry]:
     """Return the commits of main, newest first.
 
     A release is the first commit with its RELEASE_FILE, however it came to main, if it is tagged as one or holds the files which

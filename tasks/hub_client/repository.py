@@ -19,14 +19,14 @@ from params.foundation.errors import HubRefusedError, TransientError
 from tasks.digests import weights_digest
 from tasks.hub_client.faults import (
     CLIENT_ERRORS,
-    LookAgainError,
-    explain,
-    refusal,
+    InconsistentStateError,
+    describe_without_secrets,
+    permanent_error,
     refuse_malformed_token,
-    wait_before_retry,
+    retry_delay,
 )
 from tasks.hub_client.time_limits import time_limit
-from tasks.hub_client.xet import upload_protocol
+from tasks.hub_client.xet import upload_without_xet
 
 MAIN: Final = "main"
 LOOK_TIMEOUT_S: Final = 60.0
@@ -63,7 +63,7 @@ class Refs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Head:
+class PublishedModel:
     """A model that main holds, or held."""
 
     commit: str
@@ -118,9 +118,9 @@ class Repository:
                 try:
                     return attempt()
                 except CLIENT_ERRORS as error:
-                    if refused := refusal(error, self.api, self.id):
+                    if refused := permanent_error(error, self.api, self.id):
                         raise refused from None
-                    reason, wait_s = explain(error, self.api), wait_before_retry(error, number)
+                    reason, wait_s = describe_without_secrets(error, self.api), retry_delay(error, number)
                 self.log(f"{self.where}: no clear answer: {reason}")
                 if clock() - started + wait_s > self.timeout_s:
                     reason += f"; {self.timeout_s:.0f} s do not allow another wait of {wait_s:.0f} s"
@@ -131,27 +131,27 @@ class Repository:
         what = f"no clear answer after {number + 1} attempts in {clock() - started:.0f} s; the last: {reason}"
         raise TransientError(self.where, what, fix)
 
-    def head(self) -> Head | None:
+    def head(self) -> PublishedModel | None:
         """Return the model that main holds; None without a repository, a branch main, or weights on it."""
 
-        def look() -> Head | None:
+        def look() -> PublishedModel | None:
             try:
                 branches, tags = self.refs()
             except RepositoryNotFoundError:
                 return None
             if (commit := branches.get(MAIN)) is None or (weights := tree_weights(self.tree(commit))) is None:
                 return None
-            return Head(commit, _tag(tags, commit), weights)
+            return PublishedModel(commit, _tag(tags, commit), weights)
 
         return self.retry_until_clear(look)
 
-    def newest_other(self, weights: str, *, since: str | None) -> Head | None:
+    def newest_other(self, weights: str, *, since: str | None) -> PublishedModel | None:
         """Return the newest commit of main whose weights have another digest than `weights`, and None if they have none.
 
         Commits before `since` are not looked at.
         """
 
-        def look() -> Head | None:
+        def look() -> PublishedModel | None:
             try:
                 tags, commits = self.refs().tags, [entry.commit_id for entry in self.history()]
             except RepositoryNotFoundError:
@@ -159,7 +159,7 @@ class Repository:
             for commit in commits:
                 found = tree_weights(self.tree(commit))
                 if found != weights:
-                    return Head(commit, _tag(tags, commit), found) if found else None
+                    return PublishedModel(commit, _tag(tags, commit), found) if found else None
                 if commit == since:
                     return None
             return None
@@ -244,7 +244,7 @@ class Repository:
             try:
                 found = self.refs()
             except RepositoryNotFoundError:
-                raise LookAgainError("the repository was created and is not visible") from None
+                raise InconsistentStateError("the repository was created and is not visible") from None
         if private and not self.api.model_info(self.id).private:
             fix = "make the repository private, or set publish.private to false"
             raise HubRefusedError(self.where, "publish.private is true, and the repository is public", fix)
@@ -266,7 +266,7 @@ class Repository:
         `operations` for each attempt: the client stores in them what it learned of an earlier head.
         """
         description = "\n".join(f"{name}: {value}" for name, value in trailers.items())
-        with upload_protocol(self.api, self.id, branch):
+        with upload_without_xet(self.api, self.id, branch):
             made = self.api.create_commit(
                 self.id,
                 operations,
@@ -286,7 +286,7 @@ class Repository:
         description: str,
     ) -> None:
         """Open a pull request for main, with one commit on `parent`."""
-        with upload_protocol(self.api, self.id, MAIN, create_pr=True):
+        with upload_without_xet(self.api, self.id, MAIN, create_pr=True):
             self.api.create_commit(
                 self.id,
                 operations,

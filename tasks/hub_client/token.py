@@ -18,7 +18,7 @@ def token_for(endpoint: str) -> str | None:
     return get_token() if _same(endpoint, _home()) else None
 
 
-def write_token(endpoint: str) -> str:
+def user_token(endpoint: str) -> str:
     """Return the user's token for a Hub.
 
     Raises:

@@ -15,7 +15,7 @@ _REFUSED_OR_UNCLEAR = frozenset({401, 403, 408, 425, 429})
 
 
 @contextlib.contextmanager
-def upload_protocol(api: HfApi, repo_id: str, branch: str, *, create_pr: bool = False) -> Iterator[None]:
+def upload_without_xet(api: HfApi, repo_id: str, branch: str, *, create_pr: bool = False) -> Iterator[None]:
     """Inside the block, large files go to a Hub without Xet storage by git-lfs. The client would fail.
 
     The setting belongs to the process: another thread that uploads meanwhile uses git-lfs, too, which every Hub has. With

@@ -81,7 +81,7 @@ def quote_revision(revision: str) -> str:
     return quote(revision, safe="")
 
 
-def file_links(target: Target, revision: str, sha: str) -> tuple[FileLink, FileLink]:
+def file_url_functions(target: Target, revision: str, sha: str) -> tuple[FileLink, FileLink]:
     """Return the functions that give the URL of a file's page and that of its content."""
     base, at = f"/{target.page}", quote_revision(revision)
     folders = {entry.path for entry in target.repository.entries(sha, recursive=True) if entry.is_folder}
@@ -100,7 +100,7 @@ def file_links(target: Target, revision: str, sha: str) -> tuple[FileLink, FileL
 def comment_renderer(target: Target, number: int) -> Callable[[str], Markup]:
     """Return the function that renders comments on a pull request as HTML, with links to the files of its branch."""
     revision = pull_ref(number).decode()
-    page_of, content_of = file_links(target, revision, target.repository.resolve(revision))
+    page_of, content_of = file_url_functions(target, revision, target.repository.resolve(revision))
 
     def render(text: str) -> Markup:
         return render_markdown(text, folder="", page_of=page_of, content_of=content_of, anchors=False)
@@ -108,7 +108,7 @@ def comment_renderer(target: Target, number: int) -> Callable[[str], Markup]:
     return render
 
 
-def show_metadata(metadata: dict[str, object]) -> list[tuple[str, list[str]]]:
+def metadata_table_rows(metadata: dict[str, object]) -> list[tuple[str, list[str]]]:
     """Return the metadata as rows of a table: a key and its values as text. Metrics are left out: the card itself shows them."""
     rows = []
     for key, value in metadata.items():

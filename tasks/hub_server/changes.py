@@ -49,7 +49,7 @@ class Changes:
     """Files that cannot be merged into main."""
 
 
-def line_of(git: Repo, head: ObjectID, until: str | None = None) -> Iterator[Commit]:
+def first_parent_commits(git: Repo, head: ObjectID, until: str | None = None) -> Iterator[Commit]:
     """Yield the commits from `head` back, by their first parents, without `until` and what is before it."""
     sha: ObjectID | None = head
     while sha is not None and sha.decode() != until:
@@ -58,9 +58,9 @@ def line_of(git: Repo, head: ObjectID, until: str | None = None) -> Iterator[Com
         sha = commit.parents[0] if commit.parents else None
 
 
-def read_changes(git: Repo, base: str, head: ObjectID, main: ObjectID) -> Changes:
+def branch_changes(git: Repo, base: str, head: ObjectID, main: ObjectID) -> Changes:
     """Return what a branch changes."""
-    commits = [commit_record(commit) for commit in line_of(git, head, until=base)]
+    commits = [commit_record(commit) for commit in first_parent_commits(git, head, until=base)]
     before, after = read_files(git, ObjectID(base.encode())), read_files(git, head)
     files = [
         FileChange(_shown(path), *(_entry(git, path, found.get(path)) for found in (before, after)))

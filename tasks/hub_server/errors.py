@@ -30,7 +30,7 @@ def repository_not_found() -> HubError:
     return HubError(404, "Repository not found", "RepoNotFound")
 
 
-def absent(what: str) -> HubError:
+def not_implemented(what: str) -> HubError:
     """Return the 501 for what a Hub can have and this one has not."""
     return HubError(501, f"The local Hub has no {what}")
 

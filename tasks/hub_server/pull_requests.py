@@ -19,7 +19,7 @@ from dulwich.objects import ObjectID
 from dulwich.refs import Ref
 from dulwich.repo import Repo
 
-from tasks.hub_server.changes import Changes, line_of, merge_files, read_changes
+from tasks.hub_server.changes import Changes, branch_changes, first_parent_commits, merge_files
 from tasks.hub_server.discussions import Event, Merge, PullRequest, Status, check_text, check_title
 from tasks.hub_server.errors import HubError, branch_moved
 from tasks.hub_server.git_objects import Change, commit_message, commit_record, write_commit
@@ -67,7 +67,7 @@ class PullRequests:
         """
         with self.repository.open() as git:
             found = self._load(git, number)
-            changes = read_changes(git, found.base, git.refs[pull_ref(number)], git.refs[_MAIN])
+            changes = branch_changes(git, found.base, git.refs[pull_ref(number)], git.refs[_MAIN])
             if found.status == "merged":
                 changes = replace(changes, conflicts=[])
             return found, changes
@@ -155,7 +155,7 @@ class PullRequests:
             _require_open(found)
             _require_unchanged(git, found, seen)
             head, main = git.refs[pull_ref(number)], git.refs[_MAIN]
-            commits = [commit_record(commit) for commit in line_of(git, head, until=found.base)][::-1]
+            commits = [commit_record(commit) for commit in first_parent_commits(git, head, until=found.base)][::-1]
             files, conflicts = merge_files(git, found.base, head, main)
             if conflicts:
                 names = ", ".join(conflicts[:10])
@@ -204,7 +204,7 @@ class PullRequests:
         found = PullRequest.model_validate_json(path.read_bytes())
         merge = found.merge
         if merge and found.status != "merged":
-            since = line_of(git, git.refs[_MAIN], until=merge.parent)
+            since = first_parent_commits(git, git.refs[_MAIN], until=merge.parent)
             if any(commit.id.decode() == merge.commit for commit in since):
                 found.finish_merge()
         return found
@@ -240,7 +240,7 @@ def _heads(git: Repo) -> dict[int, ObjectID]:
 def _find_on_main(git: Repo, parent: str) -> ObjectID:
     """Return the commit on main whose id begins with `parent`."""
     if COMMIT_ID.fullmatch(parent.lower()):
-        for commit in line_of(git, git.refs[_MAIN]):
+        for commit in first_parent_commits(git, git.refs[_MAIN]):
             if commit.id.decode().startswith(parent.lower()):
                 return commit.id
     raise HubError(400, f"A pull request starts from a commit of {MAIN}, and {parent!r} is none")

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 
 from tasks.hub_server import limits
 from tasks.hub_server.access import Access, Sessions
-from tasks.hub_server.errors import HubError, absent, repository_not_found
+from tasks.hub_server.errors import HubError, not_implemented, repository_not_found
 from tasks.hub_server.git_objects import CommitRecord, Entry
 from tasks.hub_server.pull_requests import PullRequests
 from tasks.hub_server.repositories import Repository
@@ -136,7 +136,7 @@ def open_target(hub: Hub, kind: str, namespace: str, name: str, user: str | None
         HubError: 404 RepoNotFound if it does not exist, or is private and the user has no access; 501 for another kind.
     """
     if kind not in KINDS:
-        raise absent(kind)
+        raise not_implemented(kind)
     repository = hub.store.open(kind, namespace, name)
     can_write = hub.access.can_write(user, namespace)
     if not can_write and repository.private:
@@ -144,7 +144,7 @@ def open_target(hub: Hub, kind: str, namespace: str, name: str, user: str | None
     return Target(kind, namespace, name, repository, user, can_write)
 
 
-def participating_target(request: Request) -> Target:
+def readable_target_with_token(request: Request) -> Target:
     """Return the repository of this request, if the user has a token and can read it.
 
     Raises:
@@ -160,7 +160,7 @@ def writable_target(request: Request) -> Target:
     Raises:
         HubError: 401 without a token, 404 as for reading, 403 for a user who can only read.
     """
-    target = participating_target(request)
+    target = readable_target_with_token(request)
     get_hub(request).access.require_write(target.user, target.namespace)
     return target
 
@@ -184,14 +184,14 @@ async def get_body(request: Request, user: User) -> bytes:
 User = Annotated[str | None, Depends(get_user)]
 Readable = Annotated[Target, Depends(readable_target)]
 Browsable = Annotated[Target, Depends(browsable_target)]
-Participant = Annotated[Target, Depends(participating_target)]
+Participant = Annotated[Target, Depends(readable_target_with_token)]
 Writable = Annotated[Target, Depends(writable_target)]
 RequiredUser = Annotated[str, Depends(require_user)]
 Reader = Annotated[str | None, Depends(get_reader)]
 Body = Annotated[bytes, Depends(get_body)]
 
 
-class Sent(BaseModel):
+class JsonBody(BaseModel):
     """What a request sends as JSON. FastAPI would read a body of its own before it calls any dependency."""
 
     @classmethod

@@ -9,7 +9,7 @@ from dulwich.objects import ObjectID
 from fastapi import APIRouter, Query, Request, Response
 
 from tasks.hub_server.card_metadata import read_card
-from tasks.hub_server.errors import HubError, absent
+from tasks.hub_server.errors import HubError, not_implemented
 from tasks.hub_server.git_objects import Entry
 from tasks.hub_server.limits import BODY_BYTES
 from tasks.hub_server.repositories import MAIN
@@ -43,7 +43,7 @@ def list_repositories(
 ) -> list[Json]:
     """The repositories that the user can see and that fit all conditions, by name."""
     if unknown := request.query_params.keys() - _CONDITIONS:
-        raise absent(f"lists by {', '.join(sorted(unknown))}, only by {', '.join(sorted(_CONDITIONS))}")
+        raise not_implemented(f"lists by {', '.join(sorted(unknown))}, only by {', '.join(sorted(_CONDITIONS))}")
     hub, found = get_hub(request), list[Json]()
     for namespace, name, repository in hub.store.list(kind):
         id_ = f"{namespace}/{name}"
@@ -74,7 +74,7 @@ def describe(
     response.headers["X-Repo-Commit"] = sha
     found = _describe(target, sha, files=True, blobs=blobs)
     if unknown := set(expand) - found.keys() - {"library_name", "pipeline_tag"}:
-        raise absent(f"field {', '.join(sorted(unknown))} of a repository, only {', '.join(sorted(found))}")
+        raise not_implemented(f"field {', '.join(sorted(unknown))} of a repository, only {', '.join(sorted(found))}")
     return found
 
 

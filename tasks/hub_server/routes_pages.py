@@ -21,7 +21,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
 from tasks.hub_server.card_metadata import read_card
-from tasks.hub_server.cards import file_links, quote_revision, render_markdown, show_metadata
+from tasks.hub_server.cards import file_url_functions, metadata_table_rows, quote_revision, render_markdown
 from tasks.hub_server.content_types import is_image, opens_in_browser
 from tasks.hub_server.errors import HubError
 from tasks.hub_server.git_objects import Entry
@@ -87,15 +87,15 @@ def show_file(
         context |= {"is_image": is_image(path), "opens": opens_in_browser(path)}
         return repository_page(target, revision, sha, "file.html", context)
     card = read_card(text, is_model=target.kind == "models")
-    page_of, content_of = file_links(target, revision, sha)
+    page_of, content_of = file_url_functions(target, revision, sha)
     body = render_markdown(card.body, folder=path.rpartition("/")[0], page_of=page_of, content_of=content_of)
-    metadata = show_metadata(card.metadata or {})
+    metadata = metadata_table_rows(card.metadata or {})
     context = {"entry": entry, "body": body, "metadata": metadata, "errors": card.errors, "is_card": is_card}
     return repository_page(target, revision, sha, "card.html", context | {"trial": box})
 
 
 @repository_router.post("/try/{revision}")
-def answer(request: Request, form: SentForm, revision: Quoted) -> Response:
+def show_model_answer(request: Request, form: SentForm, revision: Quoted) -> Response:
     """Show what the model of a revision answers to the text of the form, above its card."""
     trials = get_hub(request).trials
     if trials is None or form.target.kind != "models":

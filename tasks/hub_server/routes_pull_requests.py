@@ -24,9 +24,9 @@ from tasks.hub_server.requests import (
     Body,
     Browsable,
     Json,
+    JsonBody,
     Participant,
     Readable,
-    Sent,
     SentForm,
     Target,
     Writable,
@@ -75,7 +75,7 @@ def describe_pull_request(target: Readable, number: int) -> Json:
     }
 
 
-class NewComment(Sent):
+class NewComment(JsonBody):
     """The body of comment."""
 
     comment: str = ""

@@ -12,16 +12,16 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import Field
 
 from tasks.hub_server.card_metadata import read_card, split_card
-from tasks.hub_server.errors import HubError, absent
+from tasks.hub_server.errors import HubError, not_implemented
 from tasks.hub_server.git_objects import Entry, large_file_places, last_changes
 from tasks.hub_server.requests import (
     API,
     Body,
     Json,
+    JsonBody,
     Quoted,
     Readable,
     RequiredUser,
-    Sent,
     Target,
     User,
     Writable,
@@ -52,11 +52,11 @@ def whoami(request: Request, user: RequiredUser) -> Json:
 def _kind(repo_type: str) -> str:
     """Return the kind of repository as paths have it: `models` for `model`."""
     if f"{repo_type}s" not in KINDS:
-        raise absent(f"repositories of the type {repo_type!r}, only models and datasets")
+        raise not_implemented(f"repositories of the type {repo_type!r}, only models and datasets")
     return f"{repo_type}s"
 
 
-class RepositoryBody(Sent):
+class RepositoryBody(JsonBody):
     """The body of repos/delete."""
 
     name: str
@@ -101,7 +101,7 @@ def delete_repository(
     return {}
 
 
-class Settings(Sent):
+class Settings(JsonBody):
     """The body of settings."""
 
     visibility: str | None = None
@@ -112,15 +112,15 @@ class Settings(Sent):
 def change_settings(target: Writable, settings: Annotated[Settings, Depends(Settings.read)]) -> Json:
     """Make the repository public or private."""
     if settings.gated:
-        raise absent("gated access")
+        raise not_implemented("gated access")
     if settings.visibility not in (None, "public", "private"):
-        raise absent(f"visibility {settings.visibility!r}: it is public or private")
+        raise not_implemented(f"visibility {settings.visibility!r}: it is public or private")
     if settings.visibility:
         target.repository.set_private(settings.visibility == "private")
     return {"private": target.repository.private}
 
 
-class Move(Sent):
+class Move(JsonBody):
     """The body of repos/move."""
 
     from_repo: str = Field(alias="fromRepo", pattern="^[^/]+/[^/]+$")
@@ -141,7 +141,7 @@ def move_repository(request: Request, user: RequiredUser, move: Annotated[Move, 
 
 
 @router.get(API + "/lfs-files")
-def list_files(target: Writable) -> list[Json]:
+def list_large_files(target: Writable) -> list[Json]:
     """The large files that are stored, by path; whether or not a commit has them."""
     with target.repository.open() as git:
         places = large_file_places(git)
@@ -155,24 +155,26 @@ def list_files(target: Writable) -> list[Json]:
     return sorted(found, key=lambda each: (each["filename"], each["pushedAt"]))
 
 
-class Deletions(Sent):
+class LargeFileDeletions(JsonBody):
     """Which large files to delete."""
 
     sha: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(max_length=_MAX_BATCH)
     rewrite_history: bool = Field(default=True, alias="rewriteHistory")
 
 
-class Batch(Sent):
+class DeleteLargeFilesBody(JsonBody):
     """The body of lfs-files/batch."""
 
-    deletions: Deletions
+    deletions: LargeFileDeletions
 
 
 @router.post(API + "/lfs-files/batch")
-def delete_files(target: Writable, batch: Annotated[Batch, Depends(Batch.read)]) -> Json:
+def delete_large_files(
+    target: Writable, batch: Annotated[DeleteLargeFilesBody, Depends(DeleteLargeFilesBody.read)]
+) -> Json:
     """Delete the content of large files for good. Commits keep their ids, by which receipts and rollbacks name them."""
     if batch.deletions.rewrite_history:
-        raise absent("rewriting of the history: pass rewrite_history=False, and commits keep their ids")
+        raise not_implemented("rewriting of the history: pass rewrite_history=False, and commits keep their ids")
     with target.repository.writing():
         for sha256 in batch.deletions.sha:
             target.repository.large_files.path(sha256).unlink(missing_ok=True)
@@ -227,7 +229,7 @@ def _entries_json(target: Target, sha: str, entries: Sequence[Entry], *, expand:
     return [entry_json(entry, commits.get(entry.path)) for entry in entries]
 
 
-class ValidateCard(Sent):
+class ValidateCard(JsonBody):
     """The body of validate-yaml: a README.md."""
 
     content: str

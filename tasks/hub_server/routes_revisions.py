@@ -11,7 +11,7 @@ from pydantic import Field
 from tasks.hub_server.git_objects import CommitRecord
 from tasks.hub_server.names import RefKind
 from tasks.hub_server.repositories import MAIN
-from tasks.hub_server.requests import API, Json, Quoted, Readable, Sent, Writable, iso_date
+from tasks.hub_server.requests import API, Json, JsonBody, Quoted, Readable, Writable, iso_date
 
 router = APIRouter()
 
@@ -54,7 +54,7 @@ def _formatted(commit: CommitRecord) -> dict[str, str]:
     return {"title": str(escape(commit.title)), "message": str(escape(commit.message)).replace("\n", "<br>")}
 
 
-class NewTag(Sent):
+class NewTag(JsonBody):
     """The body of a request that creates a tag. An annotation message is ignored."""
 
     tag: str
@@ -74,7 +74,7 @@ def delete_tag(target: Writable, tag: Quoted) -> Json:
     return {}
 
 
-class NewBranch(Sent):
+class NewBranch(JsonBody):
     """The body of a request that creates a branch."""
 
     starting_point: str = Field(default=MAIN, alias="startingPoint")

@@ -24,7 +24,7 @@ from starlette.responses import RedirectResponse
 
 from tasks.hub_server import limits
 from tasks.hub_server.card_metadata import read_card
-from tasks.hub_server.errors import HubError, absent
+from tasks.hub_server.errors import HubError, not_implemented
 from tasks.hub_server.git_objects import Change, DeleteFile, DeleteFolder, PutFile, PutLargeFile, commit_message
 from tasks.hub_server.git_rules import read_attributes, read_ignore
 from tasks.hub_server.large_files import LargeFiles
@@ -34,13 +34,13 @@ from tasks.hub_server.repositories import LARGE_SUFFIXES, MAIN
 from tasks.hub_server.requests import (
     API,
     Json,
+    JsonBody,
     Participant,
     Quoted,
-    Sent,
     Target,
     get_endpoint,
     get_hub,
-    participating_target,
+    readable_target_with_token,
     writable_target,
 )
 
@@ -64,7 +64,7 @@ def committable_target(request: Request, revision: Quoted, *, create_pr: bool = 
     number = pull_number(revision)
     if not create_pr and number is None:
         return writable_target(request)
-    target = participating_target(request)
+    target = readable_target_with_token(request)
     if number is not None:
         target.repository.resolve(revision)
         target.pull_requests.require_author(target.pull_requests.get(number))
@@ -80,12 +80,12 @@ async def get_commit_body(request: Request, _: Committable) -> bytes:
 
 
 @router.get(API + "/xet-write-token/{revision}")
-def explain_xet() -> RedirectResponse:
+def refuse_xet_upload() -> RedirectResponse:
     """Lead to a 501. hf-xet shows nothing of an answer but its status and this last address."""
     return RedirectResponse("/-/this-hub-has-no-xet-storage:set-HF_HUB_DISABLE_XET=1")
 
 
-class AnnouncedFile(Sent):
+class AnnouncedFile(JsonBody):
     """A file of the next commit."""
 
     path: str
@@ -94,7 +94,7 @@ class AnnouncedFile(Sent):
     """The first 512 bytes, in base64."""
 
 
-class Preupload(Sent):
+class Preupload(JsonBody):
     """The body of preupload."""
 
     files: list[AnnouncedFile]
@@ -135,14 +135,14 @@ def _is_large(file: AnnouncedFile, attributes: GitAttributes) -> bool:
     return is_named or file.size > REGULAR_BYTES or b"\0" in _base64(file.sample)
 
 
-class LargeObject(Sent):
+class LargeObject(JsonBody):
     """A large file: SHA-256 and size."""
 
     oid: str = Field(pattern=r"^[0-9a-f]{64}$")
     size: int = Field(ge=0, le=_MAX_LARGE_BYTES)
 
 
-class Batch(Sent):
+class Batch(JsonBody):
     """The body of the git-lfs batch request."""
 
     operation: str = "upload"
@@ -208,7 +208,7 @@ def commit(
     answer: Json = {"success": True, "hookOutput": ""}
     if create_pr:
         if revision.removeprefix("refs/heads/") != MAIN:
-            raise absent(f"pull requests for other branches than {MAIN}, such as {revision}")
+            raise not_implemented(f"pull requests for other branches than {MAIN}, such as {revision}")
         found, sha = pull_requests.create(changes, title=title, description=description, parent=parent)
         answer["pullRequestUrl"] = f"{page}/discussions/{found.number}"
     elif number is not None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.hub_server.errors import HubError, absent, repository_not_found
+from tasks.hub_server.errors import HubError, not_implemented, repository_not_found
 from tasks.hub_server.names import is_valid_name, is_valid_namespace
 from tasks.hub_server.repositories import Repository
 
@@ -127,7 +127,7 @@ class Store:
             HubError: 501 for an unknown kind.
         """
         if kind not in KINDS:
-            raise absent(kind)
+            raise not_implemented(kind)
         for path in sorted((self._root / kind).glob("[!.]*/[!.]*.git")):
             yield path.parent.name, path.name.removesuffix(".git"), Repository(path)
 

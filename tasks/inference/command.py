@@ -18,7 +18,7 @@ from tasks.inference.answer import Answer
 from tasks.inference.published_model import ModelFiles, ModelName, fetch
 from tasks.inference.tried_model import AnswerOptions, TriedModel
 from trainer.model.adapters import is_adapter
-from trainer.runtime.imports import leave_out
+from trainer.runtime.imports import hide_packages
 
 _GAP = "  |  "
 
@@ -39,7 +39,7 @@ def try_model(
     _log_to_errors()
     files = [fetch(Path(), one) for one in names]
     if not any(_needs_more(one.folder) for one in files):
-        leave_out("peft", "torchao")
+        hide_packages("peft", "torchao")
     models = [TriedModel.load(one.folder, one.where) for one in files]
     for text in texts or _standard_input():
         answers = [model.answer(text, options) for model in models]

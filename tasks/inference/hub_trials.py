@@ -18,8 +18,8 @@ from params import EvergreenError
 from tasks.hub_client.connection import open_local
 from tasks.hub_server.trials import MayRead, TrialAnswer, TrialError
 from tasks.inference import trial_process
-from tasks.inference.published_model import MAIN, ModelFiles, download
-from trainer.model.adapters import CONFIG, BaseModel, is_adapter
+from tasks.inference.published_model import MAIN, ModelFiles, fetch_from_repository
+from trainer.model.adapters import CONFIG, BaseModelReference, is_adapter
 
 _TIMEOUT_S = 120.0
 """For one answer, the loading of the model included."""
@@ -72,11 +72,11 @@ class HubTrials:
 
     def _download(self, repo_id: str, revision: str) -> ModelFiles:
         with open_local(self._folder, repo_id) as repository:
-            return download(repository, revision)
+            return fetch_from_repository(repository, revision)
 
     def _base(self, files: ModelFiles, may_read: MayRead) -> ModelFiles:
         """Return the base model of an adapter, which must be a whole model on this Hub: its name may be any path, too."""
-        base = BaseModel.of(files.folder)
+        base = BaseModelReference.of(files.folder)
         if not _REPOSITORY.fullmatch(base.name) or not may_read(base.name):
             what = f"its base model, {base.name}, is not on this Hub, or you may not see it"
             raise TrialError(f"{files.where}: {what}; `evergreen try` in a shell takes base models from elsewhere")

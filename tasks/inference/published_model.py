@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from params import HubRefusedError, RecipeError, load
 from params.foundation.artifacts import Artifacts, storage_errors
 from params.loading import find_recipe
-from tasks.hub_client.connection import endpoint_of, open_repository
+from tasks.hub_client.connection import open_repository, publishing_endpoint
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import Repository
@@ -52,7 +52,7 @@ class ModelName:
             raise RecipeError(text, f"{revision!r} is not a revision", fix)
         revision = revision or MAIN
         if _REPOSITORY.fullmatch(name) and not name.endswith((".yaml", ".yml")):
-            return cls(name, revision, endpoint_of(name))
+            return cls(name, revision, publishing_endpoint(name))
         if "/" in name and not name.endswith((".yaml", ".yml")):
             raise RecipeError(text, "names no repository", "write owner/name, or owner/name@revision")
         path = find_recipe(name)
@@ -97,10 +97,10 @@ def fetch(root: Path, name: ModelName) -> ModelFiles:
         StorageError: the disk is full.
     """
     with open_repository(Artifacts("try", root), repo_id=name.repo_id, endpoint=name.endpoint) as opened:
-        return download(opened, name.revision, recipe=name.recipe)
+        return fetch_from_repository(opened, name.revision, recipe=name.recipe)
 
 
-def download(opened: Repository, revision: str, *, recipe: str | None = None) -> ModelFiles:
+def fetch_from_repository(opened: Repository, revision: str, *, recipe: str | None = None) -> ModelFiles:
     """As `fetch`, from a repository that is open."""
     repository = replace(opened, timeout_s=_LOOK_S)
     commit, tag = repository.retry_until_clear(lambda: _look(repository, revision, recipe))

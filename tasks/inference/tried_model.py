@@ -18,10 +18,10 @@ from tasks.inference.answer import Answer, Label, Span
 from tasks.publishing.provenance import FILE
 from tasks.tokenization.tokenizers import NO_LIMIT
 from trainer import objectives
-from trainer.model.adapters import TASKS, BaseModel, is_adapter
-from trainer.model.network import trained_model
+from trainer.model.adapters import TASKS, BaseModelReference, is_adapter
+from trainer.model.network import load_trained_model
 from trainer.objectives.bases.prompt_form import PromptForm
-from trainer.runtime.library_errors import own_code_error
+from trainer.runtime.library_errors import remote_code_error
 from trainer.runtime.model_files import check_model_files
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class TriedModel:
 
         check_model_files(folder, where=where, adapter=True)
         if is_adapter(folder):
-            named = BaseModel.of(folder).task
+            named = BaseModelReference.of(folder).task
             task = _task([named] if named else [], where, "adapter_config.json")
         else:
             with _load_errors(where):
@@ -215,7 +215,7 @@ def _load_network(folder: Path, task: Task, where: str) -> PreTrainedModel:
     auto_class = getattr(transformers, _AUTO_CLASSES[task][0])
     if is_adapter(folder):
         with _load_errors(where):
-            return trained_model(folder, auto_class)
+            return load_trained_model(folder, auto_class)
     if not any(folder.glob("*.safetensors")):
         what = "it has no weights as safetensors"
         raise ModelError(where, what, "name a revision with a whole model; weights as pickle are not loaded")
@@ -238,4 +238,4 @@ def _load_errors(where: str, part: str = "") -> Iterator[None]:
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError) as error:
         what = f"{part}cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
         fix = "name a model that transformers can load without code of its own"
-        raise own_code_error(where, error) or ModelError(where, what, fix) from error
+        raise remote_code_error(where, error) or ModelError(where, what, fix) from error

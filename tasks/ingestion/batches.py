@@ -81,7 +81,7 @@ def _each(rows: AddressedRows) -> AddressedRows:
         yield row
 
 
-def readable(batch: Batch) -> tuple[Batch, list[dict[str, Any]]]:
+def to_readable_batch(batch: Batch) -> tuple[Batch, list[dict[str, Any]]]:
     """Return a batch whose types every stage can read, and its rows as Python objects.
 
     Raises:

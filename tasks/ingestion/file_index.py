@@ -19,14 +19,14 @@ from tasks.ingestion.batches import AddressedRows, Batches, to_batches
 from tasks.ingestion.formats import (
     JSON_SUFFIXES,
     CsvColumns,
-    Place,
+    TextFilePosition,
     csv_rows,
+    index_csv,
+    index_json_lines,
     json_rows,
     open_parquet,
     parquet_batches,
-    read_errors,
-    scan_csv,
-    scan_json,
+    translate_read_errors,
 )
 from tasks.progress import made_progress
 from tasks.shards.executor import usable_cpus
@@ -41,7 +41,7 @@ _AFTER_FOOTER_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Piece:
+class FileRowRange:
     """Consecutive rows of a file."""
 
     path: Path
@@ -49,7 +49,7 @@ class Piece:
     first: int
     """Number of the first row in the file."""
     rows: int
-    begin: Place
+    begin: TextFilePosition
     """Where to begin to read, at that row or before it."""
     offsets: Sequence[int]
     """Offsets in the file between which the bytes are hashed; all rows are between the first and the last."""
@@ -68,7 +68,7 @@ class Piece:
             DataError: a row is malformed.
             InputsChangedError: the file is not what was hashed.
         """
-        with read_errors(self.path, self.name):
+        with translate_read_errors(self.path, self.name):
             state = _state(self.path)
             try:
                 yield from self._unchecked()
@@ -115,13 +115,13 @@ class FileIndex:
     rows: int
     sha256: str
     """Hash of the content, from `hashes`."""
-    places: Sequence[Place]
+    places: Sequence[TextFilePosition]
     """Places of rows, from the first on: of a Parquet file those of its row groups, and then that of its footer."""
     hashes: Sequence[str]
     """Hash of the bytes from each place to the next one; the first begins with the file."""
     csv_columns: CsvColumns | None = None
 
-    def piece(self, first: int, rows: int) -> Piece:
+    def piece(self, first: int, rows: int) -> FileRowRange:
         """Return the rows from number `first` on, at most `rows`."""
         rows = min(rows, self.rows - first)
         is_parquet = self.path.suffix.lower() == ".parquet"
@@ -137,7 +137,7 @@ class FileIndex:
         )
         key = repr([sha256, footer, first - begin.row, rows, self.name, begin.line, columns])
         key = hashlib.sha256(key.encode()).hexdigest()
-        return Piece(self.path, self.name, first, rows, begin, offsets, sha256, footer, self.csv_columns, key)
+        return FileRowRange(self.path, self.name, first, rows, begin, offsets, sha256, footer, self.csv_columns, key)
 
 
 def index_file(path: Path, name: str) -> FileIndex:
@@ -147,32 +147,32 @@ def index_file(path: Path, name: str) -> FileIndex:
         DataError: the file is empty or unreadable. Rows are checked only as far as that finds them.
     """
     suffix, columns = path.suffix.lower(), None
-    with read_errors(path, name):
+    with translate_read_errors(path, name):
         if suffix == ".parquet":
             places, rows = _scan_parquet(path, name)
         elif suffix == ".csv":
-            columns, places, rows = scan_csv(path, name)
+            columns, places, rows = index_csv(path, name)
         else:
-            places, rows = scan_json(path)
+            places, rows = index_json_lines(path)
         hashes = _hashes(path, [0, *(place.offset for place in places[1:])])
         return FileIndex(path, name, rows, _hash_of(hashes), places, hashes, columns)
 
 
-def _scan_parquet(path: Path, name: str) -> tuple[list[Place], int]:
+def _scan_parquet(path: Path, name: str) -> tuple[list[TextFilePosition], int]:
     """Return the places of the row groups and of the footer, and the number of rows."""
     with open_parquet(path, name) as file:
-        metadata, rows, places = file.metadata, 0, list[Place]()
+        metadata, rows, places = file.metadata, 0, list[TextFilePosition]()
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         columns = [group.column(column) for column in range(group.num_columns)]
         pages = [page for c in columns for page in (c.dictionary_page_offset, c.data_page_offset) if page is not None]
-        places.append(Place(rows, min(pages, default=0)))
+        places.append(TextFilePosition(rows, min(pages, default=0)))
         rows += group.num_rows
     offsets = [place.offset for place in places]
     if not _are_ascending(offsets):  # a writer put them in another order
         places = []
-    footer = Place(rows, path.stat().st_size - _AFTER_FOOTER_BYTES - int(metadata.serialized_size))
-    return [Place(), *places[1:], footer], rows
+    footer = TextFilePosition(rows, path.stat().st_size - _AFTER_FOOTER_BYTES - int(metadata.serialized_size))
+    return [TextFilePosition(), *places[1:], footer], rows
 
 
 def _are_ascending(offsets: Sequence[int]) -> bool:

@@ -12,7 +12,7 @@ from params import DataError
 from params.foundation.hashing import file_sha256
 from tasks.ingestion.batches import Batches, is_unicode
 from tasks.ingestion.file_index import INDEXED, FileIndex, index_file
-from tasks.ingestion.formats import JSON_SUFFIXES, SUFFIXES, TextUnit, columns_of, read_errors, read_file
+from tasks.ingestion.formats import JSON_SUFFIXES, SUFFIXES, TextUnit, columns_of, read_file, translate_read_errors
 
 
 class FileSource:
@@ -43,7 +43,7 @@ class FileSource:
         listing = hashlib.sha256()
         for name in sorted({name for names in self._names.values() for name in names}):
             path = self._folder / name
-            with read_errors(path, name):
+            with translate_read_errors(path, name):
                 shown = path.name if Path(name).is_absolute() else name
                 sha256 = self._index(name).sha256 if _is_indexed(name) else file_sha256(path)
                 listing.update(f"{shown}\0{sha256}\n".encode())

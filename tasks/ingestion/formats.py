@@ -36,7 +36,7 @@ CsvColumns = Mapping[str, Callable[[str], Any]]
 
 
 @dataclass(frozen=True)
-class Place:
+class TextFilePosition:
     """Where reading can begin in a file of text."""
 
     row: int = 0
@@ -56,9 +56,9 @@ def read_file(path: Path, name: str, text_unit: TextUnit) -> Batches:
         DataError: the file is empty, unreadable or malformed.
     """
     suffix = path.suffix.lower()
-    with read_errors(path, name):
+    with translate_read_errors(path, name):
         if suffix == ".csv":
-            columns, _, _ = scan_csv(path, name)
+            columns, _, _ = index_csv(path, name)
             with path.open("rb") as file:
                 yield from to_batches(csv_rows(file, name, columns))
         elif suffix in JSON_SUFFIXES:
@@ -73,18 +73,18 @@ def read_file(path: Path, name: str, text_unit: TextUnit) -> Batches:
 
 def columns_of(path: Path, name: str) -> set[str]:
     """Return the columns of a CSV, Parquet or text file, of which only the beginning is read."""
-    with read_errors(path, name):
+    with translate_read_errors(path, name):
         if path.suffix.lower() == ".parquet":
             with open_parquet(path, name) as file:
                 return set(file.schema_arrow.names)
         if path.suffix.lower() == ".csv":
             with path.open("rb") as lines:
-                return set(_csv_header(_csv_cells(_Lines(lines, Place()), name), name))
+                return set(_csv_header(_csv_cells(_Lines(lines, TextFilePosition()), name), name))
     return {"text"}
 
 
 @contextlib.contextmanager
-def read_errors(path: Path, name: str) -> Iterator[None]:
+def translate_read_errors(path: Path, name: str) -> Iterator[None]:
     """Refuse an empty file, and raise errors of reading `path` as a `DataError` that names the file."""
     try:
         if path.stat().st_size == 0:
@@ -112,17 +112,17 @@ def _not_utf8(path: Path, name: str) -> DataError:
     return DataError(name, "not UTF-8", fix)
 
 
-def scan_csv(path: Path, name: str) -> tuple[CsvColumns, list[Place], int]:
+def index_csv(path: Path, name: str) -> tuple[CsvColumns, list[TextFilePosition], int]:
     """Read a CSV file, and return its columns, the places of about every `PLACE_ROWS`th row from the first on, and the number of rows.
 
     CSV has no types: a column is numeric only if all of its cells are numbers.
     """
     with path.open("rb") as file:
-        lines = _Lines(file, Place())
+        lines = _Lines(file, TextFilePosition())
         records = _csv_cells(lines, name)
         header = _csv_header(records, name)
         integers, numbers = set(range(len(header))), set(range(len(header)))
-        places, rows = [Place()], 0
+        places, rows = [TextFilePosition()], 0
         for _, cells in records:
             integers -= {column for column in integers if cells[column] and not _INTEGER.fullmatch(cells[column])}
             numbers -= {column for column in numbers if cells[column] and not _NUMBER.fullmatch(cells[column])}
@@ -142,7 +142,9 @@ def _csv_header(records: Iterator[tuple[str, list[str]]], name: str) -> list[str
     return header
 
 
-def csv_rows(file: IO[bytes], name: str, columns: CsvColumns, begin: Place = Place()) -> AddressedRows:
+def csv_rows(
+    file: IO[bytes], name: str, columns: CsvColumns, begin: TextFilePosition = TextFilePosition()
+) -> AddressedRows:
     """Read the rows of a CSV file that is open at a place."""
     records = _csv_cells(_Lines(file, begin), name, len(columns))
     for where, cells in islice(records, 0 if begin.offset else 1, None):  # the header is no row
@@ -156,7 +158,7 @@ def csv_rows(file: IO[bytes], name: str, columns: CsvColumns, begin: Place = Pla
 class _Lines:
     """The lines of a file of text that is open at a place. They end as in a file opened with `newline=""`."""
 
-    def __init__(self, file: IO[bytes], begin: Place) -> None:
+    def __init__(self, file: IO[bytes], begin: TextFilePosition) -> None:
         self._file = file
         self._next = begin
         self._rest: list[str] = []
@@ -168,7 +170,7 @@ class _Lines:
         if not self._rest:
             raw = self._file.readline()
             text = raw.decode("utf-8" if self._next.offset else "utf-8-sig")
-            self._next = Place(0, self._next.offset + len(raw), self._next.line)
+            self._next = TextFilePosition(0, self._next.offset + len(raw), self._next.line)
             self._rest = [*io.StringIO(text, newline="")][::-1] if "\r" in text else [text][: len(raw)]
         if not self._rest:
             raise StopIteration
@@ -185,7 +187,7 @@ class _Lines:
         """Whether reading can begin at the next line: it begins after a line feed."""
         return not self._rest
 
-    def place(self, row: int) -> Place:
+    def place(self, row: int) -> TextFilePosition:
         """Return where the next line begins, which is that of a row or blank."""
         return replace(self._next, row=row)
 
@@ -210,9 +212,9 @@ def _csv_cells(lines: _Lines, name: str, width: int = 0) -> Iterator[tuple[str, 
         raise DataError(f"{name}:{line}", f"malformed CSV: {error}", fix) from error
 
 
-def scan_json(path: Path) -> tuple[list[Place], int]:
+def index_json_lines(path: Path) -> tuple[list[TextFilePosition], int]:
     """Return the places of every `PLACE_ROWS`th row of a file of JSON lines, from the first on, and the number of rows."""
-    places, rows, line, offset = list[Place](), 0, 1, 0
+    places, rows, line, offset = list[TextFilePosition](), 0, 1, 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES) + file.readline():
             data = np.frombuffer(block, np.uint8)
@@ -224,7 +226,7 @@ def scan_json(path: Path) -> tuple[list[Place], int]:
             own = np.flatnonzero(is_row)
             for number in range(-rows % PLACE_ROWS, len(own), PLACE_ROWS):
                 i = int(own[number])
-                places.append(Place(rows + number, offset + int(starts[i]), line + i))
+                places.append(TextFilePosition(rows + number, offset + int(starts[i]), line + i))
             rows += len(own)
             line += len(starts)
             offset += len(block)
@@ -235,7 +237,7 @@ def _decoded(line: bytes, number: int) -> str:
     return line.decode("utf-8" if number > 1 else "utf-8-sig", errors="replace")
 
 
-def json_rows(file: IO[bytes], name: str, begin: Place = Place()) -> AddressedRows:
+def json_rows(file: IO[bytes], name: str, begin: TextFilePosition = TextFilePosition()) -> AddressedRows:
     """Read the rows of a file of JSON lines that is open at a place."""
     for number, raw in enumerate(file, start=begin.line):
         line = raw.decode("utf-8" if number > 1 else "utf-8-sig")

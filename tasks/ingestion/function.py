@@ -10,14 +10,14 @@ from functools import cached_property
 from pathlib import Path
 
 from params import DataError, EvergreenError, RecipeError
-from params.importing import all_imported, resolve
+from params.importing import all_imported, import_by_name
 from params.schema import Function
 from tasks.ingestion.batches import AddressedRows, Batches, to_batches
 
 _PROJECT = Path(__file__).parents[2]
 
 
-def imported_code(module: Path) -> dict[str, Path]:
+def imported_project_files(module: Path) -> dict[str, Path]:
     """Return the files of the project that a module of a source imports and the ingest stage does not, by their path in the project."""
     root = next((root for root in (Path.cwd(), _PROJECT) if module.is_relative_to(root)), module.parent)
     stage = {
@@ -40,7 +40,7 @@ class FunctionSource:
     def __init__(self, source: Function) -> None:
         self._name = source.function
         self._arguments = source.arguments
-        self._function = resolve(source.function, "data.source.function")
+        self._function = import_by_name(source.function, "data.source.function")
         signature = "unknown"
         try:
             found = inspect.signature(self._function)
@@ -57,7 +57,7 @@ class FunctionSource:
         module = Path(inspect.getsourcefile(inspect.unwrap(self._function)) or "")
         arguments = json.dumps(self._arguments, sort_keys=True, default=str).encode()
         found = hashlib.sha256((module.read_bytes() if module.is_file() else b"") + bytes(1) + arguments)
-        for name, path in sorted(imported_code(module).items()) if module.is_file() else ():
+        for name, path in sorted(imported_project_files(module).items()) if module.is_file() else ():
             found.update(f"\0{name}\0".encode() + path.read_bytes())
         return f"sha256:{found.hexdigest()}"
 

@@ -11,7 +11,7 @@ from contextlib import closing
 from itertools import chain
 
 from tasks.ingestion.batches import Batch, Batches
-from tasks.ingestion.file_index import FileIndex, Piece
+from tasks.ingestion.file_index import FileIndex, FileRowRange
 
 PART_ROWS = 65_536
 """The most rows of a part."""
@@ -19,7 +19,7 @@ _PART_BYTES = 64 << 20
 _MEASURED_ROWS = 512
 
 
-def cut(batches: Batches) -> Iterator[Iterator[Batch]]:
+def split_into_parts(batches: Batches) -> Iterator[Iterator[Batch]]:
     """Divide the rows of a split; read each part to its end before the next."""
     first = _first(batches)
     size = _part_rows(first)
@@ -40,11 +40,11 @@ def cut(batches: Batches) -> Iterator[Iterator[Batch]]:
         yield part()
 
 
-def cut_files(files: Sequence[FileIndex]) -> Iterator[tuple[Piece, ...]]:
-    """Divide the rows of a split into the same parts as `cut`, without reading them; a part can have pieces of several files."""
+def split_files_into_parts(files: Sequence[FileIndex]) -> Iterator[tuple[FileRowRange, ...]]:
+    """Divide the rows of a split into the same parts as `split_into_parts`, without reading them; a part can have pieces of several files."""
     with closing(read_pieces(file.piece(0, _MEASURED_ROWS) for file in files if file.rows)) as batches:
         size = _part_rows(_first(batches))
-    part, missing = list[Piece](), size
+    part, missing = list[FileRowRange](), size
     for file in files:
         row = 0
         while row < file.rows:
@@ -58,7 +58,7 @@ def cut_files(files: Sequence[FileIndex]) -> Iterator[tuple[Piece, ...]]:
         yield tuple(part)
 
 
-def read_pieces(pieces: Iterable[Piece]) -> Batches:
+def read_pieces(pieces: Iterable[FileRowRange]) -> Batches:
     """Yield the rows of several pieces."""
     for piece in pieces:
         yield from piece.batches()

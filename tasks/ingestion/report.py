@@ -20,4 +20,4 @@ class IngestReport(Report):
     columns: dict[str, str]
     """Arrow type of each column."""
     data_sha256: dict[str, str]
-    """Hash of each split's files, see trainer.data.shards.digest."""
+    """Hash of each split's files, see trainer.data.shards.folder_sha256."""

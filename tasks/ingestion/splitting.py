@@ -13,7 +13,7 @@ from tasks.shards.split_rows import group_of
 
 
 @dataclass(frozen=True)
-class Splitting:
+class SplitDivision:
     """How the rows of one split of the source are divided."""
 
     source_split: str

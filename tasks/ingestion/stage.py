@@ -18,21 +18,21 @@ from pathlib import Path
 
 from params import DataError, RecipeError
 from params.dvc_files import Inputs
-from params.foundation.artifacts import SPLITS, Artifacts, whole_folder
+from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomically
 from params.loading import suggestion
 from params.schema import Data, Launch, Split
-from tasks.ingestion.batches import Batch, Batches, readable
-from tasks.ingestion.file_index import Piece
+from tasks.ingestion.batches import Batch, Batches, to_readable_batch
+from tasks.ingestion.file_index import FileRowRange
 from tasks.ingestion.parquet import Column, WrittenPart, check_types, part_name, widen, write_part, write_schema
-from tasks.ingestion.parts import cut, cut_files, read_pieces
+from tasks.ingestion.parts import read_pieces, split_files_into_parts, split_into_parts
 from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import Source, open_source
-from tasks.ingestion.splitting import Splitting
+from tasks.ingestion.splitting import SplitDivision
 from tasks.progress import progress
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import save_report
-from trainer.data.shards import ROW, ROW_ID, Manifest, Shard, digest
+from trainer.data.shards import ROW, ROW_ID, Manifest, Shard, folder_sha256
 
 
 def ingest(
@@ -50,12 +50,12 @@ def ingest(
     source = open_source(data.source, artifacts.root)
     shares = _shares(source.splits, data.split)
     with (
-        whole_folder(artifacts.raw) as folder,
+        replace_folder_atomically(artifacts.raw) as folder,
         ShardWorkers(artifacts, "ingest", launch, inputs, imports=[__name__]) as workers,
     ):
         columns, shards, row_id = dict[str, Column](), {split: list[Shard]() for split in SPLITS}, 0
         for source_split in source.splits:
-            splitting = Splitting(source_split, shares if source_split == "train" else {}, data.group_by, seed)
+            splitting = SplitDivision(source_split, shares if source_split == "train" else {}, data.group_by, seed)
             for part in _write_parts(source, source_split, splitting, folder, workers):
                 widen(columns, part.columns)
                 for split, shard in part.shards.items():
@@ -71,7 +71,7 @@ def ingest(
             revision=source.revision,
             rows={split: len(rows[split]) for split in SPLITS},
             columns={field.name: str(field.type) for field in rows["train"].schema},
-            data_sha256={split: digest(folder / split, shards[split]) for split in SPLITS},
+            data_sha256={split: folder_sha256(folder / split, shards[split]) for split in SPLITS},
         )
         _refuse_empty_splits(report.rows, source.splits, data.split)
         save_report(report, folder / artifacts.report("ingest").name)
@@ -98,9 +98,9 @@ class _Part:
     """A part of a split of the source, in files."""
 
     number: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FileRowRange, ...]
     folder: Path
-    splitting: Splitting
+    splitting: SplitDivision
 
     @property
     def key(self) -> str:
@@ -116,12 +116,14 @@ class _Part:
 
 
 def _write_parts(
-    source: Source, split: str, splitting: Splitting, folder: Path, workers: ShardWorkers
+    source: Source, split: str, splitting: SplitDivision, folder: Path, workers: ShardWorkers
 ) -> Iterable[WrittenPart]:
     """Write the parts of a split of the source."""
     files = source.indexes(split)
     if files is not None:
-        works = [_Part(number, pieces, folder, splitting) for number, pieces in enumerate(cut_files(files))]
+        works = [
+            _Part(number, pieces, folder, splitting) for number, pieces in enumerate(split_files_into_parts(files))
+        ]
         return workers.run(_write_files, works, what=f"parts of {split}")
     return progress(_write_batches(source.batches(split), splitting, folder), what=f"ingest: parts of {split}")
 
@@ -130,16 +132,16 @@ def _write_files(part: _Part) -> WrittenPart:
     return _write(read_pieces(part.pieces), part.number, part.splitting, part.folder)
 
 
-def _write_batches(source: Batches, splitting: Splitting, folder: Path) -> Iterator[WrittenPart]:
+def _write_batches(source: Batches, splitting: SplitDivision, folder: Path) -> Iterator[WrittenPart]:
     with contextlib.closing(source) as batches:
-        for number, part in enumerate(cut(batches)):
+        for number, part in enumerate(split_into_parts(batches)):
             yield _write(part, number, splitting, folder)
 
 
-def _write(source: Iterator[Batch], number: int, splitting: Splitting, folder: Path) -> WrittenPart:
+def _write(source: Iterator[Batch], number: int, splitting: SplitDivision, folder: Path) -> WrittenPart:
     def with_splits() -> Iterator[tuple[Batch, list[str]]]:
         for source_batch in source:
-            batch, rows = readable(source_batch)
+            batch, rows = to_readable_batch(source_batch)
             _check_columns(batch.rows.schema.names, splitting.group_by, batch.address(0))
             yield batch, splitting.of(rows)
 

@@ -24,7 +24,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 
 from params import CheckpointError
 from params.schema import Publish
-from tasks.hub_client.faults import LookAgainError
+from tasks.hub_client.faults import InconsistentStateError
 from tasks.hub_client.repository import Repository, RetryPolicy
 from trainer.checkpoints.sealed import IDENTITY, MANIFEST
 
@@ -139,11 +139,11 @@ class Branch:
             )
             head = self.repository.refs().branches.get(BRANCH)
         if head is None:
-            raise LookAgainError(f"the branch {BRANCH} was created and is not visible")
+            raise InconsistentStateError(f"the branch {BRANCH} was created and is not visible")
         return head
 
 
-def with_patience(repository: Repository, publish: Publish, command: str) -> Repository:
+def with_checkpoint_timeouts(repository: Repository, publish: Publish, command: str) -> Repository:
     """Return `repository` with the time that checkpoints need: no request is cut off, and `publish.timeout_s` limits retries.
 
     Each reason why the Hub gives no clear answer is logged once, however long it lasts.
@@ -160,7 +160,7 @@ def with_patience(repository: Repository, publish: Publish, command: str) -> Rep
     return replace(repository, timeout_s=publish.timeout_s, cuts_requests=False, retries=retries, log=log)
 
 
-def additions(name: str, sealed: Path, more: Path | None = None) -> list[CommitOperationAdd]:
+def folder_upload_operations(name: str, sealed: Path, more: Path | None = None) -> list[CommitOperationAdd]:
     """Return the operations that add a sealed folder, checked against its manifest, and all files of one `more`.
 
     Raises:

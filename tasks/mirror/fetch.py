@@ -21,15 +21,15 @@ from trainer.checkpoints.sealed import (
     BEST_NOTE,
     IDENTITY,
     MANIFEST,
-    defect,
+    find_checkpoint_defect,
+    find_manifest_mismatch,
     identity_text,
     newest_valid,
     seal,
     step_of,
-    verify,
 )
 from trainer.job import Job
-from trainer.runtime.lifetime import exclusive
+from trainer.runtime.lifetime import hold_file_lock
 
 if TYPE_CHECKING:
     from tasks.mirror.branch import Branch, MirroredCheckpoint
@@ -56,11 +56,11 @@ def fetch(recipe_path: Path) -> None:
     if not artifacts.tokens.exists():
         fix = f"run `evergreen tokenize {recipe_path}` and the stages before it"
         raise DataError(str(artifacts.tokens), "there are no tokens, which are part of the run's identity", fix)
-    with exclusive(artifacts.train_lock, f"a training of {artifacts.recipe}"):
+    with hold_file_lock(artifacts.train_lock, f"a training of {artifacts.recipe}"):
         _fetch_newest(artifacts, Job.of(recipe, artifacts), recipe.publish)
 
 
-def take_over(artifacts: Artifacts, job: Job, publish: Publish) -> None:
+def fetch_before_training(artifacts: Artifacts, job: Job, publish: Publish) -> None:
     """Before a training, fetch what another machine has reached of this run; without an answer, go on with what exists locally."""
     if job.launch.mirror == "none" or job.training.resume != "auto":
         return
@@ -75,7 +75,7 @@ def take_over(artifacts: Artifacts, job: Job, publish: Publish) -> None:
 def _fetch_newest(artifacts: Artifacts, job: Job, publish: Publish, *, patience_s: float | None = None) -> None:
     """Fetch the run's last checkpoint; with `patience_s`, only if the Hub answers within so many seconds."""
     from tasks.hub_client.connection import open_repository
-    from tasks.mirror.branch import Branch, with_patience
+    from tasks.mirror.branch import Branch, with_checkpoint_timeouts
 
     staging = job.folder / ".fetched"
     with (
@@ -84,7 +84,7 @@ def _fetch_newest(artifacts: Artifacts, job: Job, publish: Publish, *, patience_
     ):
         if patience_s is not None:
             replace(opened, timeout_s=patience_s).retry_until_clear(opened.refs)
-        repository = with_patience(opened, publish, "fetch")
+        repository = with_checkpoint_timeouts(opened, publish, "fetch")
         branch = Branch(repository, publish.private)
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
@@ -105,7 +105,7 @@ def _fetch(branch: Branch, job: Job, staging: Path) -> None:
         logger.info(message, step_of(own), job.folder.name, mirrored.step)
         return
     checkpoint = _sound(branch, mirrored.folder, mirrored.commit, staging)
-    if found := defect(checkpoint):
+    if found := find_checkpoint_defect(checkpoint):
         raise _damaged(branch, mirrored.folder, found)
     # As in a training, the best weights come before the checkpoint that refers to them.
     if f"{BEST}/{MANIFEST}" in branch.repository.tree(mirrored.commit):
@@ -138,7 +138,7 @@ def _newest_of_run(branch: Branch, job: Job) -> MirroredCheckpoint:
 def _sound(branch: Branch, name: str, commit: str, staging: Path) -> Path:
     """Download a sealed folder of the branch and verify it."""
     folder = branch.load_sealed(name, commit, staging)
-    if found := verify(folder):
+    if found := find_manifest_mismatch(folder):
         raise _damaged(branch, name, found)
     return folder
 

@@ -28,7 +28,7 @@ from params.foundation.artifacts import Artifacts
 from params.schema import Launch, Publish
 from tasks.mirror.queue import UploadQueue
 from trainer.checkpoints.sealed import IDENTITY, step_of
-from trainer.runtime.lifetime import die_with_parent, exclusive
+from trainer.runtime.lifetime import die_with_parent, hold_file_lock
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import Repository
@@ -42,7 +42,7 @@ _NICE = 5
 
 
 @contextlib.contextmanager
-def mirrored(artifacts: Artifacts, launch: Launch, run: str) -> Iterator[None]:
+def upload_during_run(artifacts: Artifacts, launch: Launch, run: str) -> Iterator[None]:
     """Inside the block, copy the checkpoints of a run to the Hub, if `launch.mirror` asks for it.
 
     At the end, wait for the last upload: for `launch.stall_timeout_s` after a finished training, else for `launch.grace_s`.
@@ -103,7 +103,7 @@ def mirror(recipe_path: Path, *, run: str | None = None) -> None:
         os.nice(_NICE)  # the training has priority
     artifacts = Artifacts(recipe_path.stem)
     queues = artifacts.mirror
-    with exclusive(artifacts.mirror_lock, f"a mirror of {artifacts.recipe}", wait_s=5.0):
+    with hold_file_lock(artifacts.mirror_lock, f"a mirror of {artifacts.recipe}", wait_s=5.0):
         from tasks.hub_client.connection import open_repository
 
         for other in queues.glob("*"):
@@ -130,7 +130,7 @@ class _Uploader:
 
     def __init__(self, repository: Repository, queue: UploadQueue, tokenizer: Path, publish: Publish) -> None:
         from tasks.hub_client.repository import RetryPolicy
-        from tasks.mirror.branch import Branch, with_patience
+        from tasks.mirror.branch import Branch, with_checkpoint_timeouts
 
         self.ended = threading.Event()
         """Set when the training has ended."""
@@ -140,7 +140,7 @@ class _Uploader:
         self._step_at_start: dict[str, int] = {}
         """The step of the branch before the first upload, by run."""
         # During the training there is no hurry; afterwards `publish.timeout_s` limits the wait for a clear answer.
-        self._last = with_patience(repository, publish, "mirror")
+        self._last = with_checkpoint_timeouts(repository, publish, "mirror")
         meanwhile = RetryPolicy(attempts=math.inf, sleep=self._sleep)
         self._meanwhile = replace(self._last, timeout_s=math.inf, retries=meanwhile)
         logger.info("mirror: %s checkpoints go to %s", "all" if queue.keep_all else "last", self._branch.where)
@@ -165,7 +165,7 @@ class _Uploader:
 
     def _upload(self) -> str:
         """Upload the next of the queue; each attempt takes what is newest by then."""
-        from tasks.mirror.branch import BEST, LAST, additions
+        from tasks.mirror.branch import BEST, LAST, folder_upload_operations
 
         folders, names, done = {}, [], []
         for sealed in self._queue.next():
@@ -175,7 +175,7 @@ class _Uploader:
             try:
                 if folder == LAST and self._is_behind(sealed):
                     continue
-                folders[folder] = additions(folder, sealed, self._tokenizer if is_best else None)
+                folders[folder] = folder_upload_operations(folder, sealed, self._tokenizer if is_best else None)
                 names.append(sealed.name)
             except CheckpointError as error:
                 logger.warning("mirror: %s is left out: %s %s", sealed.name, error.where, error.what)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from params import load
-from params.foundation.artifacts import ADAPTER, Artifacts, whole_folder
+from params.foundation.artifacts import ADAPTER, Artifacts, replace_folder_atomically
 from params.schema import AdapterForm
 from tasks.evaluation.report import Champion
 from tasks.publishing.candidate import Candidate
-from tasks.publishing.model_card import fence, write_card
+from tasks.publishing.model_card import card_text, code_block_fence
 from tasks.publishing.provenance import FILE
 from tasks.report.chart_data import card_pictures
 from tasks.report.formatting import metrics_table
@@ -31,7 +31,7 @@ def assemble(candidate: Candidate, record: Mapping[str, Any], replaced: Champion
     """
     artifacts, publish = candidate.artifacts, candidate.publish
     pictures = card_pictures(artifacts)
-    with whole_folder(artifacts.staged_release) as folder:
+    with replace_folder_atomically(artifacts.staged_release) as folder:
         copy_model(artifacts, publish.adapter, folder, max_length=candidate.evaluated.max_length)
         (folder / FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         asks_for_drift = "drift" in load(artifacts.recipe_path).validation.model_fields_set
@@ -41,15 +41,15 @@ def assemble(candidate: Candidate, record: Mapping[str, Any], replaced: Champion
             (folder / name).write_bytes(picture)
         page = render(artifacts, timings=None, quote_rows=publish.private)
         (folder / "report.html").write_text(page, encoding="utf-8")
-        card = write_card(candidate, record, replaced, pictures=pictures)
+        card = card_text(candidate, record, replaced, pictures=pictures)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return artifacts.staged_release
 
 
-def describe(candidate: Candidate, reasons: Sequence[str], replaced: Champion | None) -> str:
+def pull_request_description(candidate: Candidate, reasons: Sequence[str], replaced: Champion | None) -> str:
     """Return the description of a pull request: the gate's reasons, which may quote the data, as a code block, and the metrics."""
     text, recipe = "\n".join(reasons), candidate.artifacts.recipe
-    marks = fence(text)
+    marks = code_block_fence(text)
     start = f"A new model of the recipe `{recipe}` passed the gate."
     if replaced and candidate.blessing.is_in_release(replaced.weights):
         start = f"The published model of the recipe `{recipe}` in another form."

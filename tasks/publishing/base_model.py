@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from params import HubRefusedError
 from params.schema import Model
-from trainer.model.adapters import BaseModel
+from trainer.model.adapters import BaseModelReference
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import Repository
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _MERGED = "remove publish.adapter: the model is then published with the adapters merged"
 
 
-def problem(model: Model) -> tuple[str, str] | None:
+def find_sharing_problem(model: Model) -> tuple[str, str] | None:
     """Return why nobody else could load an adapter of this model, and the fix; None if a Hub must be asked."""
     if model.lora is None:
         what = "there are no adapters to publish: without `model.lora`, all weights are trained"
@@ -28,7 +28,7 @@ def problem(model: Model) -> tuple[str, str] | None:
     return None
 
 
-def require_readable(repository: Repository, base: BaseModel, *, private: bool) -> None:
+def require_readable(repository: Repository, base: BaseModelReference, *, private: bool) -> None:
     """Refuse an adapter in `repository` if those who may read it cannot read its base model on the same Hub.
 
     A release that is not `private` is for everybody, so the base model is asked for without a token.

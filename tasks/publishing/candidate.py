@@ -19,7 +19,7 @@ from tasks.evaluation.report import Blessing, Champion, EvaluationReport
 from tasks.hub_client.connection import chosen_endpoint, open_repository
 from tasks.publishing import base_model
 from tasks.stages import read_report
-from trainer.model.adapters import BaseModel
+from trainer.model.adapters import BaseModelReference
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import Repository
@@ -57,7 +57,7 @@ class Candidate:
             ModelError: the model has no such form, or the blessing is for something else.
             HubRefusedError: `publish.endpoint` is not an address.
         """
-        if publish.adapter != "merged" and (found := base_model.problem(model)):
+        if publish.adapter != "merged" and (found := base_model.find_sharing_problem(model)):
             raise RecipeError("publish.adapter", *found)
         blessing, forms = read_report(artifacts, Blessing), digests.release_digests(artifacts)
         if publish.adapter not in forms:
@@ -92,7 +92,9 @@ class Candidate:
     def require_readable_base(self, repository: Repository) -> None:
         """Refuse adapters by themselves if those who may read them cannot read their base model."""
         if self.publish.adapter != "merged":
-            base_model.require_readable(repository, BaseModel.of(self.artifacts.adapter), private=self.publish.private)
+            base_model.require_readable(
+                repository, BaseModelReference.of(self.artifacts.adapter), private=self.publish.private
+            )
 
     def replaced(self, repository: Repository) -> Champion | None:
         """Return the model that its release replaces: the champion, or this very model in another form, if main holds that.

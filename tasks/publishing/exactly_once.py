@@ -20,7 +20,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from huggingface_hub.hf_api import RepoFile
 
 from params.foundation.errors import HubRefusedError, ModelError, StaleBlessingError
-from tasks.hub_client.faults import LookAgainError
+from tasks.hub_client.faults import InconsistentStateError
 from tasks.hub_client.release_file import HUBS_OWN_FILES
 from tasks.hub_client.release_log import PUBLISH_ID
 from tasks.hub_client.repository import MAIN, Repository, Tree, tree_weights
@@ -53,14 +53,16 @@ def publish_release(repository: Repository, release: ReleasePlan) -> Outcome:
 
 def _look_and_act(repository: Repository, release: ReleasePlan) -> Outcome:
     """Make one attempt; it can be repeated whatever it raises."""
-    state = look(repository, release)
+    state = read_repository_state(repository, release)
     if found := find_release(repository, release, state):
         return found
     refuse_stale(repository, release, state)
     title, trailers = f"Publish {release.tag}", {PUBLISH_ID: release.publish_id}
-    commit = repository.commit(changes(release, state), parent=state.head, title=title, trailers=trailers)
+    commit = repository.commit(
+        release_commit_operations(release, state), parent=state.head, title=title, trailers=trailers
+    )
     if difference(release, repository.tree(commit)):
-        raise LookAgainError(f"commit {commit}, which the client returned, does not hold the release")
+        raise InconsistentStateError(f"commit {commit}, which the client returned, does not hold the release")
     _tag(repository, release, state, commit)
     return Outcome("published", commit, "committed")
 
@@ -77,7 +79,7 @@ class RepositoryState:
     """The files of that commit."""
 
 
-def look(repository: Repository, release: ReleasePlan) -> RepositoryState:
+def read_repository_state(repository: Repository, release: ReleasePlan) -> RepositoryState:
     """Return what a repository holds; create it if it is not there.
 
     Raises:
@@ -138,7 +140,9 @@ def refuse_stale(repository: Repository, release: ReleasePlan, state: Repository
         raise StaleBlessingError(repository.where, what, fix)
 
 
-def changes(release: ReleasePlan, state: RepositoryState) -> list[CommitOperationAdd | CommitOperationDelete]:
+def release_commit_operations(
+    release: ReleasePlan, state: RepositoryState
+) -> list[CommitOperationAdd | CommitOperationDelete]:
     """Return the operations of a commit that makes main hold the release; new ones for each attempt."""
     return [
         CommitOperationDelete(change) if isinstance(change, str) else _addition(change)

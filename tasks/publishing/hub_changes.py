@@ -15,7 +15,7 @@ from tasks.publishing.proposal import WAITING
 from tasks.stages import read_report
 
 
-def is_there(artifacts: Artifacts, publish: Publish) -> bool:
+def is_still_published(artifacts: Artifacts, publish: Publish) -> bool:
     """Whether the Hub still holds what the receipt says."""
     receipt = read_report(artifacts, Receipt)
     if receipt.status == "dry-run":
@@ -30,7 +30,7 @@ def is_there(artifacts: Artifacts, publish: Publish) -> bool:
         return status in WAITING if receipt.status == "proposed" else status == "closed"
 
 
-def is_current(artifacts: Artifacts, publish: Publish) -> bool:
+def is_blessing_current(artifacts: Artifacts, publish: Publish) -> bool:
     """Whether the blessing is about what the Hub holds now: the same champion, or the blessed model itself.
 
     Raises:

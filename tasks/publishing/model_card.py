@@ -27,7 +27,7 @@ from tasks.tokenization.report import TokenizationReport
 from tasks.training.report import TrainingReport
 from tasks.validation.report import ValidationReport
 from trainer import objectives
-from trainer.model.adapters import BaseModel
+from trainer.model.adapters import BaseModelReference
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData
@@ -85,7 +85,7 @@ _HUB_METRICS: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
 """Type (from https://huggingface.co/metrics), name for readers and arguments of a metric on the Hub, by our name."""
 
 
-def write_card(
+def card_text(
     candidate: Candidate, record: Mapping[str, Any], replaced: Champion | None, *, pictures: Collection[str] = ()
 ) -> str:
     """Return the text of README.md: metadata for the Hub, then the card.
@@ -120,7 +120,7 @@ def write_card(
         form=objectives.prompt_form(record["objective"], has_template=_has_chat_template(artifacts.model)),
         recipe_name=artifacts.recipe,
         adapter=publish.adapter,
-        adapted=BaseModel.of(artifacts.adapter) if publish.adapter != "merged" else None,
+        adapted=BaseModelReference.of(artifacts.adapter) if publish.adapter != "merged" else None,
         has_own_config=(artifacts.adapter / "config.json").exists(),
         base=run.recipe.model,
         base_repository=_base_repository(run),
@@ -141,12 +141,12 @@ def write_card(
         record=record,
         record_file=FILE,
         outs=list(_outs(record)),
-        fence=fence(record["recipe"]["text"]),
+        code_block_fence=code_block_fence(record["recipe"]["text"]),
     )
     return f"---\n{_metadata(run, objective.pipeline_tag).to_yaml()}\n---\n\n{body}"
 
 
-def fence(text: str) -> str:
+def code_block_fence(text: str) -> str:
     """Return marks that begin and end a code block with this text, whatever marks it holds itself."""
     return "`" * max(3, 1 + _longest_marks(text))
 

@@ -20,11 +20,17 @@ from huggingface_hub.community import Discussion, DiscussionComment, DiscussionS
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from params.foundation.errors import StaleBlessingError
-from tasks.hub_client.faults import LookAgainError
+from tasks.hub_client.faults import InconsistentStateError
 from tasks.hub_client.release_file import ReleaseRecord
 from tasks.hub_client.release_log import PUBLISH_ID
 from tasks.hub_client.repository import Repository, tree_weights
-from tasks.publishing.exactly_once import changes, difference, find_release, look, refuse_stale
+from tasks.publishing.exactly_once import (
+    difference,
+    find_release,
+    read_repository_state,
+    refuse_stale,
+    release_commit_operations,
+)
 from tasks.publishing.release import Outcome, ReleasePlan
 
 WAITING: Final = frozenset({"open", "draft"})
@@ -67,7 +73,7 @@ class Proposals:
 
     def _look_and_act(self, release: ReleasePlan, *, created: bool = False) -> Outcome:
         """Make one attempt; it can be repeated whatever it raises."""
-        repository, state = self.repository, look(self.repository, release)
+        repository, state = self.repository, read_repository_state(self.repository, release)
         proposals = self._of_any_recipe()
         ours = [found for found in proposals if _named(found)["recipe"] == self.recipe]
         same = [found for found in ours if _named(found)["tag"] == release.tag]
@@ -96,9 +102,9 @@ class Proposals:
             number = waiting[0].num
             return Outcome("proposed", pull_request=number, note=f"pull request {number} waits for approval")
         if created:
-            raise LookAgainError("the pull request was created and is not visible")
+            raise InconsistentStateError("the pull request was created and is not visible")
         repository.propose(
-            changes(release, state),
+            release_commit_operations(release, state),
             parent=state.head,
             title=f"Publish {release.tag} of {self.recipe}",
             description=f"{release.description}\n\n{PUBLISH_ID}: {release.publish_id}",

@@ -11,7 +11,7 @@ from params import RecipeError, load
 from params.dvc_files import is_training_recorded, recipe_item, recorded_stages
 from params.foundation.artifacts import Artifacts
 from params.schema import AdapterForm
-from tasks.digests import PROVENANCE, files_of, weights_in
+from tasks.digests import PROVENANCE, release_files, weight_file_hashes
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report
 from tasks.training.report import TrainingReport
@@ -66,7 +66,7 @@ def provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") -> dict[st
         "dvc_lock": _dvc_lock(artifacts),
         "commands": [f"python -m tasks {stage} params/{artifacts.recipe}.yaml" for stage in REBUILT],
         "adapter": adapter,
-        "weights": files_of(adapter, weights_in(artifacts.model)),
+        "weights": release_files(adapter, weight_file_hashes(artifacts.model)),
     }
 
 

@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from params.foundation.errors import ModelError
 from tasks.digests import weights_digest
-from tasks.hub_client.release_file import RELEASE_FILE, release_file, release_id, release_tag
+from tasks.hub_client.release_file import RELEASE_FILE, release_file_content, release_id, release_tag
 from tasks.publishing.secrets import find_secrets
 
 ANY_WEIGHTS: Final = "any"
@@ -113,7 +113,7 @@ def plan_release(folder: Path, *, repo_id: str, private: bool, made_from: Mappin
         ],
     }
     publish_id = release_id(body)
-    description = release_file(body)
+    description = release_file_content(body)
     problems += find_secrets(RELEASE_FILE, description)
     if problems:
         what = "cannot be published:" + "".join(f"\n    {problem}" for problem in problems)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from params import ModelError, TransientError
-from params.foundation.artifacts import write_whole
+from params.foundation.artifacts import write_text_atomically
 from params.foundation.hashing import file_sha256
 from tasks.progress import progress
 from tasks.publishing.candidate import Candidate
@@ -49,7 +49,7 @@ _CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Reader:
+class LoadedCardCode:
     """What one piece of the card's code has loaded."""
 
     network: PreTrainedModel
@@ -66,7 +66,7 @@ class JudgedRow:
     scores: Mapping[str, float]
 
 
-def check_served(candidate: Candidate, folder: Path, release: ReleasePlan) -> None:
+def check_same_answers(candidate: Candidate, folder: Path, release: ReleasePlan) -> None:
     """Refuse the planned files in `folder` if they give other answers than those that were judged.
 
     A release that was found to give them is not looked at again, however often publishing it is retried.
@@ -87,16 +87,16 @@ def check_served(candidate: Candidate, folder: Path, release: ReleasePlan) -> No
     if report.max_length:
         objective = objective.with_options(dict.fromkeys(objective.limits))
     limit = report.max_length or tokenizer.model_max_length
-    evaluation = Evaluated(objective, state, tokenizer, limit, str(folder))
+    evaluation = EvaluationSettings(objective, state, tokenizer, limit, str(folder))
     sequences = tokens.read_split(artifacts.tokens, report.split)
     judged = evaluation.rows(scores, SplitRows(artifacts.rows / report.split), sequences)
     card = (folder / "README.md").read_text(encoding="utf-8")
-    for reader in readers(folder, release.repo_id, card):
+    for reader in load_with_card_code(folder, release.repo_id, card):
         evaluation.check(reader, judged)
-    write_whole(artifacts.served_release, key)
+    write_text_atomically(artifacts.served_release, key)
 
 
-def readers(folder: Path, repo_id: str, card: str) -> Iterator[Reader]:
+def load_with_card_code(folder: Path, repo_id: str, card: str) -> Iterator[LoadedCardCode]:
     """Yield what each piece of code in the card's section `Use` loads from `folder`; only one model is in memory at a time."""
     from transformers import Pipeline
 
@@ -123,12 +123,12 @@ def readers(folder: Path, repo_id: str, card: str) -> Iterator[Reader]:
         assert tokenizer is not None, "the first piece of code loads a tokenizer"
         network = pipeline.model if pipeline else names["model"]
         names.clear()
-        yield Reader(network.eval(), tokenizer, pipeline)
+        yield LoadedCardCode(network.eval(), tokenizer, pipeline)
         del network, pipeline
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationSettings:
     """How the evaluate stage read rows, with which a reader's answers are compared."""
 
     objective: Objective[Any]
@@ -159,7 +159,7 @@ class Evaluated:
         sizes = np.cumsum([len(one.encoded.examples) for one in found])
         return found[: max(1, int((sizes <= _MAX_SEQUENCES).sum()))]
 
-    def check(self, reader: Reader, rows: Sequence[JudgedRow]) -> None:
+    def check(self, reader: LoadedCardCode, rows: Sequence[JudgedRow]) -> None:
         """Compare what a reader gets of each row with its scores.
 
         Raises:
@@ -179,7 +179,10 @@ class Evaluated:
                 self._difference(one, replace(reader, network=network), self._row_scores)
 
     def _difference(
-        self, one: JudgedRow, reader: Reader, measure: Callable[[Reader, JudgedRow], Mapping[str, float] | None]
+        self,
+        one: JudgedRow,
+        reader: LoadedCardCode,
+        measure: Callable[[LoadedCardCode, JudgedRow], Mapping[str, float] | None],
     ) -> str | None:
         """Return which score of a row differs, as a sentence; None if none does.
 
@@ -202,7 +205,7 @@ class Evaluated:
                 return told
         return None
 
-    def _row_scores(self, reader: Reader, one: JudgedRow) -> Mapping[str, float]:
+    def _row_scores(self, reader: LoadedCardCode, one: JudgedRow) -> Mapping[str, float]:
         """Return the `served_scores` of a row under a model, as the reader's own tokenizer encodes the row."""
         import torch
 
@@ -217,7 +220,7 @@ class Evaluated:
         found = dict(zip(objective.score_names(self.state), torch.stack(parts).double().sum(0).tolist(), strict=True))
         return {name: found[name] for name in objective.served_scores}
 
-    def _answer_scores(self, reader: Reader, one: JudgedRow) -> Mapping[str, float] | None:
+    def _answer_scores(self, reader: LoadedCardCode, one: JudgedRow) -> Mapping[str, float] | None:
         """Return the scores of a row that follow from the call on the card; None if the row is left out.
 
         Rows that the evaluation cut are left out if that call does not cut them at the same place, and so are those that it split.
@@ -231,7 +234,7 @@ class Evaluated:
         (example,) = one.encoded.examples
         return objective.answer_scores(self._call(reader), one.row, example, reader.tokenizer)
 
-    def _call(self, reader: Reader) -> Callable[..., Any]:
+    def _call(self, reader: LoadedCardCode) -> Callable[..., Any]:
         """Return the call on the card, for `Objective.answer_scores`."""
         objective, network, tokenizer, ready = self.objective, reader.network, reader.tokenizer, reader.pipeline
 
@@ -246,7 +249,7 @@ class Evaluated:
 
         return ask
 
-    def _refusal(self, row_id: int, told: str, reader: Reader) -> ModelError:
+    def _refusal(self, row_id: int, told: str, reader: LoadedCardCode) -> ModelError:
         what = f"the release would answer otherwise than it was judged: row_id {row_id}: {told}"
         fix = "load these files to see more"
         if reasons := list(self._reasons(reader)):
@@ -254,7 +257,7 @@ class Evaluated:
             fix = "correct that in the base model or the recipe, and run it again"
         return ModelError(self.where, what, f"{fix}; nothing was sent, and the files are still there")
 
-    def _reasons(self, reader: Reader) -> Iterator[str]:
+    def _reasons(self, reader: LoadedCardCode) -> Iterator[str]:
         """Yield what about a release is not as it was when it was evaluated."""
         import torch
 

@@ -22,7 +22,7 @@ from params.foundation.artifacts import Artifacts
 from params.schema import Evaluation, Model, ObjectiveChoice, Publish
 from tasks.evaluation.receipt_log import log_receipt, log_verdict
 from tasks.evaluation.report import Champion
-from tasks.hub_client.connection import experiment
+from tasks.hub_client.connection import dvc_experiment_name
 from tasks.hub_client.receipt import Receipt
 from tasks.publishing.candidate import Candidate
 from tasks.stages import save_report
@@ -58,7 +58,7 @@ def publish(
     """
     candidate = Candidate.read(artifacts, publish, seed=seed, objective=objective, model=model, evaluation=evaluation)
     blessing, evaluated = candidate.blessing, candidate.evaluated
-    if name := experiment():
+    if name := dvc_experiment_name():
         logger.info(
             "publish: %s is an experiment, so nothing is published; the verdict is `%s`", name, blessing.verdict
         )
@@ -146,10 +146,10 @@ def _release(candidate: Candidate, inputs: Inputs) -> Receipt | None:
 
 def _plan(candidate: Candidate, replaced: Champion | None, inputs: Inputs) -> ReleasePlan:
     """Assemble the files of the release that replaces a model, and plan it; whoever reads it gets the answers that were judged."""
-    from tasks.publishing.assembly import assemble, describe
+    from tasks.publishing.assembly import assemble, pull_request_description
     from tasks.publishing.provenance import provenance
     from tasks.publishing.release import plan_release
-    from tasks.publishing.served import check_served
+    from tasks.publishing.served import check_same_answers
 
     artifacts, blessing, publish = candidate.artifacts, candidate.blessing, candidate.publish
     record = provenance(artifacts, publish.adapter)
@@ -166,7 +166,7 @@ def _plan(candidate: Candidate, replaced: Champion | None, inputs: Inputs) -> Re
             "replaces": replaced.commit if replaced else None,
         },
     )
-    check_served(candidate, folder, planned)
+    check_same_answers(candidate, folder, planned)
     reasons = blessing.reasons if blessing.verdict == "publish" else ()
     if replaced and blessing.is_in_release(replaced.weights):
         reasons += (f"the model was published in another form; publish.adapter is `{publish.adapter}`",)
@@ -174,6 +174,6 @@ def _plan(candidate: Candidate, replaced: Champion | None, inputs: Inputs) -> Re
         planned,
         replaces=replaced.weights if replaced else None,
         reasons=reasons,
-        description=describe(candidate, reasons, replaced),
+        description=pull_request_description(candidate, reasons, replaced),
         forms=frozenset() if blessing.is_champion else frozenset(candidate.forms.values()),
     )

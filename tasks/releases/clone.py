@@ -101,7 +101,7 @@ class Clone:
         command = [sys.executable, "-m", "tasks", name, f"params/{recipe}.yaml"]
         result_path = Artifacts(recipe, self.project).command_result
         # DVC_STAGE: as under DVC, the stage dies with this process.
-        environment = {**_environment(), **command_result.reserve(result_path), "DVC_STAGE": name}
+        environment = {**_environment(), **command_result.reserve_result_file(result_path), "DVC_STAGE": name}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(self.project), os.environ.get("PYTHONPATH")]))
         process = subprocess.Popen(
             command,
@@ -120,7 +120,7 @@ class Clone:
             if process.stderr is not None:
                 process.stderr.close()
         if process.returncode:
-            raise command_result.error_of(
+            raise command_result.error_from_result(
                 name, process.returncode, output.splitlines(), command_result.read(result_path)
             )
 

@@ -35,14 +35,14 @@ def show_releases(chosen: Sequence[Path], *, must_exist: bool) -> None:
         HubRefusedError: a repository cannot be read, and it `must_exist`.
     """
     from tasks.evaluation.receipt_log import entry_line, read_entries
-    from tasks.hub_client.release_log import one_line, releases, table
+    from tasks.hub_client.release_log import main_commits, one_line, table
 
     for path in chosen:
         publish = load(path).publish
         print(f"{path.stem}: {publish.repo_id} on {publish.endpoint}")
         with _open(path, publish) as repository:
             try:
-                print("\n".join(f"  {line}" for line in table(releases(repository))))
+                print("\n".join(f"  {line}" for line in table(main_commits(repository))))
             except HubRefusedError as error:
                 if must_exist:
                     raise

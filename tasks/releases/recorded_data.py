@@ -13,7 +13,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from params import HubRefusedError
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import open_repository
-from tasks.hub_client.release_log import releases
+from tasks.hub_client.release_log import main_commits
 from tasks.hub_client.repository import MAIN, Repository
 from tasks.publishing.proposal import WAITING
 from tasks.publishing.provenance import FILE, MAX_BYTES
@@ -22,7 +22,7 @@ _TIMEOUT_S: Final = 120.0
 _MD5: Final = re.compile(r'"md5": ?"([0-9a-f]{32}(?:\.dir)?)"')
 
 
-def recorded_data(repo_id: str, endpoint: str, *, last: int, must_exist: bool) -> set[str]:
+def recorded_data_hashes(repo_id: str, endpoint: str, *, last: int, must_exist: bool) -> set[str]:
     """Return the MD5 hashes, as in dvc.lock, of the last releases, of what main holds, and of what waits for approval.
 
     A release is known by its record, the file `FILE`, whoever made the commit: that of a merge has a person's message.
@@ -51,7 +51,7 @@ def _records(repository: Repository, last: int) -> dict[str, str] | None:
         branches, tags = repository.refs()
     except RepositoryNotFoundError:
         return None
-    entries = releases(repository) if MAIN in branches else []
+    entries = main_commits(repository) if MAIN in branches else []
     records: dict[str, str] = {}
     released: set[str] = set()
     for entry in entries:

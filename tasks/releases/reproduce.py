@@ -23,11 +23,11 @@ from types import FrameType
 
 from params import ModelError, RecipeError
 from params.foundation.artifacts import Artifacts
-from tasks.digests import WEIGHTS, files_of, weights_in
+from tasks.digests import WEIGHTS, release_files, weight_file_hashes
 from tasks.hub_client.connection import open_repository
 from tasks.publishing.provenance import FILE, MAX_BYTES, REBUILT
 from tasks.releases.clone import ProvenanceRecord, ReproducibleRelease, cloned, write_recipe
-from tasks.releases.rows import bring_base, bring_rows
+from tasks.releases.rows import fetch_base_model, fetch_rows
 from tasks.training.versions import versions
 
 logger = logging.getLogger(__name__)
@@ -58,11 +58,11 @@ def reproduce(root: Path, target: str, *, endpoint: str, keep: bool = False) -> 
     with _end_on_sigterm(), cloned(root, commit, release, keep=keep) as clone:
         write_recipe(clone, clone.project / "params" / f"{recipe.name}.yaml", release)
         made = Artifacts(recipe.name, clone.project)
-        bring_base(clone, release)
-        bring_rows(clone, made, release)
+        fetch_base_model(clone, release)
+        fetch_rows(clone, made, release)
         for stage in REBUILT[1:]:
             clone.stage(stage, recipe.name)
-        rebuilt = files_of(record.adapter, weights_in(made.model))
+        rebuilt = release_files(record.adapter, weight_file_hashes(made.model))
         run = json.loads(made.report("train").read_bytes())["run"]  # the code of another commit wrote the rest
     _compare(release, rebuilt, run)
 

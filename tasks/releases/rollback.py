@@ -15,7 +15,7 @@ from huggingface_hub import CommitOperationCopy, CommitOperationDelete
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from params.foundation.errors import HubRefusedError
-from tasks.hub_client.faults import LookAgainError
+from tasks.hub_client.faults import InconsistentStateError
 from tasks.hub_client.release_log import BY, GATE, REASON, ROLLBACK_ID, ROLLED_BACK_FROM, ROLLED_BACK_TO, one_line
 from tasks.hub_client.repository import MAIN, Repository, Tree
 
@@ -80,7 +80,7 @@ def _look_and_act(repository: Repository, tag: str, trailers: dict[str, str]) ->
         trailers={ROLLED_BACK_TO: tag, ROLLED_BACK_FROM: parent, GATE: "overridden", **trailers},
     )
     if _changes(target, repository.tree(made), tags[tag]):
-        raise LookAgainError(f"commit {made}, which the client returned, does not hold the files of {tag}")
+        raise InconsistentStateError(f"commit {made}, which the client returned, does not hold the files of {tag}")
     return RollbackResult(made, tag, changed=True)
 
 

@@ -24,7 +24,7 @@ from trainer.data import shards
 logger = logging.getLogger(__name__)
 
 
-def bring_base(clone: Clone, release: ReproducibleRelease) -> None:
+def fetch_base_model(clone: Clone, release: ReproducibleRelease) -> None:
     """Bring the model of another recipe that the recipe starts from: from DVC by the recorded lock, else from this project.
 
     Raises:
@@ -51,7 +51,7 @@ def bring_base(clone: Clone, release: ReproducibleRelease) -> None:
     target.symlink_to(here.resolve())
 
 
-def bring_rows(clone: Clone, made: Artifacts, release: ReproducibleRelease) -> None:
+def fetch_rows(clone: Clone, made: Artifacts, release: ReproducibleRelease) -> None:
     """Bring the rows of the release into the clone: from DVC by the recorded lock, else by running ingest.
 
     Raises:
@@ -78,7 +78,7 @@ def _changed_splits(made: Artifacts, release: ReproducibleRelease) -> dict[str, 
     then, found = release.record.data.sha256, {}
     for split in SPLITS:
         folder = made.raw / split
-        now = shards.digest(folder) if folder.is_dir() else "missing"
+        now = shards.folder_sha256(folder) if folder.is_dir() else "missing"
         if now != then.get(split):
             found[split] = (then.get(split, "missing"), now)
     return found

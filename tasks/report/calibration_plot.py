@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tasks.report.canvas import CANDIDATE, LINE, SOFT, WIDTH, sheet, style
+from tasks.report.canvas import CANDIDATE, LINE, SOFT, WIDTH, empty_figure, style
 from tasks.report.formatting import percent
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def draw_calibration(bins: Sequence[Bin]) -> Figure:
     total = sum(one.rows for one in bins)
     description = "; ".join(f"confidence {percent(b.confidence)}, right {percent(b.accuracy)}" for b in bins)
     with style():
-        figure = sheet(WIDTH, 320, f"Accuracy by confidence: {description}.")
+        figure = empty_figure(WIDTH, 320, f"Accuracy by confidence: {description}.")
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
         figure.subplots_adjust(left=0.135, right=0.965, top=0.93, bottom=0.13, hspace=0.22)
         upper.plot([0, 1], [0, 1], color=SOFT, linewidth=1, linestyle=(0, (3, 3)), label="confidence equals accuracy")

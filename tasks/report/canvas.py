@@ -96,7 +96,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def sheet(width: float, height: float, description: str) -> Figure:
+def empty_figure(width: float, height: float, description: str) -> Figure:
     """Return an empty figure of `width` by `height` pixels; screen readers read `description`."""
     from matplotlib.figure import Figure
 
@@ -105,9 +105,9 @@ def sheet(width: float, height: float, description: str) -> Figure:
     return figure
 
 
-def canvas(width: float, height: float, description: str) -> tuple[Figure, Axes]:
+def figure_with_pixel_axes(width: float, height: float, description: str) -> tuple[Figure, Axes]:
     """Return a figure and axes in pixels, with the origin in the upper left corner."""
-    figure = sheet(width, height, description)
+    figure = empty_figure(width, height, description)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.set_xlim(0, width)

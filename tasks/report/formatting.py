@@ -49,7 +49,9 @@ def interval(low: object, high: object, *, signed: bool = False) -> str:
     ends = finite(low), finite(high)
     if ends[0] is None or ends[1] is None:
         return ""
-    return " to ".join(_fixed(end, decimals(ends[0], ends[1]), signed=signed) for end in ends if end is not None)
+    return " to ".join(
+        _fixed(end, interval_decimal_places(ends[0], ends[1]), signed=signed) for end in ends if end is not None
+    )
 
 
 def signed_gain(value: object, low: object = None, high: object = None) -> str:
@@ -57,11 +59,15 @@ def signed_gain(value: object, low: object = None, high: object = None) -> str:
     known, ends = finite(value), (finite(low), finite(high))
     if known is None:
         return MISSING
-    places = decimals(0.0, known) if ends[0] is None or ends[1] is None else decimals(ends[0], ends[1])
+    places = (
+        interval_decimal_places(0.0, known)
+        if ends[0] is None or ends[1] is None
+        else interval_decimal_places(ends[0], ends[1])
+    )
     return _fixed(known, places, signed=True)
 
 
-def decimals(low: float, high: float) -> int:
+def interval_decimal_places(low: float, high: float) -> int:
     """Return the decimal places that show two digits of the distance from `low` to `high`."""
     width = abs(high - low)
     return min(8, max(0, 1 - math.floor(math.log10(width)))) if width > 0 else 3

@@ -21,7 +21,7 @@ from tasks.report.canvas import (
     LINE,
     SOFT,
     WIDTH,
-    canvas,
+    figure_with_pixel_axes,
     short,
     style,
 )
@@ -74,7 +74,7 @@ def draw_gain(one: GainBar, *, against: str) -> Figure:
     """Draw one gain with its interval on a scale around zero, without text."""
     text = f"Gain in {one.metric} over the {against}: {signed_gain(one.value, one.low, one.high)}"
     with style():
-        figure, axes = canvas(260, 44, f"{text}, interval {interval(one.low, one.high, signed=True)}.")
+        figure, axes = figure_with_pixel_axes(260, 44, f"{text}, interval {interval(one.low, one.high, signed=True)}.")
         _strip(axes, one, y=11, left=6, right=254)
         _sides(axes, y=38, left=6, right=254)
     return figure
@@ -86,7 +86,9 @@ def draw_gains(gains: Sequence[GainBar], *, against: str) -> Figure:
         f"{g.metric} {signed_gain(g.value, g.low, g.high)} ({interval(g.low, g.high, signed=True)})" for g in gains
     )
     with style():
-        figure, axes = canvas(WIDTH, 46 * len(gains) + 20, f"Gain over the {against}, with intervals: {text}.")
+        figure, axes = figure_with_pixel_axes(
+            WIDTH, 46 * len(gains) + 20, f"Gain over the {against}, with intervals: {text}."
+        )
         left, right = 6.0, WIDTH - 6
         for i, one in enumerate(gains):
             top = 46.0 * i
@@ -105,7 +107,7 @@ def draw_comparison(metrics: Mapping[str, Sequence[ModelValue]]) -> Figure:
     )
     height = sum(26 + 20 * len(values) for values in metrics.values()) + 4
     with style():
-        figure, axes = canvas(WIDTH, height, f"Metrics side by side. {text}.")
+        figure, axes = figure_with_pixel_axes(WIDTH, height, f"Metrics side by side. {text}.")
         left, right, top = 102.0, WIDTH - 62, 0.0
         for metric, values in metrics.items():
             ends = [end for v in values for end in (v.value, v.low, v.high) if end is not None]
@@ -140,7 +142,9 @@ def draw_slices(
     rows = math.ceil(len(bars) / columns)
     head, row = 24.0, 38.0
     with style():
-        figure, axes = canvas(WIDTH * columns, head + row * rows + 2, f"By slice, with intervals: {text}.")
+        figure, axes = figure_with_pixel_axes(
+            WIDTH * columns, head + row * rows + 2, f"By slice, with intervals: {text}."
+        )
         key = [("candidate", CANDIDATE, "o")]
         key += [("champion", CHAMPION, "D")] if any(p.champion is not None for p in bars) else []
         key += [("all rows", SOFT, "|")] if overall is not None else []

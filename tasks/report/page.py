@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from params.foundation.artifacts import STAGES, Artifacts, write_whole
+from params.foundation.artifacts import STAGES, Artifacts, write_text_atomically
 from tasks.evaluation.report import Champion
 from tasks.hub_client.receipt import Receipt
 from tasks.report.lineage import release_link
 from tasks.report.run_results import RunResults, read_results
-from tasks.report.templates import fill
+from tasks.report.templates import render_template
 from tasks.report.timings import Timing, read_timings
 
 
@@ -28,7 +28,9 @@ def write_report(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None =
     Raises:
         StorageError: the disk is full or read-only.
     """
-    write_whole(artifacts.page, render(artifacts, timings=read_timings(artifacts) if timings is None else timings))
+    write_text_atomically(
+        artifacts.page, render(artifacts, timings=read_timings(artifacts) if timings is None else timings)
+    )
     return artifacts.page
 
 
@@ -39,7 +41,7 @@ def render(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None, quote_
     run again gives the same page.
     """
     results = read_results(artifacts, local=timings is not None)
-    return fill("report/page.html.jinja", _content(artifacts, results, timings, quote_rows=quote_rows))
+    return render_template("report/page.html.jinja", _content(artifacts, results, timings, quote_rows=quote_rows))
 
 
 def _content(

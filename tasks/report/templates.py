@@ -23,7 +23,7 @@ from tasks.validation.report import escape_direction
 _FILTERS = (duration, finite, gain_class, interval, memory, number, one_line, p_value, signed_gain)
 
 
-def fill(template: str, content: Mapping[str, Any]) -> str:
+def render_template(template: str, content: Mapping[str, Any]) -> str:
     """Return a page; `template` is a path below tasks/, as templates name each other."""
     import jinja2
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tasks.report.canvas import CANDIDATE, CARD, SOFT, WIDTH, sheet, short, style
+from tasks.report.canvas import CANDIDATE, CARD, SOFT, WIDTH, empty_figure, short, style
 from tasks.report.formatting import number, one_line
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Panel:
 def draw_curves(panels: Sequence[Panel]) -> Figure:
     """Draw panels side by side; the step whose weights were kept is marked."""
     with style():
-        figure = sheet(WIDTH * len(panels), 230, " ".join(_description(panel) for panel in panels))
+        figure = empty_figure(WIDTH * len(panels), 230, " ".join(_description(panel) for panel in panels))
         for i, panel in enumerate(panels):
             axes = figure.add_axes(
                 ((44 + WIDTH * i) / (WIDTH * len(panels)), 0.17, (WIDTH - 54) / (WIDTH * len(panels)), 0.72)

@@ -68,7 +68,9 @@ def new(
         repo_id=repo_id,
         schedule=schedule,
     )
-    with command_result.interruptible(f"the recipe {name} is written as a whole or not at all\n  start again"):
+    with command_result.handle_keyboard_interrupt(
+        f"the recipe {name} is written as a whole or not at all\n  start again"
+    ):
         new(request, Asker.of(yes=yes))
 
 

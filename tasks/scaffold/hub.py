@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from params import DataError, EvergreenError, HubRefusedError, ModelError, TransientError
+from tasks.hub_client.faults import describe_without_secrets
 from tasks.hub_client.token import token_for
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ Kind = Literal["dataset", "model"]
 _TIMEOUT_S = 60.0
 
 
-def repository(repo_id: str, revision: str, *, kind: Kind) -> tuple[str, list[str]]:
+def find_commit_and_files(repo_id: str, revision: str, *, kind: Kind) -> tuple[str, list[str]]:
     """Return the commit that a branch, a tag or a hash stands for, and the names of its files.
 
     Raises:
@@ -41,7 +42,7 @@ def download(repo_id: str, commit: str, names: list[str]) -> Path:
     return Path(folder)
 
 
-def weight_parameters(repo_id: str, commit: str) -> int | None:
+def count_hub_parameters(repo_id: str, commit: str) -> int | None:
     """Return the number of parameters of a model, from the headers of its safetensors; None if it has none."""
     from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
@@ -53,7 +54,7 @@ def weight_parameters(repo_id: str, commit: str) -> int | None:
     return sum(found.parameter_count.values())
 
 
-def local_parameters(folder: Path) -> int | None:
+def count_local_parameters(folder: Path) -> int | None:
     """Return the same for a model in a folder.
 
     Raises:
@@ -77,7 +78,7 @@ def _api(repo_id: str, revision: str) -> Iterator[HfApi]:
     """Give a client; what it raises inside the block becomes an error for the user."""
     from huggingface_hub import HfApi, constants, errors
 
-    from tasks.hub_client.faults import CLIENT_ERRORS, explain
+    from tasks.hub_client.faults import CLIENT_ERRORS
 
     api = HfApi(constants.ENDPOINT, token=token_for(constants.ENDPOINT) or False)
     where = f"{api.endpoint}/{repo_id}"
@@ -115,4 +116,6 @@ def _api(repo_id: str, revision: str) -> Iterator[HfApi]:
             fix = "set HF_TOKEN to a token that may read it"
             raise HubRefusedError(where, f"the Hub refuses access ({status})", fix) from error
         fix = "check the network and HF_ENDPOINT, then try again"
-        raise TransientError(where, f"the Hub cannot be reached: {explain(cause, api)}", fix) from error
+        raise TransientError(
+            where, f"the Hub cannot be reached: {describe_without_secrets(cause, api)}", fix
+        ) from error

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from params import DataError
 from params.schema import Files, HubDataset, Sql
-from tasks.ingestion.batches import readable
+from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.file_index import FileIndex
 from tasks.ingestion.source import Source, open_source
 from tasks.scaffold.sources import matching
@@ -117,7 +117,7 @@ class Sample:
         return self.totals.get(split) or len(self.rows.get(split, ()))
 
 
-def look(source: Files | HubDataset | Sql, root: Path = Path()) -> Sample:
+def read_source_sample(source: Files | HubDataset | Sql, root: Path = Path()) -> Sample:
     """Read a sample of each split of a source.
 
     Raises:
@@ -148,7 +148,7 @@ def _sample(opened: Source, source: Files | HubDataset | Sql, split: str, root: 
     rows: list[Row] = []
     with contextlib.closing(opened.batches(split)) as batches:
         for batch in batches:
-            rows += readable(batch)[1]
+            rows += to_readable_batch(batch)[1]
             if len(rows) >= SAMPLE_ROWS:
                 return rows[:SAMPLE_ROWS], None
     return rows, len(rows)
@@ -161,7 +161,7 @@ def _spread(indexes: Sequence[FileIndex], total: int) -> Iterator[Row]:
     for i in range(wanted):
         index, start = blocks[i * len(blocks) // wanted]
         for batch in index.piece(start, _BLOCK_ROWS).batches():
-            yield from readable(batch)[1]
+            yield from to_readable_batch(batch)[1]
 
 
 def _list_kind(items: Sequence[Any]) -> Kind:

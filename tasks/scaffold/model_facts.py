@@ -56,14 +56,14 @@ def model_facts(model: str, root: Path = Path()) -> ModelFacts:
     """
     if (root / model).is_dir():
         check_model_files(root / model, where=model)
-        return _facts(model, None, root / model, hub.local_parameters(root / model))
+        return _facts(model, None, root / model, hub.count_local_parameters(root / model))
     name, _, revision = model.partition("@")
     if model.startswith((".", "/", "~")) or name.count("/") != 1 or repo_id_problem(name):
         fix = "give a local folder, or owner/name of a repository on the Hub"
         raise ModelError("--model", f"there is no folder {model}", fix)
-    commit, _ = hub.repository(name, revision or "main", kind="model")
+    commit, _ = hub.find_commit_and_files(name, revision or "main", kind="model")
     folder = hub.download(name, commit, _CONFIG_FILES)
-    return _facts(name, commit, folder, hub.weight_parameters(name, commit))
+    return _facts(name, commit, folder, hub.count_hub_parameters(name, commit))
 
 
 def _facts(path: str, revision: str | None, folder: Path, parameters: int | None) -> ModelFacts:

@@ -9,13 +9,13 @@ from typing import Final
 
 from params import RecipeError
 from params.dvc_files import RECIPES
-from params.foundation.artifacts import write_whole
+from params.foundation.artifacts import write_text_atomically
 from params.loading import name_problem
 from params.schema import repo_id_problem
 from tasks.diagnostics.check import check
 from tasks.diagnostics.trace import token_lines
 from tasks.scaffold import project, proposal
-from tasks.scaffold.look import Sample, look
+from tasks.scaffold.look import Sample, read_source_sample
 from tasks.scaffold.model_facts import ModelFacts, model_facts
 from tasks.scaffold.plan import Plan, make_plan
 from tasks.scaffold.request import NEW_MODEL, Asker, Request
@@ -39,7 +39,7 @@ def new(request: Request, ask: Asker) -> None:
     _check_request(request)
     root = project.project_root()
     found = find_source(request, root)
-    sample = look(found.source, root)
+    sample = read_source_sample(found.source, root)
     facts, kind = _model(request, sample, ask, root)
     chosen = proposal.propose(request, sample, kind, ask)
     print(f"{request.name}: learn {chosen.advice.meaning} ({chosen.objective})")
@@ -74,8 +74,8 @@ def _check_request(request: Request) -> None:
 def _model(request: Request, sample: Sample, ask: Asker, root: Path) -> tuple[ModelFacts | None, ModelKind]:
     """Return the pretrained model, None for a new one, and its kind. Plain text alone gets a new one without being asked."""
     model = request.model
-    known = proposal.advised()
-    named = [request.objective] if request.objective else proposal.fitting(sample, request.columns)
+    known = proposal.proposable_objectives()
+    named = [request.objective] if request.objective else proposal.best_fitting_objectives(sample, request.columns)
     found = [known[name] for name in named if name in known]
     if model is None and found and all(advice.reads_running_text for advice in found):
         model = NEW_MODEL
@@ -127,14 +127,14 @@ def _write(root: Path, request: Request, item: Mapping[str, str], text: str) -> 
     try:
         for path, content in after.items():
             if content != before[path]:
-                write_whole(path, content)
+                write_text_atomically(path, content)
         check(recipe)
     except BaseException:
         for path, old in before.items():
             if old is None:
                 path.unlink(missing_ok=True)
             elif old != after[path]:
-                write_whole(path, old)
+                write_text_atomically(path, old)
         raise
     return [place for place, path in zip(_places(name), after, strict=True) if after[path] != before[path]]
 

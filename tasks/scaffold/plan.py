@@ -19,7 +19,7 @@ from tasks.tokenization.tokenizers import NO_LIMIT
 from trainer import objectives
 from trainer.objectives.bases.advice import Choice
 from trainer.objectives.bases.objective import Example, Objective
-from trainer.runtime.imports import left_out
+from trainer.runtime.imports import hide_packages_in_block
 
 _TRIED_ROWS: Final = 2000
 """Rows, about, that are encoded as training sees them."""
@@ -60,7 +60,7 @@ def make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None) -> P
     model, lora = start.model_choice(proposal, facts)
     # transformers notes at its import what is installed
     unused = [] if lora.value or "transformers" in sys.modules else ["peft", "torchao"]
-    with left_out(*unused):
+    with hide_packages_in_block(*unused):
         return _make_plan(proposal, sample, facts, model=model, lora=lora)
 
 

@@ -47,7 +47,7 @@ class Proposal:
     @property
     def advice(self) -> Advice:
         """What the objective advises."""
-        return advised()[self.objective]
+        return proposable_objectives()[self.objective]
 
     @property
     def options(self) -> dict[str, str]:
@@ -56,7 +56,7 @@ class Proposal:
         return {option: self.columns[flag] for flag, option in columns.items() if flag in self.columns}
 
 
-def advised() -> dict[str, Advice]:
+def proposable_objectives() -> dict[str, Advice]:
     """Return the objectives that can be proposed, in the order in which those that fit as well are."""
     found = {name: objectives.find(name).advice for name in objectives.names()}
     known = {name: advice for name, advice in found.items() if isinstance(advice, Advice)}
@@ -78,19 +78,19 @@ def propose(request: Request, sample: Sample, kind: ModelKind, ask: Asker) -> Pr
     if request.objective:
         objective = _named(request.objective, kind)
     else:
-        possible = [o for o in fitting(sample, given) if kind in advised()[o].models]
+        possible = [o for o in best_fitting_objectives(sample, given) if kind in proposable_objectives()[o].models]
         if not possible:
             raise _nothing_fits(sample, kind, given)
-        options = {objective: advised()[objective].meaning for objective in possible}
+        options = {objective: proposable_objectives()[objective].meaning for objective in possible}
         objective = ask.choose("--objective", "What the model should learn", options)
     columns: dict[str, str] = {}
-    for flag in advised()[objective].asked(_seen(sample, given)):
+    for flag in proposable_objectives()[objective].asked(_seen(sample, given)):
         columns[flag] = _column(flag, sample, {**columns, **given}, ask, objective)
     return Proposal(objective, columns)
 
 
 def _named(objective: str, kind: ModelKind) -> str:
-    known = advised()
+    known = proposable_objectives()
     if objective in known and kind in known[objective].models:
         return objective
     if objective not in objectives.names():
@@ -103,10 +103,10 @@ def _named(objective: str, kind: ModelKind) -> str:
     raise RecipeError("--objective", f"{objective} does not work with this {kind} model", fix)
 
 
-def fitting(sample: Sample, given: Mapping[str, str]) -> list[str]:
+def best_fitting_objectives(sample: Sample, given: Mapping[str, str]) -> list[str]:
     """Return the objectives that fit the rows best."""
     seen = _seen(sample, given)
-    fits = {name: advice.fit(seen) for name, advice in advised().items()}
+    fits = {name: advice.fit(seen) for name, advice in proposable_objectives().items()}
     best = max(fits.values())
     return [name for name, fit in fits.items() if fit == best != Fit.NOT]
 
@@ -205,18 +205,18 @@ def _nothing_fits(sample: Sample, kind: ModelKind, given: Mapping[str, str]) -> 
     """Return the error that says why no objective reads these rows."""
     for hint in _form_hints(sample):
         return hint
-    possible = fitting(sample, given)
+    possible = best_fitting_objectives(sample, given)
     columns = ", ".join(f"{c.name} ({c.kind})" for c in sample.columns.values())
     if possible:
         what = f"these rows are for {' or '.join(possible)}, which does not work with this {kind} model"
         return RecipeError("--model", what, "give another model, or name an objective with --objective")
     what = f"no objective fits these columns: {columns}"
-    return RecipeError("--objective", what, f"name one of {', '.join(advised())}, and its columns")
+    return RecipeError("--objective", what, f"name one of {', '.join(proposable_objectives())}, and its columns")
 
 
 def _form_hints(sample: Sample) -> Iterator[DataError]:
     """Yield errors for forms of rows that have to be converted."""
-    alone = next((name for name, advice in advised().items() if advice.reads_running_text), None)
+    alone = next((name for name, advice in proposable_objectives().items() if advice.reads_running_text), None)
     or_alone = f"; to learn from the texts alone, add --objective {alone}" if alone else ""
     has_texts = any(c.kind == "text" for c in sample.columns.values())
     for column in sample.columns.values():

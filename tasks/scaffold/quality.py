@@ -91,7 +91,7 @@ def judge(sample: Sample, proposal: Proposal, objective: Objective[Any]) -> Qual
     )
 
 
-def key_column(proposal: Proposal) -> str | None:
+def input_column(proposal: Proposal) -> str | None:
     """Return the column of the input: rows that have the same one are alike, whatever their label or answer is."""
     return proposal.columns.get("text") or proposal.columns.get("prompt")
 
@@ -125,7 +125,7 @@ def _labels(rows: Iterable[Row], proposal: Proposal) -> Iterator[str]:
 
 
 def _keys(rows: Iterable[Row], proposal: Proposal) -> Iterator[str]:
-    if column := key_column(proposal):
+    if column := input_column(proposal):
         yield from (str(row.get(column)) for row in rows)
 
 

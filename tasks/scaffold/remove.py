@@ -8,7 +8,7 @@ import typer
 
 from params import RecipeError
 from params.dvc_files import RECIPES
-from params.foundation.artifacts import Artifacts, write_whole
+from params.foundation.artifacts import Artifacts, write_text_atomically
 from params.loading import name_problem
 from tasks.scaffold import project
 
@@ -42,9 +42,9 @@ def remove(name: str, *, yes: bool) -> None:
     if not yes and not typer.confirm("Remove it?"):
         return
     if new_prefect != prefect:
-        write_whole(root / project.PREFECT, new_prefect)
+        write_text_atomically(root / project.PREFECT, new_prefect)
     if new_recipes != recipes:
-        write_whole(root / RECIPES, new_recipes)
+        write_text_atomically(root / RECIPES, new_recipes)
     recipe.unlink(missing_ok=True)
     print("Removed.")
     kept = [str(path) for path in (Artifacts(name, root).run, Artifacts(name, root).scratch) if path.exists()]

@@ -92,7 +92,7 @@ def _hub(request: Request, repo_id: str, revision: str) -> FoundSource:
     if problem := repo_id_problem(repo_id):
         what = f"there is no such file, and the Hub refuses {repo_id!a}: {problem}"
         raise DataError("--data", what, "check the path")
-    _, names = hub.repository(repo_id, revision, kind="dataset")
+    _, names = hub.find_commit_and_files(repo_id, revision, kind="dataset")
     patterns, notes = _patterns(request, names, where=f"dataset {repo_id}")
     source = HubDataset(kind="hub", repo_id=repo_id, revision=revision, **patterns)
     return FoundSource(source, "tasks/ingestion/hub_dataset.py", notes)
@@ -237,7 +237,7 @@ def _watched(patterns: Iterable[str], root: Path) -> str:
     return common
 
 
-def described(source: Files | HubDataset | Sql) -> Mapping[str, str]:
+def source_recipe_keys(source: Files | HubDataset | Sql) -> Mapping[str, str]:
     """Return the keys of a recipe's `data.source`, in the order in which they are written."""
     first = ["kind", "repo_id", "revision", "url", "query", "train", "validation", "test", "text_unit"]
     given = source.model_dump(exclude_none=True, exclude_defaults=False)

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from params.schema import PretrainedTokenizer
 from tasks.scaffold.plan import Plan
-from tasks.scaffold.quality import key_column
-from tasks.scaffold.sources import FoundSource, described
+from tasks.scaffold.quality import input_column
+from tasks.scaffold.sources import FoundSource, source_recipe_keys
 from tasks.scaffold.start import SEED
-from tasks.scaffold.yaml_text import one_line, scalar
+from tasks.scaffold.yaml_text import scalar, to_comment_line
 from trainer.objectives.bases.advice import Choice
 
 _WIDTH: Final = 120
@@ -46,7 +46,7 @@ def recipe_text(name: str, found: FoundSource, plan: Plan, repo_id: str) -> str:
         },
     }
     texts = (_head(name, plan), *(_lines({key: section}) for key, section in sections.items()))
-    return "\n\n".join("\n".join(map(one_line, lines)) for lines in texts) + "\n"
+    return "\n\n".join("\n".join(map(to_comment_line, lines)) for lines in texts) + "\n"
 
 
 def _lines(keys: Keys, indent: str = "") -> Iterator[str]:
@@ -84,13 +84,13 @@ def _head(name: str, plan: Plan) -> list[str]:
 
 
 def _data(found: FoundSource, plan: Plan) -> Keys:
-    source: dict[str, Any] = dict(described(found.source))
+    source: dict[str, Any] = dict(source_recipe_keys(found.source))
     if len(source.get("revision", "")) in range(1, 40):
         source["revision"] = Choice(source["revision"], "a branch: every run asks whether it has a new commit")
     data: dict[str, Any] = {"source": source}
     if plan.shares:
         data["split"] = plan.shares
-    column = key_column(plan.proposal)
+    column = input_column(plan.proposal)
     if column and plan.shares and plan.quality.repeated and not plan.quality.known:
         why = f"{plan.quality.repeated:,} rows repeat a text: all rows with it are in one split"
         data["group_by"] = Choice([column], why)

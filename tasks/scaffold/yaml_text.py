@@ -24,7 +24,7 @@ def scalar(value: Any) -> str:
     return str(value)
 
 
-def one_line(line: str) -> str:
+def to_comment_line(line: str) -> str:
     """Return a line whose comment may quote rows: what ends a line, or is not allowed in YAML, is a space. Values have none of that."""
     return "".join(c if c.isprintable() else " " for c in line)
 

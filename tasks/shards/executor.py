@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from params import RecipeError
-from trainer.runtime.memory import collect_rarely, return_freed_memory
+from trainer.runtime.memory import reduce_garbage_collection, return_freed_memory
 
 _LIBRARIES: Final = ("great_expectations", "numpy", "pandas", "pyarrow", "tokenizers", "transformers")
 _FREE_EVERY_S: Final = 1.0
@@ -50,7 +50,7 @@ def _code() -> str:
     return code.hexdigest()[:12]
 
 
-def surroundings() -> dict[str, str]:
+def code_and_versions() -> dict[str, str]:
     """Return all that a call depends on beside its function and item: code and versions."""
     return {"Evergreen": _code(), **versions()}
 
@@ -60,15 +60,15 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def call(function: Path, item: Any) -> Any:
+def call_stage_function(function: Path, item: Any) -> Any:
     """Compute `function(item)` in a process of the stage; the function was written by the stage."""
     try:
         return _function(function)(item)
     finally:
-        free_memory()
+        release_unused_memory()
 
 
-def free_memory() -> None:
+def release_unused_memory() -> None:
     """Give back the memory that is free, now and then: other kinds of work would find it in pieces."""
     global _freed_at_s  # noqa: PLW0603 - of this process
     if time.monotonic() - _freed_at_s >= _FREE_EVERY_S:
@@ -87,7 +87,7 @@ def _function(path: Path) -> Callable[[Any], Any]:
         fix = "give all machines of the cluster the project's folder at the same path"
         raise RecipeError.at("launch.data_cluster", what, fix) from error
     with file:
-        own, wanted = surroundings(), pickle.load(file)  # noqa: S301 - the stage wrote it
+        own, wanted = code_and_versions(), pickle.load(file)  # noqa: S301 - the stage wrote it
         if own != wanted:
             differences = (
                 f"{name} {own.get(name)} instead of {wanted[name]}" for name in wanted if own.get(name) != wanted[name]
@@ -99,7 +99,7 @@ def _function(path: Path) -> Callable[[Any], Any]:
     return function
 
 
-def start_server(imports: Sequence[str]) -> None:
+def start_fork_server(imports: Sequence[str]) -> None:
     """Start the process that imports modules and is then forked for each process, if it does not run yet.
 
     It has one thread, so a fork is safe, which one of this process is not. It and its forks never get Ctrl-C, which a terminal sends to all:
@@ -114,7 +114,7 @@ def start_server(imports: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def processes(count: int) -> Iterator[Executor]:
+def start_process_pool(count: int) -> Iterator[Executor]:
     """Start processes of this machine, as calls need them; they end with the block."""
     executor = ProcessPoolExecutor(count, multiprocessing.get_context("forkserver"), initializer=_prepare)
     try:
@@ -127,7 +127,7 @@ def _prepare() -> None:
     """Prepare a process: it ends with its stage, and has one thread, because there is a process for each CPU."""
     threading.Thread(target=_end_with_stage, daemon=True).start()
     gc.freeze()  # a look for garbage would copy the pages of what was imported, which all processes share
-    collect_rarely()
+    reduce_garbage_collection()
     for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ.setdefault(name, "1")
 

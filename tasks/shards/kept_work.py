@@ -32,7 +32,15 @@ from params.foundation.artifacts import Artifacts, link_or_copy
 from params.foundation.hashing import file_sha256
 from params.schema import Launch
 from tasks.progress import progress
-from tasks.shards.executor import call, free_memory, processes, start_server, surroundings, usable_cpus, versions
+from tasks.shards.executor import (
+    call_stage_function,
+    code_and_versions,
+    release_unused_memory,
+    start_fork_server,
+    start_process_pool,
+    usable_cpus,
+    versions,
+)
 
 logger = logging.getLogger(__name__)
 _RESULT: Final = "result"
@@ -105,7 +113,7 @@ class ShardWorkers:
     def expect(self, shards: int) -> None:
         """Begin with the imports for work on so many shards, while this process does something else."""
         if not self._launch.data_cluster and self._are_worth(shards):
-            start_server(self._imports)
+            start_fork_server(self._imports)
 
     def map(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT], *, what: str) -> Iterator[ResultT]:
         """Yield `function(item)` of each item, in order; nothing is kept. This process computes them if they are few.
@@ -124,7 +132,7 @@ class ShardWorkers:
         found = self._elsewhere(function, items) if self._are_worth(len(items)) else map(function, items)
         for result in progress(found, what=f"{self._stage}: {what}", total=len(items)):
             yield result
-            free_memory()
+            release_unused_memory()
 
     def run(self, function: Callable[[WorkT], ResultT], works: Sequence[WorkT], *, what: str) -> Iterator[ResultT]:
         """Yield `function(work)` of each, in order; that of earlier runs, with its files, where nothing has changed.
@@ -155,7 +163,7 @@ class ShardWorkers:
     def _elsewhere(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> Iterator[ResultT]:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder.absolute() / f".{uuid.uuid4().hex}.function"
-        path.write_bytes(pickle.dumps(surroundings()) + pickle.dumps(function))
+        path.write_bytes(pickle.dumps(code_and_versions()) + pickle.dumps(function))
         try:
             done, attempts = 0, 1
             while done < len(items):
@@ -182,7 +190,7 @@ class ShardWorkers:
         submit = self._submit = self._submit or self._start()
         waiting: list[Any] = []
         for item in items:
-            waiting.append(submit(call, function, item))
+            waiting.append(submit(call_stage_function, function, item))
             if len(waiting) >= _AHEAD * self._processes:
                 yield waiting.pop(0).result()
         while waiting:
@@ -190,8 +198,8 @@ class ShardWorkers:
 
     def _start(self) -> Callable[..., Any]:
         if not self._launch.data_cluster:
-            start_server(self._imports)
-            return self._open.enter_context(processes(self._processes)).submit
+            start_fork_server(self._imports)
+            return self._open.enter_context(start_process_pool(self._processes)).submit
         from tasks.shards.cluster import connect
 
         client = self._open.enter_context(connect(self._launch.data_cluster))

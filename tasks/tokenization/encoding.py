@@ -111,7 +111,7 @@ def _labels_of_shard(objective: Objective[Any], work: _LabelsWork) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedSplit:
     """What the rows of a split became."""
 
     statistics: SplitStatistics
@@ -121,7 +121,7 @@ class Encoded:
 
 def encode_splits(
     splits: Mapping[str, SplitRows], folder: Path, encoder: Encoder, workers: ShardWorkers, *, settings: str = ""
-) -> dict[str, Encoded]:
+) -> dict[str, EncodedSplit]:
     """Encode the rows of each split into Arrow shards in `folder`/<split>, one for each shard of the rows.
 
     The train split is packed as its objective does it; the other splits are sorted longest first. Both happen within a shard.
@@ -150,7 +150,7 @@ def encode_splits(
     }
 
 
-def _encoded(rows: SplitRows, split: str, encoder: Encoder, done: Sequence[tuple[_Work, _Counts]]) -> Encoded:
+def _encoded(rows: SplitRows, split: str, encoder: Encoder, done: Sequence[tuple[_Work, _Counts]]) -> EncodedSplit:
     """Write the manifest of a split, and sum the counts of its shards."""
     counts = sum((own for _, own in done), _Counts())
     if not counts.sequences and not encoder.marks_rows:
@@ -170,7 +170,7 @@ def _encoded(rows: SplitRows, split: str, encoder: Encoder, done: Sequence[tuple
         truncated_rows=counts.truncated,
         unused_rows=counts.unused,
     )
-    return Encoded(statistics, counts.characters)
+    return EncodedSplit(statistics, counts.characters)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Iterable
 
 from params.dvc_files import Inputs
-from params.foundation.artifacts import SPLITS, Artifacts, whole_folder
+from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomically
 from params.foundation.hashing import file_sha256
 from params.schema import Launch, ObjectiveChoice, Tokenization, TrainTokenizer
 from tasks.shards.kept_work import ShardWorkers, settings_key
@@ -27,9 +27,9 @@ from tasks.shards.split_rows import SplitRows
 from tasks.stages import save_report
 from tasks.tokenization.encoding import Encoder, collect_labels, encode_splits, read_rows
 from tasks.tokenization.report import TokenizationReport
-from tasks.tokenization.tokenizers import build_tokenizer, sampled
+from tasks.tokenization.tokenizers import build_tokenizer, sample_texts
 from trainer import objectives
-from trainer.data.shards import digest
+from trainer.data.shards import folder_sha256
 from trainer.data.tokens import STATE
 
 logger = logging.getLogger(__name__)
@@ -56,10 +56,10 @@ def tokenize(
     texts: Iterable[str] = (text for row in read_rows(rows["train"]) for text in method.texts(row))
     if isinstance(tokenization.tokenizer, TrainTokenizer):
         logger.info("tokenize: training a tokenizer with %d tokens", tokenization.tokenizer.vocab_size)
-        texts = sampled(texts, len(rows["train"]), tokenization.tokenizer.sample_rows)
+        texts = sample_texts(texts, len(rows["train"]), tokenization.tokenizer.sample_rows)
     imports = ["transformers", "tasks.tokenization.encoding"]
     with (
-        whole_folder(artifacts.tokens) as folder,
+        replace_folder_atomically(artifacts.tokens) as folder,
         ShardWorkers(artifacts, "tokenize", launch, inputs, imports=imports) as workers,
     ):
         workers.expect(sum(len(one.manifest.shards) for one in rows.values()))
@@ -72,7 +72,7 @@ def tokenize(
         (folder / STATE).write_text(json.dumps(state, indent=1, ensure_ascii=False), encoding="utf-8")
 
         settings = settings_key(
-            tokenizer=digest(folder / "tokenizer"),
+            tokenizer=folder_sha256(folder / "tokenizer"),
             state=file_sha256(folder / STATE),
             objective=options,
             max_length=tokenization.max_length,

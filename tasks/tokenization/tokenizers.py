@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from params import ModelError, TransientError
 from params.schema import Tokenization, TrainTokenizer
-from trainer.runtime.library_errors import own_code_error
+from trainer.runtime.library_errors import remote_code_error
 from trainer.runtime.model_files import check_model_files
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def build_tokenizer(tokenization: Tokenization, texts: Iterable[str]) -> PreTrai
     return tokenizer
 
 
-def sampled(texts: Iterable[str], rows: int, sample_rows: int | None) -> Iterable[str]:
+def sample_texts(texts: Iterable[str], rows: int, sample_rows: int | None) -> Iterable[str]:
     """Yield about `sample_rows` of the texts of `rows` rows, whatever their order: those with a small hash; by default, all."""
     if sample_rows is None or rows <= sample_rows:
         return texts
@@ -92,7 +92,7 @@ def load_tokenizer(path: str, revision: str | None) -> PreTrainedTokenizerBase:
         raise TransientError(path, f"the tokenizer cannot be downloaded: {error}", fix) from error
     except (OSError, ValueError) as error:
         fix = "check the path and revision in tokenization.tokenizer"
-        raise own_code_error(path, error) or ModelError(path, f"no tokenizer can be loaded: {error}", fix) from error
+        raise remote_code_error(path, error) or ModelError(path, f"no tokenizer can be loaded: {error}", fix) from error
     tokenizer.init_kwargs.pop("auto_map", None)  # what is saved must not ask others to run code
     if not tokenizer.is_fast:
         raise ModelError(path, "has only a slow tokenizer", "use a model whose repository holds tokenizer.json")

@@ -6,13 +6,13 @@ import math
 import time
 
 from params import BudgetSpentError, EvergreenError
-from params.foundation.artifacts import write_whole
+from params.foundation.artifacts import write_text_atomically
 from trainer.job import Job
 
 _SAVE_EVERY_S = 10.0
 
 
-class Budget:
+class TrainingTimeCounter:
     """Counts the time while a training's processes run; what it has counted outlives this process."""
 
     def __init__(self, job: Job) -> None:
@@ -34,10 +34,10 @@ class Budget:
     def save(self) -> None:
         """Save the time that all starts have taken."""
         self._saved_s = time.monotonic() - self._started
-        write_whole(self._file, f"{self._before_s + self._saved_s:.1f}\n")
+        write_text_atomically(self._file, f"{self._before_s + self._saved_s:.1f}\n")
 
     def error(self, stopped: EvergreenError) -> BudgetSpentError:
-        """Return the error of a training that had to stop; `stopped` says where it resumes."""
+        """Return the error of a training that had to stop; `stop_requested_error` says where it resumes."""
         what = f"budget spent: {self._limit_s / 3600:g} h; {stopped.what.partition('; ')[2]}"
         fix = "raise it, and the next run goes on from there; or ask for fewer steps, which starts a new training"
         return BudgetSpentError.at("launch.max_hours", what, fix)

@@ -20,7 +20,7 @@ from params import (
 from tasks.training.ranks import StalledRank
 from trainer.checkpoints.sealed import newest_step
 from trainer.job import Job
-from trainer.runtime.heartbeat import LOST_PEER, Pulse
+from trainer.runtime.heartbeat import LOST_PEER, ProcessState
 from trainer.runtime.launcher import Failure, LaunchReport
 
 logger = logging.getLogger(__name__)
@@ -31,13 +31,13 @@ _RESUMES = "start again: it resumes from its last checkpoint"
 _OUT_OF_MEMORY = "if you did not send the signal, the system is probably out of memory: lower launch.micro_batch_size"
 
 
-def why_ended(
+def training_failure_reason(
     job: Job,
-    pulses: Sequence[Pulse],
+    pulses: Sequence[ProcessState],
     report: LaunchReport,
     status: int,
     *,
-    lost: Sequence[Pulse],
+    lost: Sequence[ProcessState],
     killed_by_us: Set[int],
     signal_name: str | None,
 ) -> EvergreenError:
@@ -55,17 +55,17 @@ def why_ended(
         *(error for error in reported if isinstance(error, MemoryExhaustedError)),
         *(_killed(f, by_rank.get(f.rank)) for f in killed if f.exit_code not in _ENDED_BY_OTHERS),
         *(error for error in reported if not isinstance(error, PreemptedError)),
-        *([stopped(job, pulses, signal_name)] if reported else []),
+        *([stop_requested_error(job, pulses, signal_name)] if reported else []),
         *_lost_machines(job, by_rank),
         *(_killed(f, by_rank.get(f.rank)) for f in killed),
     ]
     return causes[0] if causes else _unreported(by_rank, report, status, [p.rank for p in lost], failures)
 
 
-def _reported_errors(job: Job, pulses: Sequence[Pulse]) -> list[EvergreenError]:
+def _reported_errors(job: Job, pulses: Sequence[ProcessState]) -> list[EvergreenError]:
     """The errors that the ranks reported, in order of time."""
 
-    def reported_at(pulse: Pulse) -> int:
+    def reported_at(pulse: ProcessState) -> int:
         return (job.folder / f"rank-{pulse.rank}").stat().st_mtime_ns
 
     found = []
@@ -77,7 +77,7 @@ def _reported_errors(job: Job, pulses: Sequence[Pulse]) -> list[EvergreenError]:
 
 
 def _unreported(
-    pulses: dict[int, Pulse], report: LaunchReport, status: int, lost: list[int], failures: list[Failure]
+    pulses: dict[int, ProcessState], report: LaunchReport, status: int, lost: list[int], failures: list[Failure]
 ) -> EvergreenError:
     """The error of a training none of whose processes reported one."""
     if status < 0:
@@ -97,7 +97,7 @@ def _unreported(
     return ModelError("train", f"{who} exited without reporting an error", "see its output above")
 
 
-def _lost_machines(job: Job, pulses: dict[int, Pulse]) -> Iterator[KilledError]:
+def _lost_machines(job: Job, pulses: dict[int, ProcessState]) -> Iterator[KilledError]:
     """Ranks on other machines that others lost the connection to: nothing else shows that they ended."""
     if not any(pulse.phase == LOST_PEER for pulse in pulses.values()):
         return
@@ -113,14 +113,16 @@ def _lost_machines(job: Job, pulses: dict[int, Pulse]) -> Iterator[KilledError]:
         yield KilledError("train", what, f"bring the machine back, with `evergreen join`; {_RESUMES}")
 
 
-def _killed(failure: Failure, pulse: Pulse | None) -> KilledError:
+def _killed(failure: Failure, pulse: ProcessState | None) -> KilledError:
     pid = failure.pid or (pulse.pid if pulse else "unknown")
     when = f"at step {pulse.step}" if pulse else "before it had started"
     what = f"rank {failure.rank} (process {pid}) was killed by {_name(-failure.exit_code)} {when}"
     return KilledError("train", what, f"{_RESUMES}; {_OUT_OF_MEMORY}")
 
 
-def stopped(job: Job, pulses: Sequence[Pulse], signal_name: str | None, how: str = "") -> PreemptedError:
+def stop_requested_error(
+    job: Job, pulses: Sequence[ProcessState], signal_name: str | None, how: str = ""
+) -> PreemptedError:
     """Return the error of a training that was asked to stop: it says where the next start resumes.
 
     `signal_name` is None if another machine, for example, asked us to stop; `how` follows "stopped by SIGTERM".
@@ -136,7 +138,7 @@ def stopped(job: Job, pulses: Sequence[Pulse], signal_name: str | None, how: str
     return kind("train", what, f"start again: it resumes from step {step}{never}")
 
 
-def stalled(ranks: Sequence[StalledRank]) -> StalledError:
+def stalled_ranks_error(ranks: Sequence[StalledRank]) -> StalledError:
     """Return the error that names the ranks without progress; their whole stacks go to the log."""
     for rank in ranks:
         if rank.stack:

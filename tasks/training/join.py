@@ -20,7 +20,7 @@ from tasks.training.rendezvous import POLL_S, Announcement, read_announcement, r
 from trainer.job import Job
 from trainer.runtime import heartbeat
 from trainer.runtime.launcher import LaunchReport
-from trainer.runtime.lifetime import STOP, exclusive
+from trainer.runtime.lifetime import STOP, hold_file_lock
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,10 @@ def join(recipe_path: Path, *, machine: int) -> None:
         fix = f"use one from 1 to {count - 1}" if count > 1 else "set it, and where the machines meet"
         raise RecipeError.at("launch.num_machines", f"is {count}: machine {machine} cannot join", fix)
     folder = Artifacts(recipe_path.stem).machines.absolute()
-    with exclusive(folder / f"machine-{machine}.lock", f"machine {machine}"), processes.catch_stop_signals() as signals:
+    with (
+        hold_file_lock(folder / f"machine-{machine}.lock", f"machine {machine}"),
+        processes.catch_stop_signals() as signals,
+    ):
         last = read_announcement(folder)
         seen = last.start if last and last.state != "waiting" else None
         while True:
@@ -100,7 +103,7 @@ def _report_if_none_started(job: Job, machine: int) -> None:
     """Report an error for processes that could not start, so that the train stage does not wait for them."""
     share = job.launch.num_processes // job.launch.num_machines
     own = range(machine * share, (machine + 1) * share)
-    if any(pulse.rank in own for pulse in heartbeat.read_pulses(job.folder)):
+    if any(pulse.rank in own for pulse in heartbeat.read_process_states(job.folder)):
         return
     report = LaunchReport.load(processes.report_path(job, machine))
     what = f"machine {machine} ({os.uname().nodename}) could not start its processes"

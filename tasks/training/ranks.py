@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from trainer.runtime import heartbeat
-from trainer.runtime.heartbeat import Pulse
+from trainer.runtime.heartbeat import ProcessState
 
 _LONGEST_GAP_S = 2.0
 """The most that one poll adds to the idle time of a process: while this process, or the machine, was itself suspended, the
@@ -41,7 +41,7 @@ class StalledRank:
 
     rank: int
     idle_s: float
-    pulse: Pulse | None
+    pulse: ProcessState | None
     """None if it has never reported."""
     state: str | None
     """The kernel's name of its state; None if it runs on another machine."""
@@ -83,7 +83,7 @@ class Ranks:
     """The processes of one start of a training."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        self.pulses: list[Pulse] = []
+        self.pulses: list[ProcessState] = []
         """Their heartbeats at the last poll, by rank."""
         self._folder = folder
         self._idle_s = dict.fromkeys(range(count), 0.0)
@@ -97,7 +97,7 @@ class Ranks:
         self._polled_at = now
         before = {pulse.rank: (pulse.pid, pulse.beats) for pulse in self.pulses}
         with contextlib.suppress(ValueError):  # read while it was being written: the next poll will do
-            self.pulses = heartbeat.read_pulses(self._folder)
+            self.pulses = heartbeat.read_process_states(self._folder)
         after = {pulse.rank: (pulse.pid, pulse.beats) for pulse in self.pulses}
         for rank in self._idle_s:
             moved = before.get(rank) != after.get(rank)
@@ -112,7 +112,7 @@ class Ranks:
         """Return the ids of the processes that run, or ran, on this machine."""
         return set(self._known)
 
-    def lost(self) -> list[Pulse]:
+    def lost(self) -> list[ProcessState]:
         """Return the ranks that ended before the training did."""
         return [p for p in self.pulses if p.pid in self._known and not self._lives(p.pid) and p.phase != "finished"]
 
@@ -154,7 +154,7 @@ class Ranks:
                 return blocking
         return found
 
-    def _examine(self, pulse: Pulse) -> StalledRank:
+    def _examine(self, pulse: ProcessState) -> StalledRank:
         process = self._known.get(pulse.pid)
         state, stack = None, ""
         with contextlib.suppress(psutil.Error):

@@ -22,7 +22,7 @@ from typing import Literal
 import psutil
 
 from params import TransientError
-from params.foundation.artifacts import write_whole
+from params.foundation.artifacts import write_text_atomically
 from params.schema import Launch, Section
 from trainer.job import Job
 
@@ -51,7 +51,7 @@ def read_announcement(folder: Path) -> Announcement | None:
 
 def report_ready(folder: Path, machine: int, announced: Announcement) -> None:
     """Tell machine 0 that `machine` is ready."""
-    write_whole(folder / f"machine-{machine}.ready", announced.start)
+    write_text_atomically(folder / f"machine-{machine}.ready", announced.start)
 
 
 @contextlib.contextmanager
@@ -70,7 +70,7 @@ def rendezvous(job: Job, job_path: Path, stop_requested: Callable[[], bool]) -> 
     start = Announcement(start=uuid.uuid4().hex, job=job_path, state="waiting")
 
     def announce(state: str) -> None:
-        write_whole(folder / "start.json", start.model_copy(update={"state": state}).model_dump_json())
+        write_text_atomically(folder / "start.json", start.model_copy(update={"state": state}).model_dump_json())
 
     try:
         announce("waiting")

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from params.foundation.artifacts import Artifacts, write_whole
+from params.foundation.artifacts import Artifacts, write_text_atomically
 
 logger = logging.getLogger(__name__)
 STARTED: Final = "started"
@@ -24,7 +24,7 @@ def note_start(artifacts: Artifacts, run: str) -> None:
         StorageError: the disk is full or read-only.
     """
     last = max(map(_number, _folders(artifacts)), default=0)
-    write_whole(artifacts.checkpoints / run / STARTED, f"{last + 1}\n")
+    write_text_atomically(artifacts.checkpoints / run / STARTED, f"{last + 1}\n")
 
 
 def superseded(artifacts: Artifacts, *, keep: int = 1) -> list[Path]:

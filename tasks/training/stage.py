@@ -22,10 +22,10 @@ from typing import Any
 
 from params import ModelError, RecipeError, load
 from params.dvc_files import RECIPES, is_training_recorded
-from params.foundation.artifacts import Artifacts, whole_folder
+from params.foundation.artifacts import Artifacts, replace_folder_atomically
 from params.schema import Launch, Metrics, Model, ObjectiveChoice, Training
-from tasks.mirror.fetch import take_over
-from tasks.mirror.upload import mirrored
+from tasks.mirror.fetch import fetch_before_training
+from tasks.mirror.upload import upload_during_run
 from tasks.stages import read_report, save_report
 from tasks.training.report import TrainingReport
 from tasks.training.run_folders import note_start, prune_superseded
@@ -48,7 +48,7 @@ from trainer.data import tokens
 from trainer.identity import unwatched_code
 from trainer.job import Job
 from trainer.model import network
-from trainer.runtime.lifetime import exclusive
+from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)
 
@@ -85,14 +85,14 @@ def train(
     sections = job.model_dump(mode="json", include={"objective", "training", "metrics"})
     for _, what, fix in unwatched_code(artifacts, sections) if "DVC_STAGE" in os.environ else ():
         raise RecipeError(str(RECIPES), f"{artifacts.recipe}: {what}", fix)
-    with exclusive(artifacts.train_lock, f"a training of {artifacts.recipe}"):
-        discard_recorded(artifacts)
+    with hold_file_lock(artifacts.train_lock, f"a training of {artifacts.recipe}"):
+        delete_finished_run_folder(artifacts)
         note_start(artifacts, job.folder.name)
         recipe = load(artifacts.recipe_path)
         commit = git_commit(artifacts.root, recipe)
         if not _is_finished(job):
-            take_over(artifacts, job, recipe.publish)
-            with mirrored(artifacts, launch, job.folder.name):
+            fetch_before_training(artifacts, job, recipe.publish)
+            with upload_during_run(artifacts, launch, job.folder.name):
                 supervise(job, _checkpoint_chooser(job))
         report = _collect(artifacts, job, commit)
         prune_superseded(artifacts)
@@ -101,7 +101,7 @@ def train(
     return report
 
 
-def discard_recorded(artifacts: Artifacts) -> None:
+def delete_finished_run_folder(artifacts: Artifacts) -> None:
     """Delete the folder of a finished run that dvc.lock records."""
     if artifacts.checkpoints.exists() and is_training_recorded(artifacts):
         run = read_report(artifacts, TrainingReport).run
@@ -135,10 +135,10 @@ def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingRepo
     best = best_weights(folder, job.direction)
     if best is None:
         raise ModelError("train", "no evaluation gave a finite value", "lower training.learning_rate")
-    history = metrics_log.without_clock(finished["history"])
+    history = metrics_log.remove_timing_metrics(finished["history"])
     losses = [entry["loss"] for entry in history if "loss" in entry]
     parameters: int = finished["parameters"]
-    with whole_folder(artifacts.model) as target:
+    with replace_folder_atomically(artifacts.model) as target:
         not_weights = shutil.ignore_patterns(MANIFEST, BEST_NOTE, IDENTITY)
         if job.model.lora:
             parameters = network.write_adapted(
@@ -165,9 +165,9 @@ def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingRepo
         git_commit=commit,
         versions=versions(),
     )
-    with whole_folder(artifacts.checkpoint) as target:
+    with replace_folder_atomically(artifacts.checkpoint) as target:
         shutil.copytree(all_checkpoints(folder)[0], target, dirs_exist_ok=True)
-    with whole_folder(artifacts.history) as target:
+    with replace_folder_atomically(artifacts.history) as target:
         (target / metrics_log.FILE).write_text(metrics_log.as_lines(history), encoding="utf-8")
         _write_curve(target / "train.csv", (e for e in history if "loss" in e))
         _write_curve(target / "validation.csv", (e for e in history if any(k.startswith("eval_") for k in e)))

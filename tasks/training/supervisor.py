@@ -22,14 +22,14 @@ from params import EvergreenError, MemoryExhaustedError, PreemptedError
 from params.foundation.artifacts import storage_errors
 from tasks.progress import made_progress
 from tasks.training import causes, processes, rendezvous
-from tasks.training.budget import Budget
+from tasks.training.budget import TrainingTimeCounter
 from tasks.training.ranks import Ranks
 from trainer.checkpoints.sealed import FINISHED
 from trainer.job import Job
 from trainer.loop import sharding
 from trainer.loop.batch import split_batch
 from trainer.runtime import heartbeat
-from trainer.runtime.heartbeat import Pulse
+from trainer.runtime.heartbeat import ProcessState
 from trainer.runtime.launcher import Failure, LaunchReport
 from trainer.runtime.lifetime import STOP
 
@@ -54,8 +54,8 @@ def supervise(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
         MemoryExhaustedError: memory runs out, however often the micro-batch was halved.
         EvergreenError: any other error that a process reported.
     """
-    sharding.check_installed(job.launch)
-    halved, budget = 0, Budget(job)
+    sharding.check_deepspeed_installed(job.launch)
+    halved, budget = 0, TrainingTimeCounter(job)
     with storage_errors(job.folder), processes.catch_stop_signals() as signals:
         while True:
             attempt = Attempt(job.model_copy(update={"checkpoint": choose_checkpoint()}), signals, budget)
@@ -79,13 +79,13 @@ def supervise(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
 class Attempt:
     """One start of a training's processes, until all of them have ended."""
 
-    def __init__(self, job: Job, signals: processes.StopSignals, budget: Budget) -> None:
+    def __init__(self, job: Job, signals: processes.StopSignals, budget: TrainingTimeCounter) -> None:
         self._job = job
         self._folder = job.folder
         self._signals = signals
         self._budget = budget
         self._ranks = Ranks(job.folder, job.launch.num_processes)
-        self._lost: list[Pulse] = []
+        self._lost: list[ProcessState] = []
         self._killed: set[int] = set()
 
     def run(self) -> None:
@@ -141,7 +141,7 @@ class Attempt:
             elif stalled := self._ranks.stalled(self._job.launch.stall_timeout_s):
                 if (self._folder / FINISHED).exists():
                     return
-                raise causes.stalled(stalled)
+                raise causes.stalled_ranks_error(stalled)
             if self._has_failed():
                 failed_at = failed_at or now
                 if self._lost or now - failed_at > processes.END_S:
@@ -173,7 +173,7 @@ class Attempt:
         report = LaunchReport((Failure(0, process.pid, status),))
         if processes.needs_launcher(self._job.launch):
             report = LaunchReport.load(processes.report_path(self._job))
-        return causes.why_ended(
+        return causes.training_failure_reason(
             self._job,
             self._ranks.pulses,
             report,
@@ -184,7 +184,7 @@ class Attempt:
         )
 
     def _stopped(self, how: str) -> EvergreenError:
-        error = causes.stopped(self._job, self._ranks.pulses, self._signal_name, how)
+        error = causes.stop_requested_error(self._job, self._ranks.pulses, self._signal_name, how)
         return self._budget.error(error) if self._is_out_of_budget() else error
 
     def _is_out_of_budget(self) -> bool:

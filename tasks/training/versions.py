@@ -9,7 +9,7 @@ import sysconfig
 from pathlib import Path
 
 from params import Recipe
-from trainer.identity import named_files
+from trainer.identity import code_named_by_recipe
 
 _LIBRARIES = ("torch", "transformers", "accelerate", "tokenizers", "datasets")
 _CODE = ("params", "trainer", "tasks", ":(exclude,glob)params/*.yaml")
@@ -27,7 +27,7 @@ def git_commit(root: Path, recipe: Recipe) -> str | None:
     if commit is None:
         return None
     status = ("status", "--porcelain", "--untracked-files=all")
-    files = named_files(recipe.model_dump(mode="json")).values()
+    files = code_named_by_recipe(recipe.model_dump(mode="json")).values()
     named = [str(path.resolve()) for path in files if not _is_installed(path)]
     is_clean = _git(root, *status, "--", *_CODE) == ""
     if named:

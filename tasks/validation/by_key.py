@@ -22,11 +22,11 @@ from tasks.validation.checks import (
     GROUP_IS_IN_ONE_SPLIT,
     columns_read,
     condition_columns,
-    whole_frame,
+    read_columns_as_frame,
     without_condition,
 )
-from tasks.validation.expectations import as_text, columns_of, compared_rows
-from tasks.validation.raw_rows import ORDER, PartWork, Positions, RawRows, without
+from tasks.validation.expectations import columns_of, compared_rows, expectation_key_text
+from tasks.validation.raw_rows import ORDER, PartWork, Positions, RawRows, drop_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +63,7 @@ def find_duplicates(expectation: Expectation, rows: RawRows, skip: Positions, se
     return _find(partial(_repeats, set_aside), expectation, rows, skip)
 
 
-def find_in_two_splits(rows: RawRows, skip: Positions) -> tuple[Expectation, Duplicates]:
+def find_groups_across_splits(rows: RawRows, skip: Positions) -> tuple[Expectation, Duplicates]:
     """Return the check of `data.group_by`, and the rows whose group is in an earlier split, too."""
     columns: Any = {"column_list": rows.splits["train"].group_by}
     expectation = Expectation(type=GROUP_IS_IN_ONE_SPLIT, **columns)
@@ -81,14 +81,14 @@ def _find(find: _Find, expectation: Expectation, rows: RawRows, skip: Positions)
     import pandas as pd
 
     if condition_columns(expectation) is None:
-        everything = whole_frame(rows, columns_read(expectation, rows.schema))
-        compared = compared_rows(expectation, without(everything, skip))
+        everything = read_columns_as_frame(rows, columns_read(expectation, rows.schema))
+        compared = compared_rows(expectation, drop_rows(everything, skip))
         skip = np.setdiff1d(np.arange(len(rows)), compared)
         expectation = without_condition(expectation)
     with rows.folder() as folder:
         files = [folder / f"{number:05}.npy" for number in range(len(rows.parts))]
-        hashed = partial(hash_part, expectation)
-        columns, text = columns_read(expectation, rows.schema), as_text(expectation)
+        hashed = partial(write_shard_key_hashes, expectation)
+        columns, text = columns_read(expectation, rows.schema), expectation_key_text(expectation)
         counts = rows.run(
             hashed, rows.parts, what="equal rows", columns=columns, skip=skip, paths=files, expectation=text
         )
@@ -103,7 +103,7 @@ def _find(find: _Find, expectation: Expectation, rows: RawRows, skip: Positions)
     return Duplicates(considered, sum(own for own, _ in found), failing, stays)
 
 
-def hash_part(expectation: Expectation, work: PartWork) -> int:
+def write_shard_key_hashes(expectation: Expectation, work: PartWork) -> int:
     """Write the hashed keys of one shard, and return how many there are.
 
     They are an array (3, N) of uint64: first and second half of the hash; place in the shard, with its form in the upper 16 bits.
@@ -120,7 +120,7 @@ def hash_part(expectation: Expectation, work: PartWork) -> int:
     table = table.select(columns).take(compared)
     digests = b"".join(blake2b(key, digest_size=16).digest() for key in encode_keys(table))
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2).T
-    places = compared.astype(np.uint64) | (key_forms(table) << _POSITION_BITS)
+    places = compared.astype(np.uint64) | (key_variant_numbers(table) << _POSITION_BITS)
     order = np.lexsort((halves[1], halves[0]))
     np.save(work.files[0], np.concatenate([halves, places[None]])[:, order])
     return len(compared)
@@ -155,7 +155,7 @@ def encode_keys(table: pa.Table) -> list[bytes]:
     return found
 
 
-def key_forms(table: pa.Table) -> NDArray[np.uint64]:
+def key_variant_numbers(table: pa.Table) -> NDArray[np.uint64]:
     """Return a number for each row, below 2**16, that tells -0.0 from 0.0 and NaN from null in equal keys."""
     import pyarrow.compute as pc
     from pyarrow import types

@@ -11,9 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params.schema import Expectation
-from tasks.validation.by_key import Duplicates, find_duplicates, find_in_two_splits
-from tasks.validation.checks import Kind, check_each_row, check_rows, check_whole_columns, kind_of
-from tasks.validation.expectations import Found, columns_of, passes
+from tasks.validation.by_key import Duplicates, find_duplicates, find_groups_across_splits
+from tasks.validation.checks import (
+    Kind,
+    check_rows,
+    check_rows_with_objective,
+    check_whole_columns,
+    expectation_check_kind,
+)
+from tasks.validation.expectations import ExpectationResult, columns_of, passes
 from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, union
 from tasks.validation.report import CheckReport, FailingRow, Origin, describe, shorten
 from trainer import objectives
@@ -106,16 +112,16 @@ def run_checks(
     """
     plan: dict[Kind, list[int]] = {"row by row": [], "column by column": [], "by key": []}
     for number, (_, expectation) in enumerate(checks):
-        kind = kind_of(expectation, rows.schema)
+        kind = expectation_check_kind(expectation, rows.schema)
         # Great Expectations says what it makes of no rows
         plan["column by column" if kind == "row by row" and not rows.parts else kind].append(number)
     results: dict[int, CheckResult] = {}
     for numbers, check in ((plan["row by row"], check_rows), (plan["column by column"], check_whole_columns)):
         found = check([checks[number][1] for number in numbers], rows, skip)
         results |= {number: _result(checks[number], own) for number, own in zip(numbers, found, strict=True)}
-    if objective is not None and objectives.looks_at_rows(objective, "reject_reason"):
+    if objective is not None and objectives.check_needs_rows(objective, "reject_reason"):
         failed = [r.failing for r in results.values() if r.origin == "objective" and r.failing is not None]
-        own = check_each_row(objective.reject_reason, rows, union(failed), objective=_identity(objective))
+        own = check_rows_with_objective(objective.reject_reason, rows, union(failed), objective=_identity(objective))
         results[len(checks)] = _result(("objective", ROW_IS_USABLE), own, explain=objective.reject_reason)
     quarantined = quarantined_rows(results.values())
     for number in plan["by key"]:
@@ -128,17 +134,17 @@ def run_checks(
     return [results[number] for number in sorted(results)]
 
 
-def _result(check: Check, found: Found, explain: Callable[[Row], str | None] | None = None) -> CheckResult:
+def _result(check: Check, found: ExpectationResult, explain: Callable[[Row], str | None] | None = None) -> CheckResult:
     origin, expectation = check
     return CheckResult(expectation, origin, found.success, found.failing, found.observed, explain=explain)
 
 
-def groups_in_one_split(rows: RawRows, set_aside: Positions) -> CheckResult:
+def check_groups_across_splits(rows: RawRows, set_aside: Positions) -> CheckResult:
     """Look for groups of the remaining rows, by the columns of `data.group_by`, that are in two splits of a source.
 
     Those in the later split fail: training must not see what the model is evaluated on. Rows without a group are on their own.
     """
-    groups, found = find_in_two_splits(rows, set_aside)
+    groups, found = find_groups_across_splits(rows, set_aside)
     return _repeating(("recipe", groups), found, rows, success=not len(found.failing))
 
 
@@ -148,10 +154,10 @@ def _repeating(check: Check, found: Duplicates, rows: RawRows, *, success: bool)
     return CheckResult(check[1], check[0], success, found.failing, repeats=found.repeats, repeated_ids=ids)
 
 
-def known_to_training(method: Objective[Any], rows: RawRows, set_aside: Positions) -> CheckResult:
+def check_known_to_training(method: Objective[Any], rows: RawRows, set_aside: Positions) -> CheckResult:
     """Compare the remaining rows with the remaining train split, as the objective does."""
     labels = rows.run(
-        partial(row_labels_of, method),
+        partial(shard_row_labels, method),
         rows.parts_of("train"),
         what="labels of rows",
         columns=list(method.columns()),
@@ -160,11 +166,11 @@ def known_to_training(method: Objective[Any], rows: RawRows, set_aside: Position
     )
     state = method.state_of(set().union(*labels))
     unseen_label = partial(method.unseen_label, state=state)
-    found = check_each_row(unseen_label, rows, set_aside, objective=_identity(method), state=state)
+    found = check_rows_with_objective(unseen_label, rows, set_aside, objective=_identity(method), state=state)
     return _result(("objective", ROW_IS_KNOWN), found, explain=unseen_label)
 
 
-def row_labels_of(method: Objective[Any], work: PartWork) -> set[str]:
+def shard_row_labels(method: Objective[Any], work: PartWork) -> set[str]:
     """Return the labels in the rows of one shard, as the objective sees them."""
     return {label for _, row in work.part.each(work.skip, work.columns) for label in method.row_labels(row)}
 

@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from params.schema import Expectation
-from tasks.validation.expectations import Found, as_text, columns_of, passes, run_expectations
-from tasks.validation.raw_rows import SPLIT, Part, PartWork, Positions, RawRows, frame_of, union, without
+from tasks.validation.expectations import ExpectationResult, columns_of, expectation_key_text, passes, run_expectations
+from tasks.validation.raw_rows import (
+    SPLIT,
+    PartWork,
+    Positions,
+    RawRows,
+    ShardWithPositions,
+    drop_rows,
+    frame_of,
+    union,
+)
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.objective import Row
 
@@ -62,7 +71,7 @@ GROUP_IS_IN_ONE_SPLIT = "group_is_in_one_split"
 Kind = Literal["row by row", "by key", "column by column"]
 
 
-def kind_of(expectation: Expectation, schema: pa.Schema) -> Kind:
+def expectation_check_kind(expectation: Expectation, schema: pa.Schema) -> Kind:
     """Return how an expectation is checked on rows with these columns."""
     from pyarrow import types
 
@@ -109,7 +118,7 @@ def without_condition(expectation: Expectation) -> Expectation:
     return Expectation(type=expectation.type, on_failure=expectation.on_failure, **kept)
 
 
-def check_rows(expectations: Sequence[Expectation], rows: RawRows, skip: Positions) -> list[Found]:
+def check_rows(expectations: Sequence[Expectation], rows: RawRows, skip: Positions) -> list[ExpectationResult]:
     """Check all rows but those at the positions in `skip`, and return one result for each expectation."""
     if not expectations:
         return []
@@ -121,30 +130,34 @@ def check_rows(expectations: Sequence[Expectation], rows: RawRows, skip: Positio
         what="checks of rows",
         columns=columns,
         skip=skip,
-        expectations=[as_text(expectation) for expectation in expectations],
+        expectations=[expectation_key_text(expectation) for expectation in expectations],
         as_objects=sorted(as_objects),
     )
     return [_sum(e, rows.parts, own) for e, own in zip(expectations, zip(*found, strict=True), strict=True)]
 
 
-def check_part(expectations: Sequence[Expectation], as_objects: frozenset[str], work: PartWork) -> list[Found]:
+def check_part(
+    expectations: Sequence[Expectation], as_objects: frozenset[str], work: PartWork
+) -> list[ExpectationResult]:
     """Check the rows of one shard."""
     return run_expectations(expectations, work.part.frame(work.columns, as_objects, work.skip))
 
 
-def _sum(expectation: Expectation, parts: Sequence[Part], found: Sequence[Found]) -> Found:
+def _sum(
+    expectation: Expectation, parts: Sequence[ShardWithPositions], found: Sequence[ExpectationResult]
+) -> ExpectationResult:
     if any(one.failing is None for one in found):
-        return Found(all(one.success for one in found), None, found[0].observed)
+        return ExpectationResult(all(one.success for one in found), None, found[0].observed)
     failing = union(
         [one.failing + part.start for part, one in zip(parts, found, strict=True) if one.failing is not None]
     )
     considered = sum(one.considered for one in found)
-    return Found(passes(expectation, len(failing), considered), failing, considered=considered)
+    return ExpectationResult(passes(expectation, len(failing), considered), failing, considered=considered)
 
 
-def check_each_row(
+def check_rows_with_objective(
     reject_reason: Callable[[Row], str | None], rows: RawRows, skip: Positions, **settings: Any
-) -> Found:
+) -> ExpectationResult:
     """Check the rows one by one with a function of the objective, which returns what is wrong with a row, or None.
 
     The rows have no `row_id`. `settings` are all that the function depends on, as JSON.
@@ -154,7 +167,7 @@ def check_each_row(
     what = "checks by the objective"
     rejected = rows.run(work, rows.parts, what=what, columns=columns, skip=skip, **settings)
     failing = union([own + part.start for part, own in zip(rows.parts, rejected, strict=True)])
-    return Found(not len(failing), failing)
+    return ExpectationResult(not len(failing), failing)
 
 
 def rejected_rows(reject_reason: Callable[[Row], str | None], work: PartWork) -> Positions:
@@ -163,7 +176,7 @@ def rejected_rows(reject_reason: Callable[[Row], str | None], work: PartWork) ->
     return np.array([position for position, row in rows if reject_reason(row) is not None], np.int64)
 
 
-def check_whole_columns(expectations: Sequence[Expectation], rows: RawRows, skip: Positions) -> list[Found]:
+def check_whole_columns(expectations: Sequence[Expectation], rows: RawRows, skip: Positions) -> list[ExpectationResult]:
     """Check all rows but those at the positions in `skip`; the columns that an expectation names are in memory, for all rows.
 
     Numbers take 8 bytes a row, and text takes its own length. Expectations of the same columns share their frame.
@@ -171,14 +184,14 @@ def check_whole_columns(expectations: Sequence[Expectation], rows: RawRows, skip
     by_columns: dict[tuple[str, ...], list[int]] = {}
     for number, expectation in enumerate(expectations):
         by_columns.setdefault(tuple(columns_read(expectation, rows.schema)), []).append(number)
-    found: dict[int, Found] = {}
+    found: dict[int, ExpectationResult] = {}
     for columns, numbers in by_columns.items():
         results = run_expectations([expectations[number] for number in numbers], _frame(rows, columns, skip))
         found.update(zip(numbers, results, strict=True))
     return [found[number] for number in range(len(expectations))]
 
 
-def whole_frame(rows: RawRows, columns: Sequence[str]) -> pd.DataFrame:
+def read_columns_as_frame(rows: RawRows, columns: Sequence[str]) -> pd.DataFrame:
     """Return some columns of all rows as a frame indexed by position."""
     import pandas as pd
 
@@ -193,7 +206,7 @@ def _frame(rows: RawRows, columns: Sequence[str], skip: Positions) -> pd.DataFra
     """A frame with all columns, of which only some have their values: the others take no memory."""
     import pandas as pd
 
-    read = without(whole_frame(rows, columns), skip)
+    read = drop_rows(read_columns_as_frame(rows, columns), skip)
     nothing = np.broadcast_to(np.zeros(1, np.int8), len(read))
     names = dict.fromkeys([*rows.schema.names, SPLIT])
     values = {name: read[name] if name in columns else pd.Series(nothing, read.index, copy=False) for name in names}

@@ -27,7 +27,7 @@ _RESERVED = ("id", "meta", "result_format", "catch_exceptions", "rendered_conten
 
 
 @dataclass(frozen=True)
-class Found:
+class ExpectationResult:
     """What a check found."""
 
     success: bool
@@ -46,7 +46,7 @@ def passes(expectation: Expectation, failing: int, considered: int) -> bool:
     return bool(share >= expectation.arguments.get("mostly", 1))
 
 
-def as_text(expectation: Expectation) -> str:
+def expectation_key_text(expectation: Expectation) -> str:
     """Return what decides which rows pass; the date 2026-01-01 is another text than the string."""
     return f"{expectation.type} {expectation.arguments!r}"
 
@@ -68,7 +68,7 @@ def expectation_problems(expectations: Sequence[Expectation]) -> list[Problem]:
     return [p for i, e in enumerate(expectations) for p in _problems(e, ("validation", "expectations", i))]
 
 
-def run_expectations(expectations: Sequence[Expectation], frame: pd.DataFrame) -> list[Found]:
+def run_expectations(expectations: Sequence[Expectation], frame: pd.DataFrame) -> list[ExpectationResult]:
     """Check all rows of `frame`, and return one result for each expectation, in the same order.
 
     Raises:
@@ -200,7 +200,7 @@ def _batch_definition() -> Any:
     return asset.add_batch_definition_whole_dataframe("all")
 
 
-def _result(expectation: Expectation, gx_result: Any) -> Found:
+def _result(expectation: Expectation, gx_result: Any) -> ExpectationResult:
     errors = _raised(gx_result.exception_info)
     if errors:
         raise _engine_error(expectation, errors[0])
@@ -211,7 +211,7 @@ def _result(expectation: Expectation, gx_result: Any) -> Found:
         if len(failing) != found["unexpected_count"]:
             what = f"Great Expectations counts {found['unexpected_count']} failing rows, but lists {len(failing)}"
             raise ValidationEngineError(_call(expectation), what, "report this as a bug, with the recipe")
-    return Found(bool(gx_result.success), failing, _plain(found.get("observed_value")), considered)
+    return ExpectationResult(bool(gx_result.success), failing, _plain(found.get("observed_value")), considered)
 
 
 def _engine_error(expectation: Expectation, message: str) -> ValidationEngineError:

@@ -47,7 +47,7 @@ def union(several: Sequence[Positions]) -> Positions:
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardWithPositions:
     """A shard, and the positions of its rows."""
 
     split: str
@@ -84,7 +84,7 @@ class Part:
         frame = frame_of(self.table(columns) if table is None else table, columns, self.split)
         frame = frame.set_axis(range(self.start, self.stop))
         frame = frame.astype(dict.fromkeys([name for name in columns if name in as_objects], object))
-        return without(frame, within(skip, self.start, self.stop))
+        return drop_rows(frame, within(skip, self.start, self.stop))
 
     def each(
         self, skip: Positions = NOTHING, columns: Sequence[str] | None = None
@@ -110,7 +110,7 @@ def frame_of(table: pa.Table, columns: Sequence[str], split: Any) -> pd.DataFram
     return frame[list(columns)]
 
 
-def without(frame: pd.DataFrame, positions: Positions) -> pd.DataFrame:
+def drop_rows(frame: pd.DataFrame, positions: Positions) -> pd.DataFrame:
     """Return a frame that is indexed by position without the rows at some positions."""
     return frame.loc[~np.isin(frame.index.to_numpy(), positions)] if len(positions) else frame
 
@@ -119,7 +119,7 @@ def without(frame: pd.DataFrame, positions: Positions) -> pd.DataFrame:
 class PartWork:
     """Work on one shard. Its positions begin at 0, so what comes of it is the same when rows come before the shard."""
 
-    part: Part
+    part: ShardWithPositions
     columns: Sequence[str]
     """The columns that the work reads; the others may change."""
     skip: Positions
@@ -147,7 +147,7 @@ class RawRows:
 
     splits: Mapping[str, SplitRows]
     """Each split, in source order."""
-    parts: tuple[Part, ...]
+    parts: tuple[ShardWithPositions, ...]
     """The shards of all splits in `ORDER`."""
     workers: ShardWorkers
     """Do the work on shards."""
@@ -176,7 +176,7 @@ class RawRows:
     def run(
         self,
         function: Callable[[PartWork], ResultT],
-        parts: Sequence[Part],
+        parts: Sequence[ShardWithPositions],
         *,
         what: str,
         columns: Sequence[str],
@@ -212,7 +212,7 @@ class RawRows:
         spans = {split: self.span(split) for split in SPLITS}
         return {split: len(span) - len(within(aside, span.start, span.stop)) for split, span in spans.items()}
 
-    def parts_of(self, split: str) -> list[Part]:
+    def parts_of(self, split: str) -> list[ShardWithPositions]:
         """Return the shards of a split."""
         return [part for part in self.parts if part.split == split]
 
@@ -271,10 +271,10 @@ def read_raw_rows(
     schema = splits["train"].schema  # that of all splits
     _require_columns(raw, schema.names, needed)
     _require_types(raw, schema, kinds)
-    parts, start = list[Part](), 0
+    parts, start = list[ShardWithPositions](), 0
     for split in ORDER:
         for shard in splits[split].manifest.shards:
-            parts.append(Part(split, splits[split].only(shard), shard, start))
+            parts.append(ShardWithPositions(split, splits[split].only(shard), shard, start))
             start += shard.rows
     return RawRows(splits, tuple(parts), workers, scratch)
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from params import DataError
 from params.dvc_files import Inputs
-from params.foundation.artifacts import SPLITS, Artifacts, whole_folder
+from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomically
 from params.schema import Expectation, Launch, ObjectiveChoice, Validation
 from tasks.drift.measure import measure
 from tasks.shards.kept_work import ShardWorkers
@@ -41,8 +41,8 @@ from tasks.stages import save_report
 from tasks.validation.check_results import (
     Check,
     CheckResult,
-    groups_in_one_split,
-    known_to_training,
+    check_groups_across_splits,
+    check_known_to_training,
     quarantined_rows,
     run_checks,
 )
@@ -98,7 +98,7 @@ def validate(
         plan = Plan.of(rows, _run_all_checks(method, validation.expectations, rows), validation.max_quarantined)
         if failures := _failures(plan):
             _fail(artifacts, plan, failures, _fix(plan.report))
-        with whole_folder(artifacts.validated) as folder:
+        with replace_folder_atomically(artifacts.validated) as folder:
             write_good_rows(folder / artifacts.rows.name, plan)
             drift = measure(
                 artifacts,
@@ -134,10 +134,10 @@ def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation],
         changed = [e for e in method.expectations(_labels(method, rows, aside)) if e not in of_objective]
         results += run_checks([("objective, on the remaining rows", e) for e in changed], rows, aside)
     if rows.splits["train"].group_by:
-        results.append(groups_in_one_split(rows, quarantined_rows(results)))
+        results.append(check_groups_across_splits(rows, quarantined_rows(results)))
     aside = quarantined_rows(results)
-    if objectives.looks_at_rows(method, "unseen_label") and rows.remaining(aside)["train"]:
-        results.append(known_to_training(method, rows, aside))
+    if objectives.check_needs_rows(method, "unseen_label") and rows.remaining(aside)["train"]:
+        results.append(check_known_to_training(method, rows, aside))
     return results
 
 
@@ -205,7 +205,7 @@ def _fix(report: ValidationReport) -> str:
 def _fail(
     artifacts: Artifacts, plan: Plan, failures: list[str], fix: str, *, shows: str = "the failing rows and the reasons"
 ) -> NoReturn:
-    with whole_folder(artifacts.failed_validation) as folder:
+    with replace_folder_atomically(artifacts.failed_validation) as folder:
         write_failing_rows(folder, artifacts.recipe, plan, failures=failures)
     page = f"{artifacts.failed_validation}/report.html shows {shows}"
     raise DataError(str(artifacts.raw), "\n".join(failures), fix + page)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from params.foundation.artifacts import Artifacts, write_whole
+from params.foundation.artifacts import Artifacts, write_text_atomically
 from tests.chaos.campaign import IS_LONG
 from tests.support.project import STAGES, Project, wait_for
-from trainer.runtime.lifetime import exclusive
+from trainer.runtime.lifetime import hold_file_lock
 
 pytestmark = pytest.mark.skipif(not IS_LONG, reason="only `make chaos` edits the inputs of every stage")
 
@@ -45,11 +45,11 @@ def test_stage_whose_inputs_are_edited_records_nothing(finished: Project, stage:
     shutil.rmtree(
         finished.root / ".scratch/tiny/checkpoints", ignore_errors=True
     )  # a finished training is restored at once
-    with exclusive(finished.root / Artifacts("tiny").log_lock, "this test"):  # evaluate and publish wait for it
+    with hold_file_lock(finished.root / Artifacts("tiny").log_lock, "this test"):  # evaluate and publish wait for it
         dvc = finished.start("dvc", "repro", "--force", "-s", f"{stage}@tiny", log=log.name)
         wait_for(lambda: f"{stage}: params/tiny.yaml" in log.read_text(), "the stage", 60, every_s=0.01)
         time.sleep(0.2)  # the inputs are read at once; imports and work take longer
-        write_whole(path, before.replace(old, new))  # a stage that starts slowly may import it just now
+        write_text_atomically(path, before.replace(old, new))  # a stage that starts slowly may import it just now
     try:
         assert dvc.wait(120) != 0, log.read_text()
         assert f"InputsChangedError: {stage}@tiny: changed while it ran: " in log.read_text()

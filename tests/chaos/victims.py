@@ -128,10 +128,10 @@ class Victim:
         """The step of the newest checkpoint, 0 if there is none."""
         return next(map(_step, self.checkpoints()), 0)
 
-    def pulses(self) -> dict[int, heartbeat.Pulse]:
+    def pulses(self) -> dict[int, heartbeat.ProcessState]:
         """The last heartbeats by rank; empty while one is being written."""
         try:
-            return {pulse.rank: pulse for pulse in heartbeat.read_pulses(self.folder)}
+            return {pulse.rank: pulse for pulse in heartbeat.read_process_states(self.folder)}
         except (OSError, ValueError):
             return {}
 

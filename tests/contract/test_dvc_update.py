@@ -141,7 +141,7 @@ def commit(registry: Path) -> None:
 
 def update() -> EvergreenError | None:
     """Update, as the flow does: the error that the command reports."""
-    variable = command_result.reserve(Path("result.json"))
+    variable = command_result.reserve_result_file(Path("result.json"))
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(*next(iter(variable.items())))
         status = act_on_repository(dvc_update.update, "tiny")
@@ -335,7 +335,7 @@ def test_what_is_imported_is_pushed_and_recorded_only_with_refresh(root: Path, r
     dvc("import", "-q", registry.as_uri(), "rows.csv", "-o", "data/rows.csv")
     dvc("remote", "add", "-q", "-d", "storage", "../storage")
     dvc("repro", "-q", "ingest@tiny")
-    assert dvc_imports.import_files("tiny") == ["data/rows.csv.dvc"]
+    assert dvc_imports.refreshed_import_paths("tiny") == ["data/rows.csv.dvc"]
     stored = functools.partial(holds, root.with_name("storage"), "text\none\n")
     Path("raw").unlink()
     dvc("push", "-q", "data/rows.csv.dvc")
@@ -346,7 +346,7 @@ def test_what_is_imported_is_pushed_and_recorded_only_with_refresh(root: Path, r
 
     text = Path("params/tiny.yaml").read_text()
     Path("params/tiny.yaml").write_text(text.replace("refresh: true", "refresh: false"))
-    assert dvc_imports.import_files("tiny") == []
+    assert dvc_imports.refreshed_import_paths("tiny") == []
 
 
 def holds(storage: Path, content: str) -> bool:

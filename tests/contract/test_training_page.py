@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from params import Recipe
 from params.loading import read
 from params.schema import Training
-from tasks.diagnostics.check import all_problems
+from tasks.diagnostics.check import find_recipe_problems
 from tests.support import tiny
 from tests.support.project import ROOT
 from trainer import objectives
@@ -93,8 +93,10 @@ def test_check_accepts_the_recipe_lines_of_a_row(row: list[str], tmp_path: Path,
     )
     (tmp_path / "rows.jsonl").write_text(json.dumps(columns) + "\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(config_check, "start_check", lambda *given: lambda: config_check.find_errors(*given))
-    found = all_problems(read(tiny.write(tmp_path / "row.yaml", content)))
+    monkeypatch.setattr(
+        config_check, "start_check", lambda *given: lambda: config_check.find_model_config_errors(*given)
+    )
+    found = find_recipe_problems(read(tiny.write(tmp_path / "row.yaml", content)))
     if "GPU" in feature:  # where there is none, `check` says so
         found = [p for p in found if "GPU" not in p.what and "not installed" not in p.what]
     assert found == []

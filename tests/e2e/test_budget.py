@@ -29,7 +29,7 @@ def newest_step(project: Project) -> int:
 def reached(project: Project) -> int:
     """The step that a training has reached."""
     folders = (project.root / ".scratch/tiny/checkpoints").glob("*")
-    return max((pulse.step for folder in folders for pulse in heartbeat.read_pulses(folder)), default=0)
+    return max((pulse.step for folder in folders for pulse in heartbeat.read_process_states(folder)), default=0)
 
 
 @pytest.mark.slow

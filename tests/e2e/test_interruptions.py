@@ -19,7 +19,7 @@ from params import InterruptedTrainingError, PreemptedError
 from tests.support import tiny
 from tests.support.project import Project, wait_for
 from trainer.runtime import heartbeat
-from trainer.runtime.heartbeat import Pulse
+from trainer.runtime.heartbeat import ProcessState
 
 LONG = {"training.max_steps": 2000, "training.eval_steps": 1000, "training.save_steps": 1000}
 """Longer than any of these tests: no checkpoint comes by itself."""
@@ -57,8 +57,8 @@ class Run:
     def log(self) -> str:
         return (self.project.root / "train.log").read_text(encoding="utf-8")
 
-    def pulses(self) -> list[Pulse]:
-        return [pulse for folder in self.folders() for pulse in heartbeat.read_pulses(folder)]
+    def pulses(self) -> list[ProcessState]:
+        return [pulse for folder in self.folders() for pulse in heartbeat.read_process_states(folder)]
 
     def folders(self) -> list[Path]:
         return list((self.project.root / ".scratch/tiny/checkpoints").glob("*"))

@@ -21,7 +21,7 @@ from tasks.hub_server.server import LocalHub
 from tasks.publishing.provenance import FILE
 from tasks.releases import reproduce
 from tasks.releases.clone import cloned, write_recipe
-from tasks.releases.rows import bring_base, bring_rows
+from tasks.releases.rows import fetch_base_model, fetch_rows
 from tests.support.project import STAGES, Project, copy_project, wait_for, write_sentences
 
 REPO, TOKEN = "tests/tiny", "hf_tests"
@@ -135,7 +135,7 @@ def rows_of(project):
     with cloned(project.root, release.record.git_commit, release, keep=False) as clone:
         write_recipe(clone, clone.project / "params" / "tiny.yaml", release)
         made = Artifacts("tiny", clone.project)
-        bring_rows(clone, made, release)
+        fetch_rows(clone, made, release)
         return (made.raw / "train/00000.parquet").read_bytes()
 
 
@@ -177,7 +177,7 @@ def test_a_base_model_comes_from_the_cache_else_from_this_project_else_it_is_nam
         with cloned(here.root, release.record.git_commit, release, keep=False) as clone:
             (clone.project / "runs/tiny").mkdir(parents=True, exist_ok=True)
             (clone.project / "runs/tiny/model").symlink_to(model)  # as `write_recipe` does
-            bring_base(clone, release)
+            fetch_base_model(clone, release)
             return (clone.project / "runs/tiny/model/config.json").read_text()
 
     away = model.rename(model.with_name("model-away"))

@@ -26,8 +26,8 @@ WATCH = """
 import sys
 from datetime import timedelta
 from flows.watch.messages import Rules
-from flows.watch.automations import watch
-watch(int(sys.argv[1]), sys.argv[2:], Rules(max_time=timedelta(seconds=10), late_after=2))
+from flows.watch.automations import create_automations
+create_automations(int(sys.argv[1]), sys.argv[2:], Rules(max_time=timedelta(seconds=10), late_after=2))
 """
 OF_THE_USER = """
 from datetime import timedelta

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from params.dvc_files import Inputs
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Expectation, Launch, ObjectiveChoice, Validation
-from tasks.drift.rows import Columns, SampledRows, Scan, sample, scan
+from tasks.drift.rows import ComparedColumns, SampledRows, Scan, read_sampled_rows, scan
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from tasks.validation.report import ValidationReport
@@ -51,7 +51,7 @@ def workers(root: Path) -> ShardWorkers:
     return ShardWorkers(Artifacts("trial", root), "validate", ONE_PROCESS)
 
 
-def scanned(rows: SplitRows, columns: Columns) -> Scan:
+def scanned(rows: SplitRows, columns: ComparedColumns) -> Scan:
     """What drift sees of all rows."""
     with workers(rows.folder) as own:
         return scan(rows, columns, own)
@@ -68,7 +68,7 @@ def quarantine_reasons(artifacts: Artifacts) -> dict[tuple[str, int], list[str]]
     return {(row["split"], row["row_id"]): row["reasons"] for row in rows}
 
 
-def sampled(rows: SplitRows, columns: Columns, row_ids: NDArray[np.int64]) -> SampledRows:
+def sampled(rows: SplitRows, columns: ComparedColumns, row_ids: NDArray[np.int64]) -> SampledRows:
     """What drift compares of some rows."""
     with workers(rows.folder) as own:
-        return sample(rows, columns, row_ids, own)
+        return read_sampled_rows(rows, columns, row_ids, own)

@@ -9,8 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from params import CheckpointError
-from params.foundation.artifacts import write_whole
-from trainer.checkpoints.sealed import IDENTITY, STAGING, all_checkpoints, defect, identity_text, newest_valid, step_of
+from params.foundation.artifacts import write_text_atomically
+from trainer.checkpoints.sealed import (
+    IDENTITY,
+    STAGING,
+    all_checkpoints,
+    find_checkpoint_defect,
+    identity_text,
+    newest_valid,
+    step_of,
+)
 
 logger = logging.getLogger(__name__)
 _SHOWN = 3
@@ -24,7 +32,7 @@ def choose(folder: Path, identity: Mapping[str, str], resume: str) -> Path | Non
     """
     folder.mkdir(parents=True, exist_ok=True)
     run = identity_text(identity)
-    write_whole(folder / IDENTITY, run)
+    write_text_atomically(folder / IDENTITY, run)
     shutil.rmtree(folder / STAGING, ignore_errors=True)  # left by a kill in the middle of a save
     if resume == "never":
         found = all_checkpoints(folder)
@@ -54,7 +62,7 @@ def _named(checkpoint: Path, identity: Mapping[str, str]) -> Path:
     if not checkpoint.is_dir():
         fix = "name a checkpoint's folder, or set training.resume to `auto` or `never`"
         raise CheckpointError(f"training.resume {checkpoint}", "there is no such folder", fix)
-    if found := defect(checkpoint):
+    if found := find_checkpoint_defect(checkpoint):
         raise CheckpointError(f"training.resume {checkpoint}", found, "name a valid one")
     other = json.loads((checkpoint / IDENTITY).read_text(encoding="utf-8"))
     if apart := differences(other, identity):

@@ -17,7 +17,7 @@ from params import EvergreenError, StorageError
 from params.foundation.artifacts import storage_errors
 from trainer.checkpoints.fault_points import reached
 from trainer.checkpoints.position import Position
-from trainer.checkpoints.sealed import IDENTITY, STAGING, newest_valid, retain, seal, seal_best
+from trainer.checkpoints.sealed import IDENTITY, STAGING, delete_old_checkpoints, newest_valid, seal, seal_best
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -145,9 +145,9 @@ class Saver:
             for part in writes:
                 part()
             seal(staged, target)
-            retain(self._folder, self._keep)
+            delete_old_checkpoints(self._folder, self._keep)
 
-        self.writer.submit(checking_space(self._folder / STAGING, self._needed, write))
+        self.writer.submit(with_disk_full_handling(self._folder / STAGING, self._needed, write))
 
     def save_best(self, step: int, model: PreTrainedModel, weights: Any, metric: str, value: float) -> None:
         """Let the thread write `weights` as the best so far, before any later checkpoint."""
@@ -159,7 +159,7 @@ class Saver:
             reached("best.weights")
             seal_best(staging, step=step, metric=metric, value=value)
 
-        self.writer.submit(checking_space(staging, nbytes(weights), write))
+        self.writer.submit(with_disk_full_handling(staging, nbytes(weights), write))
 
     def newest_checkpoint(self) -> Path | None:
         """Return the newest checkpoint that the run can resume from."""
@@ -194,7 +194,7 @@ def nbytes(state: Any) -> int:
     return sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
 
 
-def checking_space(staging: Path, needed: int, work: Callable[[], None]) -> Callable[[], None]:
+def with_disk_full_handling(staging: Path, needed: int, work: Callable[[], None]) -> Callable[[], None]:
     """Wrap `work`, which writes `needed` bytes to `staging`: on a full disk, raise how much is missing and clean up."""
 
     def guarded() -> None:

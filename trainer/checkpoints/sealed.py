@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from params import CheckpointError
-from params.foundation.artifacts import flush, flush_entry
+from params.foundation.artifacts import flush, flush_path_to_disk
 from params.foundation.hashing import file_sha256
 from params.schema import Direction
 from trainer.checkpoints.fault_points import reached
@@ -61,11 +61,11 @@ def seal(staged: Path, target: Path, kind: Literal["checkpoint", "best"] = "chec
     if target.exists():
         shutil.rmtree(target)
     staged.rename(target)
-    flush_entry(target.parent)
+    flush_path_to_disk(target.parent)
     reached(f"{kind}.renamed")
 
 
-def verify(checkpoint: Path) -> str | None:
+def find_manifest_mismatch(checkpoint: Path) -> str | None:
     """Return how `checkpoint` differs from its manifest, or None; a file on a bad sector counts as different."""
     try:
         promised = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
@@ -86,9 +86,9 @@ def verify(checkpoint: Path) -> str | None:
     return f"not as it was written: {', '.join(changed)}"
 
 
-def defect(checkpoint: Path) -> str | None:
+def find_checkpoint_defect(checkpoint: Path) -> str | None:
     """Return why no run can resume from `checkpoint`, or None."""
-    return verify(checkpoint) or _missing(checkpoint)
+    return find_manifest_mismatch(checkpoint) or _missing(checkpoint)
 
 
 def newest_valid(folder: Path, run: str) -> Path | None:
@@ -97,7 +97,7 @@ def newest_valid(folder: Path, run: str) -> Path | None:
     `run` is the content of the run's `run.json`; a checkpoint with another one belongs to another run.
     """
     for checkpoint in all_checkpoints(folder):
-        found = defect(checkpoint)
+        found = find_checkpoint_defect(checkpoint)
         if found is None and (checkpoint / IDENTITY).read_text(encoding="utf-8") != run:
             found = "it belongs to another run"
         if found is None:
@@ -110,7 +110,7 @@ def newest_valid(folder: Path, run: str) -> Path | None:
 
 
 @dataclass(frozen=True)
-class Best:
+class BestWeights:
     """The weights of the best evaluation so far."""
 
     folder: Path
@@ -133,12 +133,12 @@ def seal_best(staged: Path, *, step: int, metric: str, value: float) -> None:
     reached("best.retired")
 
 
-def best_weights(folder: Path, direction: Direction) -> Best | None:
+def best_weights(folder: Path, direction: Direction) -> BestWeights | None:
     """Return the valid best weights in a run's folder; `direction` is `min` if the smallest value is best, else `max`."""
     found = [
-        Best(place, **json.loads((place / BEST_NOTE).read_text(encoding="utf-8")))
+        BestWeights(place, **json.loads((place / BEST_NOTE).read_text(encoding="utf-8")))
         for place in folder.glob("best-*")
-        if verify(place) is None and _run_of(place) == _run_of(folder)
+        if find_manifest_mismatch(place) is None and _run_of(place) == _run_of(folder)
     ]
     choose = min if direction == "min" else max
     return choose(found, key=lambda best: best.value, default=None)
@@ -154,7 +154,7 @@ def newest_step(folder: Path) -> int:
     return max(map(_number, all_checkpoints(folder)), default=0)
 
 
-def retain(folder: Path, keep: int) -> None:
+def delete_old_checkpoints(folder: Path, keep: int) -> None:
     """Delete all but the `keep` newest checkpoints."""
     for old in all_checkpoints(folder)[keep:]:
         shutil.rmtree(old)

@@ -83,7 +83,7 @@ class Manifest:
         return self.folder / shard.name
 
 
-def digest(folder: Path, known: Sequence[Shard] = ()) -> str:
+def folder_sha256(folder: Path, known: Sequence[Shard] = ()) -> str:
     """Return SHA-256 over the files of a folder: the lines `<name> <sha256>` of all of them, those in subfolders too, in order of name.
 
     The files of `known` shards are not read, because they were just written.

@@ -60,7 +60,7 @@ def make_batches(
     return batches
 
 
-def agree_on_batches(
+def make_equal_batch_count(
     collectives: Collectives, process: int, make: Callable[[], tuple[list[Batch], int]], count: Callable[[Any], int]
 ) -> StepBatches:
     """Make this process's micro-batches, and as many as on the process that has the most.

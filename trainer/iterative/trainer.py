@@ -37,7 +37,7 @@ from transformers.optimization import GreedyLR
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.utils import logging
 
-from trainer.iterative.batches import Accumulated, StepBatches, agree_on_batches, make_batches
+from trainer.iterative.batches import Accumulated, StepBatches, make_batches, make_equal_batch_count
 from trainer.iterative.card import model_card
 from trainer.iterative.collator import RowCollator
 from trainer.iterative.configuration import IterativeSFTConfig, check_arguments
@@ -248,7 +248,7 @@ class IterativeSFTTrainer(Trainer):
             return batches, len(rows)
 
         count = self.row_collator.count_predicted
-        return agree_on_batches(self._collectives, self.args.process_index, make, count)
+        return make_equal_batch_count(self._collectives, self.args.process_index, make, count)
 
     @property
     def _planned_steps(self) -> int:

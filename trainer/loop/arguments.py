@@ -16,11 +16,11 @@ from typing import Any
 import pydantic
 
 from params import ModelError, Problem
-from params.distribution import distribution
+from params.distribution import read_distribution_type
 from params.loading import suggestion
 from params.schema import Direction, Launch, Training
 from trainer.loop import optimizer_check
-from trainer.loop.batch import every, split_batch, total_steps
+from trainer.loop.batch import interval_steps, split_batch, total_steps
 from trainer.reporting import trackers
 
 _OWN_KEYS = {
@@ -159,7 +159,11 @@ def conflicts(training: Training, launch: Launch) -> list[Problem]:
         fix = "remove one of them; trainer.losses:cross_entropy takes `smoothing` as an argument"
         found.append(Problem(("training", "arguments", "label_smoothing_factor"), what, fix))
     recomputation = given.get("activation_checkpointing_kwargs") or {}
-    if recomputation.get("use_reentrant") and launch.num_processes > 1 and distribution(launch) == "data parallelism":
+    if (
+        recomputation.get("use_reentrant")
+        and launch.num_processes > 1
+        and read_distribution_type(launch) == "data parallelism"
+    ):
         what = "the older form of gradient checkpointing cannot resume exactly on several processes"
         fix = "remove use_reentrant: the default form gives the same gradients"
         found.append(Problem(("training", "arguments", "activation_checkpointing_kwargs"), what, fix))
@@ -203,13 +207,13 @@ def build(*, folder: Path, seed: int, training: Training, launch: Launch, direct
         "fp16": training.precision == "fp16",
         "activation_checkpointing": training.gradient_checkpointing,
         "eval_strategy": "steps",
-        "eval_steps": every(training.eval_steps, total),
+        "eval_steps": interval_steps(training.eval_steps, total),
         "eval_on_start": True,
         "metric_for_best_model": training.best_metric,
         "greater_is_better": direction == "max",
         "batch_eval_metrics": True,
         "save_strategy": "no",
-        "save_steps": every(training.save_steps, total),
+        "save_steps": interval_steps(training.save_steps, total),
         "logging_steps": training.logging_steps,
         "logging_nan_inf_filter": False,
         "dataloader_num_workers": launch.dataloader_workers,

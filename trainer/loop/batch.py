@@ -13,7 +13,7 @@ def total_steps(training: Training, rows: int) -> int:
     return training.max_steps or max(1, math.ceil((training.epochs or 1.0) * (rows // training.global_batch_size)))
 
 
-def every(interval: float, total: int) -> int:
+def interval_steps(interval: float, total: int) -> int:
     """Return the steps of an interval, which is a share of `total` if it is below 1."""
     return int(interval) if interval >= 1 else max(1, math.ceil(interval * total))
 

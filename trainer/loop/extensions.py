@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from params import Problem, RecipeError
-from params.importing import bind, resolve
+from params.importing import bind, import_by_name
 from params.schema import Call, Training
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ OVERRIDABLE = (
 
 def base_class(name: str) -> type[EvergreenTrainer]:
     """Return the Trainer that an objective names as its `trainer_class`."""
-    return cast("type[EvergreenTrainer]", resolve(name, "objective"))
+    return cast("type[EvergreenTrainer]", import_by_name(name, "objective"))
 
 
 def trainer_class(training: Training, base: type[EvergreenTrainer]) -> type[EvergreenTrainer]:
@@ -47,7 +47,7 @@ def trainer_class(training: Training, base: type[EvergreenTrainer]) -> type[Ever
     _refuse_two_losses(training, base, "the objective's own Trainer")
     if training.trainer is None:
         return base
-    own: Any = resolve(training.trainer, "training.trainer")
+    own: Any = import_by_name(training.trainer, "training.trainer")
     _refuse_overrides(training.trainer, own, base)
     _refuse_two_losses(training, own, f"training.trainer {training.trainer}")
 
@@ -110,7 +110,7 @@ def callbacks(training: Training) -> list[TrainerCallback]:
     made: list[TrainerCallback] = []
     for i, call in enumerate(training.callbacks):
         key = f"training.callbacks.{i}"
-        cls: Any = resolve(call.name, key)
+        cls: Any = import_by_name(call.name, key)
         if not (isinstance(cls, type) and issubclass(cls, TrainerCallback)):
             what = f"{call.name} is not a subclass of transformers.TrainerCallback"
             raise RecipeError.at(key, what, "name a class that is")

@@ -13,7 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from params import DivergedError
 
 
-class Guard(TrainerCallback):
+class CoordinatedStopGuard(TrainerCallback):
     """Stops all processes at the same step with a checkpoint, or at a step that is not finite without one.
 
     It saves every `args.save_steps` steps, and after `save_minutes`. It calls `stop_requested` at every step; True on one

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from params import EvergreenError, Problem
-from params.distribution import distribution
+from params.distribution import read_distribution_type
 from params.loading import suggestion
 from params.schema import Launch, Training
 from trainer.loop.batch import split_batch
@@ -55,7 +55,7 @@ def problems(training: Training, launch: Launch) -> Iterator[Problem]:
         yield from _backward_problems(training, launch)
     if kind == "schedule_free":
         yield from _schedule_problems(training)
-    if kind in (*LOW_RANK, "lomo", "grokadamw") and distribution(launch) in ("FSDP", "DeepSpeed"):
+    if kind in (*LOW_RANK, "lomo", "grokadamw") and read_distribution_type(launch) in ("FSDP", "DeepSpeed"):
         what = f"shards the optimizer's state, which {name} keeps in a form that cannot be sharded"
         yield Problem(("launch", "accelerate_config"), what, "remove the key, or use adamw_torch")
     yield from _target_problems(name, training.arguments.get("optim_target_modules"))

@@ -5,7 +5,7 @@ No list of names is kept here: the function of transformers that builds an optim
     building    as transformers does, with the arguments that it passes wrongly corrected (`class_and_arguments`)
     state       all of it is in a checkpoint, as plain tensors (`prepare`, trainer.loop.optimizer_state)
     backward    LOMO and the layer-wise optimizers change each weight as soon as its gradient is there, so that all gradients
-                are never in memory together. `StepsInBackward` computes the gradient norm meanwhile, for the guard. Such
+                are never in memory together. `BackwardGradientNorm` computes the gradient norm meanwhile, for the guard. Such
                 gradients cannot be accumulated, averaged over processes or clipped by their common norm.
 
 trainer.loop.optimizer_check reports what a recipe's optimizer cannot do.
@@ -55,7 +55,7 @@ def steps_in_backward(name: str) -> bool:
 def class_and_arguments(args: TrainingArguments, model: PreTrainedModel | None) -> tuple[Any, dict[str, Any]]:
     """Return the optimizer's class and keyword arguments, as `Trainer.get_optimizer_cls_and_kwargs` does.
 
-    For a layer-wise optimizer these are those of the plain one; `StepsInBackward` runs its steps.
+    For a layer-wise optimizer these are those of the plain one; `BackwardGradientNorm` runs its steps.
 
     Raises:
         ModelError: `optim_target_modules` names a layer that the model does not have.
@@ -84,7 +84,7 @@ def class_and_arguments(args: TrainingArguments, model: PreTrainedModel | None) 
 
 def prepare(
     optimizer: torch.optim.Optimizer, args: TrainingArguments, model: torch.nn.Module, decayed: Collection[str]
-) -> StepsInBackward | None:
+) -> BackwardGradientNorm | None:
     """Make a new optimizer save its whole state, and apply weight decay to the parameters named in `decayed`.
 
     Return what runs the steps of an optimizer that changes weights during the backward pass, otherwise None.
@@ -99,10 +99,10 @@ def prepare(
         optimizer_state.save_state_of_groups(optimizer)
     elif kind == "lomo":
         optimizer_state.save_attributes(optimizer)
-    return StepsInBackward(optimizer, layerwise=LAYERWISE in args.optim) if steps_in_backward(args.optim) else None
+    return BackwardGradientNorm(optimizer, layerwise=LAYERWISE in args.optim) if steps_in_backward(args.optim) else None
 
 
-class StepsInBackward:
+class BackwardGradientNorm:
     """Adds up the norm of gradients as they come.
 
     For a layer-wise optimizer it also updates the weight and frees the gradient at once; LOMO does so itself.

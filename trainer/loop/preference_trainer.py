@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from params import RecipeError
-from params.foundation.artifacts import write_whole
+from params.foundation.artifacts import write_text_atomically
 from trainer.loop.reference import ReferenceTrainer
 
 Reference = Callable[[Mapping[str, Any]], torch.Tensor]
@@ -44,7 +44,7 @@ class PreferenceTrainer(ReferenceTrainer):
         if known is None:
             known = {row: pair for part in self.collectives.gather(self._own_logprobs()) for row, pair in part.items()}
             if self.args.should_save:
-                write_whole(path, json.dumps(known))
+                write_text_atomically(path, json.dumps(known))
 
         def reference(batch: Mapping[str, Any]) -> torch.Tensor:
             rows = batch["row_id"].tolist()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params import CheckpointError, ModelError
-from params.distribution import Distribution, distribution
+from params.distribution import Distribution, read_distribution_type
 from params.schema import Launch
 from trainer.checkpoints.position import Position
 
@@ -27,9 +27,9 @@ _FILES_OF = {"FSDP": "pytorch_model_fsdp*", "DeepSpeed": "global_step*"}
 _PLAIN: Distribution = "data parallelism"
 
 
-def check_installed(launch: Launch) -> None:
+def check_deepspeed_installed(launch: Launch) -> None:
     """Raise ModelError if the launch section asks for DeepSpeed and it is not installed."""
-    if distribution(launch) == "DeepSpeed" and importlib.util.find_spec("deepspeed") is None:
+    if read_distribution_type(launch) == "DeepSpeed" and importlib.util.find_spec("deepspeed") is None:
         what = f"{launch.accelerate_config} asks for DeepSpeed, which is not installed"
         fix = "pip install 'evergreen[deepspeed]', or use params/accelerate/fsdp2.yaml, which needs nothing more"
         raise ModelError("launch.accelerate_config", what, fix)
@@ -74,7 +74,7 @@ def check(trainer: Trainer, checkpoint: Path | None) -> None:
         raise CheckpointError(str(checkpoint), what, fix)
 
 
-def check_wrapped(trainer: Trainer) -> None:
+def check_fsdp2_wrapped(trainer: Trainer) -> None:
     """Raise ModelError if FSDP is on and FSDP2 does not shard the model that accelerate has prepared."""
     from torch.distributed.fsdp import FSDPModule
 

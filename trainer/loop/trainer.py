@@ -34,7 +34,7 @@ from trainer.loop import optimizers, sharding
 from trainer.loop.best import BestWeights
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.collectives import Collectives
-from trainer.loop.guard import Guard
+from trainer.loop.guard import CoordinatedStopGuard
 from trainer.objectives.bases.loss import Share
 from trainer.runtime.heartbeat import Heartbeat
 
@@ -111,14 +111,14 @@ class EvergreenTrainer(Trainer):
         self.heartbeat = heartbeat
         self.collectives = Collectives()
         self.saver = Saver(Path(args.output_dir), keep=keep_checkpoints, run=identity_text(identity))
-        self.guard = Guard(self, save_minutes=save_minutes, stop_requested=stop_requested)
+        self.guard = CoordinatedStopGuard(self, save_minutes=save_minutes, stop_requested=stop_requested)
         self.training_data: TrainingData
         """This process's part of the rows; set by `get_train_dataloader`."""
         self._metrics = metrics
         self._best = BestWeights(self, self.saver, self.collectives)
         self._lengths = lengths
         self._checkpoints = Checkpoints(self)
-        self._in_backward: optimizers.StepsInBackward | None = None
+        self._in_backward: optimizers.BackwardGradientNorm | None = None
         self.add_callback(self.guard)
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -274,7 +274,7 @@ class EvergreenTrainer(Trainer):
 
     def on_prepared(self) -> None:
         """Called by the guard when model and state are ready: restore the log line that the checkpoint cut short."""
-        sharding.check_wrapped(self)
+        sharding.check_fsdp2_wrapped(self)
         self._parameter_count = int(self.model.num_parameters(exclude_embeddings=True))
         if line := self._checkpoints.log_line():
             self._tr_loss.fill_(line[0])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from params import ModelError
 from params.schema import Lora
-from trainer.runtime.imports import bring_back
+from trainer.runtime.imports import unhide_package
 from trainer.runtime.model_files import check_model_files
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _HEADS: Final = ("classifier", "score")
 
 
 @dataclass(frozen=True)
-class BaseModel:
+class BaseModelReference:
     """What an adapter says of the model that it was trained on."""
 
     name: str
@@ -52,7 +52,7 @@ class BaseModel:
     """One of the values of `TASKS`."""
 
     @classmethod
-    def of(cls, folder: Path) -> BaseModel:
+    def of(cls, folder: Path) -> BaseModelReference:
         """Read it from the folder of an adapter; ModelError if that does not say it."""
         try:
             config = json.loads((folder / CONFIG).read_bytes())
@@ -105,7 +105,7 @@ def _trained_in_full(objective: Objective[Any], new: Sequence[str]) -> list[str]
 def merge(network: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """Merge the adapter in `folder` into its base model. ModelError if it is not plain LoRA."""
     check_model_files(folder, adapter=True)
-    bring_back("peft")
+    unhide_package("peft")
     from peft import PeftModel
 
     with _ignore_peft_warning():
@@ -124,7 +124,7 @@ def write(trained: Path, target: Path, *, base: str, commit: str | None) -> None
     shutil.copyfile(trained / _WEIGHTS, target / _WEIGHTS)
 
 
-def lacking(folder: Path, missing: Sequence[str]) -> list[str]:
+def find_missing_weights(folder: Path, missing: Sequence[str]) -> list[str]:
     """Return which of the weights that the base model is `missing` the adapter in `folder` does not have either, sorted."""
     from safetensors import safe_open
 

@@ -48,7 +48,7 @@ def start_check(config: dict[str, Any], names: dict[str, str]) -> Callable[[], l
     return wait
 
 
-def find_errors(config: dict[str, Any], names: dict[str, str]) -> list[Finding]:
+def find_model_config_errors(config: dict[str, Any], names: dict[str, str]) -> list[Finding]:
     """Return what is wrong with the arguments of `start_check`."""
     return [*_config_errors(config), *_name_errors(names)]
 
@@ -87,4 +87,4 @@ def _config_errors(config: dict[str, Any]) -> list[Finding]:
 
 if __name__ == "__main__":
     sys.modules["torch"] = None  # type: ignore[assignment]  # so that transformers does not import torch
-    print(json.dumps(find_errors(*json.load(sys.stdin))))
+    print(json.dumps(find_model_config_errors(*json.load(sys.stdin))))

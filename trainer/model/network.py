@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from params import ModelError, Problem, TransientError
 from params.schema import Launch, Model, Quantization
 from trainer.model import adapters
-from trainer.runtime.library_errors import own_code_error
+from trainer.runtime.library_errors import remote_code_error
 from trainer.runtime.model_files import check_model_files
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def write_adapted(
     merged = adapters.merge(base, trained)
     merged.save_pretrained(str(target))
     is_known = model.pretrained is not None and (commit or Path(model.pretrained).is_dir())
-    if is_known and not adapters.lacking(trained, new):
+    if is_known and not adapters.find_missing_weights(trained, new):
         adapters.write(trained, adapter, base=str(model.pretrained), commit=commit)
         if objective.model_config(state):  # the base model's configuration lacks the labels
             shutil.copyfile(target / "config.json", adapter / "config.json")
@@ -152,7 +152,7 @@ def _bitsandbytes(quantization: Quantization) -> Any:
     )
 
 
-def trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
+def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
     """Load a trained model by an auto class of transformers: a whole one, or an adapter, which is merged into its base model.
 
     ModelError if it is for another task, so that its head would be random.
@@ -160,7 +160,7 @@ def trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
     if adapters.is_adapter(folder):
         from transformers import AutoConfig
 
-        base = adapters.BaseModel.of(folder)
+        base = adapters.BaseModelReference.of(folder)
         check_model_files(folder, adapter=True)
         changed = {}
         if (folder / "config.json").exists():
@@ -169,7 +169,7 @@ def trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
             except (OSError, ValueError) as error:
                 raise _cannot_load(str(folder), error) from error
         network, missing = _load(base.name, model_class, revision=base.revision, **changed)
-        if lacking := adapters.lacking(folder, missing):
+        if lacking := adapters.find_missing_weights(folder, missing):
             what = f"neither the adapter nor its base model, {base.name}, has {', '.join(lacking[:5])}"
             raise ModelError(
                 str(folder), what, "use the objective and the base model that the adapter was trained with"
@@ -247,4 +247,4 @@ def _cannot_load(path: str, error: Exception) -> ModelError:
     fix = "check the path, the revision and the model's type"
     if isinstance(error, ImportError):
         fix = "use a model whose config.json asks for no more libraries than Evergreen installs"
-    return own_code_error(path, error) or ModelError(path, f"cannot be loaded: {error}", fix)
+    return remote_code_error(path, error) or ModelError(path, f"cannot be loaded: {error}", fix)

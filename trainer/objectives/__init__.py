@@ -81,7 +81,7 @@ def prompt_form(section: Mapping[str, Any] | None, *, has_template: bool) -> Pro
     return replace(form, is_chat=form.is_chat and has_template)
 
 
-def looks_at_rows(objective: Objective[Any], check: str) -> bool:
+def check_needs_rows(objective: Objective[Any], check: str) -> bool:
     """Whether a check, `reject_reason` or `unseen_label`, finds something that no expectation of a column does."""
     return overrides(objective, check) or "labels" in objective.columns().values()
 

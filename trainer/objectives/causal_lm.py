@@ -17,7 +17,7 @@ from params import ModelError
 from params.defaults import Defaults
 from params.schema import Section
 from trainer.objectives.bases.advice import Advice, Fit, SeenColumns
-from trainer.objectives.bases.likelihood import TokenLikelihood, says_in_order
+from trainer.objectives.bases.likelihood import TokenLikelihood, contains_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.prompt_form import PromptForm
 from trainer.objectives.bases.texts import encodings
@@ -67,7 +67,7 @@ class CausalLM(TokenLikelihood[Options]):
 
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> bool:
         (encoding,) = encodings([self.text(row)], tokenizer, add_special_tokens=False)
-        return says_in_order(encoding.ids, [self.text(row)], tokenizer)
+        return contains_texts_in_order(encoding.ids, [self.text(row)], tokenizer)
 
     def encode(
         self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState

@@ -31,9 +31,9 @@ from trainer.objectives.bases.objective import (
     Row,
     ScoreColumns,
 )
-from trainer.objectives.bases.padding import IGNORE_INDEX, join, pad_batch, texts_as_one
+from trainer.objectives.bases.padding import IGNORE_INDEX, concatenate_batch_texts, join, pad_batch
 from trainer.objectives.bases.prompt_form import PromptForm
-from trainer.objectives.bases.texts import asked_prompt, token_ids
+from trainer.objectives.bases.texts import generate_from_release, token_ids
 
 if TYPE_CHECKING:
     import numpy as np
@@ -194,7 +194,7 @@ class DPO(Objective[Options]):
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: PreTrainedTokenizerBase
     ) -> Mapping[str, float]:
-        asked_prompt(ask, self.reader_input(row), example)
+        generate_from_release(ask, self.reader_input(row), example)
         return {}
 
     def length(self, example: Example) -> int:
@@ -226,7 +226,7 @@ class DPO(Objective[Options]):
         import torch.nn.functional as F
 
         labels = join([batch["labels"], batch["rejected_labels"]], IGNORE_INDEX)  # (2B, T)
-        logits = model(**texts_as_one(batch), use_cache=False).logits
+        logits = model(**concatenate_batch_texts(batch), use_cache=False).logits
         sums = []
         for row_logits, row_labels in zip(logits[:, :-1], labels[:, 1:], strict=True):
             has_loss = row_labels != IGNORE_INDEX  # (T-1,), one row at a time: the float copy of logits stays small

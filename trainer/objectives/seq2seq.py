@@ -29,7 +29,7 @@ from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.advice import Advice, Fit, ModelKind, SeenColumns, UpTo
 from trainer.objectives.bases.likelihood import (
     Likelihood,
-    says_in_order,
+    contains_texts_in_order,
     scored_bytes,
     token_confidence,
     token_metrics,
@@ -155,7 +155,7 @@ class Seq2Seq(Likelihood[Options]):
 
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> bool:
         ids = [token for example in examples for token in example["labels"]]
-        return says_in_order(ids, [str(row[self.options.target_column])], tokenizer)
+        return contains_texts_in_order(ids, [str(row[self.options.target_column])], tokenizer)
 
     def input_text(self, row: Row) -> str:
         return str(row[self.options.input_column])

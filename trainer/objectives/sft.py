@@ -18,11 +18,11 @@ from params import ModelError, Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
 from trainer.objectives.bases import chat, packing
 from trainer.objectives.bases.advice import Advice, Choice, Fit, SeenColumns
-from trainer.objectives.bases.likelihood import TokenLikelihood, says_in_order, scored_bytes
+from trainer.objectives.bases.likelihood import TokenLikelihood, contains_texts_in_order, scored_bytes
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.prompt_form import PromptForm
-from trainer.objectives.bases.texts import asked_prompt, token_ids
+from trainer.objectives.bases.texts import generate_from_release, token_ids
 
 if TYPE_CHECKING:
     import torch
@@ -164,7 +164,7 @@ class SFT(TokenLikelihood[Options]):
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> bool:
         name = "labels" if self.options.completion_only else "input_ids"
         ids = [token for example in examples for token in example[name]]
-        return says_in_order(ids, self._scored_texts(row), tokenizer)
+        return contains_texts_in_order(ids, self._scored_texts(row), tokenizer)
 
     def renders_conversations(self) -> bool:
         return bool(self.options.messages_column)
@@ -236,7 +236,7 @@ class SFT(TokenLikelihood[Options]):
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: PreTrainedTokenizerBase
     ) -> Mapping[str, float]:
-        asked_prompt(ask, self.reader_input(row), example)
+        generate_from_release(ask, self.reader_input(row), example)
         return {}
 
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:

@@ -30,7 +30,7 @@ from trainer.objectives.bases.advice import Choice, ClassifierAdvice, Fit, SeenC
 from trainer.objectives.bases.likelihood import Classifier, logits_of, token_scores
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
-from trainer.objectives.bases.tags import OUTSIDE, Span, tag_runs
+from trainer.objectives.bases.tags import OUTSIDE, Span, spans_from_bio_tags
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,7 +128,7 @@ class TokenClassification(Classifier[Options]):
         pieces = split([self.text(row) for row in rows], tokenizer)
         return [self._encode(row, own, max_length, state["labels"]) for row, own in zip(rows, pieces, strict=True)]
 
-    def _encode(self, row: Row, pieces: Pieces, max_length: int, labels: list[str]) -> EncodedRow:
+    def _encode(self, row: Row, pieces: SubwordSplit, max_length: int, labels: list[str]) -> EncodedRow:
         spans = self._spans(row)
         tags = [IGNORE_INDEX if tag is None else labels.index(tag) for tag in _learned_tags(spans, pieces, max_length)]
         inside = [tag > 0 and tag % 2 == 0 for tag in tags]
@@ -233,7 +233,7 @@ class TokenClassification(Classifier[Options]):
 
 
 @dataclass(frozen=True)
-class Pieces:
+class SubwordSplit:
     """A text split into sub-words, with the special tokens apart."""
 
     text: str
@@ -255,7 +255,7 @@ class Pieces:
         return room
 
 
-def split(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Pieces]:
+def split(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[SubwordSplit]:
     """Return each text as the tokenizer splits it."""
     encoding = tokenizer(list(texts), return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
     columns = (encoding[name] for name in ("input_ids", "special_tokens_mask", "offset_mapping"))
@@ -265,20 +265,20 @@ def split(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Piec
         last = len(ids) - (special[::-1].index(0) if 0 in special else 0)
         offsets = [_trimmed(text, start, end) for start, end in places[first:last]]
         words = encoding.word_ids(i)[first:last]
-        found.append(Pieces(text, ids[first:last], offsets, words, ids[:first], ids[last:]))
+        found.append(SubwordSplit(text, ids[first:last], offsets, words, ids[:first], ids[last:]))
     return found
 
 
-def _learned_tags(spans: Sequence[Span], pieces: Pieces, max_length: int) -> list[str | None]:
+def _learned_tags(spans: Sequence[Span], pieces: SubwordSplit, max_length: int) -> list[str | None]:
     """Return a tag for each sub-word; None in spans that are longer than a window."""
     tags, room = tags_of_spans(pieces, spans), pieces.room(max_length)
-    for _, start, end in tag_runs(tags) if len(tags) > room else ():
+    for _, start, end in spans_from_bio_tags(tags) if len(tags) > room else ():
         if end - start > room:
             tags[start:end] = [None] * (end - start)
     return tags
 
 
-def tags_of_spans(pieces: Pieces, spans: Sequence[Span]) -> list[str | None]:
+def tags_of_spans(pieces: SubwordSplit, spans: Sequence[Span]) -> list[str | None]:
     """Return the tag of each sub-word, from spans in the order of the text; a span whose sub-words are all taken has none."""
     tags: list[str | None] = [OUTSIDE] * len(pieces.ids)
     for label, *ends in spans:
@@ -293,14 +293,16 @@ def tags_of_spans(pieces: Pieces, spans: Sequence[Span]) -> list[str | None]:
     return tags
 
 
-def spans_of_tags(pieces: Pieces, tags: Sequence[str]) -> list[Span]:
+def spans_of_tags(pieces: SubwordSplit, tags: Sequence[str]) -> list[Span]:
     """Return the spans of characters that tags stand for."""
-    return [(label, pieces.offsets[start][0], pieces.offsets[end - 1][1]) for label, start, end in tag_runs(tags)]
+    return [
+        (label, pieces.offsets[start][0], pieces.offsets[end - 1][1]) for label, start, end in spans_from_bio_tags(tags)
+    ]
 
 
 def _spans_of_ids(tags: Sequence[int]) -> set[Span]:
-    """As `tag_runs`, for ids of tags; the spans have numbers for labels."""
-    return set(tag_runs([f"{'IB'[tag % 2]}-{(tag - 1) // 2}" if tag else OUTSIDE for tag in tags]))
+    """As `spans_from_bio_tags`, for ids of tags; the spans have numbers for labels."""
+    return set(spans_from_bio_tags([f"{'IB'[tag % 2]}-{(tag - 1) // 2}" if tag else OUTSIDE for tag in tags]))
 
 
 def _windows(inside: Sequence[bool], words: Sequence[int | None], room: int) -> Iterator[tuple[int, int]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from params.foundation.artifacts import write_whole
+from params.foundation.artifacts import write_text_atomically
 from trainer.reporting.metrics_log import FILE, as_lines
 
 
@@ -23,7 +23,7 @@ class MetricsLog(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         if state.is_world_process_zero:
-            write_whole(self._path, as_lines(state.log_history))
+            write_text_atomically(self._path, as_lines(state.log_history))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         is_over = float(state.epoch).is_integer() or state.global_step >= state.max_steps

@@ -120,7 +120,7 @@ _display: list[Bar | _File] = []
 """Where this process shows its progress: one place or none."""
 
 
-def set_up() -> None:
+def enable_progress_bar() -> None:
     """Let this process show its progress, if a terminal is there; its own children do not."""
     _display.clear()
     if path := os.environ.get(VARIABLE):
@@ -146,7 +146,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 @contextlib.contextmanager
-def drawn_for_stages(path: Path, console: Callable[[], Console]) -> Iterator[None]:
+def draw_child_progress(path: Path, console: Callable[[], Console]) -> Iterator[None]:
     """Draw what the processes that the block starts report by the file at `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)

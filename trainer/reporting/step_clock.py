@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 
 @dataclass(frozen=True)
-class Clock:
+class ProcessTimings:
     """What one process of a training took."""
 
     steps_s: list[float]
@@ -55,7 +55,7 @@ class StepClock(TrainerCallback):  # type: ignore[misc, unused-ignore]
         if state.is_world_process_zero:
             import torch
 
-            found = Clock(
+            found = ProcessTimings(
                 steps_s=self._steps,
                 steps_cpu_s=self._steps_cpu,
                 threads=torch.get_num_threads(),

@@ -22,7 +22,7 @@ _PULSE = 256
 
 
 @dataclass(frozen=True)
-class Pulse:
+class ProcessState:
     """The state that one process reported last."""
 
     rank: int
@@ -63,7 +63,7 @@ class Heartbeat:
             os.pwrite(self._file, error.to_json(_SIZE - _PULSE).encode(), _PULSE)
 
 
-def read_pulses(folder: Path) -> list[Pulse]:
+def read_process_states(folder: Path) -> list[ProcessState]:
     """Return what the processes of the run in `folder` reported last, by rank; ranks that have not started are missing."""
     found = []
     for path in folder.glob("rank-*"):
@@ -74,7 +74,9 @@ def read_pulses(folder: Path) -> list[Pulse]:
             error = content[_PULSE:].strip()
             rank = int(path.name.removeprefix("rank-"))
             found.append(
-                Pulse(rank, int(pid), host, int(beats), int(step), phase, error_from_json(error) if error else None)
+                ProcessState(
+                    rank, int(pid), host, int(beats), int(step), phase, error_from_json(error) if error else None
+                )
             )
     return sorted(found, key=lambda pulse: pulse.rank)
 

@@ -14,28 +14,28 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from params.importing import source_files
+from params.importing import find_named_source_files
 
 _TRAINER = Path(__file__).parents[1]
 
 
-def leave_out(*packages: str) -> None:
+def hide_packages(*packages: str) -> None:
     """Make a library believe that packages are not installed; call this before importing it."""
     for package in packages:
         sys.modules.setdefault(package, None)  # type: ignore[arg-type]
 
 
-def bring_back(package: str) -> None:
+def unhide_package(package: str) -> None:
     """Let a package be imported after all, by what turns out to need it."""
     if package in sys.modules and sys.modules[package] is None:
         del sys.modules[package]
 
 
 @contextlib.contextmanager
-def left_out(*packages: str) -> Iterator[None]:
+def hide_packages_in_block(*packages: str) -> Iterator[None]:
     """Leave packages out of what the block imports; those that are imported already stay."""
     missing = [package for package in packages if package not in sys.modules]
-    leave_out(*missing)
+    hide_packages(*missing)
     try:
         yield
     finally:
@@ -44,7 +44,7 @@ def left_out(*packages: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def left_empty(*packages: str) -> Iterator[None]:
+def stub_packages_in_block(*packages: str) -> Iterator[None]:
     """Give empty modules to what the block imports, for packages that it imports but will not use here."""
     missing = [package for package in packages if package not in sys.modules]
     sys.modules |= {package: ModuleType(package) for package in missing}
@@ -55,7 +55,7 @@ def left_empty(*packages: str) -> Iterator[None]:
             del sys.modules[package]
 
 
-def defer(module: str) -> None:
+def import_lazily(module: str) -> None:
     """Import `package.module` when one of its names is first used, although others write `from package import module`."""
     if module in sys.modules:
         return
@@ -70,10 +70,10 @@ def defer(module: str) -> None:
     setattr(sys.modules[package], name, deferred)
 
 
-def leave_out_unused(run: Any) -> None:
+def hide_unused_packages(run: Any) -> None:
     """Leave out what a recipe or job does not use; the user's own code that it names may need anything."""
-    named = source_files(run.model_dump(mode="json", exclude={"data"}))
+    named = find_named_source_files(run.model_dump(mode="json", exclude={"data"}))
     if run.model.lora is None and all(path.is_relative_to(_TRAINER) for _, path in named):
-        leave_out("peft")
+        hide_packages("peft")
         if run.training.optimizer not in ("adamw_torch_4bit", "adamw_torch_8bit"):
-            leave_out("torchao")
+            hide_packages("torchao")

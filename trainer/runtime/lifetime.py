@@ -69,7 +69,7 @@ def signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> None
 
 
 @contextlib.contextmanager
-def exclusive(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
+def hold_file_lock(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
     """Hold a lock on the file `path`; the kernel frees it when this process ends, however it ends.
 
     The file holds the owner's process id and is never deleted. If another process holds the lock after `wait_s`, the

@@ -37,7 +37,7 @@ def return_freed_memory() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-def collect_rarely() -> None:
+def reduce_garbage_collection() -> None:
     """Look for garbage a hundredth as often as Python does, and not at the end.
 
     For a short process: most of its objects come from imports and live until the end. To search them again and again takes
@@ -48,7 +48,7 @@ def collect_rarely() -> None:
 
 
 @contextlib.contextmanager
-def without_collections() -> Iterator[None]:
+def import_without_gc() -> Iterator[None]:
     """Import packages without looking for garbage in between, nor ever after in what they leave: each search takes a second.
 
     For a long process, which is to free what it no longer needs as early as any other.

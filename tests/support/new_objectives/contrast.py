@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from params.schema import Section
 from trainer.objectives.bases.objective import EncodedRow, Objective
-from trainer.objectives.bases.padding import texts_as_one
+from trainer.objectives.bases.padding import concatenate_batch_texts
 from trainer.objectives.bases.texts import truncated_token_ids
 
 
@@ -58,7 +58,7 @@ class Contrast(Objective[Options]):
         import torch
         import torch.nn.functional as F
 
-        inputs = texts_as_one(batch)
+        inputs = concatenate_batch_texts(batch)
         mask = inputs["attention_mask"][..., None]
         states = model(**inputs).last_hidden_state.float()
         return torch.stack(F.normalize((states * mask).sum(1) / mask.sum(1), dim=-1).chunk(2), 1)

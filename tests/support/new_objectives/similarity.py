@@ -12,7 +12,7 @@ from params.schema import Section
 from trainer.objectives.bases.advice import Advice, Fit
 from trainer.objectives.bases.loss import BatchLoss
 from trainer.objectives.bases.objective import EncodedRow, Objective
-from trainer.objectives.bases.padding import texts_as_one
+from trainer.objectives.bases.padding import concatenate_batch_texts
 from trainer.objectives.bases.texts import truncated_token_ids
 
 
@@ -76,7 +76,7 @@ class Similarity(Objective[Options]):
     def _cosines(self, model, batch):
         import torch
 
-        inputs = texts_as_one(batch)
+        inputs = concatenate_batch_texts(batch)
         mask = inputs["attention_mask"][..., None]
         states = model(**inputs).last_hidden_state.float()
         first, second = ((states * mask).sum(1) / mask.sum(1)).chunk(2)

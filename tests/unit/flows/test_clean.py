@@ -21,7 +21,7 @@ from tasks.evaluation.receipt_log import ReceiptLogEntry
 from tasks.training.run_folders import note_start
 from tests.support import tiny
 from tests.support.project import ROOT
-from trainer.runtime.lifetime import exclusive
+from trainer.runtime.lifetime import hold_file_lock
 
 OLD, NEW = "a" * 16, "0" * 16
 
@@ -82,7 +82,7 @@ def test_it_asks_first(artifacts, monkeypatch, capsys, answer):
 def test_nothing_is_deleted_while_a_command_of_a_recipe_runs(artifacts, lock):
     before = left(artifacts)
     with (
-        exclusive(getattr(artifacts, lock), "a test"),
+        hold_file_lock(getattr(artifacts, lock), "a test"),
         pytest.raises(TransientError, match="a command of tiny is already"),
     ):
         clean(releases=1, unfinished=False, yes=True)
@@ -95,7 +95,7 @@ def test_nothing_is_deleted_while_dvc_runs_a_stage(artifacts, monkeypatch):
     owners = Path(".dvc/tmp/rwlock")
     owners.parent.mkdir(parents=True)
     (owners.parents[1] / "config").write_text("[core]\n    no_scm = true\n")
-    monkeypatch.setattr("flows.clean.recorded_data", lambda *_, **__: set())
+    monkeypatch.setattr("flows.clean.recorded_data_hashes", lambda *_, **__: set())
     owners.write_text(json.dumps({"write": {}, "read": {"runs/tiny/raw": [me]}}))
     with pytest.raises(TransientError, match="DVC runs a stage"):
         clean(releases=1, unfinished=False, yes=True)
@@ -107,9 +107,11 @@ def test_cache_is_left_alone_if_a_hub_does_not_answer(artifacts, monkeypatch, ca
         raise TransientError("http://hub", "no clear answer", "try again later")
 
     Path(".dvc").mkdir()
-    monkeypatch.setattr("flows.clean.recorded_data", unreachable)
+    monkeypatch.setattr("flows.clean.recorded_data_hashes", unreachable)
     monkeypatch.setattr("flows.dvc_project.cache.folder", lambda: (Path(".dvc/cache"), None))
-    monkeypatch.setattr("flows.dvc_project.cache.unused", lambda *_, **__: pytest.fail("the cache was touched"))
+    monkeypatch.setattr(
+        "flows.dvc_project.cache.measure_unused_objects", lambda *_, **__: pytest.fail("the cache was touched")
+    )
     clean(releases=1, unfinished=False, yes=True)
     assert "unknown what releases need: http://hub: no clear answer" in capsys.readouterr().out
     assert left(artifacts) == KEPT
@@ -173,14 +175,14 @@ def cached(md5: str) -> bool:
 def test_dvc_cache_keeps_workspace_branches_tags_and_releases(versions):
     lost = versions.pop("lost")
     needed = {versions["released"], "0" * 32, f"{'0' * 32}.dir"}
-    size = dvc_cache.unused(needed)
+    size = dvc_cache.measure_unused_objects(needed)
     assert 5000 < size < 6000, "1,000 lines and the list of the folder's files"
     assert cached(lost)
-    assert dvc_cache.unused(needed, remove=True) == size
+    assert dvc_cache.measure_unused_objects(needed, remove=True) == size
     assert not cached(lost)
     assert all(map(cached, versions.values()))
-    assert dvc_cache.unused(needed, remove=True) == 0
-    assert dvc_cache.unused(set(), remove=True) > 0
+    assert dvc_cache.measure_unused_objects(needed, remove=True) == 0
+    assert dvc_cache.measure_unused_objects(set(), remove=True) > 0
     assert not cached(versions["released"])
     run("git", "checkout", "-qf", "branch")
     dvc("checkout", "-q", "--force")
@@ -235,7 +237,7 @@ def test_dvc_cache_keeps_what_is_saved_anywhere_in_the_repository(versions, tmp_
     )
     Path("dvc.lock").write_text(f"schema: '2.0'\n{entry}\n")
     Path("data.dvc").write_bytes(staged)
-    assert dvc_cache.unused(set(), remove=True) > 0
+    assert dvc_cache.measure_unused_objects(set(), remove=True) > 0
     assert not cached(lost)
     assert [name for name, md5 in kept.items() if not cached(md5)] == []
 
@@ -263,7 +265,7 @@ def test_releases_of_removed_recipes_and_of_other_branches_are_asked_for(version
         asked[f"{repo_id} on {endpoint}"] = must_exist
         return {versions["lost"]}
 
-    monkeypatch.setattr("flows.clean.recorded_data", hub)
+    monkeypatch.setattr("flows.clean.recorded_data_hashes", hub)
     clean(releases=3, unfinished=False, yes=True)
     published = {f"me/{recipe} on http://hub": True for recipe in ("elsewhere", "removed", "unrecorded")}
     assert asked == {**published, "me/new on local": False}
@@ -276,7 +278,7 @@ def test_releases_of_removed_recipes_and_of_other_branches_are_asked_for(version
 
 @pytest.mark.parametrize("where", ["outside", "linked", "shared"])
 def test_cache_that_others_may_use_is_named_and_left_alone(versions, tmp_path_factory, capsys, monkeypatch, where):
-    monkeypatch.setattr("flows.clean.recorded_data", lambda *_, **__: set())
+    monkeypatch.setattr("flows.clean.recorded_data_hashes", lambda *_, **__: set())
     folder = Path(".dvc/cache").absolute()
     if where == "shared":
         dvc("config", "cache.shared", "group")
@@ -294,7 +296,7 @@ def test_cache_that_others_may_use_is_named_and_left_alone(versions, tmp_path_fa
 
 
 def test_the_folder_that_is_emptied_is_named_in_the_question(versions, capsys, monkeypatch):
-    monkeypatch.setattr("flows.clean.recorded_data", lambda *_, **__: set())
+    monkeypatch.setattr("flows.clean.recorded_data_hashes", lambda *_, **__: set())
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("typer.confirm", lambda question: (print(question), False)[1])
     clean(releases=1, unfinished=False, yes=False)
@@ -305,7 +307,7 @@ def test_the_folder_that_is_emptied_is_named_in_the_question(versions, capsys, m
 
 
 def test_nothing_is_deleted_while_an_experiment_runs(versions, monkeypatch):
-    monkeypatch.setattr("flows.clean.recorded_data", lambda *_, **__: set())
+    monkeypatch.setattr("flows.clean.recorded_data_hashes", lambda *_, **__: set())
     about = Path(".dvc/tmp/exps/run/abc/abc.json")
     about.parent.mkdir(parents=True)
     about.write_text(json.dumps({"pid": os.getpid(), "returncode": None}))
@@ -326,6 +328,6 @@ def test_stages_that_no_branch_has_run_give_no_warnings(versions, capfd):
 def test_dvc_cache_without_git(versions):
     shutil.rmtree(".git")
     Path(".dvc/config").write_text("[core]\n    no_scm = true\n")
-    assert dvc_cache.unused({versions["released"]}, remove=True) > 0
+    assert dvc_cache.measure_unused_objects({versions["released"]}, remove=True) > 0
     kept = {name for name, md5 in versions.items() if cached(md5)}
     assert kept == {"released", "workspace"}

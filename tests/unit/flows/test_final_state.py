@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prefect.client.schemas.objects import StateType
 
-from flows.run.final_state import SUCCESSES, final_state, published_or_kept, refused
+from flows.run.final_state import SUCCESSES, final_state, gate_refused_state, publish_stage_state
 from params import GateRefusedError
 from params.foundation.artifacts import STAGES, Artifacts
 from tests.unit.tasks.report import example
@@ -74,7 +74,7 @@ def test_a_message_leaves_out_what_this_machine_does_not_have(run) -> None:
 def test_a_refusal_ends_in_a_failed_state_with_the_metrics_and_the_error(run) -> None:
     error = GateRefusedError("blessing.json", "the gate refuses the model: too slow", "learn")
     run.receipt.unlink()  # as DVC does
-    state = refused(run, error)
+    state = gate_refused_state(run, error)
     assert (state.type, state.name) == (StateType.FAILED, "Refused")
     assert GAIN in state.message
     assert VALUES in state.message
@@ -85,6 +85,6 @@ def test_a_refusal_ends_in_a_failed_state_with_the_metrics_and_the_error(run) ->
 def test_the_publish_stage_has_the_same_names(run) -> None:
     for status, name in (("published", "Published"), ("kept", "Kept the champion"), ("dry-run", "Completed")):
         receipt(run, status=status, reasons=["it is worse", "it is slower"])
-        state = published_or_kept(run, "ran")
+        state = publish_stage_state(run, "ran")
         assert (state.type, state.name, state.data) == (StateType.COMPLETED, name, "ran")
         assert state.message == "it is worse; it is slower"

@@ -30,7 +30,7 @@ from params import (
     TransientError,
 )
 from params.foundation import command_result
-from params.foundation.artifacts import Artifacts, write_whole
+from params.foundation.artifacts import Artifacts, write_text_atomically
 from params.foundation.command_result import CommandResult
 from tasks.evaluation.report import EvaluationReport
 from tasks.ingestion.report import IngestReport
@@ -181,22 +181,22 @@ class TestUnwatchedSources:
 
     def test_it_is_read_in_every_run(self, artifacts) -> None:
         assert unwatched_sources.reads_again(artifacts, log)
-        unwatched_sources.record("ingest", artifacts, None)
-        unwatched_sources.record("train", artifacts, None)
+        unwatched_sources.record_stage_run("ingest", artifacts, None)
+        unwatched_sources.record_stage_run("train", artifacts, None)
         assert unwatched_sources.reads_again(artifacts, log)
 
     @pytest.mark.parametrize("stage", ["validate", "tokenize", "train"])
     def test_an_interrupted_run_keeps_its_rows(self, artifacts, monkeypatch, caplog, stage) -> None:
-        unwatched_sources.record("ingest", artifacts, None)
+        unwatched_sources.record_stage_run("ingest", artifacts, None)
         self.stale(monkeypatch, stage)
         for error in (KilledError("a", "b", "c"), StorageError("a", "b", "c"), TransientError("a", "b", "c")):
-            unwatched_sources.record(stage, artifacts, error)
+            unwatched_sources.record_stage_run(stage, artifacts, error)
             with caplog.at_level(logging.INFO, logger="test"):
                 assert not unwatched_sources.reads_again(artifacts, log)
         assert "ingest@tiny: keeps the rows of 0.0 hours ago" in caplog.text
 
     def test_an_old_run_is_given_up(self, artifacts, caplog) -> None:
-        unwatched_sources.record("ingest", artifacts, None)
+        unwatched_sources.record_stage_run("ingest", artifacts, None)
         for hours, gives_up in ((1.9, False), (2.1, True)):
             then = time.time() - hours * 3600
             os.utime(artifacts.rows_taken, (then, then))
@@ -205,19 +205,19 @@ class TestUnwatchedSources:
 
     @pytest.mark.parametrize("kind", [DataError, ModelError, RecipeError])
     def test_rows_that_fail_again_are_not_kept(self, artifacts, kind) -> None:
-        unwatched_sources.record("ingest", artifacts, None)
-        unwatched_sources.record("train", artifacts, kind("a", "b", "c"))
+        unwatched_sources.record_stage_run("ingest", artifacts, None)
+        unwatched_sources.record_stage_run("train", artifacts, kind("a", "b", "c"))
         assert unwatched_sources.reads_again(artifacts, log)
 
     def test_a_run_that_dvc_has_finished_keeps_nothing(self, artifacts, monkeypatch) -> None:
-        unwatched_sources.record("ingest", artifacts, None)
+        unwatched_sources.record_stage_run("ingest", artifacts, None)
         self.stale(monkeypatch, "evaluate", "publish")
         assert unwatched_sources.reads_again(artifacts, log)
 
     def test_an_unfinished_run_needs_no_hub(self, artifacts, monkeypatch) -> None:
         away = f"http://127.0.0.1:{free_port()}"
         self.write({"kind": "hub", "repo_id": "a/b", "revision": "main", "train": "*.csv", "endpoint": away})
-        unwatched_sources.record("ingest", artifacts, None)
+        unwatched_sources.record_stage_run("ingest", artifacts, None)
         report = IngestReport(source="hub", revision="0" * 40, rows={}, columns={}, data_sha256={})
         save_report(report, artifacts.report("ingest"))
         assert not unwatched_sources.reads_again(artifacts, log)
@@ -229,12 +229,12 @@ class TestUnwatchedSources:
         self.write({"kind": "files", "train": "rows.csv", "refresh": True})
         updates: list[str] = []
         monkeypatch.setattr("flows.child_process.run_reported", lambda module, *_, **__: updates.append(module))
-        unwatched_sources.record("ingest", artifacts, None)
+        unwatched_sources.record_stage_run("ingest", artifacts, None)
         assert not unwatched_sources.reads_again(artifacts, log)
         unwatched_sources.bring_missing_files(artifacts, log)
         assert updates == []
         assert unwatched_sources.reads_again(artifacts, log, force=True)
-        unwatched_sources.record("train", artifacts, None)
+        unwatched_sources.record_stage_run("train", artifacts, None)
         assert not unwatched_sources.reads_again(artifacts, log), "DVC sees what has changed"
         assert updates == ["flows.dvc_project.update"] * 2
         unwatched_sources.bring_missing_files(artifacts, log)
@@ -255,7 +255,7 @@ class TestUnwatchedSources:
 class TestErrors:
     def test_the_error_that_a_stage_reports_comes_back_with_the_stage_and_all_its_fields(self) -> None:
         reported = RecipeError.at("data.source.train", "3 are bad\n  fix: nothing", "fix them")
-        error = command_result.error_of("validate@x", 78, ("other words",), CommandResult(reported))
+        error = command_result.error_from_result("validate@x", 78, ("other words",), CommandResult(reported))
         assert type(error) is RecipeError
         assert error.where == "validate@x: data.source.train"
         assert (error.what, error.fix, error.key) == (reported.what, reported.fix, reported.key)
@@ -277,7 +277,7 @@ class TestErrors:
     )
     def test_an_exit_status_becomes_its_error(self, status, reported, expected) -> None:
         result = CommandResult(reported) if reported else None
-        error = command_result.error_of("train@x", status, ("first", "DataError: x: y", " "), result)
+        error = command_result.error_from_result("train@x", status, ("first", "DataError: x: y", " "), result)
         assert type(error) is expected
         assert reported or status in {137, -9} or error.what == f"exited with {status}: DataError: x: y"
 
@@ -324,9 +324,9 @@ def receipt(tmp_path: Path, **changes: object) -> Artifacts:
     artifacts = Artifacts("tiny", tmp_path)
     content = {"status": "published", "reasons": ["it is better"], "repo_id": "o/n", "endpoint": "local"}
     content |= {"commit": "c" * 40, "tag": "release-1", "publish_id": "d" * 64, **changes}
-    write_whole(artifacts.receipt, json.dumps(content))
+    write_text_atomically(artifacts.receipt, json.dumps(content))
     metrics = evaluation(model={"loss": 1.5}, untrained=None, champion=None)
-    write_whole(artifacts.report("evaluate"), metrics.model_dump_json())
+    write_text_atomically(artifacts.report("evaluate"), metrics.model_dump_json())
     return artifacts
 
 

@@ -10,9 +10,9 @@ from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRu
 
 from flows import retrain
 from flows.run import final_state
-from flows.server.configured import host
+from flows.server.configured import url_without_credentials
 from flows.watch import messages
-from flows.watch.automations import kinds
+from flows.watch.automations import select_message_kinds
 from flows.watch.messages import longest_interval
 from params import EvergreenError
 
@@ -46,13 +46,16 @@ def test_every_state_of_the_flow_is_known() -> None:
 
 
 def test_kinds_are_chosen() -> None:
-    assert kinds([], []) == list(messages.KINDS)
-    assert kinds(["late", "failed"], []) == ["late", "failed"]
-    assert kinds([], ["late", "stuck", "crashed"]) == ["failed", "refused", "published", "proposed"]
+    assert select_message_kinds([], []) == list(messages.KINDS)
+    assert select_message_kinds(["late", "failed"], []) == ["late", "failed"]
+    assert select_message_kinds([], ["late", "stuck", "crashed"]) == ["failed", "refused", "published", "proposed"]
     with pytest.raises(EvergreenError, match="there is no such kind"):
-        kinds([], ["later"])
+        select_message_kinds([], ["later"])
 
 
 def test_only_the_host_of_an_address_is_shown() -> None:
-    assert host("https://me:secret@hooks.example:8443/secret?token=secret#secret") == "https://hooks.example:8443"
-    assert host("http://hooks.example") == "http://hooks.example"
+    assert (
+        url_without_credentials("https://me:secret@hooks.example:8443/secret?token=secret#secret")
+        == "https://hooks.example:8443"
+    )
+    assert url_without_credentials("http://hooks.example") == "http://hooks.example"

@@ -33,19 +33,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_prefect_and_we_read_the_password_that_only_its_owner_can_read(folder, capsys) -> None:
-    assert password.of_client() is None
+    assert password.read_client_credentials() is None
     assert main(["password"]) == os.EX_OK
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     env |= {"PREFECT_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
     shown = subprocess.run([sys.executable, "-c", SHOW], env=env, check=True, capture_output=True, text=True).stdout
-    assert shown.split() == ["True", password.of_client()]
+    assert shown.split() == ["True", password.read_client_credentials()]
     assert (folder / ".env").stat().st_mode & 0o777 == 0o600
-    assert password.of_client() not in capsys.readouterr().out
+    assert password.read_client_credentials() not in capsys.readouterr().out
 
 
 def test_each_password_is_another_one() -> None:
-    assert password.new() != password.new()
-    assert len(password.new()) > 40
+    assert password.generate_credentials() != password.generate_credentials()
+    assert len(password.generate_credentials()) > 40
 
 
 def test_what_is_in_the_file_stays(folder) -> None:
@@ -69,7 +69,7 @@ def test_a_name_without_a_value_is_no_password(folder, lines) -> None:
     assert password.make() is True
     assert (folder / ".env").read_bytes().startswith(before)
     values = dotenv_values(folder / ".env")
-    assert values[password.SERVER] == values[password.CLIENT] == password.of_client() != ""
+    assert values[password.SERVER] == values[password.CLIENT] == password.read_client_credentials() != ""
 
 
 @pytest.mark.parametrize(("has", "lacks"), [(password.SERVER, password.CLIENT), (password.CLIENT, password.SERVER)])
@@ -112,13 +112,13 @@ def test_a_link_stays_one(folder, content) -> None:
 def test_the_environment_outranks_the_file(monkeypatch) -> None:
     password.make()
     monkeypatch.setenv(password.CLIENT, "me:secret")
-    assert password.of_client() == "me:secret"
+    assert password.read_client_credentials() == "me:secret"
 
 
 def test_unreadable_file_is_an_error(folder) -> None:
     (folder / ".env").write_bytes(b"\xff\xfe")
     with pytest.raises(EvergreenError, match="cannot be read"):
-        password.of_client()
+        password.read_client_credentials()
 
 
 @pytest.mark.parametrize(("status", "is_open"), [(200, True), (401, False), (403, False), (404, False), (None, False)])
@@ -137,7 +137,7 @@ def test_a_server_without_a_password_is_named(status, is_open) -> None:
         if status:
             thread.start()
         with temporary_settings({PREFECT_API_URL: url}):
-            assert configured.is_open() is is_open
+            assert configured.is_without_password() is is_open
 
 
 def test_git_ignores_it() -> None:

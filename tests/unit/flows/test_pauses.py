@@ -133,7 +133,7 @@ def test_a_run_that_ends_while_a_remote_answers_publishes_nothing(
         asked.append("the remote")
         set_state(UUID(flow_run.id), Cancelled())
 
-    monkeypatch.setattr(retrain, "before_release", before_release)
+    monkeypatch.setattr(retrain, "ensure_recordable", before_release)
 
     @flow(name="one-stage")
     def one_stage() -> None:
@@ -166,5 +166,5 @@ def test_outside_of_a_run_nothing_is_asked() -> None:
 
 @pytest.mark.parametrize("signal", [Abort("the run is Cancelled"), Pause("the run was suspended")])
 def test_who_waits_for_the_run_is_told(signal: BaseException) -> None:
-    with pytest.raises(PreemptedError, match=str(signal)), pauses.told():
+    with pytest.raises(PreemptedError, match=str(signal)), pauses.raise_user_termination():
         raise signal

@@ -77,10 +77,10 @@ SETTINGS = [
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_no_setting_of_git_hides_what_is_in_use(old, setting):
-    before = references.hashes()
+    before = references.find_referenced_hashes()
     git("config", *setting.split("="))
-    assert references.hashes() == before > {old}
-    assert references.publications() == {("me/old", "local")}
+    assert references.find_referenced_hashes() == before > {old}
+    assert references.find_published_repositories() == {("me/old", "local")}
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_no_setting_of_git_hides_what_is_in_use(old, setting):
 )
 def test_no_attribute_hides_what_is_in_use(old, attributes):
     Path(".git/info/attributes").write_text(f"* {attributes}\n")
-    assert old in references.hashes()
-    assert references.publications() == {("me/old", "local")}
+    assert old in references.find_referenced_hashes()
+    assert references.find_published_repositories() == {("me/old", "local")}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_no_variable_of_git_hides_what_is_in_use(old, monkeypatch, tmp_path_fact
     folder = tmp_path_factory.mktemp("elsewhere")
     git("init", "-q", "--bare", str(folder / "other"))
     monkeypatch.setenv(variable, {"GIT_DIR": str(folder / "other")}.get(variable, "1"))
-    assert references.hashes() >= {old, staged}
+    assert references.find_referenced_hashes() >= {old, staged}
 
 
 def test_all_parts_of_stashes_are_in_use(old):
@@ -125,7 +125,7 @@ def test_all_parts_of_stashes_are_in_use(old):
     git("update-ref", "--create-reflog", "refs/exps/celery/failed", "stash@{1}")
     git("update-ref", "refs/exps/celery/failed", "main")
     git("stash", "drop", "-q", "stash@{1}")
-    found = references.hashes()
+    found = references.find_referenced_hashes()
     assert [name for name, md5 in kept.items() if md5 not in found] == []
 
 
@@ -145,11 +145,11 @@ def test_what_another_worktree_has_is_in_use(old, state, tmp_path_factory, monke
     if state == "gone":
         folder.rename(folder.with_name("moved"))
     needed = {staged} if state == "gone" else {staged, edited, committed}
-    assert needed | {old} <= references.hashes()
+    assert needed | {old} <= references.find_referenced_hashes()
     git("checkout", "-q", "--detach")
     monkeypatch.chdir(folder.with_name("moved") if state == "gone" else folder)
     if state != "gone":
-        assert needed | {old, write("main's", str(here / "main.dvc"))} <= references.hashes()
+        assert needed | {old, write("main's", str(here / "main.dvc"))} <= references.find_referenced_hashes()
 
 
 def test_what_odd_references_lead_to_is_in_use(old):
@@ -173,7 +173,7 @@ def test_what_odd_references_lead_to_is_in_use(old):
             git("tag", "-a", "-m", "t", f"outer{len(kept)}", "inner")
             git("tag", "-d", "inner")
     git("checkout", "-qf", "main")
-    found = references.hashes()
+    found = references.find_referenced_hashes()
     assert [name for name, md5 in kept.items() if md5 not in found] == []
 
 
@@ -213,7 +213,7 @@ def test_what_giving_up_goes_back_to_is_in_use(old, operation):
         case _:
             git("reset", "-q", "--hard", "main")
     assert mine not in Path("data.dvc").read_text()
-    assert mine in references.hashes()
+    assert mine in references.find_referenced_hashes()
 
 
 @pytest.mark.parametrize("kind", ["separate", "submodule"])
@@ -228,13 +228,13 @@ def test_main_worktree_is_looked_at_or_asked_for(old, kind, tmp_path_factory, mo
     monkeypatch.chdir("project")
     git("worktree", "add", "-q", "--detach", str(folder / "linked"))
     edited = write("edited")
-    assert edited in references.hashes()
+    assert edited in references.find_referenced_hashes()
     monkeypatch.chdir(folder / "linked")
     if kind == "submodule":
-        assert edited in references.hashes()
+        assert edited in references.find_referenced_hashes()
     else:
         with pytest.raises(EvergreenError, match=r"kept: does not say where its main worktree is"):
-            references.hashes()
+            references.find_referenced_hashes()
 
 
 ENCRYPTED = {
@@ -254,21 +254,21 @@ def test_encrypted_files_are_an_error(old, content):
     git("rm", "-q", "secret.dvc")
     git("commit", "-qm", "t")
     with pytest.raises(EvergreenError, match="is encrypted, a link or otherwise"):
-        references.hashes()
+        references.find_referenced_hashes()
 
 
 def test_encrypted_log_is_an_error(old):
     write_log("me/new")
     Path("runs/gone/release/log.jsonl").write_bytes(ENCRYPTED["base64"])
     with pytest.raises(EvergreenError, match="is encrypted"):
-        references.publications()
+        references.find_published_repositories()
 
 
 def test_link_in_a_commit_is_an_error(old):
     Path("dvc.lock").symlink_to("locks/real.yaml")
     commit()
     with pytest.raises(EvergreenError, match="is encrypted, a link"):
-        references.hashes()
+        references.find_referenced_hashes()
 
 
 def test_files_in_git_lfs_are_read_or_named(old):
@@ -278,11 +278,11 @@ def test_files_in_git_lfs_are_read_or_named(old):
     Path("lfs.dvc").write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(content)}\n")
     commit()
     with pytest.raises(EvergreenError, match="is not in this clone but in git-lfs"):
-        references.hashes()
+        references.find_referenced_hashes()
     kept = Path(".git/lfs/objects", oid[:2], oid[2:4], oid)
     kept.parent.mkdir(parents=True)
     kept.write_bytes(content)
-    assert {old, found} <= references.hashes()
+    assert {old, found} <= references.find_referenced_hashes()
 
 
 @pytest.mark.parametrize("damage", ["object", "reference", "head", "encrypted", "repository"])
@@ -301,7 +301,7 @@ def test_what_git_cannot_say_is_an_error(old, damage):
         os.chdir("sub")
         Path("../.git/HEAD").unlink()
     with pytest.raises(EvergreenError, match="what is in use"):
-        references.hashes()
+        references.find_referenced_hashes()
 
 
 def test_folder_that_cannot_be_read_is_an_error(old, monkeypatch):
@@ -311,4 +311,4 @@ def test_folder_that_cannot_be_read_is_an_error(old, monkeypatch):
 
     monkeypatch.setattr("flows.dvc_project.git_texts.os.walk", walk)
     with pytest.raises(EvergreenError, match="private: cannot be read: Permission denied"):
-        references.hashes()
+        references.find_referenced_hashes()

@@ -17,7 +17,7 @@ from prefect.settings import (
 )
 
 from flows.server import own as server
-from flows.server.configured import require_api
+from flows.server.configured import check_api_url
 from params import EvergreenError
 from trainer.runtime.lifetime import stop_group
 
@@ -42,12 +42,12 @@ def test_only_the_process_that_started_the_server_can_use_it(tmp_path, make_pref
 def test_no_server_is_needed_where_a_profile_or_the_environment_names_one(monkeypatch) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     with temporary_settings({PREFECT_API_URL: None}):
-        assert server.is_needed()
+        assert server.is_own_server_needed()
         monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-        assert not server.is_needed()
+        assert not server.is_own_server_needed()
     monkeypatch.delenv("PREFECT_API_URL")
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        assert not server.is_needed()
+        assert not server.is_own_server_needed()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_an_address_without_api_is_named_unless_an_api_answers_there(path, statu
             with (
                 contextlib.nullcontext() if is_api else pytest.raises(EvergreenError, match="/api is missing") as raised
             ):
-                require_api(address.replace("//", "//me:secret@") + path)
+                check_api_url(address.replace("//", "//me:secret@") + path)
             if raised:
                 assert raised.value.fix == f"export PREFECT_API_URL={address}{path.rstrip('/')}/api"
         finally:
@@ -85,4 +85,4 @@ def test_an_address_without_api_is_named_unless_an_api_answers_there(path, statu
 
 def test_an_address_where_nothing_answers_is_left_to_prefect() -> None:
     for address in ("http://127.0.0.1:9", "no address", "http://[::1"):
-        require_api(address)
+        check_api_url(address)

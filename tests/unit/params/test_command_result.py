@@ -9,13 +9,13 @@ import pytest
 
 from params import DataError, StorageError
 from params.foundation import command_result
-from params.foundation.command_result import VARIABLE, CommandResult, reported, reserve
+from params.foundation.command_result import VARIABLE, CommandResult, report_result_on_exit, reserve_result_file
 
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "folder" / "result.json"
-    for name, value in reserve(path).items():
+    for name, value in reserve_result_file(path).items():
         monkeypatch.setenv(name, value)
     return path
 
@@ -25,14 +25,14 @@ def test_command_that_writes_nothing_has_no_result(path: Path) -> None:
 
 
 def test_successful_command_has_an_empty_result(path: Path) -> None:
-    with reported():
+    with report_result_on_exit():
         pass
     assert command_result.read(path) == CommandResult()
 
 
 def test_error_keeps_its_class_and_text(path: Path) -> None:
     error = DataError("rows:3", "is bad\nvery bad: é", "fix it", key="data.source")
-    with pytest.raises(DataError), reported():
+    with pytest.raises(DataError), report_result_on_exit():
         raise error
     result = command_result.read(path)
     assert result is not None
@@ -42,15 +42,15 @@ def test_error_keeps_its_class_and_text(path: Path) -> None:
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_other_exceptions_leave_no_result(path: Path, error: type[BaseException]) -> None:
-    with pytest.raises(error), reported():
+    with pytest.raises(error), report_result_on_exit():
         raise error
     assert command_result.read(path) is None
 
 
 def test_reserve_erases_an_earlier_result(path: Path) -> None:
-    with pytest.raises(DataError), reported():
+    with pytest.raises(DataError), report_result_on_exit():
         raise DataError("an earlier", "x" * 5000, "c")
-    reserve(path)
+    reserve_result_file(path)
     assert command_result.read(path) is None
 
 
@@ -61,9 +61,9 @@ def test_shorter_result_replaces_a_longer_one(path: Path) -> None:
 
 
 def test_child_command_does_not_report_for_its_parent(path: Path) -> None:
-    with reported():
+    with report_result_on_exit():
         assert VARIABLE not in os.environ
-        with pytest.raises(DataError), reported():
+        with pytest.raises(DataError), report_result_on_exit():
             raise DataError("of a child", "b", "c")
         assert command_result.read(path) is None
 
@@ -80,14 +80,14 @@ def test_long_error_fits_into_the_reserved_file(path: Path) -> None:
 def test_nothing_is_written_without_a_reserved_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
-    with reported():
+    with report_result_on_exit():
         pass
     assert list(tmp_path.iterdir()) == []
 
 
 def test_deleted_result_file_is_not_recreated(path: Path) -> None:
     path.unlink()
-    with reported():
+    with report_result_on_exit():
         pass
     assert not path.exists()
 
@@ -96,4 +96,4 @@ def test_reserve_reports_a_full_disk() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     with pytest.raises(StorageError, match="cannot be written"):
-        reserve(Path("/dev/full"))
+        reserve_result_file(Path("/dev/full"))

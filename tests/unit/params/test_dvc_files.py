@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from params import InputsChangedError
-from params.dvc_files import Inputs, check_earlier_stages, check_resolved
+from params.dvc_files import Inputs, check_earlier_stages, check_recipe_unedited
 from params.foundation.artifacts import Artifacts
 from params.resolve import resolve
 from tests.support.project import ROOT, copy_project
@@ -84,14 +84,14 @@ def test_recipe_that_was_edited_after_dvc_looked_at_it_is_named(artifacts, monke
     resolve(artifacts)
     monkeypatch.setenv("DVC_STAGE", "train@tiny")
     edit("params/tiny.yaml", "num_processes: 1", "num_processes: 2")
-    check_resolved(Inputs.read("train", artifacts))
+    check_recipe_unedited(Inputs.read("train", artifacts))
     edit("params/tiny.yaml", "1e-2", "3e-2")
     inputs = Inputs.read("train", artifacts)
     what = r"^train@tiny: the recipe changed since runs/tiny/recipe.yaml was written: training$"
     with pytest.raises(InputsChangedError, match=f"(?m){what}"):
-        check_resolved(inputs)
+        check_recipe_unedited(inputs)
     monkeypatch.delenv("DVC_STAGE")
-    check_resolved(inputs)
+    check_recipe_unedited(inputs)
 
 
 def test_large_file_is_compared_by_size_and_time(artifacts):

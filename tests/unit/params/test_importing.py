@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from params import RecipeError
-from params.importing import resolve, source_files
+from params.importing import find_named_source_files, import_by_name
 from tests.support.own_code import mean_loss
 
 OWN = """
@@ -52,11 +52,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_project_code_is_found(name: str) -> None:
-    assert callable(resolve(name, "key"))
+    assert callable(import_by_name(name, "key"))
 
 
 def test_code_beside_the_pipeline_is_found() -> None:
-    assert resolve("tests.support.own_code:mean_loss", "key") is mean_loss
+    assert import_by_name("tests.support.own_code:mean_loss", "key") is mean_loss
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_code_beside_the_pipeline_is_found() -> None:
 )
 def test_other_code_is_refused(name: str, module: str) -> None:
     with pytest.raises(RecipeError, match=f"key: {name}: `{module}` is not in the project, and a recipe calls only"):
-        resolve(name, "key")
+        import_by_name(name, "key")
     assert not {"antigravity", "importing_installed"} & sys.modules.keys()
 
 
 def test_module_that_cannot_be_found_is_an_error() -> None:
     for name in ("__main__:main", "importing_space.none:f", "a..b:f"):
         with pytest.raises(RecipeError, match=name):
-            resolve(name, "key")
-    assert list(source_files(["importing_space.none:f", "a..b:f"])) == []
+            import_by_name(name, "key")
+    assert list(find_named_source_files(["importing_space.none:f", "a..b:f"])) == []

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from params import Recipe, RecipeError, load
 from params.loading import find_recipe, parse, read, recipe_name, valid_sections
-from tasks.diagnostics.check import all_problems
+from tasks.diagnostics.check import find_recipe_problems
 
 DEFAULT = Path("params/default.yaml")
 TEXT = """\
@@ -464,7 +464,7 @@ def test_mutated_recipe_gives_a_recipe_or_an_error(tmp_path, seed):
         valid_sections(document)
         if i % 12 == 0:  # all_problems is slower
             document.content.pop("data", None)  # reading its rows takes seconds
-            str(document.error(all_problems(document)))
+            str(document.error(find_recipe_problems(document)))
     assert outcomes == {Recipe, type(None)}
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.run.logs import WithoutTraceback
+from flows.run.logs import TracebackAndSecretFilter
 from params import RecipeError, RemoteRefusedError, TransientError
 from params.foundation.errors import error_from_json
 from params.foundation.secrets import without_secrets
@@ -220,7 +220,7 @@ def test_no_error_shows_a_secret(kind: type[TransientError]) -> None:
 
 def test_no_log_of_a_run_shows_a_secret(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("test_secrets")
-    logger.addFilter(WithoutTraceback())
+    logger.addFilter(TracebackAndSecretFilter())
     try:
         int("https://s3cret@host")
     except ValueError:

@@ -37,9 +37,9 @@ def stalls(tmp_path: Path, code: str) -> tuple[subprocess.CompletedProcess[str],
         "import sqlite3, subprocess, time\nfrom params.foundation import command_result\n"
         "from tasks.progress import time_limit\n"
     )
-    script.write_text(f"{head}with command_result.reported(), time_limit('ingest', 2.0):\n    {code}\n")
+    script.write_text(f"{head}with command_result.report_result_on_exit(), time_limit('ingest', 2.0):\n    {code}\n")
     result = tmp_path / "result"
-    environment = {**os.environ, **command_result.reserve(result), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **command_result.reserve_result_file(result), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(script)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     found = command_result.read(result)

@@ -62,7 +62,7 @@ def test_report_of_another_version_names_the_key(artifacts: Artifacts, changes: 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_returns_its_report_type(stage: str) -> None:
-    function = stages.function(stage)
+    function = stages.import_stage_function(stage)
     report = function.__globals__[function.__annotations__["return"]]
     assert report.saved_as == stage
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from params.loading import read
-from tasks.diagnostics.check import all_problems
+from tasks.diagnostics.check import find_recipe_problems
 from tests.support import tiny
 from trainer.model import config_check
 
@@ -18,12 +18,14 @@ from trainer.model import config_check
 def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
     """A function of changes and sections that returns the cause and fix of each problem, by key."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(config_check, "start_check", lambda *given: lambda: config_check.find_errors(*given))
+    monkeypatch.setattr(
+        config_check, "start_check", lambda *given: lambda: config_check.find_model_config_errors(*given)
+    )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("text,label\na text,a\n")
 
     def found(changes: dict[str, Any], **sections: Any) -> dict[str, str]:
         document = read(tiny.write(tmp_path / "trial.yaml", tiny.recipe(changes, **sections)))
-        return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in all_problems(document)}
+        return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in find_recipe_problems(document)}
 
     return found

@@ -13,7 +13,7 @@ from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from trainer.objectives.bases.padding import IGNORE_INDEX
-from trainer.objectives.bases.texts import encodings, first_token, token_ids
+from trainer.objectives.bases.texts import encodings, first_token_at_character, token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -107,7 +107,10 @@ class ConversationTokenizer:
         for turns, text, encoding in zip(conversations, texts, found, strict=True):
             spans = self._spans(turns, text)
             size = len(text)
-            tokens = [(first_token(encoding, a, size), first_token(encoding, b, size)) for a, b in spans]
+            tokens = [
+                (first_token_at_character(encoding, a, size), first_token_at_character(encoding, b, size))
+                for a, b in spans
+            ]
             if all(
                 begin == len(encoding) or (encoding.token_to_chars(begin) or (0, 0))[0] >= start
                 for (begin, _), (start, _) in zip(tokens, spans, strict=True)

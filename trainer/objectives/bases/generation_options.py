@@ -58,7 +58,7 @@ def template_columns(template: str) -> list[str]:
     return names
 
 
-def around_column(template: str) -> tuple[str, str]:
+def text_around_column(template: str) -> tuple[str, str]:
     """Return what a template has before and after its column; nothing if it has several, which one text cannot fill."""
     try:
         parts = list(string.Formatter().parse(template))

@@ -10,10 +10,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from params import ModelError, Problem, RecipeError
-from params.distribution import distribution
+from params.distribution import read_distribution_type
 from params.schema import Direction, Launch, Model, Training
 from trainer.objectives.bases.chat import default_template
-from trainer.objectives.bases.generation_options import GenerationOptions, around_column, template_columns
+from trainer.objectives.bases.generation_options import GenerationOptions, template_columns, text_around_column
 from trainer.objectives.bases.loss import BatchLoss, Share
 from trainer.objectives.bases.objective import (
     ColumnKind,
@@ -26,7 +26,7 @@ from trainer.objectives.bases.objective import (
 )
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.prompt_form import PromptForm
-from trainer.objectives.bases.texts import asked_prompt, token_ids
+from trainer.objectives.bases.texts import generate_from_release, token_ids
 from trainer.rewards import Rewards
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class GenerativeObjective(Objective[OptionsT]):
         if isinstance(positions, int) and options.max_new_tokens >= positions:
             what = f"is {options.max_new_tokens} and the model has {positions} positions, so a prompt has no room"
             yield Problem(("objective", "max_new_tokens"), what, "lower it, or use a model with more positions")
-        if (kind := distribution(launch)) != "data parallelism":
+        if (kind := read_distribution_type(launch)) != "data parallelism":
             what = f"uses {kind}, where no process has the whole weights, which generation needs"
             yield Problem(("launch", "accelerate_config"), what, "remove it: each process then has a copy of the model")
 
@@ -172,7 +172,7 @@ class GenerativeObjective(Objective[OptionsT]):
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        return PromptForm(*around_column(str(options.get("prompt", ""))), is_chat=bool(options.get("chat")))
+        return PromptForm(*text_around_column(str(options.get("prompt", ""))), is_chat=bool(options.get("chat")))
 
     @property
     def call_arguments(self) -> Mapping[str, Any]:
@@ -185,7 +185,7 @@ class GenerativeObjective(Objective[OptionsT]):
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: PreTrainedTokenizerBase
     ) -> Mapping[str, float]:
-        completion = asked_prompt(ask, self.reader_input(row), example, **self.call_arguments)
+        completion = generate_from_release(ask, self.reader_input(row), example, **self.call_arguments)
         text = tokenizer.decode(completion, skip_special_tokens=True)
         (reward,) = self.rewards([str(text)], [json.loads(example["reward_row"])])
         return {"reward": reward, "completion_length": len(completion)}

@@ -223,7 +223,7 @@ def scored_bytes(
     return found
 
 
-def says_in_order(ids: Sequence[int], texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> bool:
+def contains_texts_in_order(ids: Sequence[int], texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether tokens, decoded, hold all these texts one after another; some tokenizers drop a space before a text."""
     kept = [token for token in ids if token != IGNORE_INDEX]
     (found,), place = tokenizer.backend_tokenizer.decode_batch([kept], skip_special_tokens=True), 0

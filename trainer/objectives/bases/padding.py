@@ -43,7 +43,7 @@ def pad_batch(examples: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokeni
     return batch
 
 
-def texts_as_one(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def concatenate_batch_texts(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return all texts of a batch as one batch, for one forward pass: `input_ids` and `attention_mask` (M * B, T).
 
     The first texts of all B rows come first, then the second ones.

@@ -9,7 +9,7 @@ Span = tuple[str, int, int]
 """Label, start and end: in characters, or in sub-words."""
 
 
-def tag_runs(tags: Sequence[str | None]) -> list[Span]:
+def spans_from_bio_tags(tags: Sequence[str | None]) -> list[Span]:
     """Return label, first sub-word and sub-word after the last of each span of B- and I-tags, as seqeval reads them.
 
     An I-tag that does not continue the span before it begins one.

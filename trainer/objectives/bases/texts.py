@@ -17,7 +17,7 @@ def token_ids(
     return [encoding.ids for encoding in encodings(texts, tokenizer, add_special_tokens=add_special_tokens)]
 
 
-def first_token(encoding: Encoding, place: int, size: int) -> int:
+def first_token_at_character(encoding: Encoding, place: int, size: int) -> int:
     """Return which token is the first with a character of a text of `size` characters at `place` or later."""
     for character in range(place, size):
         if (token := encoding.char_to_token(character)) is not None:
@@ -58,7 +58,9 @@ def encodings(
     return found
 
 
-def asked_prompt(ask: Callable[..., Any], prompt: Any, example: Mapping[str, Any], **arguments: Any) -> list[int]:
+def generate_from_release(
+    ask: Callable[..., Any], prompt: Any, example: Mapping[str, Any], **arguments: Any
+) -> list[int]:
     """Ask a release for text, and return the tokens that it generates.
 
     Args:

@@ -121,7 +121,7 @@ def test_losses_of_the_tokens_sum_to_the_score(finished):
     assert sum(losses) == pytest.approx(sum(nll), abs=1e-3)
 
     objective = objectives.build(load(finished).objective)
-    model = network.trained_model(Artifacts("tiny").model, objective.model_class()).eval()
+    model = network.load_trained_model(Artifacts("tiny").model, objective.model_class()).eval()
     tokenizer = tokens.read_tokenizer(Artifacts("tiny").tokens)
     ids = torch.tensor([[*tokenizer(tiny.sentences(150)[7])["input_ids"], tokenizer.eos_token_id][:32]])
     with torch.no_grad():

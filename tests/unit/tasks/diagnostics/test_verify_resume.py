@@ -17,8 +17,8 @@ from params import CheckpointError, KilledError, ModelError, PreemptedError, Rec
 from params.foundation.artifacts import Artifacts
 from tasks.commands import main
 from tasks.diagnostics import verify_resume
-from tasks.diagnostics.compare_runs import Comparison, Difference, compare, first_that_differs
-from tasks.diagnostics.verify_resume import Kill, diagnose, plan, table
+from tasks.diagnostics.compare_runs import Comparison, Difference, compare, earliest_differing_comparison
+from tasks.diagnostics.verify_resume import Kill, comparison_lines, diagnose_resume_difference, plan
 from tests.support import tiny
 from trainer.checkpoints.sealed import seal, seal_best
 from trainer.runtime import heartbeat
@@ -260,9 +260,9 @@ def test_difference_is_reported_in_its_component(tmp_path, change, component, ex
     assert [name for name, c in found.items() if c.differences] == [component]
     first = str(found[component].differences[0])
     assert first.startswith(expected) if expected.endswith(" ") else first == expected
-    assert first_that_differs(found.values()) is found[component]
+    assert earliest_differing_comparison(found.values()) is found[component]
     assert len(found[component].differences) <= found[component].compared
-    assert f"  {component} " in table(list(found.values()))
+    assert f"  {component} " in comparison_lines(list(found.values()))
 
 
 def test_times_and_paths_are_not_compared(tmp_path):
@@ -279,7 +279,7 @@ def test_repeated_steps_count_and_a_torn_line_does_not(tmp_path):
     with (other / "steps-1.jsonl").open("a") as file:
         file.write('{"step": 4, "rows": [[4,\n')
     found = {c.component: c for c in compare(one, other, "min")}
-    assert first_that_differs(found.values()) is None
+    assert earliest_differing_comparison(found.values()) is None
     assert (found["steps"].compared, found["rows"].compared, found["random state"].compared) == (8, 18, 9)
 
 
@@ -287,7 +287,7 @@ def test_first_difference_has_the_lowest_step_and_then_the_likeliest_cause(tmp_p
     one, other = run(tmp_path / "one"), run(tmp_path / "other")
     change_record(0, 2, losses=[(0.0).hex(), (0.0).hex()], learning_rate=(0.5).hex())(other)
     change_record(0, 3, rows=[[9], [9]])(other)
-    assert first_that_differs(compare(one, other, "min")).component == "learning rate"
+    assert earliest_differing_comparison(compare(one, other, "min")).component == "learning rate"
 
 
 def test_sharded_weights_are_compared_without_their_index(tmp_path):
@@ -302,9 +302,9 @@ def test_sharded_weights_are_compared_without_their_index(tmp_path):
 
     write(one, 2.0)
     write(other, 2.0)
-    assert first_that_differs(compare(one, other, "min")) is None
+    assert earliest_differing_comparison(compare(one, other, "min")) is None
     write(other, 3.0)
-    found = first_that_differs(compare(one, other, "min"))
+    found = earliest_differing_comparison(compare(one, other, "min"))
     assert str(found.differences[0]) == "pytorch_model_fsdp_0 model.weight[1]: 2 and 3, up to 1 apart"
 
 
@@ -351,21 +351,21 @@ def test_what_two_comparisons_show_together(tmp_path):
     equal = [comparison("rows"), comparison("loss"), comparison("weights")]
     noisy = [comparison("rows"), comparison("loss", "step 1"), comparison("weights", "w")]
 
-    broken = diagnose(after_kills, equal, tmp_path)
+    broken = diagnose_resume_difference(after_kills, equal, tmp_path)
     assert "a killed run ends differently; first difference in the rows, step 5" in broken.what
     assert "two uninterrupted runs are equal" in broken.fix
     assert str(tmp_path) in broken.fix
 
-    random = diagnose(noisy, noisy, tmp_path)
+    random = diagnose_resume_difference(noisy, noisy, tmp_path)
     assert "the training is not deterministic" in random.what
     assert "first in the loss, step 1" in random.what
     assert "resuming" not in random.what, "nothing shows that"
     assert "full_determinism" in random.fix
 
     shuffled = [comparison("rows", "step 1"), comparison("loss", "step 1"), comparison("weights", "w")]
-    assert "resuming" not in diagnose(shuffled, shuffled, tmp_path).what
+    assert "resuming" not in diagnose_resume_difference(shuffled, shuffled, tmp_path).what
 
-    both = diagnose(after_kills, noisy, tmp_path)
+    both = diagnose_resume_difference(after_kills, noisy, tmp_path)
     assert "first in the loss, step 1" in both.what
     assert "resuming is not exact: only after kills the rows differ" in both.what
 

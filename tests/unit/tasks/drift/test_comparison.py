@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from params.schema import Drift
-from tasks.drift.comparison import compare
-from tasks.drift.profile import Profile, Sample
+from tasks.drift.comparison import find_drift
+from tasks.drift.profile import Profile, SampledMeasure
 from tasks.drift.report import Change
 from tasks.drift.rows import SampledRows, are_identifiers
 
@@ -18,10 +18,15 @@ KNOWN = np.tile([-2.0, 1.0, 1.5], 100)
 
 def change_of(known: np.ndarray, new: np.ndarray) -> Change:
     profile = Profile(
-        len(known), ["price"], True, np.arange(1, dtype=np.uint64), {}, (Sample("number", "price", known, None),)
+        len(known),
+        ["price"],
+        True,
+        np.arange(1, dtype=np.uint64),
+        {},
+        (SampledMeasure("number", "price", known, None),),
     )
     rows = SampledRows(np.arange(len(new)), None, {}, {}, {"price": new}, [[]] * len(new))
-    (finding,) = compare(profile, rows, Drift(), seed=1)
+    (finding,) = find_drift(profile, rows, Drift(), seed=1)
     assert not np.isnan(finding.examples).any()
     return finding.change
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from params.schema import Drift, ObjectiveChoice
-from tasks.drift.comparison import compare
+from tasks.drift.comparison import find_drift
 from tasks.drift.profile import Profile
-from tasks.drift.rows import MAX_SAMPLED, Columns, without_identifiers
+from tasks.drift.rows import MAX_SAMPLED, ComparedColumns, without_identifiers
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 from tests.support.validation import sampled, scanned
@@ -41,7 +41,7 @@ def compared(folder, known, new, seed=0, group_by=(), **drift):
     together = {column: [*known[column], *new[column]] for column in known}
     tiny.write_splits(folder / "new", {"train": together}, group_by=group_by)
     rows = SplitRows(folder / "known/train")
-    columns, found = Columns.of(rows, SPANS, []), scanned(rows, Columns.of(rows, SPANS, []))
+    columns, found = ComparedColumns.of(rows, SPANS, []), scanned(rows, ComparedColumns.of(rows, SPANS, []))
     chosen = without_identifiers(columns, sampled(rows, columns, found.smallest.row_ids[:MAX_SAMPLED]))
     Profile.of(found, *chosen).save(folder / "profile")
     profile = Profile.load((folder / "profile").read_bytes())
@@ -50,7 +50,7 @@ def compared(folder, known, new, seed=0, group_by=(), **drift):
     smallest = scanned(rows, columns).smallest
     is_new, _ = profile.is_new(smallest.hashes)
     own = sampled(rows, chosen[0], smallest.row_ids[is_new])
-    findings = compare(profile, own, Drift.model_validate(drift), seed)
+    findings = find_drift(profile, own, Drift.model_validate(drift), seed)
     return findings, own, chosen[0].identifiers
 
 

@@ -17,7 +17,7 @@ from tasks.commands import main
 from tasks.hub_client.repository import Repository, RetryPolicy
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.assembly import assemble
-from tasks.publishing.model_card import write_card
+from tasks.publishing.model_card import card_text
 from tasks.publishing.provenance import provenance
 from tasks.report.page import render
 from tasks.shards.split_rows import SplitRows
@@ -176,7 +176,7 @@ def test_new_intent_is_named_with_examples(project):
         assert "they look like identifiers or times: question_id." in text
     assert drift.examples[0].values["text"] in Outline(local).text
     assert drift.examples[0].values["text"] not in public
-    card = write_card(releases.candidate(artifacts), provenance(artifacts), None)
+    card = card_text(releases.candidate(artifacts), provenance(artifacts), None)
     assert f"The new rows drifted, comparing 72 new rows with 400 rows of {tag}" in card
     assert drift.examples[0].values["text"] not in card
 

@@ -13,13 +13,13 @@ import pytest
 
 from tasks.drift import rows as module
 from tasks.drift.profile import Profile
-from tasks.drift.profile_pages import memory_of
-from tasks.drift.rows import MAX_SAMPLED, Columns, label_hash, without_identifiers
+from tasks.drift.profile_pages import uncompressed_size
+from tasks.drift.rows import MAX_SAMPLED, ComparedColumns, label_hash, without_identifiers
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 from tests.support.validation import sampled, scanned
 
-COLUMNS = Columns(("label",), ("text",), ("price", "number"), ("customer",))
+COLUMNS = ComparedColumns(("label",), ("text",), ("price", "number"), ("customer",))
 
 
 def write(path, numbers):
@@ -215,7 +215,7 @@ def test_few_bytes_that_stand_for_much_are_not_read(profile, tmp_path, change):
 def test_what_metadata_says_of_pages_is_not_believed(profile, tmp_path):
     content = edited(profile, tmp_path, set_value("number", column="x" * (100 << 20)))
     metadata = pq.ParquetFile(io.BytesIO(content)).metadata
-    values, size = memory_of(metadata, content)
+    values, size = uncompressed_size(metadata, content)
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     columns = [group.column(i) for group in groups for i in range(group.num_columns)]
     assert size > 100 << 20

@@ -15,11 +15,11 @@ from tasks.drift.rows import (
     BUCKETS,
     MAX_FEATURES,
     NO_LABEL,
-    Columns,
+    ComparedColumns,
     SmallestHashes,
     are_identifiers,
-    features_of,
     hash_of,
+    hashed_ngrams,
     label_hash,
     text_of,
 )
@@ -54,8 +54,8 @@ def test_columns_are_those_of_the_objective_and_numbers(tmp_path):
         "note": pa.string(),
     }
     rows = write(tmp_path, {name: pa.nulls(1, kind) for name, kind in types.items()}, "customer")
-    columns = Columns.of(rows, CLASSES, ["version"])
-    assert columns == Columns(("label",), ("text",), ("price", "count"), ("customer",))
+    columns = ComparedColumns.of(rows, CLASSES, ["version"])
+    assert columns == ComparedColumns(("label",), ("text",), ("price", "count"), ("customer",))
     assert columns.content == ["label", "text"]
 
 
@@ -100,7 +100,7 @@ def test_scan_and_sample(tmp_path):
         },
         "who",
     )
-    columns = Columns.of(rows, CLASSES, [])
+    columns = ComparedColumns.of(rows, CLASSES, [])
     found = scanned(rows, columns)
     assert found.rows == 3
     assert found.labels == {"label": {hash_of(["arrival"]): 2, hash_of(["lost"]): 1}}
@@ -109,14 +109,14 @@ def test_scan_and_sample(tmp_path):
     assert one.labels == {"label": [["lost"], ["arrival"]]}
     assert one.lengths["text"].tolist() == [9.0, 17.0]
     assert one.numbers["price"].tolist() == [2.5, 1.5]
-    assert one.features == [features_of(["Lost card"]), features_of(["Where is my card?"])]
+    assert one.features == [hashed_ngrams(["Lost card"]), hashed_ngrams(["Where is my card?"])]
     assert one.groups[0] == one.groups[1]
     assert np.isnan(sampled(rows, columns, np.array([1])).numbers["price"]).all()
 
 
 def test_rows_without_a_group_are_observations_of_their_own(tmp_path):
     rows = write(tmp_path, {"text": list("abcdef"), "label": ["x"] * 6, "who": [None, "k", "", None, "k", " "]}, "who")
-    groups = sampled(rows, Columns.of(rows, CLASSES, []), np.arange(6)).groups
+    groups = sampled(rows, ComparedColumns.of(rows, CLASSES, []), np.arange(6)).groups
     assert groups[1] == groups[4]
     assert len(np.unique(groups)) == 5
 
@@ -133,22 +133,22 @@ def test_scan_hashes_rows_as_profiles_do(tmp_path, monkeypatch):
         "flag": [True, False, None, True, True, True, True],
     }
     rows = write(tmp_path, columns, "flag")
-    compared = Columns(("label", "flag"), ("text", "spans", "score", "day"), (), ())
+    compared = ComparedColumns(("label", "flag"), ("text", "spans", "score", "day"), (), ())
     expected = {hash_of([row[column] for column in compared.content]): row["row_id"] for row in rows.rows()}
     found = scanned(rows, compared).smallest
     assert dict(zip(found.hashes.tolist(), found.row_ids.tolist(), strict=True)) == expected
 
 
 def test_features_are_words_and_pairs_of_words():
-    assert len(features_of(["Where is my card?"])) == 7
-    assert features_of(["where IS my card"]) == features_of(["Where is my card?"])
-    assert features_of(["card", "lost"]) != features_of(["lost", "card"])  # other columns
-    assert len(features_of(["我的卡在哪里"])) == 11  # by character, where words have no spaces between them
-    long = features_of([" ".join(map(str, range(5000)))])
+    assert len(hashed_ngrams(["Where is my card?"])) == 7
+    assert hashed_ngrams(["where IS my card"]) == hashed_ngrams(["Where is my card?"])
+    assert hashed_ngrams(["card", "lost"]) != hashed_ngrams(["lost", "card"])  # other columns
+    assert len(hashed_ngrams(["我的卡在哪里"])) == 11  # by character, where words have no spaces between them
+    long = hashed_ngrams([" ".join(map(str, range(5000)))])
     assert len(long) == MAX_FEATURES
     assert long == sorted(set(long))
     assert max(long) < BUCKETS
-    assert set(long) >= set(features_of([" ".join(map(str, range(4000)))])) & set(range(long[-1]))
+    assert set(long) >= set(hashed_ngrams([" ".join(map(str, range(4000)))])) & set(range(long[-1]))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_labels_in_lists_are_those_that_the_objective_finds(tmp_path):
         "spans": [[{"label": label, "start": i, "end": i + 1} for i, label in enumerate(own)] for own in spans],
     }
     rows = write(tmp_path, columns, "text")
-    chosen = Columns.of(rows, SPANS, [])
+    chosen = ComparedColumns.of(rows, SPANS, [])
     assert (chosen.labels, chosen.listed, chosen.content) == ((), "spans", ["text", "spans"])
     counts = {label_hash("time"): 1, label_hash("date"): 2, label_hash(NO_LABEL): 1}
     assert scanned(rows, chosen).labels == {"spans": counts}

@@ -7,17 +7,17 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from tasks.drift.rows import features_of
+from tasks.drift.rows import hashed_ngrams
 from tasks.drift.two_sample import (
     MAX_BINS,
     Observations,
     area_under_curve,
-    binned,
-    fall_of_mean,
+    bin_numbers,
+    classifier_two_sample_test,
     kolmogorov_smirnov,
     label_statistics,
-    permute,
-    tell_apart,
+    mean_decrease_test,
+    permutation_test,
 )
 
 WORDS = ["card", "money", "transfer", "lost", "arrive", "when", "my", "the", "is", "bank", "fee", "exchange"]
@@ -31,7 +31,7 @@ def test_labels_as_scipy_tests_them():
     known, new = [40, 30, 20, 10], [10, 18, 12, 10]
     values = np.concatenate([np.repeat(range(4), known), np.repeat(range(4), new)])
     sides = Observations.of(100, 50)
-    (chi_square, only_new, distance), (p_value, p_only_new, _), _ = permute(
+    (chi_square, only_new, distance), (p_value, p_only_new, _), _ = permutation_test(
         sides.shares(values, 4), 50, label_statistics, permutations=9999, random=generator()
     )
     expected = stats.chi2_contingency([known, new])
@@ -44,7 +44,7 @@ def test_labels_as_scipy_tests_them():
 def test_label_that_only_new_rows_have_is_no_chance():
     values = np.array([0] * 500 + [0] * 47 + [1] * 3)
     sides = Observations.of(500, 50)
-    real, p_values, by_chance = permute(
+    real, p_values, by_chance = permutation_test(
         sides.shares(values, 2), 50, label_statistics, permutations=1999, random=generator()
     )
     assert real[1] == pytest.approx(3 / 50)
@@ -55,9 +55,9 @@ def test_label_that_only_new_rows_have_is_no_chance():
 def test_numbers_as_scipy_tests_them():
     random = generator(1)
     known, new = random.normal(size=200), random.normal(0.25, 1, size=80)
-    bins = binned(np.concatenate([known, new]))
+    bins = bin_numbers(np.concatenate([known, new]))
     sides = Observations.of(200, 80)
-    real, p_values, _ = permute(
+    real, p_values, _ = permutation_test(
         sides.shares(bins, bins.max() + 1), 80, kolmogorov_smirnov, permutations=4999, random=generator()
     )
     expected = stats.ks_2samp(known, new)
@@ -67,7 +67,7 @@ def test_numbers_as_scipy_tests_them():
 
 def test_many_different_numbers_are_binned_in_order():
     values = generator().normal(size=5000)
-    bins = binned(values)
+    bins = bin_numbers(values)
     assert len(np.unique(bins)) == MAX_BINS
     assert np.bincount(bins).max() <= 12
     order = np.argsort(values)
@@ -86,7 +86,7 @@ def test_area_under_the_curve_is_that_of_scikit_learn():
 def test_fall_of_the_mean_as_all_permutations_have_it():
     known, new = generator(2).random(8), generator(3).random(5) - 0.2
     values = np.concatenate([known, new])
-    means = fall_of_mean(values, Observations.of(8, 5), permutations=9999, random=generator())
+    means = mean_decrease_test(values, Observations.of(8, 5), permutations=9999, random=generator())
     assert means[:2] == pytest.approx((known.mean(), new.mean()))
     every = stats.permutation_test(
         (known, new), lambda a, b: a.mean() - b.mean(), n_resamples=np.inf, alternative="greater", vectorized=False
@@ -99,8 +99,8 @@ def test_rows_that_belong_together_count_as_one():
     random = generator(3)
     customers = random.normal(size=20)
     values = np.concatenate([customers[:12], customers[12:]])
-    bins = binned(values)
-    one = permute(
+    bins = bin_numbers(values)
+    one = permutation_test(
         Observations.of(12, 8).shares(bins, bins.max() + 1),
         8,
         kolmogorov_smirnov,
@@ -111,11 +111,13 @@ def test_rows_that_belong_together_count_as_one():
     sides = Observations.of(120, 80, groups)
     assert (sides.known, sides.new) == (12, 8)
     repeated = np.repeat(bins, 10)
-    ten = permute(sides.shares(repeated, bins.max() + 1), 8, kolmogorov_smirnov, permutations=1999, random=generator())
+    ten = permutation_test(
+        sides.shares(repeated, bins.max() + 1), 8, kolmogorov_smirnov, permutations=1999, random=generator()
+    )
     np.testing.assert_allclose(ten[0], one[0])
     np.testing.assert_allclose(ten[1], one[1])
     naive = Observations.of(120, 80)
-    alone = permute(
+    alone = permutation_test(
         naive.shares(repeated, bins.max() + 1), 80, kolmogorov_smirnov, permutations=1999, random=generator()
     )
     assert alone[1][0] < one[1][0] / 3
@@ -123,31 +125,36 @@ def test_rows_that_belong_together_count_as_one():
 
 def sentences(count, words, seed):
     random = generator(seed)
-    return [features_of([" ".join(random.choice(words, 8))]) for _ in range(count)]
+    return [hashed_ngrams([" ".join(random.choice(words, 8))]) for _ in range(count)]
 
 
 def test_texts_with_other_words_are_told_apart():
     known, new = sentences(300, WORDS, 0), sentences(60, WORDS, 1)
     other = sentences(60, ["carte", "argent", "virement", "perdue", *WORDS[:4]], 2)
     sides = Observations.of(300, 60)
-    area, p_value, scores = tell_apart([*known, *other], sides, permutations=1999, random=generator())
+    area, p_value, scores = classifier_two_sample_test([*known, *other], sides, permutations=1999, random=generator())
     assert area > 0.95
     assert p_value == 1 / 2000
     assert scores[300:].mean() > scores[:300].mean() + 1
-    area, p_value, _ = tell_apart([*known, *new], sides, permutations=1999, random=generator())
+    area, p_value, _ = classifier_two_sample_test([*known, *new], sides, permutations=1999, random=generator())
     assert 0.35 < area < 0.65
     assert p_value > 0.05
 
 
 def test_too_few_texts_are_not_tested():
-    assert tell_apart(sentences(40, WORDS, 0), Observations.of(30, 10), permutations=99, random=generator()) is None
+    assert (
+        classifier_two_sample_test(
+            sentences(40, WORDS, 0), Observations.of(30, 10), permutations=99, random=generator()
+        )
+        is None
+    )
 
 
 def test_p_values_of_texts_are_right_where_there_is_no_difference():
     """As many are below each level as should be: the classifier is tested on rows that it has not seen."""
     p_values = []
     for seed in range(200):
-        told = tell_apart(
+        told = classifier_two_sample_test(
             sentences(120, WORDS, seed), Observations.of(80, 40), permutations=199, random=generator(seed)
         )
         p_values.append(told[1])

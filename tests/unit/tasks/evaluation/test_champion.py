@@ -20,7 +20,7 @@ from tasks.evaluation.receipt_log import read_entries
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.repository import Repository
 from tasks.hub_server.server import LocalHub
-from tasks.publishing.hub_changes import is_current, is_there
+from tasks.publishing.hub_changes import is_blessing_current, is_still_published
 from tasks.releases import rollback
 from tasks.report.page import write_report
 from tasks.shards.split_rows import SplitRows
@@ -90,7 +90,7 @@ def test_first_release_must_beat_the_untrained_model(released):
     assert receipt.reasons == (first, better)
     found = published(artifacts)
     assert (found.commit, found.tag, found.weights) == (receipt.commit, receipt.tag, blessing["model"])
-    assert is_current(artifacts, recipe.publish)
+    assert is_blessing_current(artifacts, recipe.publish)
 
 
 def test_first_release_no_better_than_untrained_is_refused(tmp_path):
@@ -113,7 +113,7 @@ def test_same_weights_are_not_published_twice(project):
     assert (receipt.status, receipt.commit, receipt.tag) == ("kept", first.commit, first.tag)
     assert receipt.reasons == ("the published model has the same weights: there is nothing to publish",)
     assert published(artifacts).commit == first.commit
-    assert is_there(artifacts, recipe.publish)
+    assert is_still_published(artifacts, recipe.publish)
 
 
 def test_worse_model_keeps_the_champion(project):
@@ -152,7 +152,7 @@ def test_better_model_replaces_the_champion(project, tmp_path):
     assert found.commit != first.commit
     inside = file_of(artifacts, found.commit, "evergreen-release.json", tmp_path)
     assert inside["made_from"]["replaces"] == first.commit
-    assert is_current(artifacts, recipe.publish)
+    assert is_blessing_current(artifacts, recipe.publish)
 
 
 def changed_of(artifacts):
@@ -353,7 +353,7 @@ def test_release_by_another_project_makes_the_blessing_stale(project, tmp_path, 
     other = copied(artifacts, tmp_path / "other")
     releases.learn(artifacts, recipe, BETTER)
     releases.evaluate(artifacts, recipe)
-    assert is_current(artifacts, recipe.publish)
+    assert is_blessing_current(artifacts, recipe.publish)
     releases.learn(other, recipe, 2 * STEPS, seed=5)
     releases.evaluate(other, recipe)
     other_release = releases.publish(other, recipe)
@@ -361,7 +361,7 @@ def test_release_by_another_project_makes_the_blessing_stale(project, tmp_path, 
     shutil.rmtree(artifacts.root / ".hub")
     shutil.copytree(other.root / ".hub", artifacts.root / ".hub")
 
-    assert not is_current(artifacts, recipe.publish)
+    assert not is_blessing_current(artifacts, recipe.publish)
     with pytest.raises(StaleBlessingError):
         releases.publish(artifacts, recipe)
     monkeypatch.chdir(artifacts.root)

@@ -20,7 +20,7 @@ from tasks.evaluation.champion_confidence import compare_confidence, measure_con
 from tasks.evaluation.report import Details
 from tasks.evaluation.scoring import Scores
 from tasks.history.run_record import RunRecord
-from tasks.publishing.model_card import write_card
+from tasks.publishing.model_card import card_text
 from tasks.publishing.provenance import provenance
 from tasks.report.page import render
 from tasks.shards.split_rows import SplitRows
@@ -33,7 +33,7 @@ from tests.support import releases, tiny
 from tests.support.html import Outline
 from trainer import objectives
 from trainer.data import tokens
-from trainer.model.network import trained_model
+from trainer.model.network import load_trained_model
 
 pytestmark = pytest.mark.usefixtures("no_hub_settings")
 RECIPE = tiny.recipe({"evaluation.compare_untrained": False}, **tiny.CLASSES)
@@ -111,7 +111,7 @@ def mean_confidence(folder: Path, recipe: Recipe, texts: list[str]) -> float:
     from transformers import AutoTokenizer
 
     model, tokenizer = (
-        trained_model(folder, objectives.build(recipe.objective).model_class()).eval(),
+        load_trained_model(folder, objectives.build(recipe.objective).model_class()).eval(),
         AutoTokenizer.from_pretrained(folder),
     )
     with torch.no_grad():
@@ -143,7 +143,7 @@ def test_new_rows_that_the_champion_is_less_sure_of(project: tuple[Artifacts, st
     text = Outline(render(artifacts, timings={})).text
     assert found.sentence in text
     assert "confidence of the published model" in text
-    card = write_card(releases.candidate(artifacts), provenance(artifacts), None)
+    card = card_text(releases.candidate(artifacts), provenance(artifacts), None)
     assert f"is less sure of the new rows: mean {new:.3f} on 60 new rows" in card
     with RunRecord(artifacts, run_id="run 1") as record:
         for stage in ("validate", "evaluate"):
@@ -257,7 +257,7 @@ def test_scores_that_are_not_finite_are_a_reason(project: tuple[Artifacts, str],
     artifacts, _ = project
     recipe = prepare(artifacts, UNCLEAR)
     objective = objectives.build(recipe.objective)
-    network = trained_model(artifacts.model, objective.model_class())
+    network = load_trained_model(artifacts.model, objective.model_class())
     torch.nn.init.constant_(network.classifier.bias, torch.nan)
     encoder = Encoder(objective, tokens.read_tokenizer(artifacts.tokens), 32, tokens.read_state(artifacts.tokens))
     drift = read_report(artifacts, ValidationReport).drift

@@ -20,7 +20,7 @@ from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.digests import PROVENANCE
 from tasks.evaluation import champion
-from tasks.evaluation.reading import Reading
+from tasks.evaluation.reading import ModelInputReader
 from tasks.evaluation.report import Champion
 from tasks.publishing.provenance import provenance
 from tasks.shards.split_rows import SplitRows
@@ -30,7 +30,7 @@ from tests.support import releases, tiny
 from tests.support.tiny_releases import CHAT, KINDS, conversations
 from trainer import objectives
 from trainer.data import tokens
-from trainer.objectives.bases.likelihood import says_in_order
+from trainer.objectives.bases.likelihood import contains_texts_in_order
 
 SIZES = {"train": 40, "validation": 8, "test": 16}
 LENGTH = 96
@@ -120,9 +120,9 @@ class Released:
     recipe: Recipe
     folder: Path
 
-    def champion(self) -> champion.PublishedModel:
+    def champion(self) -> champion.ChampionStatus:
         found = Champion(endpoint="local", repo_id="tests/tiny", commit="c0ffee", tag=None, weights="0" * 64)
-        return champion.PublishedModel(found, self.folder, None)
+        return champion.ChampionStatus(found, self.folder, None)
 
 
 def released(root: Path, kind: str, changes: dict[str, Any]) -> Released:
@@ -174,7 +174,7 @@ def test_a_champion_has_the_scores_that_it_had_as_a_candidate(
     assert_equal(scores_of(artifacts, "champion"), scores_of(before.artifacts, "model"))
     found, columns = before.champion().champion, SplitRows(artifacts.rows / "test").schema.names
     assert found
-    read = champion.read_as_released(before.folder, recipe.objective, max_length=9, champion=found, columns=columns)
+    read = champion.champion_reading(before.folder, recipe.objective, max_length=9, champion=found, columns=columns)
     on_card = objectives.build(before.recipe.objective).call_arguments
     assert read.objective.call_arguments == on_card
     if day not in {"shorter", "targets", "template, shorter"} or kind == "sequence_classification":
@@ -184,7 +184,7 @@ def test_a_champion_has_the_scores_that_it_had_as_a_candidate(
     kept = {key: value for key, value in changes.items() if not key.endswith("_length")}
     whole, longer = prepared(tmp_path / "whole", kind, kept)
     shutil.copytree(artifacts.model, whole.model)
-    monkeypatch.setattr(champion, "fetch", lambda *_, **__: champion.PublishedModel(None, None, None))
+    monkeypatch.setattr(champion, "fetch", lambda *_, **__: champion.ChampionStatus(None, None, None))
     releases.evaluate(whole, longer, compare_untrained=False)
     assert_equal(candidate, scores_of(whole, "model"))
 
@@ -197,7 +197,7 @@ def test_a_base_has_the_scores_that_it_had_as_a_candidate(
     changes = {"model.config": ..., "model.pretrained": str(before.folder)}
     artifacts, recipe = prepared(tmp_path, kind, changes)
     releases.learn(artifacts, recipe, 1)
-    monkeypatch.setattr(champion, "fetch", lambda *_, **__: champion.PublishedModel(None, None, None))
+    monkeypatch.setattr(champion, "fetch", lambda *_, **__: champion.ChampionStatus(None, None, None))
     releases.evaluate(artifacts, recipe)
     # dpo's rewards are relative to the base, which is another one than that of the release
     but = frozenset({"loss", "chosen_reward", "rejected_reward"} if kind == "dpo" else ())
@@ -404,7 +404,7 @@ def test_a_record_of_another_shape_is_named(
     found = before.champion().champion
     assert found
     with pytest.raises(ModelError) as caught:
-        champion.read_as_released(folder, before.recipe.objective, max_length=9, champion=found, columns=[])
+        champion.champion_reading(folder, before.recipe.objective, max_length=9, champion=found, columns=[])
     assert caught.value.where == "local/tests/tiny"
     expected = f"the champion, c0ffee, cannot be scored: its {PROVENANCE} cannot be used: {wrong}"
     assert caught.value.what.startswith(expected)
@@ -572,7 +572,7 @@ def test_positions_that_a_configuration_does_not_limit(tmp_path: Path) -> None:
     """XLNet says -1."""
     config = XLNetConfig(vocab_size=10, d_model=8, n_layer=1, n_head=2, d_inner=8)
     config.save_pretrained(tmp_path)
-    reading = Reading(objectives.build(ObjectiveChoice(name="causal_lm")), None, tmp_path, 8, "a model")  # type: ignore[arg-type]
+    reading = ModelInputReader(objectives.build(ObjectiveChoice(name="causal_lm")), None, tmp_path, 8, "a model")  # type: ignore[arg-type]
     assert reading.readable(99) == 99
 
 
@@ -582,4 +582,4 @@ def test_positions_that_a_configuration_does_not_limit(tmp_path: Path) -> None:
 )
 def test_a_text_is_said_to_its_last_space(text: str, is_said: bool) -> None:
     tokenizer = train_tokenizer(["It is 7"], TrainTokenizer(kind="train", vocab_size=280))
-    assert says_in_order(tokenizer(" It is 7")["input_ids"], [text], tokenizer) == is_said
+    assert contains_texts_in_order(tokenizer(" It is 7")["input_ids"], [text], tokenizer) == is_said

@@ -18,7 +18,7 @@ from tests.support import releases, tiny
 from tests.support.memory import peak_anonymous_mib
 from trainer import objectives
 from trainer.data import tokens
-from trainer.model.network import initial_model, trained_model
+from trainer.model.network import initial_model, load_trained_model
 
 SIZES = {"train": 60, "validation": 12, "test": 30}
 
@@ -69,7 +69,7 @@ def test_metrics_match_a_plain_loop_over_the_rows(prepared):
     artifacts, recipe = prepared
     report = run(artifacts, recipe)
     objective = objectives.build(recipe.objective)
-    model = trained_model(artifacts.model, objective.model_class()).eval()
+    model = load_trained_model(artifacts.model, objective.model_class()).eval()
     nll, right, count, rows = 0.0, 0, 0, {}
     for sequence in tokens.read_split(artifacts.tokens, "test"):  # one at a time: no padding, no mask, no batch
         with torch.no_grad():
@@ -249,7 +249,7 @@ def test_recipe_chooses_the_split(prepared):
 def test_nonfinite_scores_are_an_error_and_the_earlier_report_stays(tmp_path, kind, share):
     artifacts, recipe = with_model(tmp_path, tiny.recipe() if kind == "causal_lm" else tiny.recipe(**tiny.CLASSES))
     before = run(artifacts, recipe)
-    network = trained_model(artifacts.model, objectives.build(recipe.objective).model_class())
+    network = load_trained_model(artifacts.model, objectives.build(recipe.objective).model_class())
     with torch.no_grad():
         weights = network.get_input_embeddings().weight
         last = tokens.read_split(artifacts.tokens, "test")[0]["input_ids"][-2]

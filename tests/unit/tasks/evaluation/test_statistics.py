@@ -17,7 +17,7 @@ from tasks.evaluation import statistics
 from tasks.evaluation.jackknife import Jackknife
 from tasks.evaluation.report import least_observations
 from tasks.evaluation.scoring import Scores
-from tasks.evaluation.statistics import Resampler, mcnemar, score_test, share_gain
+from tasks.evaluation.statistics import Resampler, accuracy_gain, mcnemar, score_test
 from trainer import objectives
 
 CAUSAL = objectives.build(ObjectiveChoice(name="causal_lm"))
@@ -62,7 +62,7 @@ def test_mcnemar_matches_agrestis_example() -> None:
     assert mcnemar(1, 6) == pytest.approx(2 * (1 + 7) / 2**7)
     assert mcnemar(0, 0) == 1.0
     assert mcnemar(3, 8) == mcnemar(8, 3)
-    assert share_gain(*rows_of(1, 6, 10, 10), 0.95).p_value == mcnemar(1, 6)
+    assert accuracy_gain(*rows_of(1, 6, 10, 10), 0.95).p_value == mcnemar(1, 6)
 
 
 @pytest.mark.parametrize("only_one", [0, 1, 5, 12, 100])
@@ -97,12 +97,12 @@ def test_score_test_by_hand() -> None:
 
 @pytest.mark.parametrize(("one", "other", "rows"), [(30, 20, 1000), (0, 0, 200), (5, 0, 80), (0, 9, 90), (3, 4, 7)])
 def test_interval_inverts_the_score_test(one: int, other: int, rows: int) -> None:
-    gain = share_gain(*rows_of(one, other, rows - one - other, 0), 0.95)
+    gain = accuracy_gain(*rows_of(one, other, rows - one - other, 0), 0.95)
     assert gain.value == pytest.approx((one - other) / rows)
     assert gain.low <= gain.value <= gain.high
     assert gain.low == -1 or score_test(one, other, rows, gain.low) == pytest.approx(0.025, abs=1e-6)
     assert gain.high == 1 or gain.at_most(gain.high) == pytest.approx(0.025, abs=1e-6)
-    mirrored = share_gain(*rows_of(other, one, rows - one - other, 0), 0.95)
+    mirrored = accuracy_gain(*rows_of(other, one, rows - one - other, 0), 0.95)
     assert (mirrored.low, mirrored.high) == pytest.approx((-gain.high, -gain.low))
 
 

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from params.schema import ObjectiveChoice
-from tasks.evaluation.groups import units
+from tasks.evaluation.groups import resampling_units
 from tasks.evaluation.scoring import Scores
 from tasks.evaluation.statistics import Resampler
 from tests.support import new_objectives
@@ -31,7 +31,7 @@ def ranked(queries: int, skill: float, seed: int = 0, documents: int = 4) -> Sco
     query, relevant = order // documents + 100.0, (order % documents == 0).astype(float)
     score = draw.normal(size=rows) + skill * relevant
     columns = {"nll": np.abs(score), "score": score, "relevant": relevant, "query": query}
-    return Scores(np.arange(rows), columns, units(None, query))
+    return Scores(np.arange(rows), columns, resampling_units(None, query))
 
 
 def paired(rows: int, noise: float, seed: int = 0) -> Scores:
@@ -64,9 +64,9 @@ def test_groups_are_resampled_and_not_rows() -> None:
 
 def test_rows_are_one_unit_if_either_a_column_or_a_query_joins_them() -> None:
     customers, queries = np.array([0, 0, 1, 2, 3]), np.array([7.0, 8.0, 8.0, 9.0, 9.0])
-    assert units(None, None) is None
-    assert units(customers, None) is customers
-    joined = units(customers, queries)
+    assert resampling_units(None, None) is None
+    assert resampling_units(customers, None) is customers
+    joined = resampling_units(customers, queries)
     assert joined is not None
     assert len(set(joined[:3])) == len(set(joined[3:])) == 1
     assert joined[0] != joined[3]

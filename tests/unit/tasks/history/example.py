@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from params.foundation.artifacts import STAGES, Artifacts
-from tasks.history.run_log import Evaluated, RunEntry, RunError, StageRun
+from tasks.history.run_log import DecidingMetric, RunEntry, RunError, StageRun
 from tasks.history.run_record import _KILLED
 
 FIRST = datetime(2026, 1, 1, 3, 0, tzinfo=UTC)
@@ -53,9 +53,9 @@ def entry(number: int = 1, **changes: object) -> RunEntry:
     return RunEntry.model_validate(fields | changes)
 
 
-def evaluated(value: float, champion: float | None) -> Evaluated:
+def evaluated(value: float, champion: float | None) -> DecidingMetric:
     gain = None if champion is None else value - champion
-    return Evaluated(
+    return DecidingMetric(
         metric="accuracy",
         direction="max",
         value=value,

@@ -184,12 +184,12 @@ def test_another_metric_before_is_left_out_of_the_chart_and_said():
 
 
 def test_values_far_away_do_not_flatten_the_chart():
-    from tasks.history.metric_chart import value_range
+    from tasks.history.metric_chart import axis_range
 
     def ends(*values: float, outcome: str = "kept") -> tuple[float, float]:
         made = [entry(n, evaluated=example.evaluated(0.8 + n / 100, 0.8)) for n in range(10)]
         made += [entry(20, outcome=outcome, evaluated=example.evaluated(value, 0.8)) for value in values]
-        return value_range([(one, one.evaluated) for one in made])
+        return axis_range([(one, one.evaluated) for one in made])
 
     usual = ends()
     assert 0.7 < usual[0] < 0.78
@@ -198,7 +198,7 @@ def test_values_far_away_do_not_flatten_the_chart():
     assert ends(0.7)[0] < usual[0]
     assert ends(0.7, outcome="refused") == usual
     alone = entry(1, outcome="refused", evaluated=example.evaluated(0.5, None))
-    assert value_range([(alone, alone.evaluated)])[0] < 0.48
+    assert axis_range([(alone, alone.evaluated)])[0] < 0.48
 
 
 @pytest.mark.timeout(60)

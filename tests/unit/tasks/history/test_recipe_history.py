@@ -10,7 +10,7 @@ import pytest
 
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.receipt_log import ReceiptLogEntry
-from tasks.history.recipe_history import RecipeHistory, Schedule, read_all, read_histories
+from tasks.history.recipe_history import RecipeHistory, Schedule, read_histories, read_runs_with_receipts
 from tests.unit.tasks.history.example import FIRST, entry, write
 
 
@@ -53,7 +53,7 @@ def test_a_log_of_receipts_alone_gives_a_history(artifacts):
         receipt("rollback", times[4], 1, verdict=None, by="ann", metric=None, metrics={}, weights=None),
         receipt("published", "no time", 5),
     )
-    found = read_all(artifacts)
+    found = read_runs_with_receipts(artifacts)
     assert [run.outcome for run in found] == ["published", "evaluated", "kept", "refused", "rolled back"]
     assert (found[0].evaluated.metric, found[0].evaluated.value, found[0].evaluated.champion) == ("loss", 0.5, 0.75)
     assert found[0].started == times[0] + timedelta(minutes=1)
@@ -73,7 +73,7 @@ def test_what_a_logged_run_did_is_not_shown_again(artifacts):
         receipt("published", outside, 3),
         receipt("published", entry(1).ended, 4),
     )
-    found = read_all(artifacts)
+    found = read_runs_with_receipts(artifacts)
     assert [run.tag for run in found] == ["v7", entry(1).tag, "v2", "v3", entry(2).tag]
 
 

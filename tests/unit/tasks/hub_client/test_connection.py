@@ -17,7 +17,7 @@ from params.foundation.artifacts import Artifacts
 from params.schema import HubDataset
 from tasks.hub_client.connection import LOCAL, open_repository
 from tasks.hub_client.token import token_for
-from tasks.hub_client.xet import upload_protocol
+from tasks.hub_client.xet import upload_without_xet
 from tasks.ingestion.source import open_source
 from tests.support.faulty_hub import quick_client
 
@@ -164,12 +164,12 @@ def test_hub_is_asked_whether_it_has_xet_storage(
     """A Hub without it gets large files by git-lfs; any other decides as the client does."""
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     with asked_hub(status, headers) as (endpoint, seen):
-        with upload_protocol(HfApi(endpoint, token="hf_own"), REPO, "a/b", create_pr=True):
+        with upload_without_xet(HfApi(endpoint, token="hf_own"), REPO, "a/b", create_pr=True):
             assert constants.HF_HUB_DISABLE_XET is is_off
         assert constants.HF_HUB_DISABLE_XET is False
         assert seen == [f"/api/models/{REPO}/xet-write-token/a%2Fb?create_pr=1"]
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        with upload_protocol(HfApi(endpoint), REPO, "main"):
+        with upload_without_xet(HfApi(endpoint), REPO, "main"):
             assert constants.HF_HUB_DISABLE_XET is True
         assert len(seen) == 1, "the user has chosen"
 
@@ -180,6 +180,6 @@ def test_refused_question_is_not_taken_for_a_hub_without_xet(monkeypatch: pytest
     with (
         asked_hub(status, {}) as (endpoint, _),
         pytest.raises(HfHubHTTPError),
-        upload_protocol(HfApi(endpoint, token="hf_own"), REPO, "main"),
+        upload_without_xet(HfApi(endpoint, token="hf_own"), REPO, "main"),
     ):
         pytest.fail("it was taken for an answer")

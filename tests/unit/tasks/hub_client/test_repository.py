@@ -8,8 +8,8 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from params.foundation.errors import HubRefusedError, TransientError
-from tasks.digests import weights_digest, weights_in
-from tasks.hub_client.repository import Head, Repository
+from tasks.digests import weight_file_hashes, weights_digest
+from tasks.hub_client.repository import PublishedModel, Repository
 from tests.support.faulty_hub import Fault, FaultyHub
 from tests.support.publications import REPO, patient, plan, publish
 
@@ -21,9 +21,11 @@ def test_head_is_the_model_on_main(api: HfApi, hub: FaultyHub, folder: Path) -> 
     release = plan(folder)
     published = publish(api, release)
     api.create_tag(REPO, tag="a-nickname", revision=published.commit)
-    assert Repository(api, REPO).head() == Head(published.commit, release.tag, weights_digest(weights_in(folder)))
+    assert Repository(api, REPO).head() == PublishedModel(
+        published.commit, release.tag, weights_digest(weight_file_hashes(folder))
+    )
     by_hand = api.create_commit(REPO, [CommitOperationAdd("NOTES", b"x")], commit_message="by hand")
-    assert Repository(api, REPO).head() == Head(by_hand.oid, None, weights_digest(weights_in(folder)))
+    assert Repository(api, REPO).head() == PublishedModel(by_hand.oid, None, weights_digest(weight_file_hashes(folder)))
     with pytest.raises(HubRefusedError, match="401"):
         Repository(HfApi(endpoint=hub.endpoint, token="wrong-token-x"), REPO).head()
     hub.faults.append(Fault("GET .*/tree/", "lost", times=2))

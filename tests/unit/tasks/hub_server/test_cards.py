@@ -7,7 +7,7 @@ import pytest
 
 from tasks.hub_server import routes_repositories
 from tasks.hub_server.card_metadata import NO_METADATA, read_card
-from tasks.hub_server.cards import render_markdown, show_metadata
+from tasks.hub_server.cards import metadata_table_rows, render_markdown
 from tasks.hub_server.server import LocalHub
 
 
@@ -84,7 +84,7 @@ def test_metadata_is_shown_as_rows() -> None:
         card("tags: [a, b]\nlicense: mit\nmodel-index: [{name: m, results: [{" + RESULT + "}]}]\nx: {y: 1}")
     )
     assert read.metadata is not None
-    assert show_metadata(read.metadata) == [
+    assert metadata_table_rows(read.metadata) == [
         ("tags", ["a", "b"]),
         ("license", ["mit"]),
         ("x", ['{"y": 1}']),

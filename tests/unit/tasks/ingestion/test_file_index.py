@@ -14,7 +14,7 @@ import pytest
 
 from params import DataError, InputsChangedError
 from tasks.ingestion import formats
-from tasks.ingestion.file_index import FileIndex, Piece, index_file
+from tasks.ingestion.file_index import FileIndex, FileRowRange, index_file
 from tasks.ingestion.formats import read_file
 
 TEXTS = ["plain", "", "two\nlines", 'a "quote"', "comma, here", "ä\u2028ö\x1c", " lead", "carriage\rreturn", "{brace"]
@@ -136,7 +136,7 @@ def test_errors_in_a_piece_have_the_line_of_the_file(tmp_path: Path) -> None:
     lines = [json.dumps({"n": i}) for i in range(50)]
     lines[37] = "{oops"
     path.write_text("\n".join(lines))
-    piece: Piece = index_file(path, "a.jsonl").piece(30, 20)
+    piece: FileRowRange = index_file(path, "a.jsonl").piece(30, 20)
     with pytest.raises(DataError, match=r"^a.jsonl:38: malformed JSON"):
         list(piece.batches())
     path.write_bytes("\n".join(lines).replace("{oops", "{\xff}").encode("latin1"))

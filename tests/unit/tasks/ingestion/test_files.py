@@ -11,7 +11,7 @@ import pytest
 
 from params import DataError
 from params.schema import Files
-from tasks.ingestion.batches import readable
+from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.source import open_source
 
 
@@ -81,7 +81,7 @@ def test_parquet_keeps_types_and_decodes_dictionaries(tmp_path: Path) -> None:
     table = pa.table({"n": pa.array([1, 2], pa.int8()), "kind": pa.array(["a", "b"]).dictionary_encode()})
     pq.write_table(table, tmp_path / "a.parquet")
     (source_batch,) = open_source(Files(kind="files", train="a.parquet"), tmp_path).batches("train")
-    batch, _ = readable(source_batch)
+    batch, _ = to_readable_batch(source_batch)
     assert batch.rows.schema == pa.schema([("n", pa.int8()), ("kind", pa.string())])
     assert batch.rows.to_pylist() == [{"n": 1, "kind": "a"}, {"n": 2, "kind": "b"}]
     assert batch.address(1) == "a.parquet row 1"

@@ -397,10 +397,10 @@ class TestWorkInProportion:
             write(tmp_path, suffix, rows)
             return parts
 
-        monkeypatch.setattr(stage, "cut_files", edit_after)
+        monkeypatch.setattr(stage, "split_files_into_parts", edit_after)
         with pytest.raises(InputsChangedError, match="changed while its rows were"):
             self.run(tmp_path, train=path.name)
-        monkeypatch.setattr(stage, "cut_files", cut)
+        monkeypatch.setattr(stage, "split_files_into_parts", cut)
         path.write_bytes(before)
         self.run(tmp_path, train=path.name)
         kept = folder_bytes(tmp_path)

@@ -19,7 +19,7 @@ from params.foundation.artifacts import Artifacts
 from tasks.commands import main
 from tasks.hub_server.server import LocalHub
 from tasks.mirror.queue import UploadQueue
-from tasks.mirror.upload import mirrored
+from tasks.mirror.upload import upload_during_run
 from tests.support import tiny
 from tests.support.project import ROOT
 from tests.support.training import plan_job
@@ -280,7 +280,10 @@ def test_last_checkpoint_of_a_training_is_uploaded(machine, api, monkeypatch, er
     patience = {"grace_s": 60.0 if error else 0.1, "stall_timeout_s": 0.1 if error else 60.0}
     launch = machine.job.launch.model_copy(update=patience)
     artifacts = Artifacts("tiny", machine.root)
-    with pytest.raises(error) if error else contextlib.nullcontext(), mirrored(artifacts, launch, machine.queue.name):
+    with (
+        pytest.raises(error) if error else contextlib.nullcontext(),
+        upload_during_run(artifacts, launch, machine.queue.name),
+    ):
         machine.checkpoint(machine.job.folder, 4)
         if error:
             raise error
@@ -315,11 +318,11 @@ def test_queue_keeps_needed_checkpoints_after_their_deletion(machine, keep_all, 
             machine.checkpoint(run, step)
             machine.best(run, step - 1)
         queue.collect(run)
-        sealed.retain(run, 0)
+        sealed.delete_old_checkpoints(run, 0)
     expected = {"best-5", "checkpoint-6"} | ({"checkpoint-2", "checkpoint-4"} if keep_all else set())
     assert {p.name for p in machine.queue.iterdir()} == expected
     assert [p.name for p in queue.next()] == ["checkpoint-2" if keep_all else "checkpoint-6", "best-5"]
-    assert all(sealed.verify(p) is None for p in machine.queue.iterdir())
+    assert all(sealed.find_manifest_mismatch(p) is None for p in machine.queue.iterdir())
 
     machine.checkpoint(run, 8)
     monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(1000, 990, 10))

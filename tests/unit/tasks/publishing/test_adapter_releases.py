@@ -20,7 +20,7 @@ from params.foundation.artifacts import Artifacts
 from params.loading import Recipe, load
 from tasks.hub_client.repository import Repository
 from tasks.hub_server.server import LocalHub
-from tasks.publishing.hub_changes import is_current, is_there
+from tasks.publishing.hub_changes import is_blessing_current, is_still_published
 from tasks.publishing.provenance import FILE
 from tasks.releases.rollback import roll_back
 from tasks.tokenization.stage import tokenize
@@ -28,7 +28,7 @@ from tests.support import base_models, releases, tiny
 from tests.support.project import ROOT
 from trainer import objectives
 from trainer.data import tokens
-from trainer.model.network import trained_model
+from trainer.model.network import load_trained_model
 
 TOKEN = "hf_" + "1" * 40
 TEXT = "The king likes the rain"
@@ -83,8 +83,8 @@ def publish(project: tuple[Artifacts, Recipe], form: str, **changes: object):
     artifacts, recipe = project
     done = releases.publish(artifacts, recipe, adapter=form, **changes)
     assert releases.publish(artifacts, recipe, adapter=form, **changes) == done
-    assert is_there(artifacts, recipe.publish)
-    assert is_current(artifacts, recipe.publish)
+    assert is_still_published(artifacts, recipe.publish)
+    assert is_blessing_current(artifacts, recipe.publish)
     return done
 
 
@@ -154,7 +154,7 @@ def test_every_form_loads_elsewhere_as_the_trained_model(api, tmp_path, monkeypa
             assert releases.publish(artifacts, recipe).status == "published"
             if kind == "sft":
                 assert weights_and_configs(api, f"tests/{kind}-{form}") == files
-        model = trained_model(artifacts.model, objectives.build(recipe.objective).model_class()).eval()
+        model = load_trained_model(artifacts.model, objectives.build(recipe.objective).model_class()).eval()
         inputs = token_ids(artifacts)
         with torch.no_grad():
             expected[kind] = model(**inputs).logits

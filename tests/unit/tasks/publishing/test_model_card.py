@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from params import RecipeError
 from tasks.hub_server.server import LocalHub
-from tasks.publishing.model_card import PICTURES, write_card
+from tasks.publishing.model_card import PICTURES, card_text
 from tasks.publishing.provenance import provenance
 from tests.support import releases, tiny
 from tests.unit.tasks.report import example
@@ -47,7 +47,7 @@ def edit(path, **changes):
 
 def card_of(artifacts, pictures=()):
     candidate = releases.candidate(artifacts)
-    return write_card(candidate, provenance(artifacts), candidate.blessing.champion, pictures=pictures)
+    return card_text(candidate, provenance(artifacts), candidate.blessing.champion, pictures=pictures)
 
 
 def test_card_metadata_has_metrics_of_model_champion_and_base(run):

@@ -11,7 +11,7 @@ import pytest
 
 from params.foundation.artifacts import Artifacts
 from params.foundation.errors import ModelError
-from tasks.digests import release_digests, weights_digest, weights_in
+from tasks.digests import release_digests, weight_file_hashes, weights_digest
 from tasks.publishing.release import RELEASE_FILE
 from tests.support.publications import REPO, plan
 
@@ -121,13 +121,13 @@ def test_weights_digest_covers_only_the_weights(folder: Path, tmp_path: Path) ->
     assert (
         first
         == hashlib.sha256(f"model.safetensors {sha256}\n".encode()).hexdigest()
-        == weights_digest(weights_in(folder))
+        == weights_digest(weight_file_hashes(folder))
     )
     (folder / "config.json").write_text("{}")
     assert plan(folder).weights == first
     (folder / "sub/more.safetensors").write_bytes(b"more")
     both = plan(folder).weights
-    assert both == weights_digest(weights_in(folder)) != first
+    assert both == weights_digest(weight_file_hashes(folder)) != first
     assert both == weights_digest(dict(reversed([(file.path, file.sha256) for file in plan(folder).files])))
     (folder / "sub/more.safetensors").rename(folder / "sub/other.safetensors")
     assert plan(folder).weights != both, "the digest includes the name"

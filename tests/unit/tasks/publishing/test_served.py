@@ -190,12 +190,12 @@ def test_other_weights_than_the_judged_ones_are_refused(prepared, plant, kind):
 @pytest.mark.parametrize("fault", [disturb, round_weights])
 @pytest.mark.parametrize("kind", kinds(*COARSE))
 def test_answers_show_other_weights_by_themselves(prepared, plant, monkeypatch, kind, fault):
-    check = served.check_served
+    check = served.check_same_answers
 
     def trusting(candidate: Candidate, folder: Path, release: Any) -> None:
         check(replace(candidate, forms={candidate.publish.adapter: release.weights}), folder, release)
 
-    monkeypatch.setattr(served, "check_served", trusting)
+    monkeypatch.setattr(served, "check_same_answers", trusting)
     plant(fault)
     said = refusal(prepared(kind))
     assert re.search(r"row_id \d+: \w+ is -?[\d.e+-]+, and was -?[\d.e+-]+ in the evaluation", said)
@@ -207,16 +207,16 @@ def test_row_that_was_cut_is_asked_only_if_the_call_cuts_it_alike(tmp_path, plan
     """Its loss is compared in any case: the tokens of its beginning are scored."""
     of = tiny_releases.evaluated(tmp_path, kind, steps=STEPS, max_length=8)
     asked: list[int] = []
-    answers = served.Evaluated._answer_scores
+    answers = served.EvaluationSettings._answer_scores
 
-    def count(self: served.Evaluated, reader: served.Reader, one: served.JudgedRow) -> Any:
+    def count(self: served.EvaluationSettings, reader: served.LoadedCardCode, one: served.JudgedRow) -> Any:
         scores = answers(self, reader, one)
         if scores is not None:
             assert kind != "token_classification" or len(one.encoded.examples) == 1
             asked.append(one.row["row_id"])
         return scores
 
-    monkeypatch.setattr(served.Evaluated, "_answer_scores", count)
+    monkeypatch.setattr(served.EvaluationSettings, "_answer_scores", count)
     assert releases.publish(*of, dry_run=True).status == "dry-run"
     cuts = objectives.build(of[1].objective).reader_cuts
     assert bool(asked) == cuts, "all rows are longer than 8 tokens"
@@ -265,10 +265,10 @@ def test_nothing_is_sent_and_a_retry_does_not_look_again(prepared, plant, monkey
     plant(lambda _: None)
     assert releases.publish(artifacts, recipe, dry_run=True).status == "dry-run"
 
-    def fail(*_: Any) -> Iterator[served.Reader]:
+    def fail(*_: Any) -> Iterator[served.LoadedCardCode]:
         raise AssertionError
 
-    monkeypatch.setattr(served, "readers", fail)
+    monkeypatch.setattr(served, "load_with_card_code", fail)
     assert releases.publish(artifacts, recipe, dry_run=True).status == "dry-run"
     artifacts.served_release.unlink()
 

@@ -13,7 +13,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from params.foundation.errors import HubRefusedError, TransientError
 from tasks.publishing.proposal import Proposals
 from tasks.publishing.provenance import FILE
-from tasks.releases.recorded_data import recorded_data
+from tasks.releases.recorded_data import recorded_data_hashes
 from tasks.releases.rollback import roll_back
 from tests.support.faulty_hub import FaultyHub
 from tests.support.publications import REPO, TOKEN, patient, plan, publish
@@ -50,7 +50,7 @@ def needed(hub: FaultyHub) -> Callable[[int], set[int]]:
     """The numbers of the models whose rows the last releases need."""
 
     def find(last: int) -> set[int]:
-        found = recorded_data(REPO, hub.endpoint, last=last, must_exist=False)
+        found = recorded_data_hashes(REPO, hub.endpoint, last=last, must_exist=False)
         return {number for number in range(10) if rows(number) in found}
 
     return find
@@ -93,10 +93,10 @@ def test_tagged_release_that_main_has_lost_is_needed(api: HfApi, needed: Callabl
 def test_hub_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.releases.recorded_data._TIMEOUT_S", 0.1)
     with pytest.raises((TransientError, HubRefusedError)):
-        recorded_data(REPO, "http://127.0.0.1:9", last=1, must_exist=False)
+        recorded_data_hashes(REPO, "http://127.0.0.1:9", last=1, must_exist=False)
 
 
 def test_repository_that_had_releases_and_is_not_found_is_an_error(hub: FaultyHub) -> None:
     """A Hub says the same of a private repository to who may not read it."""
     with pytest.raises(HubRefusedError, match="models were published there"):
-        recorded_data(REPO, hub.endpoint, last=1, must_exist=True)
+        recorded_data_hashes(REPO, hub.endpoint, last=1, must_exist=True)

@@ -13,7 +13,7 @@ from params.foundation.artifacts import Artifacts
 from params.foundation.errors import HubRefusedError, TransientError
 from tasks.evaluation.receipt_log import read_entries
 from tasks.hub_client.release_file import RELEASE_FILE
-from tasks.hub_client.release_log import LogEntry, releases, rolled_back_reason, table
+from tasks.hub_client.release_log import LogEntry, main_commits, rolled_back_reason, table
 from tasks.hub_client.repository import Repository
 from tasks.hub_server import pull_requests
 from tasks.hub_server.store import Store
@@ -131,7 +131,7 @@ def test_landed_rollback_is_not_repeated_over_a_later_release(
 
     monkeypatch.setattr(Repository, "commit", commit_and_lose)
     done = roll_back_to(api)
-    entries = releases(Repository(api, REPO))
+    entries = main_commits(Repository(api, REPO))
     assert [entry.kind for entry in entries] == ["release", "rollback", "release", "release", "other"]
     assert (entries[1].commit, entries[0].tags) == (done.commit, ("v3",))
 
@@ -150,7 +150,7 @@ def test_rollback_includes_a_concurrent_foreign_commit(
     hub.faults.append(Fault(request_line, "none", action=commit_another))
     done = roll_back_to(api)
     assert blobs(api, done.commit) == blobs(api, "main") == blobs(api, "v1")
-    entries = releases(Repository(api, REPO))
+    entries = main_commits(Repository(api, REPO))
     assert [entry.title for entry in entries[:2]] == ["Roll back to v1", "by hand"]
     assert entries[0].came_from == entries[1].commit
 
@@ -186,7 +186,7 @@ def test_log_lists_releases_rollbacks_and_other_commits(api: HfApi, tmp_path: Pa
     by_hand = api.create_commit(REPO, operations, commit_message="by hand\x1b[2J", commit_description="Thanks: to all")
     release(api, tmp_path, 2)
     done = roll_back_to(api, by="ann\nPublish-Id: 1", why="it said:\nRolled-Back-To: v2\x1b[31m")
-    entries = releases(Repository(api, REPO))
+    entries = main_commits(Repository(api, REPO))
     assert [entry.kind for entry in entries] == ["rollback", "release", "other", "release", "other"]
     assert [entry.is_head for entry in entries] == [True, False, False, False, False]
     back_entry, _, other, oldest, initial = entries
@@ -242,7 +242,7 @@ def test_merged_words_make_neither_release_nor_rollback(
     api.merge_pull_request(REPO, number)
     message = api.list_repo_commits(REPO)[0].message
     assert ("Rolled-Back-To: v1" in message.splitlines()) is keeps
-    entries = releases(Repository(api, REPO))
+    entries = main_commits(Repository(api, REPO))
     assert [(entry.kind, entry.by) for entry in entries[:3]] == [
         ("other", None),
         ("release", None),
@@ -268,7 +268,7 @@ def test_rollback_counts_only_from_who_may_write_main(
     monkeypatch.setattr(pull_requests, "commit_message", lambda title, _: f"{title}\n\n{forged}")
     api.merge_pull_request(REPO, number)
     assert blobs(api, "main") == blobs(api, "v1")
-    assert releases(Repository(api, REPO))[0].kind == "other"
+    assert main_commits(Repository(api, REPO))[0].kind == "other"
     assert rolled_back_reason(Repository(api, REPO), [weights]) is None
     monkeypatch.undo()
     roll_back_to(api, "v2")
@@ -290,10 +290,10 @@ def test_merged_release_is_one(api: HfApi, hub: FaultyHub, tmp_path: Path) -> No
     )
     api.merge_pull_request(REPO, number)
     api.create_commit(REPO, [CommitOperationAdd("NOTES", b"x")], commit_message="by hand")
-    entries = releases(Repository(api, REPO))
+    entries = main_commits(Repository(api, REPO))
     assert [entry.kind for entry in entries[:3]] == ["other", "release", "release"]
     api.create_tag(REPO, tag=planned.tag, revision=entries[1].commit)
-    assert [entry.kind for entry in releases(Repository(api, REPO))[:3]] == ["other", "release", "release"]
+    assert [entry.kind for entry in main_commits(Repository(api, REPO))[:3]] == ["other", "release", "release"]
 
 
 @pytest.mark.parametrize(
@@ -302,18 +302,18 @@ def test_merged_release_is_one(api: HfApi, hub: FaultyHub, tmp_path: Path) -> No
 def test_damaged_release_files_are_no_releases(api: HfApi, tmp_path: Path, content: bytes) -> None:
     release(api, tmp_path, 1)
     api.create_commit(REPO, [CommitOperationAdd(RELEASE_FILE, content)], commit_message="by hand")
-    assert [entry.kind for entry in releases(Repository(api, REPO))] == ["other", "release", "other"]
+    assert [entry.kind for entry in main_commits(Repository(api, REPO))] == ["other", "release", "other"]
 
 
 def test_log_of_an_empty_repository(api: HfApi, hub: FaultyHub) -> None:
     with pytest.raises(HubRefusedError, match="no such repository"):
-        releases(Repository(api, REPO))
+        main_commits(Repository(api, REPO))
     api.create_repo(REPO)
-    (entry,) = releases(Repository(api, REPO))
+    (entry,) = main_commits(Repository(api, REPO))
     assert (entry.kind, entry.is_head) == ("other", True)
     hub.faults.append(Fault("commits", "before", 503, times=99))
     with pytest.raises(TransientError, match="503"):
-        releases(patient(api, attempts=2))
+        main_commits(patient(api, attempts=2))
 
 
 def test_rollback_is_logged_once_and_listed(
@@ -363,7 +363,7 @@ def test_advice_for_leaked_rows_works_as_written(api: HfApi, hub: FaultyHub, tmp
     assert blobs(api, "main") == blobs(api, "v1")
     history = [entry.commit_id for entry in api.list_repo_commits(REPO)]
     assert {good.commit, leaked.commit, done.commit} <= set(history), "commits keep their ids"
-    assert [entry.commit for entry in releases(patient(api))][:1] == [done.commit]
+    assert [entry.commit for entry in main_commits(patient(api))][:1] == [done.commit]
 
     exec(move, names)
     release(api, tmp_path, 3)

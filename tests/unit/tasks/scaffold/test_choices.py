@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tasks.scaffold import choices
-from tasks.scaffold.proposal import Proposal, advised
+from tasks.scaffold.proposal import Proposal, proposable_objectives
 
 CLASSES = Proposal("sequence_classification", {})
 
@@ -47,7 +47,7 @@ def test_batches_leave_fifty_steps_an_epoch() -> None:
     assert choices.micro_batch_size(16, 100_000, "cpu").value == 1
 
 
-@pytest.mark.parametrize("name", advised())
+@pytest.mark.parametrize("name", proposable_objectives())
 def test_larger_models_learn_slower_and_more_rows_fewer_times(name: str) -> None:
     objective = Proposal(name, {})
     rates = [choices.learning_rate(objective, int(size), lora=False).value for size in (5e6, 2e7, 1e8, 1e9, 7e9)]

@@ -13,7 +13,7 @@ import pytest
 
 from params import DataError
 from tasks.scaffold.file_heads import check_head, text_unit
-from tasks.scaffold.look import look
+from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.request import Request
 from tasks.scaffold.sources import find_source
 
@@ -48,7 +48,7 @@ def test_the_fix_converts_the_file(name: str, content: str, what: str, tmp_path:
     assert command[:2] == ["python", "-c"]
     exec(command[2], {})
     (clean,) = set(path.parent.iterdir()) - {path}
-    sample = look(find_source(Request("x", str(clean.relative_to(tmp_path))), tmp_path).source, tmp_path)
+    sample = read_source_sample(find_source(Request("x", str(clean.relative_to(tmp_path))), tmp_path).source, tmp_path)
     assert [(row["question"], row["topic"]) for row in sample.train] == ROWS
 
 

@@ -12,7 +12,7 @@ from huggingface_hub import HfApi
 from params import DataError, ModelError, TransientError
 from params.schema import HubDataset
 from tasks.hub_server.server import LocalHub
-from tasks.scaffold.look import look
+from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.model_facts import model_facts
 from tasks.scaffold.request import Request
 from tasks.scaffold.sources import find_source
@@ -54,7 +54,7 @@ def test_a_dataset_is_followed_or_pinned(api: HfApi, tmp_path: Path) -> None:
         assert isinstance(found.source, HubDataset)
         assert (found.source.revision, found.watched) == (revision, "tasks/ingestion/hub_dataset.py")
         assert found.source.patterns == {"train": "data/train-*.jsonl", "test": "data/test.jsonl"}
-    sample = look(found.source)
+    sample = read_source_sample(found.source)
     assert [row["text"] for row in sample.train] == ["train-0", "train-1"]
     assert sample.totals == {"train": 2, "test": 1}
     with pytest.raises(DataError, match="has no revision nothing"):

@@ -43,7 +43,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("HF_ENDPOINT", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     # In this process, which is faster; the test of the command uses another one.
-    monkeypatch.setattr(config_check, "start_check", lambda *given: lambda: config_check.find_errors(*given))
+    monkeypatch.setattr(
+        config_check, "start_check", lambda *given: lambda: config_check.find_model_config_errors(*given)
+    )
     for name in ("recipes.yaml", "prefect.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)
     for name in ("params", "data"):

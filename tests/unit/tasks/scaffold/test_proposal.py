@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from params import DataError, RecipeError
-from tasks.scaffold.look import Sample, look
+from tasks.scaffold.look import Sample, read_source_sample
 from tasks.scaffold.model_facts import ModelKind
-from tasks.scaffold.proposal import Proposal, advised, propose
+from tasks.scaffold.proposal import Proposal, proposable_objectives, propose
 from tasks.scaffold.request import COLUMN_FLAGS, Asker, Request
 from tasks.scaffold.sources import find_source
 from tests.support.sample_data import Kind, cases, data_set
@@ -42,7 +42,7 @@ DATA_SETS = {
 @pytest.mark.parametrize(("name", "data"), cases(*DATA_SETS))
 def test_data_sets(name: str, data: Kind, tmp_path: Path) -> None:
     kind, objective, columns = DATA_SETS[name]
-    rows = look(find_source(Request("x", str(data_set(name, data, tmp_path))), Path()).source)
+    rows = read_source_sample(find_source(Request("x", str(data_set(name, data, tmp_path))), Path()).source)
     assert proposed(rows, kind) == Proposal(objective, columns)  # type: ignore[arg-type]
     if name == "gsm8k":
         assert proposed(rows, "encoder-decoder").objective == "seq2seq"
@@ -189,9 +189,9 @@ def test_an_objective_of_your_own_with_advice_is_proposed(own_objective: Any) ->
     assert (found.objective, found.options) == ("own", {"text": "text"})
 
 
-@pytest.mark.parametrize("name", advised())
+@pytest.mark.parametrize("name", proposable_objectives())
 def test_columns_of_an_objective_have_a_flag_and_an_option(name: str) -> None:
-    columns = advised()[name].columns
+    columns = proposable_objectives()[name].columns
     assert set(columns) <= set(COLUMN_FLAGS)
     assert set(columns.values()) <= set(objectives.find(name).options_class.model_fields)
 

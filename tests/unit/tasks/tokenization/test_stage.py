@@ -25,7 +25,7 @@ from tests.support import tiny
 from tests.support.memory import peak_anonymous_mib
 from tests.support.project import ROOT
 from trainer.data import tokens
-from trainer.data.shards import digest
+from trainer.data.shards import folder_sha256
 from trainer.objectives.bases.objective import EncodedRow
 
 LANGUAGE = ObjectiveChoice(name="causal_lm")
@@ -302,7 +302,7 @@ def test_tokenizer_with_several_chat_templates_is_kept_whole(artifacts, tmp_path
         run(artifacts, tokenizer=choice)
         assert (artifacts.tokenizer / "additional_chat_templates/tool_use.jinja").read_text() == template
         assert tokens.read_tokenizer(artifacts.tokens).chat_template == tokenizer.chat_template
-        keys.append(digest(artifacts.tokenizer))
+        keys.append(folder_sha256(artifacts.tokenizer))
     assert len({*keys}) == 2, "shards that another template made are other shards"
 
 
@@ -337,10 +337,10 @@ def test_train_rows_are_read_no_more_often_than_needed(artifacts, tmp_path, monk
 
 def test_tokenizer_learns_from_a_sample_of_the_rows(artifacts):
     texts = [f"text {i}" for i in range(5000)]
-    found = list(tokenizers.sampled(texts, 5000, 500))
+    found = list(tokenizers.sample_texts(texts, 5000, 500))
     assert 420 < len(found) < 580
-    assert sorted(tokenizers.sampled(reversed(texts), 5000, 500)) == sorted(found), "whatever their order"
-    assert list(tokenizers.sampled(texts, 5000, None)) == list(tokenizers.sampled(texts, 5000, 5000)) == texts
+    assert sorted(tokenizers.sample_texts(reversed(texts), 5000, 500)) == sorted(found), "whatever their order"
+    assert list(tokenizers.sample_texts(texts, 5000, None)) == list(tokenizers.sample_texts(texts, 5000, 5000)) == texts
 
     def learned(**choice):
         run(artifacts, tokenizer=TRAINED | choice)

@@ -23,7 +23,7 @@ from tasks.training import stage
 from tests.support import forked, releases, tiny
 from tests.support.project import ROOT
 from tests.support.training import curve, run_train
-from trainer.checkpoints.sealed import verify
+from trainer.checkpoints.sealed import find_manifest_mismatch
 
 STEPS = {"training.max_steps": 16, "training.eval_steps": 6, "training.save_steps": 2}
 
@@ -105,7 +105,7 @@ def test_run_leaves_model_checkpoint_and_history(uninterrupted):
     artifacts, _, report = uninterrupted
     assert {p.name for p in artifacts.model.iterdir()} >= {"model.safetensors", "config.json", "tokenizer.json"}
     assert not [p.name for p in artifacts.model.iterdir() if p.suffix in {".bin", ".pt", ".pth"}]
-    assert verify(artifacts.checkpoint) is None
+    assert find_manifest_mismatch(artifacts.checkpoint) is None
     assert {"optimizer.pt", "scheduler.pt", "trainer_state.json"} < {p.name for p in artifacts.checkpoint.iterdir()}
     assert (report.steps, report.best_metric) == (16, "loss")
     assert report.parameters == sum(t.numel() for t in load_file(artifacts.model / "model.safetensors").values())
@@ -160,12 +160,12 @@ def test_under_dvc_a_finished_run_stays_until_dvc_lock_records_it(uninterrupted,
         shutil.rmtree(folder)
     run_train(finished_before, recipe)
     assert_same_artifacts(finished_before, first)
-    stage.discard_recorded(finished_before)
+    stage.delete_finished_run_folder(finished_before)
     assert run_folder(finished_before).name == report.run
     md5 = hashlib.md5(finished_before.report("train").read_bytes(), usedforsecurity=False).hexdigest()
     outs = [{"path": "runs/tiny/history/training.json", "md5": md5}]
     (finished_before.root / "dvc.lock").write_text(json.dumps({"stages": {"train@tiny": {"outs": outs}}}))
-    stage.discard_recorded(finished_before)
+    stage.delete_finished_run_folder(finished_before)
     assert list(finished_before.checkpoints.iterdir()) == []
 
 

@@ -152,7 +152,9 @@ class FakeTraining:
         """Send signals to this process once a rank is in `phase`."""
 
         def send():
-            wait_for(lambda: any(p.phase == phase for p in heartbeat.read_pulses(self.folder)), "a heartbeat", 20)
+            wait_for(
+                lambda: any(p.phase == phase for p in heartbeat.read_process_states(self.folder)), "a heartbeat", 20
+            )
             for number in numbers:
                 assert isinstance(signal.getsignal(number), processes.StopSignals), "the signal would end the tests"
                 os.kill(os.getpid(), number)
@@ -184,7 +186,7 @@ class TestFailures:
         error = fake.fails(BEATS + code, num_processes=2)
         assert time.monotonic() - start < 20, "torchelastic alone takes 30 s"
         assert type(error) is KilledError
-        (pid,) = (p.pid for p in heartbeat.read_pulses(fake.folder) if p.rank == 1)
+        (pid,) = (p.pid for p in heartbeat.read_process_states(fake.folder) if p.rank == 1)
         assert error.what == f"rank 1 (process {pid}) was killed by SIGKILL at step 29"
         assert "out of memory" in error.fix
         assert capfd.readouterr() == ("", "")
@@ -308,7 +310,9 @@ class StalledProcesses:
         starts = [[sys.executable, "-c", self.code, str(i), str(self.folder)] for i in range(self.count)]
         self._popen = [subprocess.Popen(start, env=environment) for start in starts]
         self.processes = [psutil.Process(process.pid) for process in self._popen]
-        wait_for(lambda: len([p for p in heartbeat.read_pulses(self.folder) if p.step]) == self.count, "heartbeats")
+        wait_for(
+            lambda: len([p for p in heartbeat.read_process_states(self.folder) if p.step]) == self.count, "heartbeats"
+        )
         time.sleep(0.3)
         return self
 
@@ -347,7 +351,7 @@ class TestStops:
         error = fake.fails(BEATS + "work()", grace_s=1.0)
         assert 1.0 < time.monotonic() - start < 15
         assert type(error) is PreemptedError
-        reached = heartbeat.read_pulses(fake.folder)[0].step
+        reached = heartbeat.read_process_states(fake.folder)[0].step
         expected = "stopped by SIGTERM, and killed after 1 s of grace; its newest checkpoint is of step 2"
         assert error.what.startswith(expected)
         repeated = int(error.what.removeprefix(f"{expected}, and the ").split()[0])

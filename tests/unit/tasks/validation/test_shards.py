@@ -12,7 +12,7 @@ import pytest
 from params.foundation.hashing import file_sha256
 from params.schema import Expectation, ObjectiveChoice
 from tasks.shards.split_rows import SCHEMA, SplitRows
-from tasks.validation.checks import BY_KEY, ROW_BY_ROW, columns_read, kind_of
+from tasks.validation.checks import BY_KEY, ROW_BY_ROW, columns_read, expectation_check_kind
 from tests.support.validation import good_rows, run_validation, write_raw
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
 
@@ -201,7 +201,7 @@ def test_every_expectation_of_rows_has_a_kind():
     ],
 )
 def test_kind_of(arguments, kind):
-    assert kind_of(Expectation(**arguments), pa.schema(COLUMNS)) == kind
+    assert expectation_check_kind(Expectation(**arguments), pa.schema(COLUMNS)) == kind
 
 
 def test_table_checks_read_no_values():

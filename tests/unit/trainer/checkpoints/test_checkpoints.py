@@ -17,7 +17,7 @@ from params.foundation.hashing import file_sha256
 from tests.support import tiny
 from trainer.checkpoints import saver, sealed
 from trainer.checkpoints.resume import choose
-from trainer.checkpoints.saver import Snapshot, Writer, checking_space
+from trainer.checkpoints.saver import Snapshot, Writer, with_disk_full_handling
 
 RUN = sealed.identity_text({"seed": "3"})
 
@@ -39,7 +39,7 @@ def checkpoint_of(folder, step, content=b"weights", without=(), processes=1):
 
 
 def test_sealed_checkpoint_verifies(tmp_path):
-    assert sealed.verify(checkpoint_of(tmp_path, 5)) is None
+    assert sealed.find_manifest_mismatch(checkpoint_of(tmp_path, 5)) is None
     assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
 
 
@@ -85,7 +85,7 @@ DAMAGE = {
 def test_damaged_checkpoint_is_set_aside_for_an_older_one(tmp_path, caplog, damage, message):
     checkpoint_of(tmp_path, 5)
     damage(checkpoint_of(tmp_path, 10))
-    assert sealed.verify(tmp_path / "checkpoint-10") == message
+    assert sealed.find_manifest_mismatch(tmp_path / "checkpoint-10") == message
     with caplog.at_level(logging.WARNING):
         assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
     assert (tmp_path / "broken-checkpoint-10").is_dir()
@@ -125,13 +125,13 @@ def test_newest_valid_is_none_without_a_valid_checkpoint(tmp_path):
 def test_sealing_again_replaces_the_checkpoint(tmp_path):
     checkpoint_of(tmp_path, 5, b"old")
     assert (checkpoint_of(tmp_path, 5, b"new") / "model.safetensors").read_bytes() == b"new" * 100
-    assert sealed.verify(tmp_path / "checkpoint-5") is None
+    assert sealed.find_manifest_mismatch(tmp_path / "checkpoint-5") is None
 
 
 def test_retain_keeps_the_newest(tmp_path):
     for step in (2, 4, 10, 8):
         checkpoint_of(tmp_path, step)
-    sealed.retain(tmp_path, 2)
+    sealed.delete_old_checkpoints(tmp_path, 2)
     assert [p.name for p in sealed.all_checkpoints(tmp_path)] == ["checkpoint-10", "checkpoint-8"]
 
 
@@ -187,14 +187,17 @@ def test_kill_between_two_best_weights_loses_neither(tmp_path):
 def test_incomplete_checkpoint_is_not_resumed(tmp_path, caplog, name, what):
     checkpoint_of(tmp_path, 5)
     incomplete = checkpoint_of(tmp_path, 10, without=[name])
-    assert sealed.verify(incomplete) is None
-    assert sealed.defect(incomplete) == f"it lacks {what}"
+    assert sealed.find_manifest_mismatch(incomplete) is None
+    assert sealed.find_checkpoint_defect(incomplete) == f"it lacks {what}"
     assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
     assert f"it lacks {what}" in caplog.text
 
 
 def test_checkpoint_needs_the_random_state_of_every_process(tmp_path):
-    assert sealed.defect(checkpoint_of(tmp_path, 5, processes=2)) == "it has the random state of 1 of 2 processes"
+    assert (
+        sealed.find_checkpoint_defect(checkpoint_of(tmp_path, 5, processes=2))
+        == "it has the random state of 1 of 2 processes"
+    )
 
 
 def test_checkpoint_of_another_run_is_set_aside(tmp_path, caplog):
@@ -301,12 +304,12 @@ def test_save_without_space_is_an_error_and_cleans_up(tmp_path, monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(saver.shutil, "disk_usage", lambda _: usage(free=3 * 2**20))
     with pytest.raises(StorageError, match=r"a checkpoint needs 10.0 MiB and 3.0 MiB are free: 7.0 MiB are missing"):
-        checking_space(staging, 10 * 2**20, lambda: None)()
+        with_disk_full_handling(staging, 10 * 2**20, lambda: None)()
     assert not staging.exists()
 
     def full():
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(StorageError, match="No space left"):
-        checking_space(staging, 10, full)()
+        with_disk_full_handling(staging, 10, full)()
     shutil.rmtree(staging, ignore_errors=True)

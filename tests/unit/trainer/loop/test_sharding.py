@@ -79,7 +79,7 @@ def test_fsdp_shards_the_model_and_trains_like_data_parallelism(sharded, tmp_pat
 def test_fsdp_model_is_published_unsharded(sharded):
     assert {p.name for p in sharded.model.iterdir()} >= {"model.safetensors", "config.json", "tokenizer.json"}
     assert "lm_head.weight" not in weights(sharded), "tied weights are stored once"
-    model = network.trained_model(sharded.model, AutoModelForCausalLM)
+    model = network.load_trained_model(sharded.model, AutoModelForCausalLM)
     assert type(model).__name__ == "LlamaForCausalLM"
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert torch.equal(model.lm_head.weight, weights(sharded)["model.embed_tokens.weight"])
@@ -130,8 +130,8 @@ def fake_trainer(*, fsdp=False, deepspeed=False, world_size=2, model=None):
 
 def test_model_that_fsdp2_does_not_shard_is_refused():
     with pytest.raises(ModelError, match="the model is a Linear, which FSDP2 does not shard"):
-        sharding.check_wrapped(fake_trainer(fsdp=True, model=torch.nn.Linear(2, 2)))
-    sharding.check_wrapped(fake_trainer(model=torch.nn.Linear(2, 2)))
+        sharding.check_fsdp2_wrapped(fake_trainer(fsdp=True, model=torch.nn.Linear(2, 2)))
+    sharding.check_fsdp2_wrapped(fake_trainer(model=torch.nn.Linear(2, 2)))
 
 
 WRITTEN_FILES = {"FSDP": "pytorch_model_fsdp_0", "DeepSpeed": "global_step4", "data parallelism": "model.safetensors"}
@@ -178,10 +178,10 @@ def test_accelerate_configurations_are_valid_and_name_their_setting(path):
 
 @pytest.mark.skipif(shutil.which("deepspeed") is not None, reason="DeepSpeed is installed")
 def test_missing_deepspeed_is_named_before_the_start():
-    sharding.check_installed(launch(None))
-    sharding.check_installed(launch(FSDP))
-    sharding.check_installed(launch("not/there.yaml"))
+    sharding.check_deepspeed_installed(launch(None))
+    sharding.check_deepspeed_installed(launch(FSDP))
+    sharding.check_deepspeed_installed(launch("not/there.yaml"))
     with pytest.raises(ModelError) as caught:
-        sharding.check_installed(launch(str(ROOT / "params" / "accelerate" / "deepspeed_zero2.yaml")))
+        sharding.check_deepspeed_installed(launch(str(ROOT / "params" / "accelerate" / "deepspeed_zero2.yaml")))
     assert "asks for DeepSpeed, which is not installed" in caught.value.what
     assert "evergreen[deepspeed]" in caught.value.fix

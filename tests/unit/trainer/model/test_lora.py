@@ -127,8 +127,8 @@ def test_adapters_by_themselves_name_their_base_model(tmp_path):
     assert (config["base_model_name_or_path"], config["revision"]) == (planned.model.pretrained, None)
     assert config["target_modules"] == sorted(config["target_modules"])
     assert {"bert.pooler.dense", "classifier"} <= set(config["modules_to_save"]), "the base model has neither"
-    together = network.trained_model(adapter, AutoModelForSequenceClassification)
-    merged = network.trained_model(tmp_path / "published", AutoModelForSequenceClassification)
+    together = network.load_trained_model(adapter, AutoModelForSequenceClassification)
+    merged = network.load_trained_model(tmp_path / "published", AutoModelForSequenceClassification)
     assert together.config.id2label == merged.config.id2label
     weights = merged.state_dict()
     assert together.state_dict().keys() == weights.keys()
@@ -151,7 +151,7 @@ def test_adapters_by_themselves_name_their_base_model(tmp_path):
 def test_adapters_that_cannot_be_loaded_are_named(tmp_path, content, message):
     (tmp_path / "adapter_config.json").write_text(content)
     with pytest.raises(ModelError) as caught:
-        network.trained_model(tmp_path, AutoModelForCausalLM)
+        network.load_trained_model(tmp_path, AutoModelForCausalLM)
     assert message in str(caught.value)
 
 
@@ -161,7 +161,7 @@ def test_a_configuration_that_asks_for_another_library_is_an_error(tmp_path, key
     config = json.loads((base / "config.json").read_text()) | {key: "flash_attention_2"}
     (base / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"base: cannot be loaded: (?s:.*)asks for no more libraries"):
-        network.trained_model(base, AutoModelForCausalLM)
+        network.load_trained_model(base, AutoModelForCausalLM)
 
 
 def test_adapters_without_the_head_of_the_objective_are_refused(tmp_path):
@@ -170,7 +170,7 @@ def test_adapters_without_the_head_of_the_objective_are_refused(tmp_path):
     best = best_weights(planned.folder, planned.direction)
     written(best.folder, tmp_path, planned)
     with pytest.raises(ModelError, match=r"neither the adapter nor its base model, .*, has score\.weight"):
-        network.trained_model(tmp_path / "adapter", AutoModelForSequenceClassification)
+        network.load_trained_model(tmp_path / "adapter", AutoModelForSequenceClassification)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 from tasks.tokenization.arrow import write_sequences
 from trainer.data.shards import Manifest, Shard
 from trainer.data.tokens import Sequences
-from trainer.objectives.bases.padding import count_labels, pad_batch, texts_as_one
+from trainer.objectives.bases.padding import concatenate_batch_texts, count_labels, pad_batch
 
 TOKENIZER = types.SimpleNamespace(pad_token_id=9)
 LABELS = {
@@ -47,7 +47,7 @@ def test_texts_are_padded_each_by_itself_and_read_together():
     assert batch["input_ids"].tolist() == [[1, 2, 3], [5, 9, 9]]
     assert batch["other_input_ids"].tolist() == [[4, 9], [6, 7]]
     assert batch["other_attention_mask"].tolist() == [[1, 0], [1, 1]]
-    together = texts_as_one(batch)
+    together = concatenate_batch_texts(batch)
     assert together["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 0, 0], [1, 1, 0]]
     assert together["input_ids"][:, 0].tolist() == [1, 5, 4, 6]
 

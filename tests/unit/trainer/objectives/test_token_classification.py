@@ -18,7 +18,7 @@ from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
 from trainer.objectives.bases.metric_accumulator import MetricAccumulator
-from trainer.objectives.bases.tags import tag_runs
+from trainer.objectives.bases.tags import spans_from_bio_tags
 from trainer.objectives.token_classification import spans_of_tags, split, tags_of_spans
 
 OBJECTIVE = objectives.build(ObjectiveChoice(name="token_classification"))
@@ -169,7 +169,9 @@ def test_spans_of_tags_are_those_of_seqeval():
     kinds = ["O", *(f"{kind}-{label}" for kind in "BI" for label in ("day", "name", "x-y"))]
     for _ in range(2000):
         tags = chance.choices(kinds, k=chance.randint(0, 12))
-        assert tag_runs(tags) == [(label, start, last + 1) for label, start, last in get_entities(tags)], tags
+        assert spans_from_bio_tags(tags) == [(label, start, last + 1) for label, start, last in get_entities(tags)], (
+            tags
+        )
 
 
 @pytest.mark.parametrize("seed", range(30))

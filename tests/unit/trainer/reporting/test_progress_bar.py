@@ -19,7 +19,7 @@ from tasks.progress import progress
 from trainer.reporting import progress_bar
 
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-progress_bar.set_up()
+progress_bar.enable_progress_bar()
 for number in progress(range(30), what="rows", total=30, every_s=1.5):
     time.sleep(0.1)
     if number == 20:
@@ -74,7 +74,7 @@ from rich.console import Console
 from trainer.reporting import progress_bar
 
 console = Console(highlight=False)
-with progress_bar.drawn_for_stages(Path("progress"), lambda: console):
+with progress_bar.draw_child_progress(Path("progress"), lambda: console):
     stage = subprocess.Popen([{sys.executable!r}, "stage.py"], stdout=subprocess.PIPE, text=True)
     for line in stage.stdout:
         console.print("log:", line.strip())

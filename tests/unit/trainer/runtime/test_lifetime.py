@@ -15,13 +15,13 @@ import pytest
 
 from params import TransientError
 from tests.support.project import ROOT, wait_for
-from trainer.runtime.lifetime import exclusive, stop_group
+from trainer.runtime.lifetime import hold_file_lock, stop_group
 
 HOLD = """\
 import os, subprocess, sys, time
 from pathlib import Path
-from trainer.runtime.lifetime import exclusive
-with exclusive(Path(sys.argv[1]), "a test"):
+from trainer.runtime.lifetime import hold_file_lock
+with hold_file_lock(Path(sys.argv[1]), "a test"):
     {child}
     print("held", flush=True)
     time.sleep(60)
@@ -60,12 +60,12 @@ class TestExclusive:
             assert len(children) == (child != "no child")
             with (
                 pytest.raises(TransientError, match=f"a test is already running in process {owner.pid}"),
-                exclusive(path, "a test"),
+                hold_file_lock(path, "a test"),
             ):
                 pass
             owner.kill()
             owner.wait()
-            with exclusive(path, "a test", wait_s=10.0):  # on a busy machine the forked child may not have run yet
+            with hold_file_lock(path, "a test", wait_s=10.0):  # on a busy machine the forked child may not have run yet
                 assert path.read_text() == str(os.getpid())
             assert all(map(is_alive, children))
         finally:
@@ -75,31 +75,31 @@ class TestExclusive:
         path, acquired, release = tmp_path / "x.lock", threading.Event(), threading.Event()
 
         def hold() -> None:
-            with exclusive(path, "a test"):
+            with hold_file_lock(path, "a test"):
                 acquired.set()
                 release.wait()
 
         thread = threading.Thread(target=hold)
         thread.start()
         acquired.wait()
-        with pytest.raises(TransientError, match="already running"), exclusive(path, "a test", wait_s=0.2):
+        with pytest.raises(TransientError, match="already running"), hold_file_lock(path, "a test", wait_s=0.2):
             pass
         threading.Timer(0.5, release.set).start()
-        with exclusive(path, "a test", wait_s=20):
+        with hold_file_lock(path, "a test", wait_s=20):
             pass
         thread.join()
 
     def test_shorter_pid_replaces_a_longer_one(self, tmp_path: Path) -> None:
         path = tmp_path / "x.lock"
         path.write_text("1234567890123")
-        with exclusive(path, "a test"):
+        with hold_file_lock(path, "a test"):
             assert path.read_text() == str(os.getpid())
 
     def test_error_in_the_block_frees_the_lock(self, tmp_path: Path) -> None:
         path = tmp_path / "x.lock"
-        with pytest.raises(KeyError), exclusive(path, "a test"):
+        with pytest.raises(KeyError), hold_file_lock(path, "a test"):
             raise KeyError
-        with exclusive(path, "a test"):
+        with hold_file_lock(path, "a test"):
             pass
 
 

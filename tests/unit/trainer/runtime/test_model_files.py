@@ -21,7 +21,7 @@ from tests.support.pretrained import POINTER, write_model
 from trainer import objectives
 from trainer.data.tokens import read_tokenizer
 from trainer.iterative import loading
-from trainer.model.network import trained_model, untrained_model
+from trainer.model.network import load_trained_model, untrained_model
 from trainer.runtime.model_files import check_model_files
 
 INDEX = "model.safetensors.index.json"
@@ -42,7 +42,7 @@ def readers(folder: Path, tokens: Path) -> dict[str, Callable[[], object]]:
     return {
         "tried": lambda: TriedModel.load(folder, "bob/reader"),
         "tokenizer": lambda: load_tokenizer(str(folder), None),
-        "champion": lambda: champion.read_as_released(folder, choice, max_length=8, champion=published, columns=[]),
+        "champion": lambda: champion.champion_reading(folder, choice, max_length=8, champion=published, columns=[]),
         "run": lambda: read_tokenizer(tokens),
         "script": lambda: loading.load_tokenizer(str(folder)),
     }
@@ -146,7 +146,7 @@ def test_index_names_only_safetensors_of_its_folder(usual: Path, tmp_path: Path,
     torch.save(weights, folder / "weights.txt")
     named = name.format(other=tmp_path / "other") if isinstance(name, str) else name
     changed(folder / INDEX, metadata={}, weight_map=dict.fromkeys(weights, named))
-    for load in (lambda: trained_model(folder, AutoModelForCausalLM), lambda: TriedModel.load(folder, "bob/evil")):
+    for load in (lambda: load_trained_model(folder, AutoModelForCausalLM), lambda: TriedModel.load(folder, "bob/evil")):
         with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json"):
             load()
 
@@ -161,7 +161,7 @@ def test_weights_in_parts_are_loaded_from_links_too(usual: Path, tmp_path: Path)
     (folder / "model-00001-of-00001.safetensors").symlink_to(tmp_path / "blob")
     weight_map = dict.fromkeys(load_file(tmp_path / "blob"), "model-00001-of-00001.safetensors")
     changed(folder / INDEX, metadata={}, weight_map=weight_map)
-    assert trained_model(folder, AutoModelForCausalLM)
+    assert load_trained_model(folder, AutoModelForCausalLM)
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, "[]", '{"weight_map": []}'])
@@ -239,7 +239,7 @@ def test_adapters_are_lora_and_name_no_file_and_no_code(
     named = rf"adapter_config\.json: {next(iter(keys))} is .*\n  fix: "
     for load in (
         lambda: TriedModel.load(adapter, "bob/adapter"),
-        lambda: trained_model(adapter, AutoModelForCausalLM),
+        lambda: load_trained_model(adapter, AutoModelForCausalLM),
         lambda: load_tokenizer(str(adapter), None),
     ):
         with pytest.raises(ModelError, match=named):
@@ -253,7 +253,7 @@ def test_adapters_are_lora_and_name_no_file_and_no_code(
 def test_usual_adapters_are_accepted(adapter: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    assert trained_model(adapter, AutoModelForCausalLM)
+    assert load_trained_model(adapter, AutoModelForCausalLM)
     assert TriedModel.load(adapter, "bob/adapter")
     assert load_tokenizer(str(adapter), None)
     of_other_versions: dict[str, Any] = {"merge_weights": False, "enable_lora": None, "later": {}, "number": 0.5}
@@ -282,7 +282,7 @@ def test_adapters_are_no_base_model(
             Model(pretrained=str(both)), objective=objective, state={}, tokenizer=tokenizer, seed=1
         ),
         lambda: loading.load_model(str(adapter), None),
-        lambda: trained_model(above, AutoModelForCausalLM),
+        lambda: load_trained_model(above, AutoModelForCausalLM),
     )
     for load in loads:
         with pytest.raises(ModelError, match=r"holds adapters, not a whole model.*\n  fix: .*merge_and_unload"):
@@ -301,11 +301,11 @@ def test_configuration_by_another_name_is_refused(usual: Path, tmp_path: Path) -
     other = Path(shutil.copytree(usual, tmp_path / "other"))
     index = folder / "a" / "b" / INDEX
     index.parent.mkdir(parents=True)
-    names = trained_model(other, AutoModelForCausalLM).state_dict()
+    names = load_trained_model(other, AutoModelForCausalLM).state_dict()
     changed(index, metadata={}, weight_map=dict.fromkeys(names, "../other/model.safetensors"))
     (folder / "model.safetensors").unlink()
     shutil.copy(folder / "config.json", folder / "config.4.0.0.json")
     changed(folder / "config.4.0.0.json", transformers_weights=f"a/b/{INDEX}")
     changed(folder / "config.json", configuration_files=["config.4.0.0.json"])
     with pytest.raises(ModelError, match="configuration_files"):
-        trained_model(folder, AutoModelForCausalLM)
+        load_trained_model(folder, AutoModelForCausalLM)

@@ -27,34 +27,34 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_package_is_left_out_inside_the_block_only(package: str) -> None:
-    with imports.left_out(package), pytest.raises(ModuleNotFoundError):
+    with imports.hide_packages_in_block(package), pytest.raises(ModuleNotFoundError):
         importlib.import_module(package)
     importlib.import_module(package)
-    with imports.left_out(package):  # too late: others use it
+    with imports.hide_packages_in_block(package):  # too late: others use it
         importlib.import_module(package)
     assert sys.modules[package]
 
 
 def test_package_that_turns_out_to_be_needed_is_imported(package: str) -> None:
-    imports.leave_out(package)
+    imports.hide_packages(package)
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module(package)
-    imports.bring_back(package)
+    imports.unhide_package(package)
     found = importlib.import_module(package)
-    imports.bring_back(package)
+    imports.unhide_package(package)
     assert sys.modules[package] is found
 
 
 def test_package_is_empty_inside_the_block_only(package: str) -> None:
-    with imports.left_empty(package):
+    with imports.stub_packages_in_block(package):
         assert importlib.import_module(package).__spec__ is None
     assert importlib.import_module(package).__spec__
-    with imports.left_empty(package):  # too late: others use it
+    with imports.stub_packages_in_block(package):  # too late: others use it
         assert importlib.import_module(package).__spec__
 
 
 def test_module_is_imported_when_one_of_its_names_is_used(package: str) -> None:
-    imports.defer(f"{package}.statistics")
+    imports.import_lazily(f"{package}.statistics")
     from evergreen_example import statistics
 
     assert not sys.example_ran
@@ -72,7 +72,7 @@ def test_module_is_imported_when_one_of_its_names_is_used(package: str) -> None:
 )
 def test_what_a_recipe_does_not_use_is_left_out(training: dict, expected: set, monkeypatch: pytest.MonkeyPatch) -> None:
     left_out: set[str] = set()
-    monkeypatch.setattr(imports, "leave_out", lambda *packages: left_out.update(packages))
+    monkeypatch.setattr(imports, "hide_packages", lambda *packages: left_out.update(packages))
     sections = tiny.RECIPE | {"training": tiny.RECIPE["training"] | training}
-    imports.leave_out_unused(Recipe.model_validate(sections))
+    imports.hide_unused_packages(Recipe.model_validate(sections))
     assert left_out == expected
