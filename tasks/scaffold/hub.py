@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from params import DataError, EvergreenError, HubRefusedError, ModelError, TransientError
-from tasks.hub_client.faults import describe_without_secrets
 from tasks.hub_client.token import token_for
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def _api(repo_id: str, revision: str) -> Iterator[HfApi]:
     """Give a client; what it raises inside the block becomes an error for the user."""
     from huggingface_hub import HfApi, constants, errors
 
-    from tasks.hub_client.faults import CLIENT_ERRORS
+    from tasks.hub_client.faults import CLIENT_ERRORS, describe_without_secrets
 
     api = HfApi(constants.ENDPOINT, token=token_for(constants.ENDPOINT) or False)
     where = f"{api.endpoint}/{repo_id}"
