@@ -108,13 +108,13 @@ def check_earlier_stages(stage: str, artifacts: Artifacts) -> None:
 
 def dependencies(stage: str, artifacts: Artifacts) -> list[str]:
     """Return the files and folders that dvc.yaml declares for a stage; those that the recipe's item lacks are left out."""
-    item = recipe_item(artifacts)
+    item = item_in_recipes_yaml(artifacts)
     values = {"key": artifacts.recipe} | {f"item.{name}": path for name, path in item.items()}
     paths = [_fill(path, values) for path in _stage(stage, artifacts).get("deps", ())]
     return [path for path in paths if "${" not in path]
 
 
-def recipe_item(artifacts: Artifacts) -> dict[str, str]:
+def item_in_recipes_yaml(artifacts: Artifacts) -> dict[str, str]:
     """Return the recipe's item in recipes.yaml; empty if it has none."""
     recipes = _yaml(artifacts.root / RECIPES).get("recipes")
     item = recipes.get(artifacts.recipe) if isinstance(recipes, Mapping) else None

@@ -26,7 +26,7 @@ _STEP_S = 1.0
 _moved = threading.Event()
 
 
-def made_progress() -> None:
+def note_progress() -> None:
     """Note that the stage makes progress; costs less than a microsecond."""
     if not _moved.is_set():
         _moved.set()
@@ -49,7 +49,7 @@ def time_limit(stage: str, limit_s: float) -> Iterator[None]:
             if idle_s >= limit_s:
                 _end(stage, idle_s, sys._current_frames()[worker])  # noqa: SLF001 (documented)
 
-    made_progress()
+    note_progress()
     thread = threading.Thread(target=watch, name="time limit", daemon=True)
     thread.start()
     try:
@@ -83,7 +83,7 @@ def progress(items: Iterable[T], *, what: str, total: int | None = None, every_s
     has_bar = False
     try:
         for count, item in enumerate(items):
-            made_progress()
+            note_progress()
             now = time.monotonic()
             if now - shown >= progress_bar.EVERY_S and now - start >= progress_bar.AFTER_S:
                 shown, has_bar = now, progress_bar.show(what, count, total)

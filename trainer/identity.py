@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from params.dvc_files import dependencies, recipe_item
+from params.dvc_files import dependencies, item_in_recipes_yaml
 from params.foundation.artifacts import Artifacts
 from params.foundation.hashing import file_sha256
 from params.importing import all_imported, find_named_source_files, is_project_file
@@ -140,7 +140,7 @@ def unwatched_code(artifacts: Artifacts, sections: Mapping[str, Any]) -> Iterato
 
     `sections` hold JSON values. It is silent if DVC does not know the recipe.
     """
-    root, item = artifacts.root.resolve(), recipe_item(artifacts)
+    root, item = artifacts.root.resolve(), item_in_recipes_yaml(artifacts)
     stages = [dependencies(stage, artifacts) for stage in ("train", "evaluate")]
     watched = [[(root / place).resolve() for place in places] for places in stages if places]
     if not item or not watched:

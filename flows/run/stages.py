@@ -21,7 +21,7 @@ from params import (
     TransientError,
     load,
 )
-from params.dvc_files import recipe_item
+from params.dvc_files import item_in_recipes_yaml
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import read_report
@@ -73,7 +73,7 @@ def check_recipe(recipe: str, log: child_process.Logger) -> None:
     """
     artifacts = Artifacts(recipe)
     unwatched_sources.bring_missing_files(artifacts, log)
-    if (base := recipe_item(artifacts).get("base")) and not Path(base).exists():
+    if (base := item_in_recipes_yaml(artifacts).get("base")) and not Path(base).exists():
         dvc_stage.restore_inputs(f"train@{recipe}", Path(base))
     child_process.run_reported("tasks", ["check", recipe], artifacts, log, name="check")
 

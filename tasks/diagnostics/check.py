@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from params import EvergreenError, Problem
-from params.dvc_files import RECIPES, recipe_item
+from params.dvc_files import RECIPES, item_in_recipes_yaml
 from params.foundation.artifacts import Artifacts
 from params.importing import bind, find_named_source_files, is_project_file
 from params.loading import Document, Key, parse, read, suggestion, valid_sections
@@ -240,7 +240,7 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
         return
     name = document.path.stem
     artifacts = Artifacts(name, root)
-    entry = recipe_item(artifacts)
+    entry = item_in_recipes_yaml(artifacts)
     if missing := {"data", "objective", "base", "code"} - entry.keys():
         chosen = f"{sections['objective'].name}.py" if "objective" in sections else "..."
         line = f"data: ..., objective: trainer/objectives/{chosen}, base: trainer/rewards.py, code: trainer/losses.py"

@@ -13,7 +13,7 @@ import pyarrow as pa
 from params import DataError
 from params.schema import Data
 from tasks.ingestion.batches import to_readable_batch
-from tasks.ingestion.source import Source, open_source
+from tasks.ingestion.source import OpenedSource, open_source
 
 Row = dict[str, Any]
 _POOL: Final = 4096
@@ -59,7 +59,7 @@ def read_rows(data: Data, root: Path = Path()) -> dict[str, RehearsalRows]:
     return {split: _read(source, split) for split in source.splits}
 
 
-def _read(source: Source, split: str) -> RehearsalRows:
+def _read(source: OpenedSource, split: str) -> RehearsalRows:
     pool: list[tuple[int, Row]] = []
     schema = pa.schema([])
     distance, total, is_whole, end = 1, 0, True, time.monotonic() + _READ_S

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tasks.progress import made_progress
+from tasks.progress import note_progress
 from tasks.shards.kept_work import ShardWorkers, settings_key
 from tasks.shards.split_rows import SplitRows, group_of
 from trainer import objectives
@@ -209,7 +209,7 @@ def scan_shard(work: _Work) -> Scan:
     smallest = SmallestHashes()
     counts = {column: Counter[str]() for column in columns.labelled}
     for batch in work.rows.batches([ROW_ID, *columns.content]):
-        made_progress()
+        note_progress()
         values = [batch[column].to_pylist() for column in columns.content]
         smallest.add(_hashes(values), batch[ROW_ID].to_numpy() - shard.first_row_id)
         for column, labels in zip(columns.labels, values, strict=False):  # the labels come first

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from params import DataError
-from tasks.progress import made_progress
+from tasks.progress import note_progress
 
 BATCH_ROWS = 512
 """The most rows that are in memory as Python objects."""
@@ -77,7 +77,7 @@ def to_batches(rows: AddressedRows) -> Batches:
 def _each(rows: AddressedRows) -> AddressedRows:
     """Yield rows; each one is progress, because a source may take minutes for a row."""
     for row in rows:
-        made_progress()
+        note_progress()
         yield row
 
 

@@ -28,7 +28,7 @@ from tasks.ingestion.formats import (
     parquet_batches,
     translate_read_errors,
 )
-from tasks.progress import made_progress
+from tasks.progress import note_progress
 from tasks.shards.executor import usable_cpus
 
 INDEXED = (".csv", *JSON_SUFFIXES, ".parquet")
@@ -204,7 +204,7 @@ def _hashes_of(path: Path, offsets: Sequence[int]) -> list[str]:
             while block := file.read(min(left, _BLOCK_BYTES)):
                 found.update(block)
                 left -= len(block)
-                made_progress()
+                note_progress()
             hashes.append(found.hexdigest())
     return hashes
 

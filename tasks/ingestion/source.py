@@ -14,7 +14,7 @@ from tasks.ingestion.batches import Batches
 from tasks.ingestion.file_index import FileIndex
 
 
-class Source(Protocol):
+class OpenedSource(Protocol):
     """An open source of rows."""
 
     @property
@@ -42,7 +42,7 @@ class Source(Protocol):
         """
 
 
-def open_source(source: Files | HubDataset | Sql | Function, root: Path = Path()) -> Source:
+def open_source(source: Files | HubDataset | Sql | Function, root: Path = Path()) -> OpenedSource:
     """Open the source of a recipe; its paths are relative to `root`.
 
     Raises:

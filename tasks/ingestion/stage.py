@@ -26,7 +26,7 @@ from tasks.ingestion.file_index import FileRowRange
 from tasks.ingestion.parquet import Column, WrittenPart, check_types, part_name, widen, write_part, write_schema
 from tasks.ingestion.parts import read_pieces, split_files_into_parts, split_into_parts
 from tasks.ingestion.report import IngestReport
-from tasks.ingestion.source import Source, open_source
+from tasks.ingestion.source import OpenedSource, open_source
 from tasks.ingestion.splitting import SplitDivision
 from tasks.progress import progress
 from tasks.shards.kept_work import ShardWorkers
@@ -116,7 +116,7 @@ class _Part:
 
 
 def _write_parts(
-    source: Source, split: str, splitting: SplitDivision, folder: Path, workers: ShardWorkers
+    source: OpenedSource, split: str, splitting: SplitDivision, folder: Path, workers: ShardWorkers
 ) -> Iterable[WrittenPart]:
     """Write the parts of a split of the source."""
     files = source.indexes(split)

@@ -8,7 +8,7 @@ import re
 from typing import Any, Final
 
 from params import RecipeError, load
-from params.dvc_files import is_training_recorded, recipe_item, recorded_stages
+from params.dvc_files import is_training_recorded, item_in_recipes_yaml, recorded_stages
 from params.foundation.artifacts import Artifacts
 from params.schema import AdapterForm
 from tasks.digests import PROVENANCE, release_files, weight_file_hashes
@@ -49,7 +49,7 @@ def provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") -> dict[st
             "name": artifacts.recipe,
             "text": text,
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
-            "dvc_item": recipe_item(artifacts) or None,
+            "dvc_item": item_in_recipes_yaml(artifacts) or None,
         },
         "seed": recipe.seed,
         "objective": recipe.objective.model_dump(mode="json"),

@@ -15,7 +15,7 @@ from params import DataError
 from params.schema import Files, HubDataset, Sql
 from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.file_index import FileIndex
-from tasks.ingestion.source import Source, open_source
+from tasks.ingestion.source import OpenedSource, open_source
 from tasks.scaffold.sources import matching
 
 SAMPLE_ROWS: Final = 20_000
@@ -135,7 +135,9 @@ def read_source_sample(source: Files | HubDataset | Sql, root: Path = Path()) ->
     return Sample(rows, totals)
 
 
-def _sample(opened: Source, source: Files | HubDataset | Sql, split: str, root: Path) -> tuple[list[Row], int | None]:
+def _sample(
+    opened: OpenedSource, source: Files | HubDataset | Sql, split: str, root: Path
+) -> tuple[list[Row], int | None]:
     """Return rows from all parts of a split, and their number; of what cannot be read anywhere, its beginning."""
     is_scanned = isinstance(source, HubDataset)
     if isinstance(source, Files):

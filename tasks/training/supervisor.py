@@ -20,7 +20,7 @@ from pathlib import Path
 
 from params import EvergreenError, MemoryExhaustedError, PreemptedError
 from params.foundation.artifacts import storage_errors
-from tasks.progress import made_progress
+from tasks.progress import note_progress
 from tasks.training import causes, processes, rendezvous
 from tasks.training.budget import TrainingTimeCounter
 from tasks.training.ranks import Ranks
@@ -129,7 +129,7 @@ class Attempt:
         """Return when all processes have ended, or must be ended."""
         stop_asked_at = failed_at = None
         while not _has_ended(process):
-            made_progress()  # the time limit here is that of the ranks
+            note_progress()  # the time limit here is that of the ranks
             self._ranks.poll()
             now = time.monotonic()
             if self._signals.first or self._is_out_of_budget():

@@ -113,7 +113,7 @@ def compared_rows(expectation: Expectation, frame: pd.DataFrame) -> Positions:
     return positions
 
 
-def recipe_error(problems: Sequence[Problem]) -> RecipeError:
+def problems_as_error(problems: Sequence[Problem]) -> RecipeError:
     """Return the problems as one error, without the recipe's file and line numbers."""
     lines = "\n".join(f"{'.'.join(map(str, p.key))}: {p.what}; {p.fix}" for p in problems)
     return RecipeError.at("validation.expectations", f"cannot be run\n{lines}", "fix the expectations above")

@@ -46,7 +46,7 @@ from tasks.validation.check_results import (
     quarantined_rows,
     run_checks,
 )
-from tasks.validation.expectations import columns_of, expectation_problems, recipe_error
+from tasks.validation.expectations import columns_of, expectation_problems, problems_as_error
 from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, read_raw_rows
 from tasks.validation.report import ValidationReport, describe
 from tasks.validation.separated_rows import Plan, write_failing_rows, write_good_rows
@@ -92,7 +92,7 @@ def validate(
     with ShardWorkers(artifacts, "validate", launch, inputs, imports=imports) as workers:
         workers.expect(sum(len(Manifest.read(artifacts.raw / split).shards) for split in SPLITS))
         if problems := expectation_problems(validation.expectations):
-            raise recipe_error(problems)
+            raise problems_as_error(problems)
         rows = read_raw_rows(artifacts.raw, kinds, needed, workers, artifacts.validation_keys)
         logger.info("validate: checking %d rows", len(rows))
         plan = Plan.of(rows, _run_all_checks(method, validation.expectations, rows), validation.max_quarantined)

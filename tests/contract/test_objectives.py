@@ -20,7 +20,7 @@ from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.likelihood import Likelihood, logits_of
-from trainer.objectives.bases.loss import Share
+from trainer.objectives.bases.loss import MicroBatchShare
 from trainer.objectives.bases.metric_accumulator import MetricAccumulator
 from trainer.objectives.bases.padding import token_columns
 
@@ -167,7 +167,7 @@ def test_learned_loss_is_the_metric_loss_however_a_batch_is_split(case):
         for parts in (1, 2):
             size = len(examples) // parts
             losses = [
-                case.objective.batch_loss(model, batch(examples[i : i + size]), Share(items, parts, 1)).loss
+                case.objective.batch_loss(model, batch(examples[i : i + size]), MicroBatchShare(items, parts, 1)).loss
                 for i in range(0, len(examples), size)
             ]
             assert accumulator.compute()["loss"] == pytest.approx(float(sum(losses)), rel=1e-5)

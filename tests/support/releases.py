@@ -24,7 +24,7 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.job import Job
 from trainer.model.network import initial_model, write_adapted
-from trainer.objectives.bases.loss import Share
+from trainer.objectives.bases.loss import MicroBatchShare
 from trainer.objectives.bases.objective import Objective
 
 SIZES = {"train": 60, "validation": 12, "test": 40}
@@ -62,7 +62,7 @@ def learn(artifacts: Artifacts, recipe: Recipe, steps: int, *, seed: int = 11, r
     for _ in range(steps):
         optimizer.zero_grad()
         if objective.trainer_class == Objective.trainer_class:
-            objective.batch_loss(network, batch, Share(objective.loss_items(batch), 1, 1)).loss.backward()
+            objective.batch_loss(network, batch, MicroBatchShare(objective.loss_items(batch), 1, 1)).loss.backward()
         else:  # its loss needs more than a batch, such as a reference or completions
             network(**batch).loss.backward()
         optimizer.step()

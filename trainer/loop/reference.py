@@ -10,7 +10,7 @@ from typing import Any, cast
 from trainer.loop.trainer import EvergreenTrainer
 
 
-class ReferenceTrainer(EvergreenTrainer):
+class StartModelTrainer(EvergreenTrainer):
     """`start_model` gives the model that training started with."""
 
     _frozen: Any = None

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from params import CheckpointError, ModelError
 from trainer.data.randomness import seeded
 from trainer.data.tokens import Sequences
-from trainer.loop.reference import ReferenceTrainer
+from trainer.loop.reference import StartModelTrainer
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.rollout import Rollout, TrainingSample, token_logprobs, training_batch
 from trainer.objectives.bases.sampling import decode_completions, sample
@@ -33,7 +33,7 @@ Sums = dict[str, list[float]]
 """By metric: the sum of its values, and their number."""
 
 
-class RolloutTrainer(ReferenceTrainer):
+class RolloutTrainer(StartModelTrainer):
     """Trains objectives of trainer.objectives.bases.generative."""
 
     objective: GenerativeObjective[Any]

@@ -35,7 +35,7 @@ from trainer.loop.best import BestWeights
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.collectives import Collectives
 from trainer.loop.guard import CoordinatedStopGuard
-from trainer.objectives.bases.loss import Share
+from trainer.objectives.bases.loss import MicroBatchShare
 from trainer.runtime.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class EvergreenTrainer(Trainer):
         """Return the objective's loss of a micro-batch, or that of the recipe's own function."""
         if self.compute_loss_func is not None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        share = Share.of(self.args, num_items_in_batch, model_takes_items=self.model_accepts_loss_kwargs)
+        share = MicroBatchShare.of(self.args, num_items_in_batch, model_takes_items=self.model_accepts_loss_kwargs)
         found = self.objective.batch_loss(model, inputs, share)
         self.note(found.metrics)
         return (found.loss, found.outputs) if return_outputs else found.loss

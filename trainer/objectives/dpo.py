@@ -21,7 +21,7 @@ from params import ModelError, Problem
 from params.defaults import Defaults
 from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.advice import Advice, Choice, Fit, SeenColumns, UpTo
-from trainer.objectives.bases.loss import BatchLoss, Share
+from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import (
     ColumnKind,
     EncodedRow,
@@ -280,7 +280,7 @@ class DPO(Objective[Options]):
         tokens = torch.stack([(batch[name] != IGNORE_INDEX).sum(1) for name in ("labels", "rejected_labels")])
         return self.losses(logratios, tokens), self.options.beta * logratios, logprobs
 
-    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: Share) -> BatchLoss:
+    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
         """Return the mean over pairs; micro-batches hold equally many."""
         losses, _, _ = self.score_pairs(model, batch)
         return BatchLoss(losses.mean() / share.micro_batches)

@@ -31,7 +31,7 @@ from trainer.objectives.bases.likelihood import (
     Likelihood,
     contains_texts_in_order,
     scored_bytes,
-    token_confidence,
+    text_confidence,
     token_metrics,
     token_scores,
     token_statistics,
@@ -243,7 +243,7 @@ class Seq2Seq(Likelihood[Options]):
         return scores["exact_match"] == 1 if metric == "exact_match" else None
 
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
-        return token_confidence(scores)
+        return text_confidence(scores)
 
     def prediction_lines(
         self,

@@ -14,7 +14,7 @@ from params.distribution import read_distribution_type
 from params.schema import Direction, Launch, Model, Training
 from trainer.objectives.bases.chat import default_template
 from trainer.objectives.bases.generation_options import GenerationOptions, template_columns, text_around_column
-from trainer.objectives.bases.loss import BatchLoss, Share
+from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import (
     ColumnKind,
     EncodedRow,
@@ -197,7 +197,7 @@ class GenerativeObjective(Objective[OptionsT]):
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return _SCORES
 
-    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: Share) -> BatchLoss:
+    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
         """Return the loss of a `rollout.training_batch`; `items` is what `loss_denominator` says."""
         outputs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
         losses, metrics = self.losses(outputs.logits, batch)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from params.schema import Direction
-from trainer.objectives.bases.loss import BatchLoss, Share, model_loss
+from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, model_loss
 from trainer.objectives.bases.objective import Objective, ObjectiveState, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX, count_labels
 from trainer.objectives.bases.prompt_form import PromptForm
@@ -31,7 +31,7 @@ class Likelihood(Objective[OptionsT]):
         """
         return label_losses(logits, labels)
 
-    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: Share) -> BatchLoss:
+    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
         """Return the cross-entropy of logits that are aligned with labels.
 
         The own loss of many models averages over the micro-batch: with n of them, the gradient would be n times too large.
@@ -75,7 +75,7 @@ class TokenLikelihood(Likelihood[OptionsT]):
         """Return the number of tokens that are predicted; the first one of a sequence is not."""
         return count_labels({"labels": batch["labels"][..., 1:]})
 
-    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: Share) -> BatchLoss:
+    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
         """Return the model's own loss, smoothed as Trainer does it."""
         if not share.smoothing:
             return model_loss(model, batch, share)
@@ -106,7 +106,7 @@ class TokenLikelihood(Likelihood[OptionsT]):
         return token_metrics(totals)
 
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
-        return token_confidence(scores)
+        return text_confidence(scores)
 
 
 class Classifier(Likelihood[OptionsT]):
@@ -188,7 +188,7 @@ def token_metrics(totals: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]
     return metrics | ({"bits_per_byte": nll / math.log(2) / size} if np.any(size) else {})
 
 
-def token_confidence(scores: ScoreColumns) -> NDArray[np.float64]:
+def text_confidence(scores: ScoreColumns) -> NDArray[np.float64]:
     """Return the geometric mean of the probabilities of the tokens of each of N texts, (N,)."""
     import numpy as np
 

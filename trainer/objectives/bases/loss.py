@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Share:
+class MicroBatchShare:
     """Where a micro-batch stands in the global batch of an optimizer step.
 
     Trainer adds up the losses of a process's micro-batches, and averages gradients over processes. So a sum over a micro-batch
@@ -30,7 +30,7 @@ class Share:
     """Whether the model's own loss is a sum over `num_items_in_batch`, if that is given."""
 
     @classmethod
-    def of(cls, args: TrainingArguments, items: torch.Tensor | float, *, model_takes_items: bool) -> Share:
+    def of(cls, args: TrainingArguments, items: torch.Tensor | float, *, model_takes_items: bool) -> MicroBatchShare:
         """Return the share of each micro-batch of a training with these arguments."""
         smoothing = args.label_smoothing_factor
         return cls(items, args.gradient_accumulation_steps, args.world_size, smoothing, model_takes_items)
@@ -46,7 +46,7 @@ class BatchLoss(NamedTuple):
     """Sum and number of each value whose mean is logged."""
 
 
-def model_loss(model: Any, batch: Mapping[str, Any], share: Share) -> BatchLoss:
+def model_loss(model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
     """Return the model's own loss."""
     if not share.model_takes_items:
         outputs = model(**batch)

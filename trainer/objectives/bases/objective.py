@@ -11,7 +11,7 @@ from params import Problem
 from params.defaults import Defaults
 from params.schema import Direction, Expectation, Launch, Model, Training
 from trainer.objectives.bases.advice import Advice
-from trainer.objectives.bases.loss import BatchLoss, Share, model_loss
+from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, model_loss
 from trainer.objectives.bases.padding import count_labels, pad_batch, token_columns
 from trainer.objectives.bases.released import OptionsT, Released
 from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
@@ -194,7 +194,7 @@ class Objective(Released[OptionsT], ABC):
         """Return how many items of a batch its loss is a mean over: by default its labels."""
         return count_labels(batch)
 
-    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: Share) -> BatchLoss:
+    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
         """Return what a micro-batch adds to the mean loss of its global batch; by default by the model's own loss."""
         return model_loss(model, batch, share)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from params import EvergreenError, RecipeError, load
-from params.dvc_files import recipe_item
+from params.dvc_files import item_in_recipes_yaml
 from params.foundation.artifacts import Artifacts
 from tasks.commands import main
 from tasks.diagnostics.check import check
@@ -195,7 +195,7 @@ def test_rows_of_a_database(project: Path, models: Path) -> None:
     make(data="sqlite:///data/rows.db", query=query, model=str(models / "bert"))
     source = load(project / "params/topics.yaml").data.source
     assert source.model_dump() == {"kind": "sql", "url": "sqlite:///data/rows.db", "query": query}
-    assert recipe_item(Artifacts("topics", project))["data"] == "data/rows.db"
+    assert item_in_recipes_yaml(Artifacts("topics", project))["data"] == "data/rows.db"
 
 
 def test_repeated_and_messy_rows_show_in_the_recipe(project: Path, models: Path) -> None:
@@ -348,7 +348,7 @@ def test_labels_and_columns_of_any_characters(
     assert recipe.seed == 17
     assert recipe.objective.options["label_column"] == column
     assert [one.column for one in recipe.evaluation.slices] == [column]
-    assert recipe_item(Artifacts("topics"))["data"] == "data/it's: #1.jsonl"
+    assert item_in_recipes_yaml(Artifacts("topics"))["data"] == "data/it's: #1.jsonl"
 
 
 @pytest.mark.parametrize(("name", "kind"), cases(*DATA_SETS, slow=["gsm8k", "tinyshakespeare"]))
