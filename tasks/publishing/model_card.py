@@ -141,7 +141,7 @@ def card_text(
         record=record,
         record_file=FILE,
         outs=list(_outs(record)),
-        code_block_fence=code_block_fence(record["recipe"]["text"]),
+        fence=code_block_fence(record["recipe"]["text"]),
     )
     return f"---\n{_metadata(run, objective.pipeline_tag).to_yaml()}\n---\n\n{body}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from transformers.trainer_utils import IntervalStrategy
 
@@ -12,14 +12,14 @@ from params import CheckpointError
 from trainer.checkpoints.position import Position
 from trainer.checkpoints.sealed import STAGING
 
-if TYPE_CHECKING:
-    from trainer.loop.trainer import EvergreenTrainer
-
 
 class Checkpoints:
-    """The place of a run in its checkpoints: the position that it resumed from, and the step of the newest one."""
+    """The place of a run in its checkpoints: the position that it resumed from, and the step of the newest one.
 
-    def __init__(self, trainer: EvergreenTrainer) -> None:
+    `trainer` is an EvergreenTrainer.
+    """
+
+    def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._saved_step = -1
         self._resumed: Position | None = None

@@ -320,7 +320,7 @@ def test_stages_that_no_branch_has_run_give_no_warnings(versions, capfd):
     Path("dvc.yaml").write_text("stages: {one: {cmd: echo 1 > one, outs: [one]}}\n")
     run("git", "add", "dvc.yaml")
     run("git", "commit", "-qm", "a stage")
-    code = "from flows.dvc_project import cache as dvc_cache; dvc_cache.unused(set())"
+    code = "from flows.dvc_project import cache as dvc_cache; dvc_cache.measure_unused_objects(set())"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert "missing version info" not in "".join(capfd.readouterr())
 

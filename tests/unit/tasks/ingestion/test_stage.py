@@ -388,7 +388,7 @@ class TestWorkInProportion:
         """The file is edited after it was hashed and before it is read; then the edit is undone."""
         path = write(tmp_path, suffix, rows_of(550))
         before = path.read_bytes()
-        cut = stage.cut_files
+        cut = stage.split_files_into_parts
 
         def edit_after(files: Any) -> Any:
             parts = [*cut(files)]

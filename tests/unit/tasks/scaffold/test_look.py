@@ -14,7 +14,7 @@ import pytest
 
 from params import DataError
 from params.schema import Files, Sql
-from tasks.scaffold import read_source_sample as look_module
+from tasks.scaffold import look as look_module
 from tasks.scaffold.look import Column, read_source_sample
 
 

@@ -29,7 +29,7 @@ FUNCTIONS = {
     "labels": (stage, "labels_of_part"),
     "rows": (checks_module, "check_part"),
     "objective": (checks_module, "rejected_rows"),
-    "keys": (by_key, "hash_part"),
+    "keys": (by_key, "write_shard_key_hashes"),
     "good": (separated_rows, "write_part"),
     "failing": (separated_rows, "failing_rows"),
     "drift": (drift_rows, "scan_shard"),
