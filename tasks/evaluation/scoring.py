@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,14 +112,22 @@ class ScoredModels:
         skipped = (self.text.left_out, self.text.unwritten) if self.text else ()
         left_out = [rows for rows in skipped[: 1 + written] if len(rows)]
         if not left_out and np.array_equal(one.row_ids, other.row_ids):
-            return one, other
+            return _in_same_units(one, other)
         shared = np.setdiff1d(np.intersect1d(one.row_ids, other.row_ids), np.concatenate([*left_out, one.row_ids[:0]]))
-        return one.take(np.isin(one.row_ids, shared)), other.take(np.isin(other.row_ids, shared))
+        return _in_same_units(one.take(np.isin(one.row_ids, shared)), other.take(np.isin(other.row_ids, shared)))
 
     def __iter__(self) -> Iterator[tuple[str, ScoredModel]]:
         """The models that were scored, by name, the candidate first."""
         named = {"model": self.model, "untrained": self.untrained, "champion": self.champion}
         return ((name, one) for name, one in named.items() if one is not None)
+
+
+def _in_same_units(one: Scores, other: Scores) -> tuple[Scores, Scores]:
+    """Return scores of the same rows in the same groups: one of the models may lack a row that joined two of them."""
+    if one.groups is None or other.groups is None or np.array_equal(one.groups, other.groups):
+        return one, other
+    groups = resampling_units(one.groups, other.groups.astype(float))
+    return replace(one, groups=groups), replace(other, groups=groups)
 
 
 def score(

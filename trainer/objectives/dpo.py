@@ -226,7 +226,7 @@ class DPO(Objective[Options]):
         import torch.nn.functional as F
 
         labels = join([batch["labels"], batch["rejected_labels"]], IGNORE_INDEX)  # (2B, T)
-        logits = model(**concatenate_batch_texts(batch), use_cache=False).logits
+        logits = model(**concatenate_batch_texts(batch, 0), use_cache=False).logits
         sums = []
         for row_logits, row_labels in zip(logits[:, :-1], labels[:, 1:], strict=True):
             has_loss = row_labels != IGNORE_INDEX  # (T-1,), one row at a time: the float copy of logits stays small

@@ -43,6 +43,7 @@ class Topics(Classifier[Options]):
     metrics = {"loss": "min", "micro_f1": "max"}
     main_metric = "micro_f1"
     cut_texts_are_easier = False
+    smooths_labels = False
     auto_class = "AutoModelForSequenceClassification"
     pipeline_tag = "text-classification"
     example_rows = (
@@ -76,6 +77,21 @@ class Topics(Classifier[Options]):
 
     def model_config(self, state):
         return {**super().model_config(state), "problem_type": "multi_label_classification"}
+
+    def remap_labels(self, model, state):
+        """A label that the model does not know gets the logit of a blind guess; one that only it knows does not count."""
+        import torch
+
+        known = [str(model.config.id2label[i]) for i in range(model.config.num_labels)]
+        places = [known.index(label) if label in known else -1 for label in state["labels"]]
+
+        def rearrange(_, __, outputs):
+            outputs.logits = torch.cat([outputs.logits, torch.zeros_like(outputs.logits[..., :1])], -1)[..., places]
+            return outputs
+
+        if known != state["labels"]:
+            model.register_forward_hook(rearrange)
+        return model
 
     def losses(self, logits, labels):
         import torch.nn.functional as F

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from params.schema import Direction
-from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, model_loss
+from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, averaged_model_loss, summed_model_loss
 from trainer.objectives.bases.objective import Objective, ObjectiveState, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX, count_labels
 from trainer.objectives.bases.prompt_form import PromptForm
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 class Likelihood(Objective[OptionsT]):
     """An objective whose model turns a batch into logits, which give each label a probability."""
+
+    smooths_labels = True
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the negative log-likelihood in nats of each label, in the shape of `labels`; NaN where there is no loss.
@@ -78,7 +80,9 @@ class TokenLikelihood(Likelihood[OptionsT]):
     def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
         """Return the model's own loss, smoothed as Trainer does it."""
         if not share.smoothing:
-            return model_loss(model, batch, share)
+            if share.model_takes_items:
+                return summed_model_loss(model, batch, share)
+            return averaged_model_loss(model, batch, share, self.loss_items(batch))
         from transformers.trainer_pt_utils import LabelSmoother
 
         outputs = model(**without_labels(batch))

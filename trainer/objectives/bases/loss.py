@@ -46,10 +46,13 @@ class BatchLoss(NamedTuple):
     """Sum and number of each value whose mean is logged."""
 
 
-def model_loss(model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
-    """Return the model's own loss."""
-    if not share.model_takes_items:
-        outputs = model(**batch)
-        return BatchLoss(outputs.loss / share.micro_batches, outputs)
+def summed_model_loss(model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
+    """Return the own loss of a model that divides a sum by `num_items_in_batch`, as all language models of transformers do."""
     outputs = model(**batch, num_items_in_batch=share.items)
     return BatchLoss(outputs.loss * share.processes, outputs)
+
+
+def averaged_model_loss(model: Any, batch: Mapping[str, Any], share: MicroBatchShare, items: torch.Tensor) -> BatchLoss:
+    """Return the own loss of a model that averages over the `items` of its micro-batch, as all classifiers of transformers do."""
+    outputs = model(**batch)
+    return BatchLoss(outputs.loss * (float(items) / float(share.items) * share.processes), outputs)

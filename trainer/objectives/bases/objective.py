@@ -11,7 +11,7 @@ from params import Problem
 from params.defaults import Defaults
 from params.schema import Direction, Expectation, Launch, Model, Training
 from trainer.objectives.bases.advice import Advice
-from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, model_loss
+from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, averaged_model_loss
 from trainer.objectives.bases.padding import count_labels, pad_batch, token_columns
 from trainer.objectives.bases.released import OptionsT, Released
 from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
@@ -56,6 +56,8 @@ class Objective(Released[OptionsT], ABC):
     """The Auto class of transformers with the right head."""
     has_target_text: ClassVar[bool] = False
     """Whether `labels` are the tokens of a second text, such as a translation, instead of one label per input token."""
+    smooths_labels: ClassVar[bool] = False
+    """Whether `batch_loss` heeds `label_smoothing_factor`; a recipe with it is refused if not."""
     trainer_class: ClassVar[str] = "trainer.loop.trainer:EvergreenTrainer"
     """The Trainer subclass, as `package.module:Class`."""
     defaults: ClassVar[Defaults] = Defaults()
@@ -110,7 +112,9 @@ class Objective(Released[OptionsT], ABC):
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         """Return what in other sections of the recipe does not work with this objective and its options."""
-        return ()
+        if training.arguments.get("label_smoothing_factor") and not self.smooths_labels:
+            key = ("training", "arguments", "label_smoothing_factor")
+            yield Problem(key, "has no effect on this objective's loss", "remove it")
 
     # From rows to batches
 
@@ -195,8 +199,8 @@ class Objective(Released[OptionsT], ABC):
         return count_labels(batch)
 
     def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
-        """Return what a micro-batch adds to the mean loss of its global batch; by default by the model's own loss."""
-        return model_loss(model, batch, share)
+        """Return what a micro-batch adds to the mean loss of its global batch; by default by the model's own loss, a mean."""
+        return averaged_model_loss(model, batch, share, self.loss_items(batch))
 
     def prepare_inputs(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Add to a batch what depends on the model, such as `decoder_input_ids`; called once per batch."""

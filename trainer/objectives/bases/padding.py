@@ -43,13 +43,14 @@ def pad_batch(examples: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokeni
     return batch
 
 
-def concatenate_batch_texts(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def concatenate_batch_texts(batch: Mapping[str, Any], pad_token_id: int) -> dict[str, torch.Tensor]:
     """Return all texts of a batch as one batch, for one forward pass: `input_ids` and `attention_mask` (M * B, T).
 
-    The first texts of all B rows come first, then the second ones.
+    The first texts of all B rows come first, then the second ones. `pad_token_id` is the model's: some find a text's end by it.
     """
     texts = [name.removesuffix("input_ids") for name in token_columns(batch)]
-    return {name: join([batch[text + name] for text in texts], 0) for name in ("input_ids", "attention_mask")}
+    fillings = {"input_ids": pad_token_id, "attention_mask": 0}
+    return {name: join([batch[text + name] for text in texts], filling) for name, filling in fillings.items()}
 
 
 def join(parts: Sequence[torch.Tensor], value: int) -> torch.Tensor:
@@ -66,7 +67,7 @@ def label_tensor(labels: Sequence[Any]) -> torch.Tensor:
     import torch
 
     is_list = isinstance(labels[0], list)
-    is_number = isinstance(labels[0][0] if is_list else labels[0], float)
+    is_number = isinstance(next((one for row in labels for one in row), 0) if is_list else labels[0], float)
     if is_list and not is_number:
         return pad(labels, IGNORE_INDEX)
     return torch.tensor(labels, dtype=torch.float32 if is_number else torch.int64)

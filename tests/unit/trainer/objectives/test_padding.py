@@ -47,7 +47,7 @@ def test_texts_are_padded_each_by_itself_and_read_together():
     assert batch["input_ids"].tolist() == [[1, 2, 3], [5, 9, 9]]
     assert batch["other_input_ids"].tolist() == [[4, 9], [6, 7]]
     assert batch["other_attention_mask"].tolist() == [[1, 0], [1, 1]]
-    together = concatenate_batch_texts(batch)
+    together = concatenate_batch_texts(batch, 0)
     assert together["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 0, 0], [1, 1, 0]]
     assert together["input_ids"][:, 0].tolist() == [1, 5, 4, 6]
 

@@ -1,0 +1,45 @@
+"""Candidate and champion are resampled in the same units, although each lacks a row that the other can read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from params.schema import ObjectiveChoice
+from tasks.evaluation.groups import resampling_units
+from tasks.evaluation.scoring import ScoredModel, ScoredModels, Scores
+from tasks.evaluation.statistics import Resampler
+from tests.support import new_objectives
+from trainer import objectives
+
+QUERIES, DOCUMENTS = 60, 4
+ROWS = QUERIES * DOCUMENTS
+QUERY = np.repeat(np.arange(QUERIES), DOCUMENTS)
+with new_objectives.known():
+    RANKING = objectives.build(ObjectiveChoice(name="ranking"))
+
+
+def scored(customers: NDArray[np.int64], lacks: int | None) -> Scores:
+    """The same scores for every model; one row is not read."""
+    score = np.random.default_rng(1).normal(size=ROWS)
+    relevant = (np.arange(ROWS) % DOCUMENTS == 0).astype(float)
+    columns = {"nll": np.abs(score), "score": score, "relevant": relevant, "query": QUERY.astype(float)}
+    read = np.arange(ROWS) != (-1 if lacks is None else lacks)
+    own = {name: column[read] for name, column in columns.items()}
+    return Scores(np.arange(ROWS)[read], own, resampling_units(customers[read], own["query"]))
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_models_that_answer_alike_differ_by_nothing(both: bool) -> None:
+    customers = QUERY.copy()
+    customers[1], customers[ROWS - 3] = 1, QUERIES - 2  # each joins two queries
+    own, other = scored(customers, ROWS - 3 if both else None), scored(customers, 1)
+    models = ScoredModels("reciprocal_rank", RANKING.metrics, ScoredModel(own, {}), None, ScoredModel(other, {}))
+    common = models.common()
+    assert common is not None
+    assert common[0].observations == common[1].observations
+    (alone,) = Resampler(RANKING, {}, resamples=200, confidence=0.9, seed=1).gains([common], RANKING.metrics)
+    (same,) = Resampler(RANKING, {}, resamples=200, confidence=0.9, seed=1).gains([(common[0],) * 2], RANKING.metrics)
+    gain, expected = alone["reciprocal_rank"], same["reciprocal_rank"]
+    assert (gain.low, gain.high) == pytest.approx((expected.low, expected.high))
