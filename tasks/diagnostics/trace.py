@@ -147,7 +147,8 @@ def _loss_lines(encoder: Encoder, example: Example, losses: Any) -> list[str]:
     if losses.dim() == 0:
         return [f"{float(losses):.4f}"]
     if isinstance(example["labels"][0], float):
-        return [f"{loss:9.4f} {name}" for loss, name in zip(losses.tolist(), encoder.state["labels"], strict=True)]
+        names = encoder.state.get("labels") or range(len(losses))
+        return [f"{loss:9.4f} {name}" for loss, name in zip(losses.tolist(), names, strict=True)]
     targets = example["labels"] if encoder.objective.has_target_text else example["input_ids"]
     return _shortened(
         [

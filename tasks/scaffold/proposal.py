@@ -97,7 +97,7 @@ def _named(objective: str, kind: ModelKind) -> str:
         fix = suggestion(objective, sorted(known), "objectives")
         raise RecipeError("--objective", f"there is no objective `{objective}`", fix)
     if objective not in known:
-        fix = "write the recipe by hand: docs/training.md has an example"
+        fix = "write the recipe by hand, or give the objective an `advice`: docs/objectives.md"
         raise RecipeError("--objective", f"{objective} {objectives.find(objective).advice}", fix)
     fix = f"use {', '.join(o for o, advice in known.items() if kind in advice.models)}, or another model"
     raise RecipeError("--objective", f"{objective} does not work with this {kind} model", fix)

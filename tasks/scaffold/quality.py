@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from params import DataError
+from params import DataError, RecipeError
 from tasks.scaffold.look import Row, Sample
 from tasks.scaffold.proposal import Proposal
 from trainer.objectives.bases.objective import Objective
@@ -111,7 +111,13 @@ def _reason(row: Row, objective: Objective[Any]) -> str | None:
             return f"no `{column}`"
         if kind in ("string", "label") and not str(row[column]).strip():
             return f"an empty `{column}`"
-    reason = objective.reject_reason(row)
+    try:
+        reason = objective.reject_reason(row)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        what = (
+            f"cannot read {', '.join(f'`{column}`' for column in objective.columns())}: {type(error).__name__}: {error}"
+        )
+        raise RecipeError("--objective", what, "name its columns, such as --text <column> --label <column>") from error
     # without what differs between rows, so that rows can be counted by it
     return "overlapping spans" if reason and " overlaps the span before it" in reason else reason
 

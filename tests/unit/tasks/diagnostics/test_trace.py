@@ -6,6 +6,8 @@ import csv
 import os
 import re
 import shutil
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +16,7 @@ import torch
 from params import DataError, load
 from params.foundation.artifacts import SPLITS, STAGES, Artifacts
 from tasks.commands import main
-from tasks.diagnostics.trace import trace_sections
+from tasks.diagnostics.trace import _loss_lines, trace_sections
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import run_stage
 from tests.support import tiny
@@ -178,3 +180,8 @@ def test_a_row_does_not_control_the_terminal(inside, project, capsys, tmp_path, 
     said = capsys.readouterr().out
     assert "text: \\u001b[2J\\u001b]0;title\\u0007 \\u202e" in said
     assert not {"\x1b", "\x07", "\u202e"} & {*said}
+
+
+def test_losses_of_numbers_are_numbered_where_the_state_has_no_labels() -> None:
+    encoder: Any = SimpleNamespace(state={})
+    assert _loss_lines(encoder, {"labels": [0.5, 1.0]}, torch.tensor([0.1, 0.2])) == ["   0.1000 0", "   0.2000 1"]

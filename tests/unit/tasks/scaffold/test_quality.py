@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from params import DataError
+from params import DataError, RecipeError
 from params.schema import ObjectiveChoice
 from tasks.scaffold.look import Sample
 from tasks.scaffold.proposal import Proposal
 from tasks.scaffold.quality import Quality, judge
 from trainer import objectives
+from trainer.objectives.sequence_classification import SequenceClassification
 
 CLASSES = Proposal("sequence_classification", {"text": "text", "label": "label"})
 
@@ -86,3 +87,9 @@ def test_equal_texts_with_other_spans_contradict_each_other() -> None:
     found = judged(train, proposal=Proposal("token_classification", {"text": "text", "spans": "spans"}))
     assert (found.repeated, found.conflicting) == (10, 1)
     assert "1 texts occur with different labels; correct them if they are mistakes" in list(found.notes())
+
+
+def test_an_objective_that_cannot_read_the_chosen_columns_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SequenceClassification, "reject_reason", lambda _, row: str(int(row["label"])))
+    with pytest.raises(RecipeError, match=r"cannot read `text`, `label`: ValueError: .*label 0.*\n.*--label <column>"):
+        judged(rows(3))
