@@ -118,7 +118,7 @@ def never_worse(bank: Bank, releases: list[str], intents: int) -> None:
     assert found[-1] > found[0] + 10 * CHANCE, "the year was not for nothing"
 
 
-@pytest.mark.parametrize(("name", "kind"), cases("banking77"))
+@pytest.mark.parametrize(("name", "kind"), cases("banking77", slow=["banking77"]))
 def test_some_telling_months(bank, kind) -> None:
     may = MAY if kind == "public" else replace(MAY, change=shuffled(0.6))  # made texts are easier
     for month in (JANUARY, APRIL, may):  # what the gate refuses is in tests/e2e/test_drivers.py
