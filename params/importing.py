@@ -107,7 +107,7 @@ def bind(call: Call, key: str, arity: int) -> Callable[..., Any]:
     The pipeline passes `arity` more positional arguments.
 
     Raises:
-        RecipeError: as `resolve`, or the function does not take these arguments.
+        RecipeError: as `import_by_name`, or the function does not take these arguments.
     """
     function = import_by_name(call.name, key)
     signature = "unknown"
@@ -138,10 +138,16 @@ def find_named_source_files(value: Any) -> Iterator[tuple[str, Path]]:
             yield value, Path(spec.origin)
 
 
+def import_root(file: Path) -> Path:
+    """Return the folder from which Python imports a file: the current one, that of the pipeline, or else the file's own."""
+    roots = (Path.cwd(), Path(__file__).parents[1])
+    return next((root for root in roots if file.is_relative_to(root)), file.parent)
+
+
 def all_imported(files: Iterable[Path], root: Path, leave_out: Callable[[str], bool] | None = None) -> list[Path]:
     """Return `files` below `root` and what they import below it, directly or through others, without importing them.
 
-    `hide_packages` says of a path in `root` whether it and its imports do not count.
+    `leave_out` says of a path in `root` whether it and its imports do not count.
     """
     found = dict.fromkeys(files)
     queue = list(found)

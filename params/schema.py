@@ -506,7 +506,7 @@ class SliceBy(Section):
     """A way to divide the evaluated rows into slices, each with metrics of its own."""
 
     column: str | None = None
-    """Column with the name of each row's slice. Give either this or `import_stage_function`."""
+    """Column with the name of each row's slice. Give either this or `function`."""
     function: CallOrName | None = None
     """Function of a row (a mapping of column to value) that returns the name of its slice. Needs `name`."""
     name: str | None = None
@@ -516,9 +516,7 @@ class SliceBy(Section):
     def _has_one_way(self) -> SliceBy:
         _require_one(self, "column", "function")
         if self.function is not None and self.name is None:
-            raise conflict(
-                "a `import_stage_function` needs a `name`", "add `name:`, the title of the slices in reports"
-            )
+            raise conflict("a `function` needs a `name`", "add `name:`, the title of the slices in reports")
         return self
 
     @property

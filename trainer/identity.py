@@ -17,7 +17,7 @@ from typing import Any
 from params.dvc_files import dependencies, item_in_recipes_yaml
 from params.foundation.artifacts import Artifacts
 from params.foundation.hashing import file_sha256
-from params.importing import all_imported, find_named_source_files, is_project_file
+from params.importing import all_imported, find_named_source_files, import_root, is_project_file
 from params.schema import Metrics, Model, ObjectiveChoice, Training
 
 _PROJECT = Path(__file__).parents[1]
@@ -130,7 +130,7 @@ def code_named_by_recipe(keys: Any) -> dict[str, Path]:
     """Return the code that a part of a recipe names, by the name, and what its files import, by the path in the project."""
     files = dict(find_named_source_files(keys))
     for path in filter(is_project_file, list(files.values())):
-        root = next((root for root in (Path.cwd(), _PROJECT) if path.is_relative_to(root)), path.parent)
+        root = import_root(path)
         files |= {found.relative_to(root).as_posix(): found for found in _imported(path, root)}
     return files
 
@@ -155,9 +155,7 @@ def unwatched_code(artifacts: Artifacts, sections: Mapping[str, Any]) -> Iterato
                     f"cannot name {place} for the objective, which imports it",
                     f"move it into {_OBJECTIVES}",
                 )
-            elif not _is_below(
-                root / place, [(root / item[name]).resolve() for name in ("objective",) if name in item]
-            ):
+            elif "objective" not in item or not _is_below(root / place, [(root / item["objective"]).resolve()]):
                 what = f"watches {item.get('objective')} for this recipe, which does not contain {place}"
                 yield "objective", what, f"write `objective: {own if place == own else _OBJECTIVES}` there"
     for section, content in sections.items():

@@ -29,7 +29,7 @@ def refreshed_import_stages(repo: Any, recipe: str) -> list[Any]:
 
 
 def refreshed_import_paths(recipe: str) -> list[str]:
-    """Return the paths of the .dvc files of `refreshed`.
+    """Return the paths of the .dvc files of `refreshed_import_stages`.
 
     Raises:
         RecipeError: a file of DVC's is damaged.

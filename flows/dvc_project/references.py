@@ -45,7 +45,7 @@ def find_referenced_hashes() -> set[str]:
 def find_published_repositories() -> set[tuple[str, str]]:
     """Return where the logs of receipts say that a model was published: the repository's id, and the Hub.
 
-    The logs are those of all recipes, also removed ones, in the same places as for `hashes`.
+    The logs are those of all recipes, also removed ones, in the same places as for `find_referenced_hashes`.
 
     Raises:
         EvergreenError: git cannot say it.

@@ -90,7 +90,7 @@ def create_automations(silence_s: int, notify: Sequence[str] = (), rules: Rules 
 
 
 def select_message_kinds(only: Sequence[str], without: Sequence[str]) -> list[str]:
-    """Return the kinds of messages in `only`, or all, that are not in `drop_rows`.
+    """Return the kinds of messages in `only`, or all, that are not in `without`.
 
     Raises:
         EvergreenError: there is no such kind.
@@ -104,14 +104,14 @@ def select_message_kinds(only: Sequence[str], without: Sequence[str]) -> list[st
 
 
 def show() -> None:
-    """Print the automations that `watch` has made."""
+    """Print the automations that `create_automations` has made."""
     with configured_server() as client:
         for automation in _made(client):
             _print(automation)
 
 
 def remove() -> None:
-    """Delete all that `watch` has made."""
+    """Delete all that `create_automations` has made."""
     with configured_server() as client:
         _bring_up_to_date(client, [])
         delete_unused(client, [])

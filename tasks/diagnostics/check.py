@@ -267,7 +267,7 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
 
 
 def _error(key: Key, function: Callable[..., object], *args: object) -> list[Problem]:
-    """Call `import_stage_function`, and return its error as a problem: of the key that the error names, or else of `key`."""
+    """Call `function`, and return its error as a problem: of the key that the error names, or else of `key`."""
     try:
         function(*args)
     except EvergreenError as error:

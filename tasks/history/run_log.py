@@ -25,7 +25,7 @@ Outcome = Status | _OtherEnd
 """How a run ended.
 
 The status of the receipt, or: `evaluated`: it was to stop after the evaluation.
-`unchanged_outcomes`: stages ran, and made what was there before. `refused`: by the gate. `budget spent`: the training used up its hours.
+`unchanged`: stages ran, and made what was there before. `refused`: by the gate. `budget spent`: the training used up its hours.
 `cancelled`: it was asked to stop. `crashed`: it was killed; the next run on the same machine logs it. `rolled back`: no run of
 the flow, but an entry of the log of receipts.
 """

@@ -53,7 +53,7 @@ class LocalHub:
         answer: Lets models answer texts on their pages; None: the pages have no box for texts.
 
     Raises:
-        ValueError: `url_without_credentials` is not a loopback address, or a user or namespace has an invalid name.
+        ValueError: `host` is not a loopback address, or a user or namespace has an invalid name.
     """
 
     def __init__(

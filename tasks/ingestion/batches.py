@@ -1,6 +1,6 @@
 """Record batches of source rows: bounded in size, and every row has an address for error messages.
 
-`readable` is the boundary between a source and the stages: rows that pass it can be stored, and read by every stage.
+`to_readable_batch` is the boundary between a source and the stages: rows that pass it can be stored, and read by every stage.
 """
 
 from __future__ import annotations

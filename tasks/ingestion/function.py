@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from params import DataError, EvergreenError, RecipeError
-from params.importing import all_imported, import_by_name
+from params.importing import all_imported, import_by_name, import_root
 from params.schema import Function
 from tasks.ingestion.batches import AddressedRows, Batches, to_batches
 
@@ -19,7 +19,7 @@ _PROJECT = Path(__file__).parents[2]
 
 def imported_project_files(module: Path) -> dict[str, Path]:
     """Return the files of the project that a module of a source imports and the ingest stage does not, by their path in the project."""
-    root = next((root for root in (Path.cwd(), _PROJECT) if module.is_relative_to(root)), module.parent)
+    root = import_root(module)
     stage = {
         path.relative_to(_PROJECT).as_posix()
         for path in all_imported([_PROJECT / "tasks/ingestion/stage.py"], _PROJECT)

@@ -31,7 +31,7 @@ def find_commit_and_files(repo_id: str, revision: str, *, kind: Kind) -> tuple[s
 
 
 def download(repo_id: str, commit: str, names: list[str]) -> Path:
-    """Download some small files of a model, and return their folder; the errors are those of `repository`."""
+    """Download some small files of a model, and return their folder; the errors are those of `find_commit_and_files`."""
     from huggingface_hub import snapshot_download
 
     with _api(repo_id, commit) as api:

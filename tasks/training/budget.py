@@ -37,7 +37,7 @@ class TrainingTimeCounter:
         write_text_atomically(self._file, f"{self._before_s + self._saved_s:.1f}\n")
 
     def error(self, stopped: EvergreenError) -> BudgetSpentError:
-        """Return the error of a training that had to stop; `stop_requested_error` says where it resumes."""
+        """Return the error of a training that had to stop; `stopped` says where it resumes."""
         what = f"budget spent: {self._limit_s / 3600:g} h; {stopped.what.partition('; ')[2]}"
         fix = "raise it, and the next run goes on from there; or ask for fewer steps, which starts a new training"
         return BudgetSpentError.at("launch.max_hours", what, fix)

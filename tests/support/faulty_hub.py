@@ -30,7 +30,7 @@ class Fault:
     match: str
     kind: str
     """`before`: `status` instead of the work; `after`: the work, then `status`; `lost`: the work, then half an answer;
-    `split_into_parts`: a part of the request is read, then the connection is closed; `silent`: no work and no answer; `mute`: the
+    `cut`: a part of the request is read, then the connection is closed; `silent`: no work and no answer; `mute`: the
     work, and no answer; `none`: the work and its answer."""
     status: int = 503
     headers: dict[str, str] = field(default_factory=dict)
