@@ -53,12 +53,16 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def make_prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
-    """Make a folder for Prefect with a database that is ready; all workers share its migrations, which take eight seconds."""
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of what is made once for all workers of the tests, by the first that needs it."""
     folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    ready = folder / "prefect.db"
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def make_prefect_home(tmp_path_factory: pytest.TempPathFactory, shared_folder: Path) -> Callable[[], Path]:
+    """Make a folder for Prefect with a database that is ready; all workers share its migrations, which take eight seconds."""
+    ready = shared_folder / "prefect.db"
 
     def make() -> Path:
         home = tmp_path_factory.mktemp("prefect")
@@ -80,15 +84,33 @@ def prefect_home(make_prefect_home: Callable[[], Path]) -> Path:
     return make_prefect_home()
 
 
+@pytest.fixture(scope="session")
+def first_run(shared_folder: Path, make_prefect_home: Callable[[], Path]) -> Path:
+    """A folder with a project whose tiny recipe the flow has run, its Prefect home, and what the flow printed."""
+    ready = shared_folder / "first-run"
+    with filelock.FileLock(f"{ready}.lock"):
+        if not ready.exists():
+            made = Project(shared_folder / "making" / "project", shared_folder / "making" / "prefect")
+            shutil.copytree(make_prefect_home(), shared_folder / "making" / "prefect")
+            copy_project(made.root)
+            try:
+                made.run("git", "init", "-q", "-b", "main")
+                said = made.run("python", "-m", "flows.cli", "run", "tiny")
+            finally:
+                made.end()
+            (shared_folder / "making" / "output.txt").write_text(said, encoding="utf-8")
+            (shared_folder / "making").rename(ready)
+    return ready
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, prefect_home: Path) -> Iterator[Project]:
+def finished(tmp_path_factory: pytest.TempPathFactory, first_run: Path) -> Iterator[Project]:
     """A project whose tiny recipe the flow has run; tests of a module share it, in order."""
-    root = tmp_path_factory.mktemp("finished")
-    copy_project(root)
-    made = Project(root, prefect_home)
-    made.run("git", "init", "-q", "-b", "main")
+    folder = tmp_path_factory.mktemp("finished") / "copy"
+    shutil.copytree(first_run, folder, symlinks=True)
+    made = Project(folder / "project", folder / "prefect")
+    made.first_run = (folder / "output.txt").read_text(encoding="utf-8")
     try:
-        made.first_run = made.run("python", "-m", "flows.cli", "run", "tiny")
         yield made
     finally:
         made.end()
