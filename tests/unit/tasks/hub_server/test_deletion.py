@@ -45,6 +45,9 @@ REQUESTS = [
     ("DELETE", "/api/repos/delete", '{"name": "model"}'),
     ("PUT", "upload", "1234"),
 ]
+QUICK = ("/", f"/{REPO}", f"/{REPO}/resolve/main/m.safetensors", f"{API}?blobs=true", f"{API}/commits/main", "upload")
+QUICK += (f"{API}/commit/main", f"{API}/tag/v1", f"{API}/discussions/1/merge", f"/{REPO}/discussions/1", "/api/repos/delete")
+"""A request of each kind; the others are slow tests."""
 
 
 class Deletion:
@@ -69,7 +72,11 @@ def deletion() -> Deletion:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body"), REQUESTS, ids=[f"{request[0]} {request[1]}" for request in REQUESTS]
+    ("method", "path", "body"),
+    [
+        pytest.param(*request, marks=() if request[1] in QUICK else pytest.mark.slow, id=" ".join(request[:2]))
+        for request in REQUESTS
+    ],
 )
 def test_deletion_at_each_step(
     alice: HfApi, hub: LocalHub, root: Path, tmp_path: Path, deletion: Deletion, method: str, path: str, body: str
