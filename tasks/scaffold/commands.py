@@ -83,6 +83,6 @@ def remove(
 
     The opposite of `new`. Asks first. What its runs have left and what is published stay.
     """
-    from tasks.scaffold.remove import remove
+    from tasks.scaffold.project import remove
 
     remove(name, yes=yes)

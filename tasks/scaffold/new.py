@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ from tasks.scaffold.request import NEW_MODEL, Asker, Request
 from tasks.scaffold.sources import FoundSource, find_source
 from tasks.scaffold.write import recipe_text
 from trainer.objectives.bases.advice import ModelKind
+from trainer.runtime.imports import hide_packages_in_block
 
 _CRON: Final = re.compile(r"\S+( \S+){4}")
 _SHOWN_TOKENS: Final = 12
@@ -45,15 +47,18 @@ def new(request: Request, ask: Asker) -> None:
     print(f"{request.name}: learn {chosen.advice.meaning} ({chosen.objective})")
     for line in _seen(found, sample, chosen, facts):
         print(f"  {line}")
-    plan = make_plan(chosen, sample, facts)
+    # transformers notes at its import what is installed
+    unused = [] if "transformers" in sys.modules else ["peft", "torchao"]
+    with hide_packages_in_block(*unused):
+        plan = make_plan(found, chosen, sample, facts, request.repo_id or f"evergreen/{request.name}")
     for note in plan.quality.notes():
         print(f"  note: {note}")
-    text = recipe_text(request.name, found, plan, request.repo_id or f"evergreen/{request.name}")
+    text = recipe_text(request.name, chosen, sample, facts, plan)
     base = facts.path if facts and facts.revision is None else project.NO_BASE
     item = {"data": found.watched, "objective": chosen.objective, "base": base}
     changed = _write(root, request, item, text)
     print(f"\n{'Wrote' if changed else 'Nothing to do: the project has'} {', '.join(changed or _places(request.name))}")
-    for line in _one_row(plan):
+    for line in _one_row(chosen, plan):
         print(line)
     for line in _next_steps(request.name):
         print(line)
@@ -148,11 +153,11 @@ def _read(path: Path) -> str | None:
         raise RecipeError(str(path), f"cannot be read: {error}", "save it as a text file in UTF-8") from error
 
 
-def _one_row(plan: Plan) -> Iterator[str]:
+def _one_row(chosen: proposal.Proposal, plan: Plan) -> Iterator[str]:
     """Yield what becomes of a row of mean length, as `evergreen trace` shows it."""
     row, examples = plan.example
     yield "\nOne row, from the source to the model:"
-    for column in plan.proposal.columns.values():
+    for column in chosen.columns.values():
         value = str(row[column])
         yield f"  {column}: {value[:_SHOWN_CHARACTERS]}{' ...' if len(value) > _SHOWN_CHARACTERS else ''}"
     for example in examples[:1]:

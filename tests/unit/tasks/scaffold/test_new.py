@@ -19,7 +19,7 @@ from tasks.commands import main
 from tasks.diagnostics.check import check
 from tasks.scaffold import new as new_module
 from tasks.scaffold.new import new
-from tasks.scaffold.remove import remove
+from tasks.scaffold.project import remove
 from tasks.scaffold.request import Asker, Request
 from tests.support.pretrained import write_model
 from tests.support.project import ROOT
