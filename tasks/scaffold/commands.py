@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -53,25 +54,15 @@ def new(
     """
     from params.foundation import command_result
     from tasks.scaffold.new import new
-    from tasks.scaffold.request import COLUMN_FLAGS, Asker, Request
+    from tasks.scaffold.request import COLUMN_FLAGS, Request
 
     given = dict(zip(COLUMN_FLAGS, (text, label, spans, prompt, completion, messages, chosen, rejected), strict=True))
-    request = Request(
-        name=name,
-        data=data,
-        query=query,
-        test=test,
-        validation=validation,
-        model=model,
-        objective=objective,
-        columns={flag: column for flag, column in given.items() if column},
-        repo_id=repo_id,
-        schedule=schedule,
-    )
-    with command_result.handle_keyboard_interrupt(
-        f"the recipe {name} is written as a whole or not at all\n  start again"
-    ):
-        new(request, Asker.of(yes=yes))
+    columns = {flag: column for flag, column in given.items() if column}
+    may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
+    request = Request(name, data, query, test, validation, model, objective, columns, repo_id, schedule, may_ask)
+    kept = f"the recipe {name} is written as a whole or not at all\n  start again"
+    with command_result.handle_keyboard_interrupt(kept):
+        new(request)
 
 
 def remove(

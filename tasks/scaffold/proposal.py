@@ -9,7 +9,7 @@ from typing import Final
 from params import DataError, RecipeError
 from params.loading import suggestion
 from tasks.scaffold.look import Column, Sample
-from tasks.scaffold.request import Asker, Request
+from tasks.scaffold.request import Request
 from trainer import objectives
 from trainer.objectives.bases.advice import Advice, Fit, ModelKind, SeenColumns
 
@@ -63,7 +63,7 @@ def proposable_objectives() -> dict[str, Advice]:
     return dict(sorted(known.items(), key=lambda item: item[1].place))
 
 
-def propose(request: Request, sample: Sample, kind: ModelKind, ask: Asker) -> Proposal:
+def propose(request: Request, sample: Sample, kind: ModelKind) -> Proposal:
     """Return the objective that the user names, or that fits rows and model, with its columns.
 
     Raises:
@@ -82,10 +82,10 @@ def propose(request: Request, sample: Sample, kind: ModelKind, ask: Asker) -> Pr
         if not possible:
             raise _nothing_fits(sample, kind, given)
         options = {objective: proposable_objectives()[objective].meaning for objective in possible}
-        objective = ask.choose("--objective", "What the model should learn", options)
+        objective = request.choose("--objective", "What the model should learn", options)
     columns: dict[str, str] = {}
     for flag in proposable_objectives()[objective].asked(_seen(sample, given)):
-        columns[flag] = _column(flag, sample, {**columns, **given}, ask, objective)
+        columns[flag] = _column(flag, sample, {**columns, **given}, request, objective)
     return Proposal(objective, columns)
 
 
@@ -128,7 +128,7 @@ def _is_answer(sample: Sample) -> bool:
     return any(c.name not in [p.name for p in prompts[:1]] and not _is_label(c) for c in _by_name(sample, "completion"))
 
 
-def _column(flag: str, sample: Sample, chosen: Mapping[str, str], ask: Asker, objective: str) -> str:
+def _column(flag: str, sample: Sample, chosen: Mapping[str, str], request: Request, objective: str) -> str:
     """Return the column for a flag: the one that is given, the only one that fits, or the one with the usual name."""
     if flag in chosen:
         return chosen[flag]
@@ -141,7 +141,7 @@ def _column(flag: str, sample: Sample, chosen: Mapping[str, str], ask: Asker, ob
         what = f"{objective} needs --{flag}; none of these columns fits: {columns}"
         raise RecipeError(f"--{flag}", what, f"add --{flag} COLUMN")
     ordered = [*usual, *(c for c in candidates if c not in usual)]
-    return ask.choose(
+    return request.choose(
         f"--{flag}", f"The column with the {_MEANINGS.get(flag, flag)}", {c.name: _facts(c) for c in ordered}
     )
 
