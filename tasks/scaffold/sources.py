@@ -92,8 +92,7 @@ def _hub(request: Request, repo_id: str, revision: str) -> FoundSource:
     if problem := repo_id_problem(repo_id):
         what = f"there is no such file, and the Hub refuses {repo_id!a}: {problem}"
         raise DataError("--data", what, "check the path")
-    _, names = hub.find_commit_and_files(repo_id, revision, kind="dataset")
-    patterns, notes = _patterns(request, names, where=f"dataset {repo_id}")
+    patterns, notes = _patterns(request, hub.list_dataset_files(repo_id, revision), where=f"dataset {repo_id}")
     source = HubDataset(kind="hub", repo_id=repo_id, revision=revision, **patterns)
     return FoundSource(source, "tasks/ingestion/hub_dataset.py", notes)
 
