@@ -14,7 +14,7 @@ from tasks.scaffold.look import Row, Sample
 from tasks.scaffold.model_facts import ModelFacts
 from tasks.scaffold.proposal import Proposal
 from tasks.scaffold.quality import Quality, input_column, judge
-from tasks.scaffold.sources import FoundSource, source_recipe_keys
+from tasks.scaffold.sources import FoundSource
 from tasks.tokenization.encoding import Encoder
 from tasks.tokenization.tokenizers import NO_LIMIT, build_tokenizer
 from trainer import objectives
@@ -198,7 +198,7 @@ def _can_train(
 
 
 def _data_keys(found: FoundSource, proposal: Proposal, quality: Quality, shares: Keys) -> Keys:
-    source: dict[str, Any] = dict(source_recipe_keys(found.source))
+    source: dict[str, Any] = dict(found.keys)
     if len(source.get("revision", "")) in range(1, 40):
         source["revision"] = Choice(source["revision"], "a branch: every run asks whether it has a new commit")
     data: dict[str, Any] = {"source": source} | ({"split": shares} if shares else {})
