@@ -9,14 +9,13 @@ import typer
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new recipe.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new recipe.")],
     *,
     data: Annotated[
         str,
         typer.Option(
             metavar="WHERE",
             help="File, folder or glob; hub:owner/name[@revision]; or a database, such as sqlite:///rows.db.",
-            show_default=False,
         ),
     ],
     query: Annotated[str | None, typer.Option(help="SELECT that gives the rows of a database.")] = None,
@@ -66,7 +65,7 @@ def new(
 
 
 def remove(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe.")],
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
