@@ -114,7 +114,7 @@ def resolve(recipe: RecipePath) -> None:
 def trace(
     recipe: RecipePath,
     *,
-    row: Annotated[int, typer.Option(help="The row's row_id in the raw data.", show_default=False)],
+    row: Annotated[int, typer.Option(help="The row's row_id in the raw data.")],
 ) -> None:
     """Show what each stage makes of one row."""
     from tasks.diagnostics.trace import trace
@@ -142,8 +142,7 @@ def verify_resume(
     recipe: RecipePath,
     *,
     steps: Annotated[
-        int | None,
-        typer.Option(help="Optimizer steps to train. By default three save intervals, but at most 30."),
+        int | None, typer.Option(help="Optimizer steps to train. By default three save intervals, but at most 30.")
     ] = None,
     kills: Annotated[int, typer.Option(help="How often to kill a process.")] = 2,
 ) -> None:
@@ -172,7 +171,7 @@ def report(recipe: RecipePath) -> None:
 def join(
     recipe: RecipePath,
     *,
-    machine: Annotated[int, typer.Option(help="This machine's number, from 1.", show_default=False)],
+    machine: Annotated[int, typer.Option(help="This machine's number, from 1.")],
 ) -> None:
     """Take part in a training of several machines.
 
@@ -188,8 +187,7 @@ def mirror(
     recipe: RecipePath,
     *,
     run: Annotated[
-        str | None,
-        typer.Option(help="Key of a run: watch it and upload its checkpoints until standard input closes."),
+        str | None, typer.Option(help="Key of a run: watch it and upload its checkpoints until standard input closes.")
     ] = None,
 ) -> None:
     """Upload checkpoints that launch.mirror has not uploaded yet."""
@@ -213,7 +211,7 @@ def fetch(recipe: RecipePath) -> None:
 def rollback(
     tag: Annotated[str, typer.Argument(help="Tag of the release, for example release-0123456789ab.")],
     *,
-    why: Annotated[str, typer.Option(help="The reason; `releases` shows it.", show_default=False)],
+    why: Annotated[str, typer.Option(help="The reason; `releases` shows it.")],
     by: Annotated[str | None, typer.Option(help="Your name. By default the user.name of git.")] = None,
     recipe: Annotated[
         Path | None,
@@ -265,11 +263,7 @@ def try_model(
     *,
     against: Annotated[
         str | None,
-        typer.Option(
-            metavar="REVISION",
-            help="Answer by this revision, too, or by another owner/name@revision.",
-            show_default=False,
-        ),
+        typer.Option(metavar="REVISION", help="Answer by this revision, too, or by another owner/name@revision."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of a generated text.")] = 64,
     temperature: Annotated[

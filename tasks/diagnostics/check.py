@@ -8,6 +8,7 @@ for their columns.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
 import sys
 import threading
@@ -25,6 +26,7 @@ from params.schema import Evaluation, Files, Function, Launch, ObjectiveChoice, 
 from tasks.diagnostics import model_checks
 from tasks.ingestion.function import imported_project_files
 from tasks.ingestion.source import open_source
+from tasks.publishing.secrets import find_secrets
 from trainer import objectives
 from trainer.conflicts import conflicts
 from trainer.identity import unwatched_code
@@ -56,13 +58,17 @@ def find_recipe_problems(document: Document) -> list[Problem]:
     training: Training | None = sections.get("training")
     chosen = {"lr_scheduler": training.lr_scheduler, "optimizer": training.optimizer} if training else {}
     wait_for_errors = config_check.start_check(config, chosen)
-    for find_problems, names in _CHECKS:
+    for find_problems in _CHECKS:
+        names = inspect.signature(find_problems).parameters
         if all(name in sections for name in names):
             problems += _in_time(find_problems, *(sections[name] for name in names))
     problems += _in_time(model_checks.find_unusable_start_models, sections)
     problems += _in_time(_conflict_problems, sections)
     problems += _dvc_problems(document, sections)
-    problems += _secret_problems(document)
+    fix = "remove it; put tokens into HF_TOKEN, and write `${NAME}` for a password in a variable"
+    problems += [
+        Problem((), found, fix) for found in find_secrets("line", document.path)
+    ]  # it is published with the model
     values: dict[Key, str] = {("training", name): value for name, value in chosen.items()}
     values["model", "config", "model_type"] = str(config.get("model_type"))
     for key, what, known in wait_for_errors():
@@ -117,19 +123,15 @@ def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluati
         yield Problem.of(error, ("data", "source", default))
         return
     columns = head.rows.schema.names if head else []
-    needed: list[tuple[Key, str, str]] = [
-        (("evaluation", "slices", i), slice_by.column, "")
-        for i, slice_by in enumerate(evaluation.slices)
-        if slice_by.column is not None
-    ]
-    needed += [(("data", "group_by"), column, "") for column in data.group_by]
+    slices = enumerate(evaluation.slices)
+    needed: list[tuple[Key, str | None]] = [(("evaluation", "slices", i), slice_by.column) for i, slice_by in slices]
+    needed += [(("data", "group_by"), column) for column in data.group_by]
     if not objectives.option_problems(objective):
-        by_option = "; the objective's `..._column` options name it"
-        needed += [(("objective",), column, by_option) for column in objectives.build(objective).columns()]
-    for key, column, hint in needed:
-        if column not in columns:
-            fix = suggestion(column, columns, "columns") + hint
-            yield Problem(key, f"the source has no column `{column}`", fix)
+        needed += [(("objective",), column) for column in objectives.build(objective).columns()]
+    for key, column in needed:
+        if column is not None and column not in columns:
+            hint = "; the objective's `..._column` options name it" if key == ("objective",) else ""
+            yield Problem(key, f"the source has no column `{column}`", suggestion(column, columns, "columns") + hint)
 
 
 def _expectation_problems(validation: Any) -> Iterator[Problem]:
@@ -144,11 +146,6 @@ def _expectation_problems(validation: Any) -> Iterator[Problem]:
             yield Problem(key, f"there is no expectation {expectation.type!r}", _closest(expectation.type, known))
 
 
-def _extension_problems(training: Training, objective: ObjectiveChoice) -> Iterator[Problem]:
-    if not objectives.option_problems(objective):
-        yield from extensions.problems(training, objectives.find(objective.name).trainer_class)
-
-
 def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation: Evaluation) -> Iterator[Problem]:
     own = evaluation.metrics
     if own:
@@ -157,6 +154,8 @@ def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation:
                 yield from _error(("evaluation", "metrics"), bind, call, f"evaluation.metrics.{name}", values)
     if objective.name not in objectives.names():
         return
+    if not objectives.option_problems(objective):
+        yield from extensions.problems(training, objectives.find(objective.name).trainer_class)
     known = list(objectives.find(objective.name).metrics)
     for name in own.directions if own else ():
         if name in known:
@@ -170,20 +169,23 @@ def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation:
 
 def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterator[Problem]:
     """Find metrics that the gate needs but that do not exist or cannot be compared, and slices that cannot be computed."""
+    for i, slice_by in enumerate(evaluation.slices):
+        if slice_by.function:
+            name = f"evaluation.slices.{i}.function"
+            yield from _error(("evaluation", "slices", i), bind, slice_by.function, name, 1)
     if objective.name not in objectives.names():
         return
     found, gate = objectives.find(objective.name), evaluation.gate
     resampled = [*found.metrics, *found.evaluate_only_metrics]
     known = [*resampled, *(evaluation.metrics.directions if evaluation.metrics else ())]
-    required: list[tuple[tuple[str, ...], str, list[str]]] = [
-        *((("floors", name), name, known) for name in gate.floors),
-        *((("slice_floors", name), name, resampled) for name in gate.slice_floors),
-        *((("metric",), name, resampled) for name in [gate.metric] if name),
-    ]
-    for key, name, usable in required:
+    required = [(("floors", name), known) for name in gate.floors]
+    required += [(("slice_floors", name), resampled) for name in gate.slice_floors]
+    required += [(("metric", gate.metric), resampled)] if gate.metric else []
+    for (key, name), usable in required:
         if name not in usable:
             what = f"{name} has no confidence interval" if name in known else f"unknown metric {name}"
-            yield Problem(("evaluation", "gate", *key), what, suggestion(name, usable, "metrics"))
+            place = ("evaluation", "gate", key) if key == "metric" else ("evaluation", "gate", key, name)
+            yield Problem(place, what, suggestion(name, usable, "metrics"))
     for name in gate.slice_floors.keys() & found.slice_metrics.keys():
         what = f"a slice has no {name}: it needs the rows of all labels"
         yield Problem(("evaluation", "gate", "slice_floors", name), what, f"use {found.slice_metrics[name]}")
@@ -193,10 +195,6 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterat
     if (gate.slice_floors or gate.slice_margin) and not evaluation.slices:
         what = "`slice_floors` and `slice_margin` need slices, and there are none"
         yield Problem(("evaluation", "gate"), what, "name columns or functions in evaluation.slices")
-    for i, slice_by in enumerate(evaluation.slices):
-        if slice_by.function:
-            name = f"evaluation.slices.{i}.function"
-            yield from _error(("evaluation", "slices", i), bind, slice_by.function, name, 1)
 
 
 def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
@@ -214,23 +212,12 @@ def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
     from tasks.hub_client.connection import LOCAL, chosen_endpoint
     from tasks.hub_client.token import user_token
 
-    key = ("publish", "endpoint")
-    if problems := _error(key, chosen_endpoint, publish.endpoint):
-        yield from problems
-        return
-    endpoint = chosen_endpoint(publish.endpoint)
-    needs_token = endpoint != LOCAL and not (publish.dry_run and launch.mirror == "none")
-    if needs_token:
-        yield from _error(key, user_token, endpoint)
+    def require_token() -> None:
+        endpoint = chosen_endpoint(publish.endpoint)
+        if endpoint != LOCAL and not (publish.dry_run and launch.mirror == "none"):
+            user_token(endpoint)
 
-
-def _secret_problems(document: Document) -> Iterator[Problem]:
-    """Find secrets in the recipe, which is published with the model."""
-    from tasks.publishing.secrets import find_secrets
-
-    for found in find_secrets("line", document.path):
-        fix = "remove it; put tokens into HF_TOKEN, and write `${NAME}` for a password in a variable"
-        yield Problem((), found, fix)
+    yield from _error(("publish", "endpoint"), require_token)
 
 
 def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Problem]:
@@ -280,16 +267,15 @@ def _closest(name: str, known: list[str]) -> str:
     return fix if fix.startswith("did") else "check the spelling"
 
 
-_CHECKS: list[tuple[Callable[..., Any], tuple[str, ...]]] = [
-    (objectives.option_problems, ("objective",)),
-    (_column_problems, ("objective", "data", "evaluation")),
-    (_expectation_problems, ("validation",)),
-    (model_checks.length_problems, ("model", "tokenization")),
-    (_extension_problems, ("training", "objective")),
-    (_metric_problems, ("training", "objective", "evaluation")),
-    (_gate_problems, ("objective", "evaluation")),
-    (_launch_problems, ("training", "launch")),
-    (_publish_problems, ("publish", "launch")),
-    (model_checks.adapter_problems, ("model", "publish")),
+_CHECKS: list[Callable[..., Iterable[Problem]]] = [
+    lambda objective: objectives.option_problems(objective),  # noqa: PLW0108 - its own parameter has another name
+    _column_problems,
+    _expectation_problems,
+    model_checks.length_problems,
+    _metric_problems,
+    _gate_problems,
+    _launch_problems,
+    _publish_problems,
+    model_checks.adapter_problems,
 ]
-"""Checks, and the sections that each of them needs to be valid."""
+"""Checks; the names of their parameters are those of the sections that they need to be valid."""

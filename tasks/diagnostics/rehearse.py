@@ -16,20 +16,20 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from params import InterruptedTrainingError, Recipe, load
+from params import DataError, InterruptedTrainingError, Recipe, load
 from params.foundation.artifacts import STAGES, Artifacts
 from params.resolve import save
 from tasks import stages
 from tasks.diagnostics.check import check
-from tasks.diagnostics.rehearsal_rows import RehearsalRows, Row, read_rows
 from tasks.hub_client.connection import LOCAL
+from tasks.ingestion.batches import to_readable_batch
+from tasks.ingestion.source import OpenedSource, open_source
 from tasks.report.formatting import duration
 from tasks.stages import read_report
 from tasks.tokenization.report import TokenizationReport
@@ -41,6 +41,10 @@ from trainer.reporting.step_clock import ProcessTimings, StepClock
 from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)
+Row = dict[str, Any]
+_POOL: Final = 4096
+_READ_S: Final = 15.0
+"""How long each split is read."""
 _ROWS: Final = 1000
 _HELD_OUT_ROWS: Final = 128
 _WARM_UP: Final = 2
@@ -57,8 +61,33 @@ _CLOCK: Final = "clock.json"
 _UP_TO_TRAIN: Final = STAGES[: STAGES.index("train") + 1]
 
 
-@dataclass(frozen=True)
-class _Pass:
+class RehearsalRows(NamedTuple):
+    """Rows of one split of a source."""
+
+    pool: Sequence[Row]
+    """Rows at regular distances among all that were read."""
+    total: int
+    """Rows that were read."""
+    is_whole: bool
+    """Whether these are all rows."""
+    schema: pa.Schema
+    """The types of all rows that were read."""
+
+    def usual(self, count: int) -> list[Row]:
+        """Return so many rows from all parts of the pool, or all of it."""
+        count = min(count, len(self.pool))
+        return [self.pool[i * len(self.pool) // count] for i in range(count)]
+
+    def table(self, rows: Sequence[Row]) -> pa.Table:
+        """Return some of the rows as a table with the types of all that were read."""
+        return pa.Table.from_pylist(list(rows), self.schema)
+
+    def longest(self, count: int) -> list[Row]:
+        """Return the rows with the longest texts of the pool."""
+        return sorted(self.pool, key=_length, reverse=True)[:count]
+
+
+class _Pass(NamedTuple):
     """What one pass through the stages took, on few rows."""
 
     rows: int
@@ -84,42 +113,7 @@ class _Pass:
         return 1.0 if self.clock.gpu_memory_bytes else max(1.0, sum(self.steps_s) / cpu_s)
 
 
-@dataclass(frozen=True)
-class RealRunEstimate:
-    """What the real run takes on this machine."""
-
-    steps: int
-    seconds: dict[str, float]
-    """By stage, on the machine as it is now. To send the release to a Hub over a network comes on top."""
-    slowdown: float
-    """How many times as long that is, at least, as without other programs."""
-    basis: str
-    """What was measured."""
-    memory_bytes: int
-    """Memory of each training process, on batches of the longest rows."""
-    gpu_memory_bytes: int
-    disk_bytes: int
-    """The size of the checkpoints that are kept."""
-
-    def lines(self) -> list[str]:
-        """Return the estimate for people."""
-        stages = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in self.seconds.items())
-        total, alone = sum(self.seconds.values()), ""
-        if self.slowdown > _BUSY:
-            alone = f"; without other programs at most {duration(total / self.slowdown)}"
-        memory = f"{self.memory_bytes / 2**30:.1f} GiB"
-        if self.gpu_memory_bytes:
-            memory += f", and {self.gpu_memory_bytes / 2**30:.1f} GiB of its GPU"
-        return [
-            f"time: about {duration(total)} ({stages}; {self.steps:,} steps){alone}",
-            f"the time follows from {self.basis}",
-            f"memory: {memory} for each training process, with the longest rows",
-            f"disk: {self.disk_bytes / 2**30:.1f} GiB for checkpoints",
-            *([_ADVICE] if alone and "OMP_WAIT_POLICY" not in os.environ else []),
-        ]
-
-
-def rehearse(recipe_path: Path) -> RealRunEstimate:
+def rehearse(recipe_path: Path) -> None:
     """Run all stages of a recipe on few rows, twice: on the longest rows to the training, on usual rows to the release.
 
     Prints what each stage does, and the estimate.
@@ -133,32 +127,64 @@ def rehearse(recipe_path: Path) -> RealRunEstimate:
     with hold_file_lock(artifacts.scratch / "rehearsal.lock", f"a rehearsal of {artifacts.recipe}"):
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            rows = read_rows(recipe.data)
-            read = ", ".join(
-                f"{split} {'' if one.is_whole else 'more than '}{one.total:,}" for split, one in rows.items()
-            )
-            logger.info("rehearse: rows of the source: %s", read)
+            source = open_source(recipe.data.source)
+            rows = {split: _read(source, split) for split in source.splits}
+            read = [f"{split} {'' if one.is_whole else 'more than '}{one.total:,}" for split, one in rows.items()]
+            logger.info("rehearse: rows of the source: %s", ", ".join(read))
             hardest, steps = None, _TIMED_STEPS[0]
             count = recipe.training.global_batch_size + 2 * recipe.launch.eval_batch_size
             if len(rows["train"].pool) > count:
-                longest = _dealt(recipe, rows["train"], rows["train"].longest(count), {})
+                longest = _dealt(recipe, rows["train"].longest(count), {"train": rows["train"]})
                 hardest = _run("the longest rows", recipe, longest, folder / "longest", names=_UP_TO_TRAIN, steps=2)
                 fitting = round(_TIMED_S / hardest.clock.steps_s[-1])
                 steps = min(max(fitting, _TIMED_STEPS[0]), _TIMED_STEPS[1])
-            held_out = {split: one for split, one in rows.items() if split != "train"}
-            some = _dealt(recipe, rows["train"], rows["train"].usual(_ROWS), held_out)
+            some = _dealt(recipe, rows["train"].usual(_ROWS), rows)
             usual = _run("usual rows", recipe, some, folder / "usual", names=STAGES, steps=_WARM_UP + steps)
         except (KeyboardInterrupt, InterruptedTrainingError):
             raise KeyboardInterrupt("a rehearsal keeps nothing\n  start again, or start the real run") from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+    limit = recipe.validation.max_quarantined
+    if usual.quarantined > limit * usual.rows:
+        what = "rehearse: %d of %d rows were set aside, more than validation.max_quarantined, %s, allows; "
+        what += "of few rows, some can be labels that training never sees"
+        logger.info(what, usual.quarantined, usual.rows, f"{limit:.1%}")
     has_champion = artifacts.receipt.exists()
-    found = _estimate(recipe, rows, usual, hardest or usual, has_champion=has_champion)
     would = "compared with the published one" if has_champion else "published as the first release"
     sent = f"the release was built, and nothing was sent; a model that passes the gate would be {would}"
-    for line in [*_warnings(recipe, usual), sent, *found.lines()]:
+    for line in [sent, *_estimate(recipe, rows, usual, hardest or usual, has_champion=has_champion)]:
         logger.info("rehearse: %s", line)
-    return found
+
+
+def _read(source: OpenedSource, split: str) -> RehearsalRows:
+    pool: list[tuple[int, Row]] = []
+    schema = pa.schema([])
+    distance, total, is_whole, end = 1, 0, True, time.monotonic() + _READ_S
+    with contextlib.closing(source.batches(split)) as batches:
+        for batch in batches:
+            if time.monotonic() > end:
+                is_whole = False
+                break
+            first = -total % distance
+            if first < len(batch.rows):
+                read, rows = to_readable_batch(batch)
+                schema = pa.unify_schemas([schema, read.rows.schema], promote_options="permissive")
+                pool += [(total + i, rows[i]) for i in range(first, len(rows), distance)]
+            total += len(batch.rows)
+            while len(pool) > _POOL:
+                distance *= 2
+                pool = [(number, row) for number, row in pool if number % distance == 0]
+    if not pool:
+        raise DataError("data.source", f"the {split} split has no rows", "give it rows")
+    return RehearsalRows([row for _, row in pool], total, is_whole, schema)
+
+
+def _length(value: Any) -> int:
+    """The characters of all texts in a row."""
+    if isinstance(value, str):
+        return len(value)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(_length, inner))
 
 
 def _run(
@@ -223,9 +249,7 @@ def _with_enough_sequences(recipe: Recipe, artifacts: Artifacts) -> Recipe:
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"global_batch_size": size})})
 
 
-def _dealt(
-    recipe: Recipe, train: RehearsalRows, rows: Sequence[Row], held_out: Mapping[str, RehearsalRows]
-) -> dict[str, pa.Table]:
+def _dealt(recipe: Recipe, rows: Sequence[Row], source: Mapping[str, RehearsalRows]) -> dict[str, pa.Table]:
     """Deal training rows out to the splits that have no rows of their own. Training sees each label of the held-out rows."""
     labels = [column for column, kind in objectives.build(recipe.objective).columns().items() if kind == "label"]
 
@@ -239,14 +263,13 @@ def _dealt(
     count = min(_HELD_OUT_ROWS, len(others) // 4)
     tables = {}
     for split in ("validation", "test"):
-        source = held_out.get(split)
-        if source:
-            found = [row for row in source.usual(_HELD_OUT_ROWS) if label_of(row) in known]
+        if split in source:
+            found = [row for row in source[split].usual(_HELD_OUT_ROWS) if label_of(row) in known]
         else:
             found, others = others[:count], others[count:]
         if found:
-            tables[split] = (source or train).table(found)
-    return {"train": train.table([*known.values(), *others]), **tables}
+            tables[split] = source.get(split, source["train"]).table(found)
+    return {"train": source["train"].table([*known.values(), *others]), **tables}
 
 
 @contextlib.contextmanager
@@ -265,45 +288,38 @@ def _own_hub() -> Iterator[None]:
 
 def _estimate(
     recipe: Recipe, rows: Mapping[str, RehearsalRows], usual: _Pass, hardest: _Pass, *, has_champion: bool
-) -> RealRunEstimate:
-    split, training = recipe.data.split, recipe.training
+) -> list[str]:
+    """Return what the real run takes on this machine, as it is now, without sending the release over a network."""
+    training, clock = recipe.training, usual.clock
     total = {name: one.total for name, one in rows.items()}
     train_rows = total["train"]
     for name in ("validation", "test"):
         if name not in total:
-            total[name] = round(train_rows * getattr(split, name))
+            total[name] = round(train_rows * getattr(recipe.data.split, name))
             total["train"] -= total[name]
     counted = usual.report.splits["train"]
     steps = total_steps(training, round(total["train"] * counted.sequences / max(1, counted.rows)))
-    speed, step_s = usual.clock.eval_rows_per_s[-1], statistics.fmean(usual.steps_s)
+    speed, step_s = clock.eval_rows_per_s[-1], statistics.fmean(usual.steps_s)
     evaluations = 1 + math.ceil(steps / interval_steps(training.eval_steps, steps))
     models = 1 + recipe.evaluation.compare_untrained + has_champion
-
-    def of_all_rows(stage: str) -> float:
-        """The seconds of a stage whose work is that on its rows; the first pass also imports what it needs."""
-        return hardest.seconds[stage] + usual.seconds[stage] * max(0.0, sum(total.values()) / usual.rows - 1)
-
-    seconds = {stage: of_all_rows(stage) for stage in STAGES[: STAGES.index("train")]}
-    validated = usual.report.splits["validation"].sequences
-    start_s = usual.seconds["train"] - sum(usual.clock.steps_s) - 2 * validated / speed
+    more_rows = max(0.0, sum(total.values()) / usual.rows - 1)  # the first pass also imports what a stage needs
+    seconds = {stage: hardest.seconds[stage] + usual.seconds[stage] * more_rows for stage in _UP_TO_TRAIN[:-1]}
+    start_s = usual.seconds["train"] - sum(clock.steps_s) - 2 * usual.report.splits["validation"].sequences / speed
     seconds["train"] = max(0.0, start_s) + steps * step_s + evaluations * total["validation"] / speed
     seconds["evaluate"] = usual.seconds["evaluate"] + models * total[recipe.evaluation.split] / speed
     seconds["publish"] = usual.seconds["publish"]
-    return RealRunEstimate(
-        steps=steps,
-        seconds=seconds,
-        slowdown=usual.slowdown,
-        basis=f"{len(usual.steps_s)} steps of {duration(step_s)} and evaluations of {speed:,.0f} rows/s",
-        memory_bytes=max(usual.clock.memory_bytes, hardest.clock.memory_bytes),
-        gpu_memory_bytes=max(usual.clock.gpu_memory_bytes, hardest.clock.gpu_memory_bytes),
-        disk_bytes=usual.disk_bytes * (training.keep_checkpoints + 1),
-    )
-
-
-def _warnings(recipe: Recipe, usual: _Pass) -> Iterator[str]:
-    limit = recipe.validation.max_quarantined
-    if usual.quarantined > limit * usual.rows:
-        yield (
-            f"{usual.quarantined} of {usual.rows} rows were set aside, more than validation.max_quarantined, {limit:.1%}, allows; "
-            "of few rows, some can be labels that training never sees"
-        )
+    all_s, is_busy = sum(seconds.values()), usual.slowdown > _BUSY
+    alone = f"; without other programs at most {duration(all_s / usual.slowdown)}" if is_busy else ""
+    by_stage = ", ".join(f"{stage} {duration(one)}" for stage, one in seconds.items())
+    memory = f"{max(clock.memory_bytes, hardest.clock.memory_bytes) / 2**30:.1f} GiB"
+    if on_gpu := max(clock.gpu_memory_bytes, hardest.clock.gpu_memory_bytes):
+        memory += f", and {on_gpu / 2**30:.1f} GiB of its GPU"
+    disk = usual.disk_bytes * (training.keep_checkpoints + 1) / 2**30
+    basis = f"{len(usual.steps_s)} steps of {duration(step_s)} and evaluations of {speed:,.0f} rows/s"
+    return [
+        f"time: about {duration(all_s)} ({by_stage}; {steps:,} steps){alone}",
+        f"the time follows from {basis}",
+        f"memory: {memory} for each training process, with the longest rows",
+        f"disk: {disk:.1f} GiB for checkpoints",
+        *([_ADVICE] if is_busy and "OMP_WAIT_POLICY" not in os.environ else []),
+    ]

@@ -17,9 +17,9 @@ import contextlib
 import logging
 import shutil
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -52,8 +52,7 @@ _FIXES = {
 }
 
 
-@dataclass(frozen=True)
-class Kill:
+class Kill(NamedTuple):
     """One SIGKILL."""
 
     step: int
@@ -63,8 +62,7 @@ class Kill:
     """The checkpoint that must exist before the kill: without one, the next start would have nothing to resume."""
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """How far to train, and when to save, to evaluate and to kill."""
 
     steps: int
@@ -76,11 +74,6 @@ class Plan:
 def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2) -> None:
     """Train the first steps of a recipe with and without kills, and print how the two runs compare.
 
-    Args:
-        recipe_path: params/<recipe>.yaml; its tokens must exist.
-        steps: how many steps. By default three of the recipe's save intervals, but at most 30.
-        kills: how many kills; several processes are killed in turn.
-
     Raises:
         ModelError: the runs differ; the error names the first difference and says whether resuming causes it.
         DataError: the recipe has no tokens yet.
@@ -89,22 +82,25 @@ def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2
     recipe = load(recipe_path)
     artifacts = Artifacts(recipe_path.stem)
     folder = artifacts.verify_resume
-    total = _total_steps(recipe, artifacts)
+    if recipe.launch.num_machines > 1:
+        fix = "set launch.num_machines to 1 in a copy of the recipe"
+        raise RecipeError("launch.num_machines", "verify-resume kills processes of this machine only", fix)
+    if not (artifacts.tokens / "train").exists():
+        fix = f"run `dvc repro tokenize@{artifacts.recipe}`"
+        raise DataError(str(artifacts.tokens), "there are no tokens to train on yet", fix)
+    total = total_steps(recipe.training, len(tokens.read_split(artifacts.tokens, "train")))
     planned = plan(total, interval_steps(recipe.training.save_steps, total), recipe.launch.num_processes, steps, kills)
+    uninterrupted, killed, repeated = (
+        _job(recipe, artifacts, folder / name, planned) for name in ("uninterrupted", "killed", "uninterrupted-again")
+    )
     with hold_file_lock(artifacts.verify_resume_lock, f"verify-resume of {artifacts.recipe}"):
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.ExitStack() as at_end:
             at_end.callback(shutil.rmtree, folder, ignore_errors=True)
-            logger.info(
-                "verify-resume: %d steps of the recipe's own schedule; a checkpoint every %d steps, an evaluation at step %d, "
-                "SIGKILL at %s",
-                planned.steps,
-                planned.save_steps,
-                planned.eval_steps,
-                " and ".join(f"step {kill.step} to rank {kill.rank}" for kill in planned.kills),
-            )
-            uninterrupted = _job(recipe, artifacts, folder / "uninterrupted", planned)
-            killed = _job(recipe, artifacts, folder / "killed", planned)
+            what = "verify-resume: %d steps of the recipe's own schedule; a checkpoint every %d steps, "
+            what += "an evaluation at step %d, SIGKILL at %s"
+            kill_places = " and ".join(f"step {kill.step} to rank {kill.rank}" for kill in planned.kills)
+            logger.info(what, planned.steps, planned.save_steps, planned.eval_steps, kill_places)
             logger.info("\nverify-resume: run 1, uninterrupted")
             _train(uninterrupted)
             logger.info("\nverify-resume: run 2, with kills")
@@ -115,7 +111,6 @@ def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2
                 print(f"\nverify-resume: equal, bit for bit, over {made} steps and {count} kill(s)", flush=True)
                 return
             at_end.pop_all()  # keeps the runs, so that the user can inspect them
-            repeated = _job(recipe, artifacts, folder / "uninterrupted-again", planned)
             logger.info("\nverify-resume: the runs differ. Run 3, uninterrupted: is the training itself deterministic?")
             _train(repeated)
             raise diagnose_resume_difference(comparisons, _print_comparison(uninterrupted, repeated), folder)
@@ -156,14 +151,16 @@ def diagnose_resume_difference(killed: list[Comparison], repeated: list[Comparis
     assert lost
     runs = f"the runs are in {folder}"
     if noise is None:
-        what = f"a killed run ends differently; first difference in the {lost.component}, {lost.differences[0]}"
+        what = f"a killed run ends differently; first difference in the {lost.component}, {lost.differences[0].text}"
         fix = f"find the state that checkpoints lack, as two uninterrupted runs are equal; {runs}"
         return ModelError("verify-resume", what, fix)
     what = "the training is not deterministic: two uninterrupted runs differ, first in the "
-    what += f"{noise.component}, {noise.differences[0]}"
+    what += f"{noise.component}, {noise.differences[0].text}"
     exact = {comparison.component for comparison in repeated if not comparison.differences}.intersection(_INDEPENDENT)
     if lost := earliest_differing_comparison(comparison for comparison in killed if comparison.component in exact):
-        what += f"; and resuming is not exact: only after kills the {lost.component} differ(s), {lost.differences[0]}"
+        what += (
+            f"; and resuming is not exact: only after kills the {lost.component} differ(s), {lost.differences[0].text}"
+        )
     return ModelError("verify-resume", what, f"{_FIXES.get(noise.component, _FIXES['loss'])}; {runs}")
 
 
@@ -173,23 +170,13 @@ def _print_comparison(one: Job, other: Job) -> list[Comparison]:
     return comparisons
 
 
-def _total_steps(recipe: Recipe, artifacts: Artifacts) -> int:
-    if recipe.launch.num_machines > 1:
-        fix = "set launch.num_machines to 1 in a copy of the recipe"
-        raise RecipeError("launch.num_machines", "verify-resume kills processes of this machine only", fix)
-    if not (artifacts.tokens / "train").exists():
-        fix = f"run `dvc repro tokenize@{artifacts.recipe}`"
-        raise DataError(str(artifacts.tokens), "there are no tokens to train on yet", fix)
-    return total_steps(recipe.training, len(tokens.read_split(artifacts.tokens, "train")))
-
-
 def _job(recipe: Recipe, artifacts: Artifacts, folder: Path, planned: Plan) -> Job:
     """Return the recipe's training, but with the plan's intervals, an early stop and a record of each step."""
     intervals = {"save_steps": planned.save_steps, "save_minutes": None, "eval_steps": planned.eval_steps}
     training = recipe.training.model_copy(update={**intervals, "resume": "auto"})
     job = Job.of(recipe.model_copy(update={"training": training}), artifacts)
-    folder = folder.absolute() / job.folder.name
-    return job.model_copy(update={"folder": folder, "stop_at_step": planned.steps, "record": True})
+    update = {"folder": folder.absolute() / job.folder.name, "stop_at_step": planned.steps, "record": True}
+    return job.model_copy(update=update)
 
 
 def _train_with_kills(job: Job, planned: Plan) -> int:
@@ -214,48 +201,39 @@ def _train_with_kills(job: Job, planned: Plan) -> int:
 def _train(job: Job, kill: Kill | None = None) -> bool:
     """Train until the kill or the last step; return whether the kill ended it."""
     heartbeat.clear(job.folder)
-    with _killing(job, kill) as was_killed:
+    is_over = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        was_killed = pool.submit(_kill_when_due, job, kill, is_over) if kill else None
         try:
             supervise(job, lambda: choose(job.folder, job.identity, "auto"))
         except KilledError:
-            if not was_killed.is_set():
+            is_over.set()
+            if was_killed is None or not was_killed.result():
                 raise
             return True
         except PreemptedError as error:  # the job stops at its last step as if it was asked to
             if newest_step(job.folder) != job.stop_at_step:
                 raise PreemptedError("verify-resume", error.what, "run it again; it starts from scratch") from None
+        finally:
+            is_over.set()
     return False
 
 
-@contextlib.contextmanager
-def _killing(job: Job, kill: Kill | None) -> Iterator[threading.Event]:
-    """Carry out `kill` while the block runs; the event is set once the process is killed."""
-    was_killed, is_over = threading.Event(), threading.Event()
-
-    def watch(kill: Kill) -> None:
-        victim: psutil.Process | None = None
-        while not is_over.wait(_POLL_S):
-            with contextlib.suppress(ValueError, OSError, psutil.Error):  # a half-written heartbeat, an ended process
-                pulse = next(
-                    (pulse for pulse in heartbeat.read_process_states(job.folder) if pulse.rank == kill.rank), None
-                )
-                if pulse and (victim is None or victim.pid != pulse.pid):
+def _kill_when_due(job: Job, kill: Kill, is_over: threading.Event) -> bool:
+    """Carry out `kill` as soon as its step and its checkpoint are there; return whether that came before the end."""
+    victim: psutil.Process | None = None
+    while not is_over.wait(_POLL_S):
+        with contextlib.suppress(ValueError, OSError, psutil.Error):  # a half-written heartbeat, an ended process
+            for pulse in heartbeat.read_process_states(job.folder):
+                if pulse.rank != kill.rank:
+                    continue
+                if victim is None or victim.pid != pulse.pid:
                     victim = psutil.Process(pulse.pid)
-                is_due = pulse and pulse.step >= kill.step and pulse.phase != "finished"
-                if victim and pulse and is_due and newest_step(job.folder) >= kill.checkpoint:
+                is_due = pulse.step >= kill.step and pulse.phase != "finished"
+                if is_due and newest_step(job.folder) >= kill.checkpoint:
                     victim.kill()
-                    was_killed.set()
                     others = "; the others may report lost connections" if job.launch.num_processes > 1 else ""
                     text = "\nverify-resume: killed rank %d (process %d) after %d steps%s"
                     logger.info(text, pulse.rank, pulse.pid, pulse.step, others)
-                    return
-
-    watcher = threading.Thread(target=watch, args=(kill,), daemon=True) if kill else None
-    if watcher:
-        watcher.start()
-    try:
-        yield was_killed
-    finally:
-        is_over.set()
-        if watcher:
-            watcher.join()
+                    return True
+    return False

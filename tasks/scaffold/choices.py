@@ -55,13 +55,39 @@ def weight_decay(proposal: Proposal, *, is_new: bool) -> Choice:
     return Choice(0.1, "usual for training from random weights") if is_new else Choice(0.01, "usual for fine-tuning")
 
 
-def lora(parameters: int, memory_bytes: float) -> Choice:
-    """Return whether only adapters are trained: where all weights would not fit into the memory of this machine."""
+def why_lora(parameters: int, memory_bytes: float) -> str | None:
+    """Return why only adapters are trained: all weights would not fit into the memory of this machine; None if they fit."""
     needed, there = parameters * _BYTES_PER_PARAMETER, memory_bytes / 2**30
     if needed <= _MEMORY_SHARE * memory_bytes:
-        return Choice(value=False)
-    why = f"training all weights would take {needed / 2**30:.0f} GiB beside activations, and there are {there:.0f} GiB here"
-    return Choice(value=True, why=why)
+        return None
+    return f"training all weights would take {needed / 2**30:.0f} GiB beside activations, and there are {there:.0f} GiB here"
+
+
+def has_gpu() -> bool:
+    """Whether this machine trains on a GPU."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def memory_bytes() -> float:
+    """Return the memory that a training here has."""
+    import psutil
+    import torch
+
+    if has_gpu():
+        return float(torch.cuda.get_device_properties(0).total_memory)
+    return float(psutil.virtual_memory().total)
+
+
+def precision() -> Choice:
+    """Return the number format of the passes."""
+    import torch
+
+    if has_gpu() and torch.cuda.is_bf16_supported():
+        return Choice("bf16", "on a GPU about twice as fast as fp32")
+    without = "there is no GPU here: on one that has it, bf16 is about twice as fast"
+    return Choice("fp32", "the GPU here has no bf16" if has_gpu() else without)
 
 
 def split_shares(rows: int, *, has_validation: bool, has_test: bool) -> dict[str, Choice]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new recipe.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new recipe.")],
     *,
     data: Annotated[
         str,
         typer.Option(
             metavar="WHERE",
             help="File, folder or glob; hub:owner/name[@revision]; or a database, such as sqlite:///rows.db.",
-            show_default=False,
         ),
     ],
     query: Annotated[str | None, typer.Option(help="SELECT that gives the rows of a database.")] = None,
@@ -53,29 +53,19 @@ def new(
     """
     from params.foundation import command_result
     from tasks.scaffold.new import new
-    from tasks.scaffold.request import COLUMN_FLAGS, Asker, Request
+    from tasks.scaffold.request import COLUMN_FLAGS, Request
 
     given = dict(zip(COLUMN_FLAGS, (text, label, spans, prompt, completion, messages, chosen, rejected), strict=True))
-    request = Request(
-        name=name,
-        data=data,
-        query=query,
-        test=test,
-        validation=validation,
-        model=model,
-        objective=objective,
-        columns={flag: column for flag, column in given.items() if column},
-        repo_id=repo_id,
-        schedule=schedule,
-    )
-    with command_result.handle_keyboard_interrupt(
-        f"the recipe {name} is written as a whole or not at all\n  start again"
-    ):
-        new(request, Asker.of(yes=yes))
+    columns = {flag: column for flag, column in given.items() if column}
+    may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
+    request = Request(name, data, query, test, validation, model, objective, columns, repo_id, schedule, may_ask)
+    kept = f"the recipe {name} is written as a whole or not at all\n  start again"
+    with command_result.handle_keyboard_interrupt(kept):
+        new(request)
 
 
 def remove(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe.")],
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
@@ -83,6 +73,6 @@ def remove(
 
     The opposite of `new`. Asks first. What its runs have left and what is published stay.
     """
-    from tasks.scaffold.remove import remove
+    from tasks.scaffold.project import remove
 
     remove(name, yes=yes)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -15,7 +15,7 @@ from params import DataError
 from params.schema import Files, HubDataset, Sql
 from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.file_index import FileIndex
-from tasks.ingestion.source import OpenedSource, open_source
+from tasks.ingestion.source import open_source
 from tasks.scaffold.sources import matching
 
 SAMPLE_ROWS: Final = 20_000
@@ -25,6 +25,9 @@ _SCANNED_BYTES: Final = 512 << 20
 """Files up to this size together are read to their end, to count the rows and to look at all parts of them."""
 Row = Mapping[str, Any]
 Kind = Literal["text", "integer", "number", "boolean", "messages", "spans", "list", "record", "other", "empty"]
+_TYPES: Final[Mapping[Kind, set[type]]] = {"text": {str}, "boolean": {bool}, "integer": {int}, "number": {int, float}}
+_SPAN: Final = {"label", "start", "end"}
+_MAX_LABELS: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,6 @@ class Column:
         """The values without nulls and blank texts."""
         return [v for v in self.values if v is not None and not (isinstance(v, str) and not v.strip())]
 
-    @property
-    def missing(self) -> int:
-        """How many values are null or blank."""
-        return len(self.values) - len(self.filled)
-
     @cached_property
     def kind(self) -> Kind:
         """What all values are."""
@@ -51,22 +49,18 @@ class Column:
             return "empty"
         types = {type(value) for value in self.filled}
         if types == {list}:
-            return _list_kind([item for value in self.filled for item in value])
-        for kind, own in (("text", {str}), ("boolean", {bool}), ("integer", {int}), ("number", {int, float})):
+            items = [set(item) if isinstance(item, dict) else set() for value in self.filled for item in value]
+            keys = set.intersection(*items) if items else set()
+            return "messages" if keys >= {"role", "content"} else "spans" if keys >= _SPAN else "list"
+        for kind, own in _TYPES.items():
             if types <= own:
-                return kind  # type: ignore[return-value]
+                return kind
         return "record" if types == {dict} else "other"
 
     @cached_property
-    def counts(self) -> Counter[Any]:
-        """How often each value occurs, most frequent first; only for texts, integers and booleans."""
-        is_counted = self.kind in ("text", "integer", "boolean")
-        return Counter(dict(Counter(self.filled).most_common())) if is_counted else Counter()
-
-    @property
     def distinct(self) -> int:
-        """Number of different values."""
-        return len(self.counts)
+        """Number of different values; only for texts, integers and booleans."""
+        return len(set(self.filled)) if self.kind in ("text", "integer", "boolean") else 0
 
     @cached_property
     def mean_characters(self) -> float:
@@ -77,6 +71,12 @@ class Column:
     def has_spaces(self) -> bool:
         """Whether most values are of several words."""
         return self.kind == "text" and sum(" " in value.strip() for value in self.filled) > len(self.filled) / 2
+
+    @property
+    def is_label(self) -> bool:
+        """Whether the values are few, short, and each occurs several times."""
+        few = 1 <= self.distinct <= min(_MAX_LABELS, max(2, len(self.filled) / 3))
+        return few and self.mean_characters <= 60
 
     @property
     def is_id(self) -> bool:
@@ -129,47 +129,29 @@ def read_source_sample(source: Files | HubDataset | Sql, root: Path = Path()) ->
     rows: dict[str, list[Row]] = {}
     totals: dict[str, int | None] = {}
     for split in opened.splits:
-        rows[split], totals[split] = _sample(opened, source, split, root)
+        is_scanned = isinstance(source, HubDataset)
+        if isinstance(source, Files):
+            sizes = ((root / name).stat().st_size for name in matching(source.patterns[split], root))
+            is_scanned = sum(sizes) <= _SCANNED_BYTES
+        indexes = opened.indexes(split) if is_scanned else None
+        if indexes is not None:
+            totals[split] = sum(index.rows for index in indexes)
+            rows[split] = list(_spread(indexes))
+        else:
+            with contextlib.closing(opened.batches(split)) as batches:
+                read = list(islice((row for batch in batches for row in to_readable_batch(batch)[1]), SAMPLE_ROWS))
+            rows[split], totals[split] = read, len(read) if len(read) < SAMPLE_ROWS else None
         if not rows[split]:
             raise DataError(f"the {split} rows", "there are none", "give files, or a query, with rows")
     return Sample(rows, totals)
 
 
-def _sample(
-    opened: OpenedSource, source: Files | HubDataset | Sql, split: str, root: Path
-) -> tuple[list[Row], int | None]:
-    """Return rows from all parts of a split, and their number; of what cannot be read anywhere, its beginning."""
-    is_scanned = isinstance(source, HubDataset)
-    if isinstance(source, Files):
-        sizes = ((root / name).stat().st_size for name in matching(source.patterns[split], root))
-        is_scanned = sum(sizes) <= _SCANNED_BYTES
-    indexes = opened.indexes(split) if is_scanned else None
-    if indexes is not None:
-        total = sum(index.rows for index in indexes)
-        return list(_spread(indexes, total)), total
-    rows: list[Row] = []
-    with contextlib.closing(opened.batches(split)) as batches:
-        for batch in batches:
-            rows += to_readable_batch(batch)[1]
-            if len(rows) >= SAMPLE_ROWS:
-                return rows[:SAMPLE_ROWS], None
-    return rows, len(rows)
-
-
-def _spread(indexes: Sequence[FileIndex], total: int) -> Iterator[Row]:
+def _spread(indexes: Sequence[FileIndex]) -> Iterator[Row]:
     """Yield all rows, or blocks of rows at even distances: files are often sorted by a label."""
     blocks = [(index, start) for index in indexes for start in range(0, index.rows, _BLOCK_ROWS)]
+    total = sum(index.rows for index in indexes)
     wanted = len(blocks) if total <= SAMPLE_ROWS else SAMPLE_ROWS // _BLOCK_ROWS
     for i in range(wanted):
         index, start = blocks[i * len(blocks) // wanted]
         for batch in index.piece(start, _BLOCK_ROWS).batches():
             yield from to_readable_batch(batch)[1]
-
-
-def _list_kind(items: Sequence[Any]) -> Kind:
-    if items and all(isinstance(item, dict) for item in items):
-        if all({"role", "content"} <= item.keys() for item in items):
-            return "messages"
-        if all({"label", "start", "end"} <= item.keys() for item in items):
-            return "spans"
-    return "list"

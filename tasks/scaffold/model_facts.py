@@ -61,9 +61,7 @@ def model_facts(model: str, root: Path = Path()) -> ModelFacts:
     if model.startswith((".", "/", "~")) or name.count("/") != 1 or repo_id_problem(name):
         fix = "give a local folder, or owner/name of a repository on the Hub"
         raise ModelError("--model", f"there is no folder {model}", fix)
-    commit, _ = hub.find_commit_and_files(name, revision or "main", kind="model")
-    folder = hub.download(name, commit, _CONFIG_FILES)
-    return _facts(name, commit, folder, hub.count_hub_parameters(name, commit))
+    return _facts(name, *hub.fetch_model_files(name, revision or "main", _CONFIG_FILES))
 
 
 def _facts(path: str, revision: str | None, folder: Path, parameters: int | None) -> ModelFacts:

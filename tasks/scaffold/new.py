@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -18,17 +19,25 @@ from tasks.scaffold import project, proposal
 from tasks.scaffold.look import Sample, read_source_sample
 from tasks.scaffold.model_facts import ModelFacts, model_facts
 from tasks.scaffold.plan import Plan, make_plan
-from tasks.scaffold.request import NEW_MODEL, Asker, Request
+from tasks.scaffold.request import NEW_MODEL, Request
 from tasks.scaffold.sources import FoundSource, find_source
 from tasks.scaffold.write import recipe_text
 from trainer.objectives.bases.advice import ModelKind
+from trainer.runtime.imports import hide_packages_in_block
 
 _CRON: Final = re.compile(r"\S+( \S+){4}")
 _SHOWN_TOKENS: Final = 12
 _SHOWN_CHARACTERS: Final = 200
+_NEXT: Final = """
+Next:
+  evergreen rehearse {name}      the whole pipeline on few rows, publishing nowhere; estimates time and memory
+  evergreen run {name}           the real run; publishes the model
+  prefect --no-prompt deploy --name {name}      activate its schedule
+  git add params/{name}.yaml recipes.yaml prefect.yaml && git commit
+To undo this: evergreen remove {name}"""
 
 
-def new(request: Request, ask: Asker) -> None:
+def new(request: Request) -> None:
     """Write a recipe, its item and its deployment, check it, and say what comes next.
 
     Raises:
@@ -40,23 +49,21 @@ def new(request: Request, ask: Asker) -> None:
     root = project.project_root()
     found = find_source(request, root)
     sample = read_source_sample(found.source, root)
-    facts, kind = _model(request, sample, ask, root)
-    chosen = proposal.propose(request, sample, kind, ask)
+    facts, kind = _model(request, sample, root)
+    chosen = proposal.propose(request, sample, kind)
     print(f"{request.name}: learn {chosen.advice.meaning} ({chosen.objective})")
-    for line in _seen(found, sample, chosen, facts):
-        print(f"  {line}")
-    plan = make_plan(chosen, sample, facts)
+    print(*_seen(found, sample, chosen, facts), sep="\n")
+    # transformers notes at its import what is installed
+    unused = [] if "transformers" in sys.modules else ["peft", "torchao"]
+    with hide_packages_in_block(*unused):
+        plan = make_plan(found, chosen, sample, facts, request.repo_id or f"evergreen/{request.name}")
     for note in plan.quality.notes():
         print(f"  note: {note}")
-    text = recipe_text(request.name, found, plan, request.repo_id or f"evergreen/{request.name}")
+    text = recipe_text(request.name, chosen, sample, facts, plan)
     base = facts.path if facts and facts.revision is None else project.NO_BASE
     item = {"data": found.watched, "objective": chosen.objective, "base": base}
-    changed = _write(root, request, item, text)
-    print(f"\n{'Wrote' if changed else 'Nothing to do: the project has'} {', '.join(changed or _places(request.name))}")
-    for line in _one_row(plan):
-        print(line)
-    for line in _next_steps(request.name):
-        print(line)
+    _write(root, request, item, text)
+    print(*_one_row(chosen, plan), _NEXT.format(name=request.name), sep="\n")
 
 
 def _check_request(request: Request) -> None:
@@ -71,7 +78,7 @@ def _check_request(request: Request) -> None:
         raise RecipeError("--repo-id", what, "write another OWNER/NAME")
 
 
-def _model(request: Request, sample: Sample, ask: Asker, root: Path) -> tuple[ModelFacts | None, ModelKind]:
+def _model(request: Request, sample: Sample, root: Path) -> tuple[ModelFacts | None, ModelKind]:
     """Return the pretrained model, None for a new one, and its kind. Plain text alone gets a new one without being asked."""
     model = request.model
     known = proposal.proposable_objectives()
@@ -82,7 +89,7 @@ def _model(request: Request, sample: Sample, ask: Asker, root: Path) -> tuple[Mo
     if model is None:
         question = "Which model to start from: a local folder, or owner/name on the Hub?"
         fix = f"add --model FOLDER, --model OWNER/NAME, or --model {NEW_MODEL} for a small one from random weights"
-        model = ask.text("--model", question, fix)
+        model = request.ask("--model", question, fix)
     if model == NEW_MODEL:
         return None, found[0].models[0] if request.objective and found else "decoder"
     facts = model_facts(model, root)
@@ -90,86 +97,56 @@ def _model(request: Request, sample: Sample, ask: Asker, root: Path) -> tuple[Mo
 
 
 def _seen(found: FoundSource, sample: Sample, chosen: proposal.Proposal, facts: ModelFacts | None) -> Iterator[str]:
-    counts = ", ".join(
-        f"{sample.estimated(split):,}{'' if sample.totals[split] else ' or more'} {split}" for split in sample.rows
-    )
-    yield f"rows: {counts}"
-    yield from found.notes
-    for flag, column in chosen.columns.items():
-        yield f"{flag}: column `{column}`"
-    unused = [name for name in sample.columns if name not in chosen.columns.values()]
-    if unused:
-        yield f"columns that the objective does not read: {', '.join(unused)}"
-    yield (
-        f"model: {facts.path}, {facts.model_type}, {facts.size} parameters"
-        if facts
-        else "model: small, from random weights"
-    )
+    more = {split: "" if total else " or more" for split, total in sample.totals.items()}
+    yield f"  rows: {', '.join(f'{sample.estimated(split):,}{more[split]} {split}' for split in sample.rows)}"
+    yield from (f"  {note}" for note in found.notes)
+    yield from (f"  {flag}: column `{column}`" for flag, column in chosen.columns.items())
+    if unused := [name for name in sample.columns if name not in chosen.columns.values()]:
+        yield f"  columns that the objective does not read: {', '.join(unused)}"
+    known = f"{facts.path}, {facts.model_type}, {facts.size} parameters" if facts else "small, from random weights"
+    yield f"  model: {known}"
 
 
-def _places(name: str) -> list[str]:
-    return [f"params/{name}.yaml", f"its item in {RECIPES}", f"its deployment in {project.PREFECT}"]
-
-
-def _write(root: Path, request: Request, item: Mapping[str, str], text: str) -> list[str]:
-    """Write what is not there yet, check it, and return what was written; after an error everything is as before."""
+def _write(root: Path, request: Request, item: Mapping[str, str], text: str) -> None:
+    """Write what is not there yet, check it, and say what was written; after an error everything is as before."""
     name = request.name
-    recipe = root / "params" / f"{name}.yaml"
-    before = {path: _read(path) for path in (recipe, root / RECIPES, root / project.PREFECT)}
-    if before[recipe] not in (None, text):
+    recipe, recipes, prefect = root / "params" / f"{name}.yaml", root / RECIPES, root / project.PREFECT
+    before = {path: path.read_text(encoding="utf-8") if path.exists() else "" for path in (recipe, recipes, prefect)}
+    if before[recipe] not in ("", text):
         fix = f"keep it as it is; or remove it first: evergreen remove {name}; or choose another name"
         raise RecipeError(str(recipe), "exists, and differs from what these flags and rows give today", fix)
     after = {
         recipe: text,
-        root / RECIPES: project.with_item(before[root / RECIPES] or "", name, **item),
-        root / project.PREFECT: project.with_deployment(before[root / project.PREFECT] or "", name, request.schedule),
+        recipes: project.with_item(before[recipes], name, **item),
+        prefect: project.with_deployment(before[prefect], name, request.schedule),
     }
     try:
         for path, content in after.items():
-            if content != before[path]:
-                write_text_atomically(path, content)
+            write_text_atomically(path, content)
         check(recipe)
     except BaseException:
-        for path, old in before.items():
-            if old is None:
-                path.unlink(missing_ok=True)
-            elif old != after[path]:
-                write_text_atomically(path, old)
+        for path, content in before.items():
+            write_text_atomically(path, content)
+        if not before[recipe]:
+            recipe.unlink()
         raise
-    return [place for place, path in zip(_places(name), after, strict=True) if after[path] != before[path]]
+    places = (f"params/{name}.yaml", f"its item in {RECIPES}", f"its deployment in {project.PREFECT}")
+    changed = [place for place, path in zip(places, after, strict=True) if after[path] != before[path]]
+    print(f"\n{'Wrote' if changed else 'Nothing to do: the project has'} {', '.join(changed or places)}")
 
 
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(str(path), f"cannot be read: {error}", "save it as a text file in UTF-8") from error
-
-
-def _one_row(plan: Plan) -> Iterator[str]:
+def _one_row(chosen: proposal.Proposal, plan: Plan) -> Iterator[str]:
     """Yield what becomes of a row of mean length, as `evergreen trace` shows it."""
     row, examples = plan.example
     yield "\nOne row, from the source to the model:"
-    for column in plan.proposal.columns.values():
+    for column in chosen.columns.values():
         value = str(row[column])
         yield f"  {column}: {value[:_SHOWN_CHARACTERS]}{' ...' if len(value) > _SHOWN_CHARACTERS else ''}"
     for example in examples[:1]:
         lines = token_lines(plan.encoder, example)
         yield f"  tokens ({len(example['input_ids'])}; * has a loss):"
-        head, rest = lines[:_SHOWN_TOKENS], lines[_SHOWN_TOKENS:]
-        yield from (f"    {line}" for line in head)
-        if rest:
+        yield from (f"    {line}" for line in lines[:_SHOWN_TOKENS])
+        if rest := lines[_SHOWN_TOKENS:]:
             yield f"      ... {len(rest)} lines more"
         if rest and not isinstance(example.get("labels"), list):
             yield f"    {rest[-1]}"
-
-
-def _next_steps(name: str) -> Iterator[str]:
-    yield "\nNext:"
-    yield f"  evergreen rehearse {name}      the whole pipeline on few rows, publishing nowhere; estimates time and memory"
-    yield f"  evergreen run {name}           the real run; publishes the model"
-    yield f"  prefect --no-prompt deploy --name {name}      activate its schedule"
-    yield f"  git add params/{name}.yaml recipes.yaml prefect.yaml && git commit"
-    yield f"To undo this: evergreen remove {name}"

@@ -2,124 +2,157 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from params import DataError
-from params.schema import Model, ObjectiveChoice
-from tasks.scaffold import choices, start
+from params import DataError, RecipeError
+from params.schema import Lora, Model, ObjectiveChoice, Tokenization
+from tasks.scaffold import choices
 from tasks.scaffold.look import Row, Sample
 from tasks.scaffold.model_facts import ModelFacts
 from tasks.scaffold.proposal import Proposal
-from tasks.scaffold.quality import Quality, judge
+from tasks.scaffold.quality import Quality, input_column, judge
+from tasks.scaffold.sources import FoundSource
 from tasks.tokenization.encoding import Encoder
-from tasks.tokenization.tokenizers import NO_LIMIT
+from tasks.tokenization.tokenizers import NO_LIMIT, build_tokenizer
 from trainer import objectives
-from trainer.objectives.bases.advice import Choice
-from trainer.objectives.bases.objective import Example, Objective
-from trainer.runtime.imports import hide_packages_in_block
+from trainer.objectives.bases.advice import Choice, ModelKind
+from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SEED: Final = 17
 _TRIED_ROWS: Final = 2000
 """Rows, about, that are encoded as training sees them."""
 _MEASURED_ROWS: Final = 5_000
 """The most rows that are tokenized for their lengths."""
 _BATCH_ROWS: Final = 500
+_MAX_SLICES: Final = 100
+_WIDTHS: Final = {"hidden_size": 192, "intermediate_size": 512}
+_NEW_MODELS: Final[Mapping[ModelKind, Mapping[str, Any]]] = {
+    "decoder": {"model_type": "llama", **_WIDTHS, "num_hidden_layers": 4, "num_attention_heads": 6}
+    | {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    "encoder": {"model_type": "bert", **_WIDTHS, "num_hidden_layers": 3, "num_attention_heads": 6},
+    "encoder-decoder": {"model_type": "t5", "d_model": 192, "d_kv": 32, "d_ff": 512, "num_layers": 3, "num_heads": 6},
+}
+Keys = Mapping[str, Any]
+"""Keys of a recipe with a `Choice`, a plain value or further keys each; a key that begins with `#` is a comment."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A recipe before it is written: a choice for each key that is not usual."""
+class Plan(NamedTuple):
+    """A recipe before it is written, and what its choices follow from."""
 
-    proposal: Proposal
+    sections: Keys
     quality: Quality
-    sample: Sample
-    facts: ModelFacts | None
-    """The pretrained model; None for one from random weights."""
-    model: Model
-    options: Mapping[str, Choice]
-    """Options of the objective beside its columns."""
-    shares: Mapping[str, Choice]
-    """Shares of the splits without files."""
-    values: Mapping[str, Choice]
-    """The other choices, by the key of the recipe: `training.epochs`."""
     encoder: Encoder
     """Makes the training sequences."""
-    example: tuple[Mapping[str, Any], list[Example]]
-    """A row, and what becomes of it."""
+    example: tuple[Row, list[Example]]
+    """A row of usual length, and what becomes of it."""
 
 
-def make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None) -> Plan:
-    """Choose everything that a recipe says.
+def make_plan(found: FoundSource, proposal: Proposal, sample: Sample, facts: ModelFacts | None, repo_id: str) -> Plan:
+    """Choose everything that a recipe says; `facts` are None for a model from random weights.
 
     Raises:
         DataError: no row can be used.
+        RecipeError: the objective needs a pretrained model.
         ModelError: tokenizer or model cannot be loaded or used.
     """
-    model, lora = start.model_choice(proposal, facts)
-    # transformers notes at its import what is installed
-    unused = [] if lora.value or "transformers" in sys.modules else ["peft", "torchao"]
-    with hide_packages_in_block(*unused):
-        return _make_plan(proposal, sample, facts, model=model, lora=lora)
-
-
-def _make_plan(proposal: Proposal, sample: Sample, facts: ModelFacts | None, *, model: Model, lora: Choice) -> Plan:
-    options = proposal.advice.options(proposal.columns, has_template=bool(facts and facts.has_chat_template))
+    advice, positions = proposal.advice, facts.positions if facts else None
+    model = _model_keys(proposal, facts)
+    options = advice.options(proposal.columns, has_template=bool(facts and facts.has_chat_template))
     objective = _build(proposal, options)
     quality = judge(sample, proposal, objective)
     texts = [objective.text(row) for row in quality.usable]
-    tokenizer_choice = start.tokenizer_choice(facts, sum(map(len, texts)))
-    tokenizer = start.load_tokenizer(tokenizer_choice.value, texts, objective)
+    tokenizer_keys = _tokenizer_keys(facts, sum(map(len, texts)))
+    tokenization = Tokenization.model_validate({"tokenizer": plain(tokenizer_keys), "max_length": NO_LIMIT})
+    tokenizer = build_tokenizer(tokenization, texts)
+    objective.prepare_tokenizer(tokenizer)
     state = objective.collect_state(quality.usable)
-    found = _lengths(quality.usable, Encoder(objective, tokenizer, NO_LIMIT, state))
-    if found.targets:
-        options, objective = _with_target_length(proposal, options, objective, found)
-    if "packing" in options and not start.can_train(model, objective, state, tokenizer):
-        options = options | {"packing": Choice(value=False, why="this model lets packed examples attend to each other")}
-        objective = _build(proposal, options)
-    rows, splits = sample.estimated("train"), sample.rows
-    shares = choices.split_shares(rows, has_validation="validation" in splits, has_test="test" in splits)
-    train_rows = round(rows * (1 - sum(share.value for share in shares.values())))
-    values = {"tokenizer": tokenizer_choice, "model.lora": lora}
-    values |= _values(proposal, options=options, found=found, facts=facts, train_rows=train_rows, quality=quality)
-    limit = values["tokenization.max_length"].value
+    inputs, targets = _lengths(quality.usable, Encoder(objective, tokenizer, NO_LIMIT, state))
+    if targets:
+        length = choices.max_length(targets, None)
+        options = {**options, **dict.fromkeys(sorted(objective.limits), length)}
+        if "max_new_tokens" in objective.options_class.model_fields:
+            options["max_new_tokens"] = Choice(length.value, "as long as the targets")
+    if "packing" in options and not _can_train(model, objective, state, tokenizer):
+        options["packing"] = Choice(value=False, why="this model lets packed examples attend to each other")
+    objective = _build(proposal, options)
+
+    rows, mean = sample.estimated("train"), sum(inputs) / len(inputs)
+    shares = choices.split_shares(rows, has_validation="validation" in sample.rows, has_test="test" in sample.rows)
+    rows = round(rows * (1 - sum(share.value for share in shares.values())))
+    max_length = choices.max_length(inputs, positions)
+    if advice.reads_running_text:
+        max_length = choices.context_length(mean * rows, positions, is_new=facts is None)
+    encoder = Encoder(objective, tokenizer, max_length.value, state)
     tried = quality.usable[:: max(1, len(quality.usable) // _TRIED_ROWS)]
-    encoder = Encoder(objective, tokenizer, limit, state)
     per_row = list(_encoded(tried, encoder))
-    examples = list(objective.pack((example for row in per_row for example in row), limit))
+    examples = list(objective.pack(chain.from_iterable(per_row), max_length.value))
     if not examples:
-        raise DataError("the training rows", f"they give no sequence of {limit} tokens", "give more rows")
-    sequences = max(1, round(train_rows * len(examples) / len(per_row)))
-    values |= _training_values(
-        proposal, facts, sequences=sequences, train_rows=train_rows, found=found, limit=limit, lora=lora.value
+        raise DataError("the training rows", f"they give no sequence of {max_length.value} tokens", "give more rows")
+    sequences = max(1, round(rows * len(examples) / len(per_row)))
+    batch = choices.global_batch_size(proposal, sequences)
+    epochs = choices.epochs(proposal, rows, mean * rows, is_new=facts is None)
+    steps = max(1, epochs.value * (sequences // batch.value))
+    eval_steps = choices.eval_steps(steps)
+    micro = choices.micro_batch_size(batch.value, max_length.value, "gpu" if choices.has_gpu() else "cpu")
+    rate = choices.learning_rate(proposal, facts.parameters if facts else None, lora="lora" in model)
+    packs = advice.reads_running_text or ("packing" in options and options["packing"].value)
+    why = "packed sequences are full" if packs else "batches rows of similar length, which need less padding"
+    best_metric = advice.best_metric(quality.labels)
+    sections = {
+        "seed": SEED,
+        "data": _data_keys(found, proposal, quality, shares),
+        "validation": {
+            "max_quarantined": choices.max_quarantined(quality.set_aside_share),
+            "# Columns and types are checked anyway, and each row as the objective needs it. `expectations` adds checks.": "",
+        },
+        "tokenization": {"tokenizer": tokenizer_keys, "max_length": max_length},
+        "objective": _objective_keys(proposal, quality) | options,
+        "model": model,
+        "training": {
+            "epochs": epochs,
+            "global_batch_size": batch,
+            "learning_rate": rate,
+            "lr_scheduler": choices.scheduler(proposal),
+            "warmup_steps": Choice(0.1, "a tenth of all steps"),
+            "weight_decay": choices.weight_decay(proposal, is_new=facts is None),
+            "precision": choices.precision(),
+            "group_by_length": Choice(not packs, why),
+            "eval_steps": eval_steps,
+            "save_steps": Choice(eval_steps.value, "an interrupted run loses no more than these steps"),
+            "logging_steps": choices.logging_steps(steps),
+            "best_metric": best_metric,
+        },
+        "launch": {
+            "micro_batch_size": micro,
+            "eval_batch_size": Choice(min(64, 2 * micro.value), "evaluations need no gradients"),
+        },
+        "evaluation": _evaluation_keys(proposal, quality, best_metric),
+        "publish": {
+            "repo_id": repo_id,
+            "endpoint": Choice("local", "the Hub in the folder .hub; or https://huggingface.co, with HF_TOKEN"),
+            "private": True,
+            "license": Choice("other", "write that of data and model, such as cc-by-4.0 or apache-2.0"),
+        },
+    }
+    return Plan(sections, quality, encoder, _usual_row(tried, per_row, mean))
+
+
+def plain(keys: Keys) -> dict[str, Any]:
+    """Return keys with their values alone, as the schema reads them."""
+    values = {key: value.value if isinstance(value, Choice) else value for key, value in keys.items() if key[0] != "#"}
+    return {key: plain(value) if isinstance(value, Mapping) else value for key, value in values.items()}
+
+
+def _build(proposal: Proposal, options: Keys) -> Objective[Any]:
+    return objectives.build(
+        ObjectiveChoice.model_validate({"name": proposal.objective, **proposal.options, **plain(options)})
     )
-    return Plan(
-        proposal=proposal,
-        quality=quality,
-        sample=sample,
-        facts=facts,
-        model=model,
-        options=options,
-        shares=shares,
-        values=values,
-        encoder=encoder,
-        example=_usual_row(tried, per_row, found.mean),
-    )
-
-
-@dataclass(frozen=True)
-class _Lengths:
-    """Lengths in tokens, one for each row."""
-
-    inputs: list[int]
-    targets: list[int]
-    """Of second texts, such as translations; empty without them."""
-
-    @property
-    def mean(self) -> float:
-        """Mean length of a row."""
-        return sum(self.inputs) / len(self.inputs)
 
 
 def _encoded(rows: Sequence[Row], encoder: Encoder) -> Iterator[list[Example]]:
@@ -130,96 +163,94 @@ def _encoded(rows: Sequence[Row], encoder: Encoder) -> Iterator[list[Example]]:
         yield from (row.examples for row in lenient.encode(numbered[first : first + _BATCH_ROWS]))
 
 
-def _lengths(rows: Sequence[Row], encoder: Encoder) -> _Lengths:
-    """Return the whole lengths of the rows in tokens, special tokens included."""
-    every = max(1, len(rows) // _MEASURED_ROWS)
-    objective, inputs, targets = encoder.objective, [], []
-    for examples in _encoded(rows[::every], replace(encoder, max_length=NO_LIMIT)):
-        if not examples:
-            continue
-        inputs.append(sum(map(objective.length, examples)))
-        if objective.has_target_text:
-            targets.append(max(len(example["labels"]) for example in examples))
-    return _Lengths(inputs, targets)
+def _lengths(rows: Sequence[Row], encoder: Encoder) -> tuple[list[int], list[int]]:
+    """Return the whole lengths of rows in tokens, and those of second texts such as translations, if rows have them."""
+    rows, objective = rows[:: max(1, len(rows) // _MEASURED_ROWS)], encoder.objective
+    encoded = [examples for examples in _encoded(rows, encoder) if examples]
+    targets = [max(len(example["labels"]) for example in examples) for examples in encoded if objective.has_target_text]
+    return [sum(map(objective.length, examples)) for examples in encoded], targets
 
 
-def _usual_row(
-    rows: Sequence[Row], per_row: Sequence[list[Example]], mean: float
-) -> tuple[Mapping[str, Any], list[Example]]:
+def _usual_row(rows: Sequence[Row], per_row: Sequence[list[Example]], mean: float) -> tuple[Row, list[Example]]:
     """Return the row whose length is closest to the mean, and its sequences."""
     encoded = [i for i, examples in enumerate(per_row) if examples]
     chosen = min(encoded, key=lambda i: abs(sum(len(example["input_ids"]) for example in per_row[i]) - mean))
     return rows[chosen], per_row[chosen]
 
 
-def _build(proposal: Proposal, options: Mapping[str, Choice]) -> Objective[Any]:
-    values = {name: choice.value for name, choice in options.items()}
-    return objectives.build(ObjectiveChoice.model_validate({"name": proposal.objective, **proposal.options, **values}))
+def _can_train(
+    model: Keys, objective: Objective[Any], state: ObjectiveState, tokenizer: PreTrainedTokenizerBase
+) -> bool:
+    """Whether the objective can train the model, with its options: not all models keep packed examples apart."""
+    import transformers
+
+    from trainer.model.network import initial_model
+
+    transformers.logging.set_verbosity_error()  # that a head is new is no news
+    transformers.logging.disable_progress_bar()
+    whole = Model.model_validate(plain({key: value for key, value in model.items() if key != "lora"}))
+    network = initial_model(whole, objective=objective, state=state, tokenizer=tokenizer, seed=SEED)
+    try:
+        objective.check_model(network)
+    except RecipeError:
+        return False
+    return True
 
 
-def _values(
-    proposal: Proposal,
-    *,
-    options: Mapping[str, Choice],
-    found: _Lengths,
-    facts: ModelFacts | None,
-    train_rows: int,
-    quality: Quality,
-) -> dict[str, Choice]:
-    positions = facts.positions if facts else None
-    if proposal.advice.reads_running_text:
-        length = choices.context_length(found.mean * train_rows, positions, is_new=facts is None)
-    else:
-        length = choices.max_length(found.inputs, positions)
-    packs = proposal.advice.reads_running_text or ("packing" in options and options["packing"].value)
-    grouped = Choice(value=not packs, why="batches rows of similar length, which need less padding")
-    if packs:
-        grouped = Choice(value=False, why="packed sequences are full")
-    return {
-        "tokenization.max_length": length,
-        "training.group_by_length": grouped,
-        "validation.max_quarantined": choices.max_quarantined(quality.set_aside_share),
-        "training.best_metric": proposal.advice.best_metric(quality.labels),
-    }
+def _data_keys(found: FoundSource, proposal: Proposal, quality: Quality, shares: Keys) -> Keys:
+    source: dict[str, Any] = dict(found.keys)
+    if len(source.get("revision", "")) in range(1, 40):
+        source["revision"] = Choice(source["revision"], "a branch: every run asks whether it has a new commit")
+    data: dict[str, Any] = {"source": source} | ({"split": shares} if shares else {})
+    column = input_column(proposal)
+    if column and shares and quality.repeated and not quality.known:
+        why = f"{quality.repeated:,} rows repeat a text: all rows with it are in one split"
+        data["group_by"] = Choice([column], why)
+    return data
 
 
-def _with_target_length(
-    proposal: Proposal, options: Mapping[str, Choice], objective: Objective[Any], found: _Lengths
-) -> tuple[dict[str, Choice], Objective[Any]]:
-    length = choices.max_length(found.targets, None)
-    with_lengths = {**options, **dict.fromkeys(sorted(objective.limits), length)}
-    if "max_new_tokens" in objective.options_class.model_fields:
-        with_lengths["max_new_tokens"] = Choice(length.value, "as long as the targets")
-    return with_lengths, _build(proposal, with_lengths)
+def _tokenizer_keys(facts: ModelFacts | None, characters: int) -> Keys:
+    """Return the pretrained model's own tokenizer, or one that is trained on the rows."""
+    if facts is None:
+        return {"kind": "train", "vocab_size": choices.vocabulary(characters)}
+    keys = {"kind": "pretrained", "path": Choice(facts.path, "the model's own")}
+    return keys | ({"revision": facts.revision} if facts.revision else {})
 
 
-def _training_values(
-    proposal: Proposal,
-    facts: ModelFacts | None,
-    *,
-    sequences: int,
-    train_rows: int,
-    found: _Lengths,
-    limit: int,
-    lora: bool,
-) -> dict[str, Choice]:
-    is_new = facts is None
-    batch = choices.global_batch_size(proposal, sequences)
-    epochs = choices.epochs(proposal, train_rows, found.mean * train_rows, is_new=is_new)
-    steps = max(1, epochs.value * (sequences // batch.value))
-    every = choices.eval_steps(steps)
-    micro = choices.micro_batch_size(batch.value, limit, "gpu" if start.has_gpu() else "cpu")
-    return {
-        "training.epochs": epochs,
-        "training.global_batch_size": batch,
-        "training.learning_rate": choices.learning_rate(proposal, facts.parameters if facts else None, lora=lora),
-        "training.lr_scheduler": choices.scheduler(proposal),
-        "training.warmup_steps": Choice(0.1, "a tenth of all steps"),
-        "training.weight_decay": choices.weight_decay(proposal, is_new=is_new),
-        "training.precision": start.precision(),
-        "training.eval_steps": every,
-        "training.save_steps": Choice(every.value, "an interrupted run loses no more than these steps"),
-        "training.logging_steps": choices.logging_steps(steps),
-        "launch.micro_batch_size": micro,
-        "launch.eval_batch_size": Choice(min(64, 2 * micro.value), "evaluations need no gradients"),
-    }
+def _objective_keys(proposal: Proposal, quality: Quality) -> dict[str, Any]:
+    keys = {"name": Choice(proposal.objective, proposal.advice.meaning)}
+    for flag, column in proposal.columns.items():
+        facts, labels = "", quality.labels.most_common()
+        if flag == "label":
+            (most, rows), (least, few) = labels[0], labels[-1]
+            facts = f"{len(labels)} labels, from {few:,} rows ({least[:40]}) to {rows:,} ({most[:40]})"
+        elif flag == "spans":
+            facts = f"{len(labels)} labels: {', '.join(f'{label} {count:,}' for label, count in labels[:5])}"
+        keys[proposal.advice.columns[flag]] = Choice(column, facts)
+    return keys
+
+
+def _model_keys(proposal: Proposal, facts: ModelFacts | None) -> Keys:
+    if facts is None:
+        if proposal.advice.needs_pretrained:
+            fix = "give one that can already answer, for example the folder runs/NAME/model of another recipe"
+            raise RecipeError("--model", f"{proposal.objective} needs a model to start from", fix)
+        why = "# random weights; for better results give a pretrained model (`pretrained`), and its tokenizer"
+        return {why: "", "config": _NEW_MODELS[proposal.advice.models[0]]}
+    keys: dict[str, Any] = {"pretrained": Choice(facts.path, f"{facts.model_type}, {facts.size} parameters")}
+    if facts.revision:
+        keys["revision"] = Choice(facts.revision, "the commit of today")
+    if why := choices.why_lora(facts.parameters, choices.memory_bytes()):
+        keys[f"# Adapters instead of all weights: {why}."] = ""
+        keys["lora"] = {"r": Choice(Lora().r, "rank"), "alpha": Choice(Lora().alpha, "twice the rank")}
+    return keys
+
+
+def _evaluation_keys(proposal: Proposal, quality: Quality, best_metric: Choice) -> Keys:
+    keys = {"split": "test", "compare_untrained": Choice(value=True, why="the first release must be better")}
+    label = proposal.columns.get("label")
+    if label and len(quality.labels) <= _MAX_SLICES:
+        keys["slices"] = Choice([label], "the accuracy within each label, which is its recall, too")
+    if proposal.advice.gates_on_best_metric:
+        keys["gate"] = {"metric": Choice(best_metric.value, "a new model must be better by more than chance")}
+    return keys

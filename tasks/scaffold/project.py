@@ -1,24 +1,27 @@
-"""A recipe's item in recipes.yaml and its deployment in prefect.yaml: added and removed as text, so that all else stays as it is.
+"""What a project says of a recipe beside its file: the item in recipes.yaml and the deployments in prefect.yaml.
 
-ruamel.yaml would write comments and spaces of other lines anew. Each edit is therefore checked by reading the file before and
-after: only the recipe's own item may differ.
+Both are added and removed as text, because ruamel.yaml would write comments and spaces of other lines anew. Each edit is checked
+by reading the file before and after: only the recipe's own item may differ. `remove` undoes all that `evergreen new` has written.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import re
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import typer
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from params import RecipeError
 from params.dvc_files import RECIPES
-from tasks.scaffold.yaml_text import scalar
+from params.foundation.artifacts import Artifacts, write_text_atomically
+from params.loading import name_problem
+from tasks.scaffold.write import scalar
 
 PREFECT: Final = Path("prefect.yaml")
 _FLOW: Final = "flows/retrain.py:retrain"
@@ -54,31 +57,17 @@ def with_item(text: str, name: str, *, data: str, objective: str, base: str = NO
             what = f"{path!a} has `${{` in it, which has a meaning for DVC"
             raise RecipeError(flag, what, "rename the file or the folder")
     item = {"data": data, "objective": f"trainer/objectives/{objective}.py", "base": base, "code": _CODE}
-    recipes = _recipes(_parsed(text, RECIPES))
+    content = _parsed(text, RECIPES)
+    recipes = _recipes(content)
     if name in recipes:
         if recipes[name] == item:
             return text
         what = f"lists {name} with other data, objective, base or code: {dict(recipes[name])}"
         raise RecipeError(str(RECIPES), what, f"choose another name, or remove it first: evergreen remove {name}")
-    lines = [f"  {scalar(name)}:", *(f"    {key}: {scalar(path)}" for key, path in item.items())]
-
-    def expected(content: Any) -> None:
-        content["recipes"] = {**_recipes(content), name: item}
-
     if not recipes:
         text = re.sub(r"^recipes: *\{\}", "recipes:", text, flags=re.MULTILINE)
-    return _verified(text, _extended(text, lines), expected, RECIPES)
-
-
-def without_item(text: str, name: str) -> str:
-    """Return recipes.yaml without the item of a recipe."""
-    recipes = _recipes(_parsed(text, RECIPES))
-    if name not in recipes:
-        return text
-    text = _without(text, RECIPES, "recipes", name)
-    return (
-        text if len(recipes) > 1 else re.sub("^recipes:", "recipes: {}", text, flags=re.MULTILINE)
-    )  # DVC reads no empty value
+    lines = [f"  {scalar(name)}:", *(f"    {key}: {scalar(path)}" for key, path in item.items())]
+    return _checked(_extended(text, lines), content | {"recipes": {**recipes, name: item}}, RECIPES)
 
 
 def with_deployment(text: str, name: str, schedule: str) -> str:
@@ -88,7 +77,8 @@ def with_deployment(text: str, name: str, schedule: str) -> str:
         RecipeError: it has another deployment of this name, or nothing that deployments of the flow share.
     """
     content = _parsed(text, PREFECT)
-    shared = content.get("definitions", {}).get("retrain") if isinstance(content.get("definitions"), Mapping) else None
+    definitions = content.get("definitions")
+    shared = definitions.get("retrain") if isinstance(definitions, Mapping) else None
     if not isinstance(shared, Mapping) or "&retrain" not in text:
         fix = "restore `definitions: {retrain: &retrain ...}` and `deployments:` as the project has them"
         raise RecipeError(str(PREFECT), "has no `&retrain`, which deployments share", fix)
@@ -100,70 +90,109 @@ def with_deployment(text: str, name: str, schedule: str) -> str:
         "schedules": [{"slug": _SLUG, "cron": schedule, "timezone": "UTC"}],
     }
     earlier = {**item, "schedules": [{"cron": schedule, "timezone": "UTC", "active": True}]}
-    for deployment in _deployments(content):
-        if deployment.get("name") == name:
+    deployments = _deployments(content)
+    for deployment in deployments:
+        if isinstance(deployment, Mapping) and deployment.get("name") == name:
             if deployment in (item, earlier):
                 return text
             fix = f"choose another name, or remove it first: evergreen remove {name}"
             raise RecipeError(str(PREFECT), f"has another deployment {name}", fix)
-    lines = [
-        "",
-        "  - <<: *retrain",
-        f"    name: {scalar(name)}",
-        f"    description: {item['description']}",
-        "    parameters:",
-        f"      recipe: {scalar(name)}",
-        "    schedules:",
-        f"      - slug: {_SLUG}",
-        f"        cron: {scalar(schedule)}",
-        "        timezone: UTC",
-    ]
+    lines = f"""
+  - <<: *retrain
+    name: {scalar(name)}
+    description: {item["description"]}
+    parameters:
+      recipe: {scalar(name)}
+    schedules:
+      - slug: {_SLUG}
+        cron: {scalar(schedule)}
+        timezone: UTC"""
+    return _checked(_extended(text, [lines]), content | {"deployments": [*deployments, item]}, PREFECT)
 
-    def expected(content: Any) -> None:
-        content["deployments"].append(item)
 
-    return _verified(text, _extended(text, lines), expected, PREFECT)
+def remove(name: str, *, yes: bool) -> None:
+    """Remove a recipe's file, its item and its deployments, after asking. Runs and releases stay.
+
+    Raises:
+        RecipeError: no recipe can have this name, or there is nothing of this name.
+    """
+    if problem := name_problem(name):
+        fix = "write the recipe's name, without params/ and .yaml"
+        raise RecipeError("NAME", f"{name!a:.200} is no name: {problem}", fix)
+    root = project_root()
+    recipe = root / "params" / f"{name}.yaml"
+    recipes, prefect = ((root / path).read_text(encoding="utf-8") for path in (RECIPES, PREFECT))
+    new_recipes = without_item(recipes, name)
+    new_prefect, deployments = without_deployments(prefect, name)
+    what = [f"the recipe {recipe}"] if recipe.is_file() else []
+    what += ["its item in recipes.yaml"] if new_recipes != recipes else []
+    what += [f"the deployment {deployment} in prefect.yaml" for deployment in deployments]
+    if not what:
+        recipe_names = sorted(path.stem for path in (root / "params").glob("*.yaml"))
+        raise RecipeError(name, "no recipe, item or deployment has this name", f"recipes: {', '.join(recipe_names)}")
+    print(f"This belongs to {name}:", *what, sep="\n  ")
+    if not yes and not sys.stdin.isatty():
+        print("Nothing was removed. To remove it, add --yes.")
+        return
+    if not yes and not typer.confirm("Remove it?"):
+        return
+    write_text_atomically(root / PREFECT, new_prefect)
+    write_text_atomically(root / RECIPES, new_recipes)
+    recipe.unlink(missing_ok=True)
+    print("Removed.")
+    kept = [str(path) for path in (Artifacts(name, root).run, Artifacts(name, root).scratch) if path.exists()]
+    if kept:
+        print(f"Kept: {', '.join(kept)}, and what is published.")
+    if deployments:
+        commands = ", ".join(f"prefect deployment delete retrain/{deployment}" for deployment in deployments)
+        print(f"On a Prefect server, delete what is deployed: {commands}")
+
+
+def without_item(text: str, name: str) -> str:
+    """Return recipes.yaml without the item of a recipe."""
+    content = _parsed(text, RECIPES)
+    others = {other: item for other, item in _recipes(content).items() if other != name}
+    if len(others) == len(_recipes(content)):
+        return text
+    text = _without(text, RECIPES, name, content | {"recipes": others or None})
+    return text if others else re.sub("^recipes:", "recipes: {}", text, flags=re.MULTILINE)  # DVC reads no empty value
 
 
 def without_deployments(text: str, name: str) -> tuple[str, list[str]]:
     """Return prefect.yaml without the deployments of a recipe, and their names."""
-    removed: list[str] = []
-    while True:
-        deployments = _deployments(_parsed(text, PREFECT))
-        found = next((i for i, one in enumerate(deployments) if _deploys(one, name)), None)
-        if found is None:
-            return text, removed
-        removed.append(str(deployments[found].get("name")))
-        text = _without(text, PREFECT, "deployments", found)
+    content, removed = _parsed(text, PREFECT), list[str]()
+    rest = _deployments(content)
+    for number, deployment in reversed([*enumerate(rest)]):
+        parameters = deployment.get("parameters") if isinstance(deployment, Mapping) else None
+        is_own = isinstance(parameters, Mapping) and parameters.get("recipe") == name
+        if is_own and deployment.get("entrypoint") == _FLOW:
+            removed.insert(0, str(deployment.get("name")))
+            rest = [*rest[:number], *rest[number + 1 :]]
+            text = _without(text, PREFECT, number, content | {"deployments": rest or None})
+    return text, removed
 
 
-def _without(text: str, path: Path, key: str, item: str | int) -> str:
-    """Return a file without one item, given by name or number, of the mapping or list `key`."""
+def _without(text: str, path: Path, item: str | int, expected: Any) -> str:
+    """Return a file without one item, given by name of a recipe or number of a deployment."""
     lines = text.splitlines(keepends=True)
-    where = YAML().load(text)[key].lc
-    place = int((where.key(item) if isinstance(item, str) else where.item(item))[0])
-    end = _end_of_item(lines, place)
+    if isinstance(item, str):
+        place = int(YAML().load(text)["recipes"].lc.key(item)[0])
+    else:
+        place = int(YAML().load(text)["deployments"].lc.item(item)[0])
+    indents = [len(line) - len(line.lstrip(" ")) for line in lines]
+    end = place + 1
+    for i in range(place + 1, len(lines)):  # deeper lines belong to it, comments that follow do not
+        if indents[i] > indents[place] and lines[i].strip():
+            end = i + 1
+        elif lines[i].strip() and not lines[i].lstrip().startswith("#"):
+            break
     if isinstance(item, int) and not lines[place - 1].strip():
         place -= 1
-
-    def expected(content: Any) -> None:
-        del content[key][item]
-        content[key] = content[key] or None
-
-    return _verified(text, "".join([*lines[:place], *lines[end:]]), expected, path)
+    return _checked("".join([*lines[:place], *lines[end:]]), expected, path)
 
 
-def _deploys(deployment: Mapping[str, Any], name: str) -> bool:
-    parameters = deployment.get("parameters")
-    return (
-        isinstance(parameters, Mapping) and parameters.get("recipe") == name and deployment.get("entrypoint") == _FLOW
-    )
-
-
-def _verified(before: str, after: str, change: Callable[[Any], None], path: Path) -> str:
-    """Return the changed text, if reading it gives the content before with this change only."""
-    expected = copy.deepcopy(_parsed(before, path))
-    change(expected)
+def _checked(after: str, expected: Any, path: Path) -> str:
+    """Return an edited text, if reading it gives what is expected."""
     with contextlib.suppress(RecipeError):
         if _parsed(after, path) == expected:
             return after
@@ -185,23 +214,11 @@ def _recipes(content: Any) -> Mapping[str, Any]:
     return recipes
 
 
-def _extended(text: str, lines: Iterable[str]) -> str:
-    """Return a file with more lines at its end, where no later version of the project changes a line."""
-    return "".join(f"{line}\n" for line in (*text.rstrip("\n").split("\n"), *lines))
-
-
 def _deployments(content: Any) -> list[Any]:
     found = content.get("deployments")
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return found if isinstance(found, list) else []
 
 
-def _end_of_item(lines: list[str], place: int) -> int:
-    """Return the line behind an item that begins at `place`: deeper lines belong to it, comments that follow do not."""
-    indents = [len(line) - len(line.lstrip(" ")) for line in lines]
-    end = place + 1
-    for i in range(place + 1, len(lines)):
-        if indents[i] > indents[place] and lines[i].strip():
-            end = i + 1
-        elif lines[i].strip() and not lines[i].lstrip().startswith("#"):
-            break
-    return end
+def _extended(text: str, lines: Iterable[str]) -> str:
+    """Return a file with more lines at its end, where no later version of the project changes a line."""
+    return "".join(f"{line}\n" for line in (text.rstrip("\n"), *lines))

@@ -9,7 +9,7 @@ from typing import Final
 from params import DataError, RecipeError
 from params.loading import suggestion
 from tasks.scaffold.look import Column, Sample
-from tasks.scaffold.request import Asker, Request
+from tasks.scaffold.request import Request
 from trainer import objectives
 from trainer.objectives.bases.advice import Advice, Fit, ModelKind, SeenColumns
 
@@ -33,7 +33,6 @@ _MEANINGS: Final = {
     "rejected": "worse answer",
 }
 """What a flag stands for, where its name does not say it."""
-_MAX_LABELS: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -63,44 +62,45 @@ def proposable_objectives() -> dict[str, Advice]:
     return dict(sorted(known.items(), key=lambda item: item[1].place))
 
 
-def propose(request: Request, sample: Sample, kind: ModelKind, ask: Asker) -> Proposal:
+def propose(request: Request, sample: Sample, kind: ModelKind) -> Proposal:
     """Return the objective that the user names, or that fits rows and model, with its columns.
 
     Raises:
         RecipeError: nothing fits, or several do and nobody is there to ask.
         DataError: the rows have another form than any objective reads.
     """
-    given = request.columns
+    given, known = request.columns, proposable_objectives()
     for flag, column in given.items():
         if column not in sample.columns:
             fix = suggestion(column, list(sample.columns), "columns")
             raise RecipeError(f"--{flag}", f"the rows have no column `{column}`", fix)
-    if request.objective:
-        objective = _named(request.objective, kind)
+    objective = request.objective
+    if objective:
+        _check_named(objective, kind)
     else:
-        possible = [o for o in best_fitting_objectives(sample, given) if kind in proposable_objectives()[o].models]
+        possible = [name for name in best_fitting_objectives(sample, given) if kind in known[name].models]
         if not possible:
             raise _nothing_fits(sample, kind, given)
-        options = {objective: proposable_objectives()[objective].meaning for objective in possible}
-        objective = ask.choose("--objective", "What the model should learn", options)
+        options = {name: known[name].meaning for name in possible}
+        objective = request.choose("--objective", "What the model should learn", options)
     columns: dict[str, str] = {}
-    for flag in proposable_objectives()[objective].asked(_seen(sample, given)):
-        columns[flag] = _column(flag, sample, {**columns, **given}, ask, objective)
+    for flag in known[objective].asked(_seen(sample, given)):
+        chosen = {**columns, **given}
+        columns[flag] = chosen[flag] if flag in chosen else _choose_column(flag, sample, chosen, request, objective)
     return Proposal(objective, columns)
 
 
-def _named(objective: str, kind: ModelKind) -> str:
+def _check_named(objective: str, kind: ModelKind) -> None:
     known = proposable_objectives()
-    if objective in known and kind in known[objective].models:
-        return objective
     if objective not in objectives.names():
         fix = suggestion(objective, sorted(known), "objectives")
         raise RecipeError("--objective", f"there is no objective `{objective}`", fix)
     if objective not in known:
         fix = "write the recipe by hand, or give the objective an `advice`: docs/objectives.md"
         raise RecipeError("--objective", f"{objective} {objectives.find(objective).advice}", fix)
-    fix = f"use {', '.join(o for o, advice in known.items() if kind in advice.models)}, or another model"
-    raise RecipeError("--objective", f"{objective} does not work with this {kind} model", fix)
+    if kind not in known[objective].models:
+        fix = f"use {', '.join(o for o, advice in known.items() if kind in advice.models)}, or another model"
+        raise RecipeError("--objective", f"{objective} does not work with this {kind} model", fix)
 
 
 def best_fitting_objectives(sample: Sample, given: Mapping[str, str]) -> list[str]:
@@ -112,72 +112,36 @@ def best_fitting_objectives(sample: Sample, given: Mapping[str, str]) -> list[st
 
 
 def _seen(sample: Sample, given: Mapping[str, str]) -> SeenColumns:
+    prompts = _by_name(sample, "prompt")
+    answers = [c for c in _by_name(sample, "completion") if c not in prompts[:1] and not c.is_label]
     found = {
-        "text": len(_text_candidates(sample, given)) == 1 and not any(_form_hints(sample)),
-        "label": any(_label_candidates(sample, given)),
-        "completion": _is_answer(sample),
-        **{flag: bool(_of_kind(sample, flag)) for flag in ("spans", "messages")},
-        **{flag: bool(_by_name(sample, flag)) for flag in ("prompt", "chosen", "rejected")},
+        "text": len(_candidates("text", sample, given)) == 1 and not any(_form_hints(sample)),
+        "label": _candidates("label", sample, given),
+        "completion": answers,  # free text
+        **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages")},
+        **{flag: _by_name(sample, flag) for flag in ("prompt", "chosen", "rejected")},
     }
     return SeenColumns(frozenset(given), frozenset(flag for flag, is_there in found.items() if is_there))
 
 
-def _is_answer(sample: Sample) -> bool:
-    """Whether a column named like an answer holds free text."""
-    prompts = _by_name(sample, "prompt")
-    return any(c.name not in [p.name for p in prompts[:1]] and not _is_label(c) for c in _by_name(sample, "completion"))
-
-
-def _column(flag: str, sample: Sample, chosen: Mapping[str, str], ask: Asker, objective: str) -> str:
-    """Return the column for a flag: the one that is given, the only one that fits, or the one with the usual name."""
-    if flag in chosen:
-        return chosen[flag]
+def _choose_column(flag: str, sample: Sample, chosen: Mapping[str, str], request: Request, objective: str) -> str:
+    """Return the column for a flag: the only one that fits, the one with the usual name, or the one that the user chooses."""
     candidates = [c for c in _candidates(flag, sample, chosen) if c.name not in chosen.values()]
-    usual = [c for name in _USUAL[flag] for c in candidates if c.name.lower() == name]
+    usual = [c for c in _by_name(sample, flag) if c in candidates]
     if len(usual) == 1 or (usual and flag != "label"):
-        candidates = usual[:1]
+        candidates = usual = usual[:1]
     if not candidates:
         columns = ", ".join(f"{c.name} ({c.kind})" for c in sample.columns.values())
         what = f"{objective} needs --{flag}; none of these columns fits: {columns}"
         raise RecipeError(f"--{flag}", what, f"add --{flag} COLUMN")
-    ordered = [*usual, *(c for c in candidates if c not in usual)]
-    return ask.choose(
-        f"--{flag}", f"The column with the {_MEANINGS.get(flag, flag)}", {c.name: _facts(c) for c in ordered}
-    )
+    options = {c.name: _facts(c) for c in [*usual, *candidates]}
+    return request.choose(f"--{flag}", f"The column with the {_MEANINGS.get(flag, flag)}", options)
 
 
 def _facts(column: Column) -> str:
-    if _is_label(column):
+    if column.is_label:
         return f"{column.distinct} values"
     return f"{column.mean_characters:.0f} characters on average" if column.kind == "text" else column.kind
-
-
-def _is_label(column: Column) -> bool:
-    """Whether the values are few, short, and each occurs several times."""
-    if column.kind not in ("text", "integer", "boolean") or not column.filled:
-        return False
-    repeated = column.distinct <= max(2, len(column.filled) / 3)
-    return 1 <= column.distinct <= _MAX_LABELS and repeated and column.mean_characters <= 60
-
-
-def _text_candidates(sample: Sample, chosen: Mapping[str, str]) -> list[Column]:
-    """Return the columns of texts that are neither labels nor names, longest texts first."""
-    texts = [c for c in sample.columns.values() if c.kind == "text" and c.name not in chosen.values()]
-    found = [c for c in texts if not c.is_id and not (_is_label(c) and not c.has_spaces)]
-    found = found or [c for c in texts if not _is_label(c)] or texts
-    wordy = [c for c in found if c.has_spaces]
-    return sorted(wordy or found, key=lambda c: -c.mean_characters)
-
-
-def _label_candidates(sample: Sample, chosen: Mapping[str, str]) -> list[Column]:
-    taken = set(chosen.values())
-    if "text" not in chosen and len(texts := _text_candidates(sample, chosen)) == 1:
-        taken.add(texts[0].name)  # the only one that can be the text
-    return [c for c in sample.columns.values() if c.name not in taken and _is_label(c) and not c.is_id]
-
-
-def _of_kind(sample: Sample, kind: str) -> list[Column]:
-    return [column for column in sample.columns.values() if column.kind == kind]
 
 
 def _by_name(sample: Sample, flag: str) -> list[Column]:
@@ -188,14 +152,20 @@ def _by_name(sample: Sample, flag: str) -> list[Column]:
 
 def _candidates(flag: str, sample: Sample, chosen: Mapping[str, str]) -> list[Column]:
     """Return the columns that can be what a flag names."""
-    if flag == "text":
-        return _text_candidates(sample, chosen)
-    if flag == "label":
-        return _label_candidates(sample, chosen)
+    columns, taken = list(sample.columns.values()), set(chosen.values())
     if flag in ("spans", "messages"):
-        return _of_kind(sample, flag)
+        return [c for c in columns if c.kind == flag]
+    if flag == "text":  # neither labels nor names, longest texts first
+        texts = [c for c in columns if c.kind == "text" and c.name not in taken]
+        found = [c for c in texts if not c.is_id and not (c.is_label and not c.has_spaces)]
+        found = found or [c for c in texts if not c.is_label] or texts
+        return sorted([c for c in found if c.has_spaces] or found, key=lambda c: -c.mean_characters)
+    if flag == "label":
+        if "text" not in chosen and len(texts := _candidates("text", sample, chosen)) == 1:
+            taken.add(texts[0].name)  # the only one that can be the text
+        return [c for c in columns if c.name not in taken and c.is_label and not c.is_id]
     by_name = [c for c in _by_name(sample, flag) if c.kind == "text"]
-    return by_name or [c for c in _of_kind(sample, "text") if not c.is_id]
+    return by_name or [c for c in columns if c.kind == "text" and not c.is_id]
 
 
 _OWN = "; or write an objective (docs/objectives.md), and name it with --objective"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from params import DataError, RecipeError
 from tasks.scaffold.look import Row, Sample
@@ -16,8 +15,7 @@ _FEW_ROWS = 5
 """A label with fewer rows is named."""
 
 
-@dataclass(frozen=True)
-class Quality:
+class Quality(NamedTuple):
     """The rows of a sample, judged by the checks that validation makes."""
 
     usable: Sequence[Row]
@@ -66,28 +64,35 @@ def judge(sample: Sample, proposal: Proposal, objective: Objective[Any]) -> Qual
     Raises:
         DataError: no row can be used, or all rows have the same label.
     """
-    unusable = Counter[str]()
-    held_out, usable = (
-        list(_usable((row for split in splits for row in sample.rows[split]), objective, unusable))
-        for splits in ([split for split in sample.rows if split != "train"], ["train"])
-    )
-    if not usable:
+    unusable, held_out, train = Counter[str](), list[Row](), list[Row]()
+    for split in sorted(sample.rows, key=lambda split: split == "train"):
+        for row in sample.rows[split]:
+            if reason := _reason(row, objective):
+                unusable[reason] += 1
+            else:
+                (train if split == "train" else held_out).append(row)
+    if not train:
         reasons = "; ".join(f"{count} rows: {reason}" for reason, count in unusable.most_common(3))
         raise DataError("the training rows", f"none can be used: {reasons}", "name other columns, or fix the rows")
-    labels, texts = Counter(_labels(usable, proposal)), set(_keys(usable, proposal))
+    labels = Counter(label for row in train for label in _labels(row, proposal))
     if len(labels) == 1 and "label" in proposal.columns:
         where = f"column `{proposal.columns['label']}`"
         what = f"every row has the label {next(iter(labels))!r}, so there is nothing to learn"
         raise DataError(where, what, "name another column with --label, or add rows with other labels")
+    column, target = input_column(proposal), proposal.columns.get("label") or proposal.columns.get("spans")
+    answers: dict[str, set[str]] = {}
+    for row in train if column else ():
+        answers.setdefault(str(row.get(column)), set()).add(str(row.get(target)))
+    unseen = {label for row in held_out for label in _labels(row, proposal)} - set(labels)
     return Quality(
-        usable=usable,
+        usable=train,
         unusable=unusable,
         rows=sum(map(len, sample.rows.values())),
-        repeated=len(usable) - len(texts) if texts else 0,
-        known=sum(text in texts for text in _keys(held_out, proposal)),
-        conflicting=_conflicting(usable, proposal),
+        repeated=len(train) - len(answers) if column else 0,
+        known=sum(str(row.get(column)) in answers for row in held_out),
+        conflicting=sum(len(found) > 1 for found in answers.values()),
         labels=labels,
-        unseen=sorted(set(_labels(held_out, proposal)) - set(labels)) if sample.is_whole else (),
+        unseen=sorted(unseen) if sample.is_whole else (),
     )
 
 
@@ -96,16 +101,8 @@ def input_column(proposal: Proposal) -> str | None:
     return proposal.columns.get("text") or proposal.columns.get("prompt")
 
 
-def _usable(rows: Iterable[Row], objective: Objective[Any], unusable: Counter[str]) -> Iterator[Row]:
-    """Yield the rows that pass the objective's checks, and count the reasons why others do not."""
-    for row in rows:
-        if reason := _reason(row, objective):
-            unusable[reason] += 1
-        else:
-            yield row
-
-
 def _reason(row: Row, objective: Objective[Any]) -> str | None:
+    """Return why a row does not pass the objective's checks, without what differs between rows."""
     for column, kind in objective.columns().items():
         if row.get(column) is None:
             return f"no `{column}`"
@@ -114,35 +111,17 @@ def _reason(row: Row, objective: Objective[Any]) -> str | None:
     try:
         reason = objective.reject_reason(row)
     except (ValueError, TypeError, KeyError, IndexError) as error:
-        what = (
-            f"cannot read {', '.join(f'`{column}`' for column in objective.columns())}: {type(error).__name__}: {error}"
-        )
+        columns = ", ".join(f"`{column}`" for column in objective.columns())
+        what = f"cannot read {columns}: {type(error).__name__}: {error}"
         raise RecipeError("--objective", what, "name its columns, such as --text <column> --label <column>") from error
-    # without what differs between rows, so that rows can be counted by it
     return "overlapping spans" if reason and " overlaps the span before it" in reason else reason
 
 
-def _labels(rows: Iterable[Row], proposal: Proposal) -> Iterator[str]:
-    if "label" in proposal.columns:
-        yield from (str(row[column]) for row in rows if row.get(column := proposal.columns["label"]) is not None)
-    elif "spans" in proposal.columns:
-        for row in rows:
-            yield from (str(span["label"]) for span in row.get(proposal.columns["spans"]) or ())
-
-
-def _keys(rows: Iterable[Row], proposal: Proposal) -> Iterator[str]:
-    if column := input_column(proposal):
-        yield from (str(row.get(column)) for row in rows)
-
-
-def _conflicting(rows: Sequence[Row], proposal: Proposal) -> int:
-    target = proposal.columns.get("label") or proposal.columns.get("spans")
-    if not target:
-        return 0
-    labels: dict[str, set[str]] = {}
-    for text, row in zip(_keys(rows, proposal), rows, strict=True):
-        labels.setdefault(text, set()).add(str(row[target]))
-    return sum(len(found) > 1 for found in labels.values())
+def _labels(row: Row, proposal: Proposal) -> list[str]:
+    if label := proposal.columns.get("label"):
+        return [str(row[label])] if row.get(label) is not None else []
+    spans = proposal.columns.get("spans")
+    return [str(span["label"]) for span in row.get(spans) or ()] if spans else []
 
 
 def _listed(names: Sequence[str]) -> str:

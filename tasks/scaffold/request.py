@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -27,22 +26,12 @@ class Request:
     validation: str | None = None
     model: str | None = None
     objective: str | None = None
-    columns: dict[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
     """The columns that the user names, by flag: `{"label": "category"}`."""
     repo_id: str | None = None
     schedule: str = "0 3 * * *"
-
-
-@dataclass(frozen=True)
-class Asker:
-    """Asks on a terminal; elsewhere an open question is an error that names the flag."""
-
-    interactive: bool
-
-    @classmethod
-    def of(cls, *, yes: bool) -> Asker:
-        """Return one that asks, if somebody is there to answer, and has not said --yes."""
-        return cls(interactive=not yes and sys.stdin.isatty() and sys.stdout.isatty())
+    may_ask: bool = False
+    """Whether somebody at a terminal can answer; else an open question is an error that names the flag."""
 
     def choose(self, flag: str, what: str, options: Mapping[str, str]) -> str:
         """Return one of `options`, each with what speaks for it; the first is the proposal. Without a choice, nobody is asked.
@@ -54,7 +43,7 @@ class Asker:
         if not others:
             return first
         listed = [f"{option} ({reason})" if reason else option for option, reason in options.items()]
-        if not self.interactive:
+        if not self.may_ask:
             fix = f"add {flag}, for example `{flag} {first}`"
             raise RecipeError(flag, f"{what} is not clear: {', '.join(listed)}", fix)
         print(f"\n{what}:", *listed, sep="\n  ")
@@ -62,12 +51,12 @@ class Asker:
             print(f"Type one of: {', '.join(options)}")
         return answer
 
-    def text(self, flag: str, question: str, fix: str) -> str:
+    def ask(self, flag: str, question: str, fix: str) -> str:
         """Return what the user types.
 
         Raises:
             RecipeError: there is nobody to ask.
         """
-        if not self.interactive:
+        if not self.may_ask:
             raise RecipeError(flag, f"is needed: {question[0].lower()}{question[1:]}", fix)
         return str(typer.prompt(f"\n{question}"))

@@ -6,11 +6,11 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, NamedTuple
 
 from params import DataError, RecipeError
+from params.foundation.artifacts import SPLITS
 from params.schema import Files, HubDataset, Sql, repo_id_problem
 from tasks.ingestion.formats import SUFFIXES
 from tasks.scaffold import hub
@@ -27,14 +27,15 @@ _HUB: Final = re.compile(r"(?:hub:)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\
 _WILD: Final = re.compile(r"[*?\[]")
 
 
-@dataclass(frozen=True)
-class FoundSource:
+class FoundSource(NamedTuple):
     """The source of a recipe, and what DVC watches for it."""
 
+    keys: Mapping[str, str]
+    """The keys of a recipe's `data.source`, in the order in which they are written."""
     source: Files | HubDataset | Sql
     watched: str
     """The file or folder that DVC watches."""
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
     """What else was found, for people."""
 
 
@@ -45,30 +46,25 @@ def find_source(request: Request, root: Path = Path()) -> FoundSource:
         RecipeError: flags do not fit together.
         DataError: there is no such file or dataset, or its files cannot be told apart.
     """
-    if "://" in request.data:
+    data = request.data
+    if "://" in data:
         return _sql(request)
     if request.query:
-        what = f"needs a database, and --data is {request.data}"
-        raise RecipeError("--query", what, "write --data sqlite:///rows.db")
-    is_local = _looks_local(request.data, root)
-    match = _HUB.fullmatch(request.data)
-    if request.data.startswith("hub:") and not match:
+        raise RecipeError("--query", f"needs a database, and --data is {data}", "write --data sqlite:///rows.db")
+    match = _HUB.fullmatch(data)
+    if data.startswith("hub:") and not match:
         fix = "write hub:owner/name, or hub:owner/name@revision"
-        raise RecipeError("--data", f"{request.data} names no dataset", fix)
-    if match and (request.data.startswith("hub:") or not is_local):
-        return _hub(request, match["repo"], match["revision"] or "main")
-    return _files(request, root)
-
-
-def _looks_local(data: str, root: Path) -> bool:
-    """Whether a file or folder is meant, even if there is none; else it may be a dataset on the Hub."""
+        raise RecipeError("--data", f"{data} names no dataset", fix)
     path = PurePosixPath(data)
-    return (
+    is_local = (  # even if there is no such file or folder
         (root / data).exists()
         or bool(_WILD.search(data))
         or path.suffix.lower() in (*SUFFIXES, *OTHER_FORMATS)
         or (len(path.parts) > 1 and (root / path.parts[0]).is_dir())
     )
+    if match and (data.startswith("hub:") or not is_local):
+        return _hub(request, match["repo"], match["revision"] or "main")
+    return _files(request, root)
 
 
 def _sql(request: Request) -> FoundSource:
@@ -82,41 +78,48 @@ def _sql(request: Request) -> FoundSource:
         raise RecipeError("--data", "the address holds a password", fix)
     database = url.removeprefix("sqlite:///")
     watched = database if url.startswith("sqlite:///") and database else "tasks/ingestion/sql.py"
-    notes = () if re.search(r"\border\s+by\b", request.query, re.IGNORECASE) else (
-        "the query has no ORDER BY: training depends on the order of the rows",
-    )  # fmt: skip
-    return FoundSource(Sql(kind="sql", url=url, query=request.query), watched, notes)
+    is_ordered = re.search(r"\border\s+by\b", request.query, re.IGNORECASE)
+    notes = [] if is_ordered else ["the query has no ORDER BY: training depends on the order of the rows"]
+    keys = {"kind": "sql", "url": url, "query": request.query}
+    return FoundSource(keys, Sql.model_validate(keys), watched, notes)
 
 
 def _hub(request: Request, repo_id: str, revision: str) -> FoundSource:
     if problem := repo_id_problem(repo_id):
         what = f"there is no such file, and the Hub refuses {repo_id!a}: {problem}"
         raise DataError("--data", what, "check the path")
-    _, names = hub.find_commit_and_files(repo_id, revision, kind="dataset")
-    patterns, notes = _patterns(request, names, where=f"dataset {repo_id}")
-    source = HubDataset(kind="hub", repo_id=repo_id, revision=revision, **patterns)
-    return FoundSource(source, "tasks/ingestion/hub_dataset.py", notes)
+    patterns, notes = _patterns(request, hub.list_dataset_files(repo_id, revision), where=f"dataset {repo_id}")
+    keys = {"kind": "hub", "repo_id": repo_id, "revision": revision, **_in_order(patterns)}
+    return FoundSource(keys, HubDataset.model_validate(keys), "tasks/ingestion/hub_dataset.py", notes)
 
 
 def _files(request: Request, root: Path) -> FoundSource:
     data = _relative(request.data, root)
     if (root / data).is_file():
-        patterns, notes = {"train": data}, _siblings(root / data, request)
+        patterns, notes = {"train": data}, list[str]()
+        if not request.test and _split_of(Path(data).name) == "train":
+            beside = [path for path in sorted((root / data).parent.iterdir()) if path.suffix == Path(data).suffix]
+            held_out = [path for path in beside if _split_of(path.name) == "test"]
+            notes = [f"{one} is not used: add --test {one}, or give the folder as --data" for one in held_out]
     else:
         patterns, notes = _patterns(request, _local_names(data, root), where=data)
     patterns |= {split: _relative(path, root) for split, path in _named(request).items()}
-    files = {split: [Path(name) for name in matching(pattern, root)] for split, pattern in patterns.items()}
-    for split, paths in files.items():
-        if not paths:
+    files = {split: matching(pattern, root) for split, pattern in patterns.items()}
+    for split, names in files.items():
+        if not names:
             flag = "--data" if split == "train" else f"--{split}"
             raise DataError(flag, f"{patterns[split]}: there is no such file", "check the path")
-        for path in paths:
-            check_head(root / path)
-    unit, why = "paragraph", ""
-    if files["train"][0].suffix.lower() == ".txt":
-        unit, why = text_unit([root / path for path in files["train"]])
-    source = Files.model_validate({"kind": "files", **patterns, "text_unit": unit})
-    return FoundSource(source, _watched(patterns.values(), root), (*notes, *([why] if why else [])))
+        for name in names:
+            check_head(root / name)
+    keys = {"kind": "files", **_in_order(patterns)}
+    if files["train"][0].lower().endswith(".txt"):
+        keys["text_unit"], why = text_unit([root / name for name in files["train"]])
+        notes = [*notes, why]
+    return FoundSource(keys, Files.model_validate(keys), _watched(patterns.values(), root), notes)
+
+
+def _in_order(patterns: Mapping[str, str]) -> dict[str, str]:
+    return {split: patterns[split] for split in SPLITS if split in patterns}
 
 
 def _named(request: Request) -> dict[str, str]:
@@ -126,23 +129,19 @@ def _named(request: Request) -> dict[str, str]:
 
 def _local_names(data: str, root: Path) -> list[str]:
     """Return the files in a folder, or that match a glob, relative to `root`."""
-    folder = root / data
-    if folder.is_dir():
-        pattern = f"{data.rstrip('/')}/**"
-        found = glob.glob(pattern, root_dir=root, recursive=True)  # noqa: PTH207 - takes absolute paths too
-        found = [name for name in found if PurePosixPath(name).suffix.lower() in SUFFIXES]
-        if not found and (other := next((path for path in sorted(folder.iterdir()) if path.is_file()), None)):
-            check_head(other)
-    else:
-        found = glob.glob(data, root_dir=root, recursive=True)  # noqa: PTH207
-    names = sorted(name for name in found if (root / name).is_file())
+    is_folder = (root / data).is_dir()
+    names = matching(f"{data.rstrip('/')}/**" if is_folder else data, root)
+    if is_folder:
+        others, names = names, [name for name in names if PurePosixPath(name).suffix.lower() in SUFFIXES]
+        for other in [] if names else others[:1]:
+            check_head(root / other)  # says how to convert it
     if not names:
-        what = f"{data}: there are no files that can be read" if folder.exists() else f"{data}: there is no such file"
+        what = f"{data}: there are no files that can be read" if is_folder else f"{data}: there is no such file"
         raise DataError("--data", what, f"check the path; files end in {', '.join(SUFFIXES)}")
     return names
 
 
-def _patterns(request: Request, names: Sequence[str], *, where: str) -> tuple[dict[str, str], tuple[str, ...]]:
+def _patterns(request: Request, names: Sequence[str], *, where: str) -> tuple[dict[str, str], list[str]]:
     """Return a path or glob for each split that files are named after, and notes about the others."""
     readable = [name for name in names if PurePosixPath(name).suffix.lower() in SUFFIXES]
     by_split: dict[str, list[str]] = {}
@@ -162,13 +161,12 @@ def _patterns(request: Request, names: Sequence[str], *, where: str) -> tuple[di
     if request.test and where.startswith("dataset"):
         patterns |= _named(request)
     notes += [f"{split} rows: {pattern}" for split, pattern in patterns.items() if split != "train"]
-    return patterns, tuple(notes)
+    return patterns, notes
 
 
-def _split_of(name: str, where: str) -> str:
+def _split_of(name: str, where: str = "") -> str:
     """Return the split that a file or a folder inside of `where` is named after; empty if there is none."""
-    inner = name.removeprefix(where).lstrip("/")
-    for part in reversed(PurePosixPath(inner).parts):
+    for part in reversed(PurePosixPath(name.removeprefix(where).lstrip("/")).parts):
         words = set(re.split(r"[._\W]+", part.lower()))
         for split, known in _NAMES.items():
             if words & set(known):
@@ -184,29 +182,17 @@ def _pattern(files: Sequence[str], readable: Sequence[str]) -> str:
     prefix = os.path.commonprefix(files)  # noqa: RUF071 - the beginning of their names, not only of their folders
     folder = f"{prefix.rpartition('/')[0]}/" if "/" in prefix else ""
     for pattern in (f"{prefix}*{suffix}", f"{prefix}**/*{suffix}", f"{folder}*{suffix}", f"{folder}**/*{suffix}"):
-        if [name for name in readable if _glob(pattern).fullmatch(name)] == list(files):
+        as_glob = re.escape(pattern).replace(r"\*\*/", "(?:.*/)?").replace(r"\*", "[^/]*")
+        if [name for name in readable if re.fullmatch(as_glob, name)] == list(files):
             return pattern
     raise DataError("--data", f"no single pattern matches {files[0]} and {files[-1]} only", "move them into a folder")
-
-
-def _glob(pattern: str) -> re.Pattern[str]:
-    """Return what `glob` matches, as a regular expression."""
-    return re.compile(re.escape(pattern).replace(r"\*\*/", "(?:.*/)?").replace(r"\*", "[^/]*"))
-
-
-def _siblings(path: Path, request: Request) -> tuple[str, ...]:
-    """Note held-out rows beside the file, which are used only if they are asked for."""
-    if request.test or _split_of(path.name, "") != "train":
-        return ()
-    found = [p for p in sorted(path.parent.iterdir()) if p.suffix == path.suffix and _split_of(p.name, "") == "test"]
-    return tuple(f"{one} is not used: add --test {one}, or give the folder as --data" for one in found)
 
 
 def matching(pattern: str, root: Path) -> list[str]:
     """Return the files of a path or glob, relative to `root`."""
     if (root / pattern).is_file():
         return [pattern]
-    found = glob.glob(pattern, root_dir=root, recursive=True)  # noqa: PTH207
+    found = glob.glob(pattern, root_dir=root, recursive=True)  # noqa: PTH207 - takes absolute paths too
     return sorted(name for name in found if (root / name).is_file())
 
 
@@ -235,11 +221,3 @@ def _watched(patterns: Iterable[str], root: Path) -> str:
         what = f"{', '.join(listed)} have no folder of their own, which DVC could watch"
         raise DataError("--data", what, "move them into a folder, for example data/rows")
     return common
-
-
-def source_recipe_keys(source: Files | HubDataset | Sql) -> Mapping[str, str]:
-    """Return the keys of a recipe's `data.source`, in the order in which they are written."""
-    first = ["kind", "repo_id", "revision", "url", "query", "train", "validation", "test", "text_unit"]
-    given = source.model_dump(exclude_none=True, exclude_defaults=False)
-    is_text = isinstance(source, Files) and PurePosixPath(source.train).suffix.lower() == ".txt"
-    return {key: str(given[key]) for key in first if key in given and (key != "text_unit" or is_text)}

@@ -379,7 +379,7 @@ def test_slow_code_does_not_stop_the_check(project, monkeypatch, caplog):
     (project / "slow_rows.py").write_text("import time\ndef rows():\n    time.sleep(20)\n    yield {'text': 'x'}\n")
     monkeypatch.syspath_prepend(project)
     monkeypatch.setattr("tasks.diagnostics.check.LIMIT_S", 0.5)
-    monkeypatch.setattr("tasks.diagnostics.check._CHECKS", [(_column_problems, ("objective", "data", "evaluation"))])
+    monkeypatch.setattr("tasks.diagnostics.check._CHECKS", [_column_problems])
     started = time.monotonic()
     assert problems({"data.source": {"kind": "function", "function": "slow_rows:rows"}}) == {}
     assert time.monotonic() - started < 15

@@ -10,7 +10,8 @@ import pytest
 
 from params import Recipe
 from tasks.diagnostics import rehearse
-from tasks.diagnostics.rehearsal_rows import RehearsalRows
+from tasks.diagnostics.rehearse import RehearsalRows
+from tasks.report.formatting import duration
 from tasks.tokenization.report import SplitStatistics, TokenizationReport
 from tests.support import tiny
 from trainer.reporting.step_clock import ProcessTimings
@@ -38,7 +39,7 @@ def test_usual_rows_are_of_all_parts_of_a_sorted_file() -> None:
 def test_training_sees_each_label_of_the_held_out_rows() -> None:
     rows = rows_of(["usual"] * 99 + ["rare"])
     test = rows_of(["usual", "rare", "unheard"] * 5)
-    tables = rehearse._dealt(classifier(), rows, rows.usual(100), {"test": test})
+    tables = rehearse._dealt(classifier(), rows.usual(100), {"train": rows, "test": test})
     labels = {split: set(table["label"].to_pylist()) for split, table in tables.items()}
     assert labels == {"train": {"usual", "rare"}, "validation": {"usual"}, "test": {"usual", "rare"}}
     assert sum(len(tables[split]) for split in ("train", "validation")) == 100
@@ -66,12 +67,12 @@ def test_the_estimate_is_steps_times_their_time_and_what_comes_on_top() -> None:
     usual = passed(rows=200, train_s=30.0, steps_s=[9.0, 9.0, 0.5, 1.5], cpu_s=1.0)
     hardest = passed(rows=50, train_s=9.0, steps_s=[9.0, 9.0], cpu_s=9.0)
     rows = {"train": rows_of(["a"] * 2000)}
-    found = rehearse._estimate(recipe, rows, usual, hardest, has_champion=True)
     start_s = 30.0 - 20.0 - 2 * 100 / 50.0
-    assert found.seconds["train"] == pytest.approx(start_s + 100 * 1.0 + 5 * 100 / 50.0)
-    assert found.seconds["validate"] == pytest.approx(2.0 + 2.0 * 9)
-    assert found.seconds["evaluate"] == pytest.approx(5.0 + 3 * 100 / 50.0)
-    assert found.slowdown == pytest.approx(2.0)
-    lines = "\n".join(found.lines())
-    assert "100 steps); without other programs at most" in lines
-    assert "the time follows from 2 steps of 1.0 s and evaluations of 50 rows/s" in lines
+    train_s = start_s + 100 * 1.0 + 5 * 100 / 50.0
+    assert usual.slowdown == pytest.approx(2.0)
+    time, basis, *_ = rehearse._estimate(recipe, rows, usual, hardest, has_champion=True)
+    assert f", train {duration(train_s)}, " in time
+    assert f"validate {duration(2.0 + 2.0 * 9)}, " in time
+    assert f"evaluate {duration(5.0 + 3 * 100 / 50.0)}, " in time
+    assert "100 steps); without other programs at most" in time
+    assert basis == "the time follows from 2 steps of 1.0 s and evaluations of 50 rows/s"

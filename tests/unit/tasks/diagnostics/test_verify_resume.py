@@ -6,6 +6,11 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -168,7 +173,7 @@ CHANGES = {
     "another number of micro-batches": (
         change_record(0, 1, rows=[[1, 0, 11, 0]]),
         "rows",
-        "step 1, rank 0: 2 micro-batches and 1 micro-batches",
+        "step 1, rank 0, micro-batch 1: [1, 0] and [1, 0, 11, 0]",
     ),
     "learning rate": (
         change_record(1, 4, learning_rate=(0.5).hex()),
@@ -258,7 +263,7 @@ def test_difference_is_reported_in_its_component(tmp_path, change, component, ex
     found = {c.component: c for c in compare(one, other, "min")}
     assert list(found) == COMPONENTS
     assert [name for name, c in found.items() if c.differences] == [component]
-    first = str(found[component].differences[0])
+    first = found[component].differences[0].text
     assert first.startswith(expected) if expected.endswith(" ") else first == expected
     assert earliest_differing_comparison(found.values()) is found[component]
     assert len(found[component].differences) <= found[component].compared
@@ -305,7 +310,7 @@ def test_sharded_weights_are_compared_without_their_index(tmp_path):
     assert earliest_differing_comparison(compare(one, other, "min")) is None
     write(other, 3.0)
     found = earliest_differing_comparison(compare(one, other, "min"))
-    assert str(found.differences[0]) == "pytorch_model_fsdp_0 model.weight[1]: 2 and 3, up to 1 apart"
+    assert found.differences[0].text == "pytorch_model_fsdp_0 model.weight[1]: 2 and 3, up to 1 apart"
 
 
 def test_run_without_a_checkpoint_cannot_be_compared(tmp_path):
@@ -343,7 +348,7 @@ def test_too_few_steps_or_kills_are_refused(steps, kills):
 
 
 def comparison(component, where=None):
-    return Comparison(component, 1, "values", [Difference(where, ("1", "2"))] if where else [])
+    return Comparison(component, 1, "values", [Difference(f"{where}: 1 and 2")] if where else [])
 
 
 def test_what_two_comparisons_show_together(tmp_path):
@@ -447,22 +452,23 @@ def test_training_that_ends_before_the_first_kill_is_an_error(job, monkeypatch):
 
 @pytest.mark.parametrize(("step", "checkpoint", "dies"), [(6, 4, True), (5, 4, False), (7, None, False)])
 def test_kill_waits_for_its_step_and_for_a_checkpoint(job, step, checkpoint, dies):
-    import subprocess
-    import sys
-    import time
-
     if checkpoint:
         (job.folder / f"checkpoint-{checkpoint}").mkdir()
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as victim:
+    is_over = threading.Event()
+    with (
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as victim,
+        ThreadPoolExecutor(1) as pool,
+    ):
         line = f"{victim.pid} {os.uname().nodename} 3 {step} training".ljust(heartbeat._PULSE)
         (job.folder / "rank-0").write_text(line)
-        with verify_resume._killing(job, Kill(6, 0, 4)) as was_killed:
-            if dies:
-                assert victim.wait(20) == -9
-            else:
-                time.sleep(0.3)
-                assert victim.poll() is None
-        assert was_killed.is_set() == dies
+        was_killed = pool.submit(verify_resume._kill_when_due, job, Kill(6, 0, 4), is_over)
+        if dies:
+            assert victim.wait(20) == -9
+        else:
+            time.sleep(0.3)
+            assert victim.poll() is None
+        is_over.set()
+        assert was_killed.result() == dies
         victim.kill()
 
 

@@ -92,10 +92,9 @@ def test_what_an_objective_advises_reaches_the_recipe(name: str) -> None:
 
 
 def test_adapters_where_the_weights_do_not_fit() -> None:
-    assert not choices.lora(22_700_000, 8 * 2**30).value
-    chosen = choices.lora(7_000_000_000, 80 * 2**30)
-    assert chosen.value
-    assert chosen.why == "training all weights would take 104 GiB beside activations, and there are 80 GiB here"
+    assert choices.why_lora(22_700_000, 8 * 2**30) is None
+    why = choices.why_lora(7_000_000_000, 80 * 2**30)
+    assert why == "training all weights would take 104 GiB beside activations, and there are 80 GiB here"
 
 
 def test_shares_only_of_splits_without_files() -> None:

@@ -19,8 +19,8 @@ from tasks.commands import main
 from tasks.diagnostics.check import check
 from tasks.scaffold import new as new_module
 from tasks.scaffold.new import new
-from tasks.scaffold.remove import remove
-from tasks.scaffold.request import Asker, Request
+from tasks.scaffold.project import remove
+from tasks.scaffold.request import Request
 from tests.support.pretrained import write_model
 from tests.support.project import ROOT
 from tests.support.sample_data import Kind, cases, data_set
@@ -77,7 +77,7 @@ def write_json(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def make(name: str = "topics", **request: Any) -> None:
-    new(Request(name, **request), Asker(interactive=False))
+    new(Request(name, **request))
 
 
 def files(root: Path) -> dict[str, str]:

@@ -11,12 +11,10 @@ from params import DataError, RecipeError
 from tasks.scaffold.look import Sample, read_source_sample
 from tasks.scaffold.model_facts import ModelKind
 from tasks.scaffold.proposal import Proposal, proposable_objectives, propose
-from tasks.scaffold.request import COLUMN_FLAGS, Asker, Request
+from tasks.scaffold.request import COLUMN_FLAGS, Request
 from tasks.scaffold.sources import find_source
 from tests.support.sample_data import Kind, cases, data_set
 from trainer import objectives
-
-SILENT = Asker(interactive=False)
 
 
 def sample(**columns: list[Any]) -> Sample:
@@ -25,7 +23,7 @@ def sample(**columns: list[Any]) -> Sample:
 
 
 def proposed(rows: Sample, kind: ModelKind = "encoder", **request: Any) -> Proposal:
-    return propose(Request("x", "", **request), rows, kind, SILENT)
+    return propose(Request("x", "", **request), rows, kind)
 
 
 TEXTS = [f"a text about the number {i}" for i in range(60)]
@@ -125,7 +123,7 @@ def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     answers = iter(["nothing", "team"])
     monkeypatch.setattr("typer.prompt", lambda text, default: next(answers))
     rows = sample(text=TEXTS, urgency=["high", "low"] * 30, team=LABELS)
-    assert propose(Request("x", ""), rows, "encoder", Asker(interactive=True)).columns["label"] == "team"
+    assert propose(Request("x", "", may_ask=True), rows, "encoder").columns["label"] == "team"
     assert "Type one of: urgency, team" in capsys.readouterr().out
 
 

@@ -126,4 +126,4 @@ def test_a_query(root: Path) -> None:
     assert "ORDER BY" in found.notes[0]
     url = "postgresql://me:${PASSWORD}@host/db"
     found = find_source(Request("x", url, query="SELECT * FROM t ORDER BY id"), root)
-    assert (found.watched, found.notes) == ("tasks/ingestion/sql.py", ())
+    assert (found.watched, found.notes) == ("tasks/ingestion/sql.py", [])

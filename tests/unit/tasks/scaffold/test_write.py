@@ -11,8 +11,7 @@ from ruamel.yaml import YAML
 
 from params import RecipeError
 from tasks.scaffold.project import with_deployment, with_item
-from tasks.scaffold.write import _lines
-from tasks.scaffold.yaml_text import scalar, to_comment_line
+from tasks.scaffold.write import _lines, scalar, to_comment_line
 from tests.support.project import ROOT
 from trainer.objectives.bases.advice import Choice
 
