@@ -163,21 +163,14 @@ def watch(
     Kinds of messages: crashed, failed, refused, published, proposed, stuck, late. --notify, --only and --without can be
     given several times.
     """
-    from datetime import timedelta
-
     from flows.watch import automations
-    from flows.watch.messages import Rules
 
     if show or remove:
         (automations.show if show else automations.remove)()
         return
-    rules = Rules(
-        automations.select_message_kinds(only or (), without or ()),
-        max_time=timedelta(hours=max_hours),
-        late_after=late_after,
-        repeat_after=timedelta(hours=repeat_hours),
-    )
-    automations.create_automations(silence_s, notify or (), rules)
+    kinds = automations.select_message_kinds(only or (), without or ())
+    rules = automations.Rules(silence_s, kinds, max_hours * 3600, late_after, repeat_hours * 3600)
+    automations.create_automations(notify or (), rules)
 
 
 @app.command("password")

@@ -7,14 +7,14 @@ it as a secret, and only its host is ever shown.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
 from urllib.parse import urlsplit
 from uuid import UUID
 
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import BlockDocument
 from prefect.exceptions import ObjectNotFound
 
 from flows.server.configured import url_without_credentials
@@ -25,8 +25,7 @@ _OWN = "evergreen-watch-"
 _OWN_TYPE = CustomWebhookNotificationBlock.get_block_type_slug()
 
 
-@dataclass(frozen=True)
-class Destination:
+class Destination(NamedTuple):
     """A block that sends messages."""
 
     label: str
@@ -42,31 +41,16 @@ def destinations(client: SyncPrefectClient, notify: Sequence[str]) -> list[Desti
     Raises:
         EvergreenError: there is no such block, it cannot send, or an address is not one.
     """
-    found, addresses = [], 0
-    for one in notify:
-        if "://" in one:
-            addresses += 1
-            found.append(_of_address(one, f"{_OWN}{addresses}"))
-        else:
-            found.append(_of_block(client, one))
-    return found
+    numbers = itertools.count(1)
+    return [_of_address(one, f"{_OWN}{next(numbers)}") if "://" in one else _of_block(client, one) for one in notify]
 
 
 def delete_unused(client: SyncPrefectClient, used: Sequence[Destination]) -> None:
     """Delete the blocks that an earlier `watch` made and that no message uses any more."""
-    kept = {one.block for one in used}
-    for document in _own_blocks(client):
-        if document.id not in kept:
-            client.delete_block_document(document.id)
-
-
-def _own_blocks(client: SyncPrefectClient) -> Iterator[BlockDocument]:
     with contextlib.suppress(ObjectNotFound):
-        yield from (
-            one
-            for one in client.read_block_documents_by_type(_OWN_TYPE, include_secrets=False)
-            if (one.name or "").startswith(_OWN)
-        )
+        for document in client.read_block_documents_by_type(_OWN_TYPE, include_secrets=False):
+            if (document.name or "").startswith(_OWN) and document.id not in {one.block for one in used}:
+                client.delete_block_document(document.id)
 
 
 def _of_address(address: str, name: str) -> Destination:
@@ -82,9 +66,7 @@ def _of_address(address: str, name: str) -> Destination:
             saved = block.save(name, overwrite=True)
             assert isinstance(saved, UUID), "it is not awaited here"
             return Destination(url_without_credentials(address), saved)
-    what = (
-        "an address does not have the form https://host/path"  # it is not shown, because it may have a password in it
-    )
+    what = "an address does not have the form https://host/path"  # it is not shown: it may have a password in it
     raise EvergreenError("--notify", what, "write the whole address, or name a block: slack-webhook/team")
 
 
