@@ -309,6 +309,6 @@ def test_folder_that_cannot_be_read_is_an_error(old, monkeypatch):
         onerror(PermissionError(13, "Permission denied", "private"))
         return iter(())
 
-    monkeypatch.setattr("flows.dvc_project.git_texts.os.walk", walk)
+    monkeypatch.setattr("flows.dvc_project.references.os.walk", walk)
     with pytest.raises(EvergreenError, match="private: cannot be read: Permission denied"):
         references.find_referenced_hashes()
