@@ -16,11 +16,12 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import typer
+from jinja2.filters import do_filesizeformat
 
 from flows.dvc_project import cache as dvc_cache
 from flows.dvc_project import references
@@ -36,15 +37,12 @@ from trainer.runtime.lifetime import hold_file_lock
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Unneeded:
-    """Something that can be deleted."""
+class Unneeded(NamedTuple):
+    """Something that can be deleted: the folder that it is in, without links, what it is, and its bytes."""
 
     folder: Path
-    """The folder that it is in, without links."""
     what: str
     size: int
-    """In bytes."""
     delete: Callable[[], object]
 
 
@@ -63,9 +61,9 @@ def clean(*, releases: int, unfinished: bool, yes: bool) -> None:
     needed = _needed_by_releases(releases)
     found = list(_unneeded(needed, unfinished=unfinished))
     for one in found:
-        print(f"{_size(one.size):>10}  {one.what}")
+        print(f"{do_filesizeformat(one.size, binary=True):>10}  {one.what}")
     folders = ", ".join(dict.fromkeys(str(one.folder) for one in found))
-    total = f"{_size(sum(one.size for one in found))} in {folders}"
+    total = f"{do_filesizeformat(sum(one.size for one in found), binary=True)} in {folders}"
     if not found:
         print("There is nothing to delete.")
     elif not yes and not sys.stdin.isatty():
@@ -85,19 +83,17 @@ def _needed_by_releases(last: int) -> set[str] | None:
     if shared:
         print(f"DVC's cache {folder} is left alone, because other projects may use it: {shared}.")
         return None
-    needed: set[str] = set()
     if not last:
-        return needed
+        return set()
     places = dict.fromkeys(references.find_published_repositories(), True)
     for publish in (load(recipe.recipe_path).publish for recipe in _recipes()):
         places.setdefault((publish.repo_id, publish.endpoint), False)
     try:
-        for (repo_id, endpoint), must_exist in places.items():
-            needed |= recorded_data_hashes(repo_id, endpoint, last=last, must_exist=must_exist)
+        hashes = (recorded_data_hashes(*place, last=last, must_exist=must) for place, must in places.items())
+        return set().union(*hashes)
     except (HubRefusedError, TransientError) as error:
         print(f"DVC's cache {folder} is left alone, because it is unknown what releases need: {error}")
         return None
-    return needed
 
 
 def _unneeded(needed: set[str] | None, *, unfinished: bool) -> Iterator[Unneeded]:
@@ -107,8 +103,9 @@ def _unneeded(needed: set[str] | None, *, unfinished: bool) -> Iterator[Unneeded
         whys = {"superseded run": runs, "damaged checkpoint": damaged, "of `verify-resume`": [recipe.verify_resume]}
         for why, folders in whys.items():
             for folder in filter(Path.exists, folders):
+                size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
                 delete = partial(shutil.rmtree, folder, ignore_errors=True)
-                yield Unneeded(recipe.scratch.parent.resolve(), f"{folder}: {why}", _folder_size(folder), delete)
+                yield Unneeded(recipe.scratch.parent.resolve(), f"{folder}: {why}", size, delete)
     if needed is not None and (size := dvc_cache.measure_unused_objects(needed)):
         cache, _ = dvc_cache.folder()
         what = f"{cache}: objects that nothing in git and no recent release uses"
@@ -140,15 +137,3 @@ def _no_stage_runs() -> Iterator[None]:
         if owners.exists() and any(json.loads(owners.read_text(encoding="utf-8")).values()):
             raise TransientError(str(owners), "DVC runs a stage", "wait until it ends, or stop it")
         yield
-
-
-def _folder_size(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
