@@ -53,7 +53,7 @@ def run(
     from contextlib import nullcontext
 
     from flows.run import logs, nothing_new, stages
-    from flows.run.summary import summary
+    from flows.run.final_state import summary
     from flows.server.own import Server, is_own_server_needed
     from trainer.runtime.memory import reduce_garbage_collection
 

@@ -188,7 +188,7 @@ def _send_objects(artifacts: Artifacts, log: Logger) -> None:
     if not default_remote():
         log.info("no default DVC remote is configured: only git gets this run")
         return
-    child_process.run_reported("flows.dvc_project.push", [artifacts.recipe], artifacts, log, name="dvc push")
+    child_process.run_child("flows.dvc_project.push", [artifacts.recipe], artifacts, log, name="dvc push")
 
 
 def _keep_logs(artifacts: Artifacts) -> dict[str, bytes]:

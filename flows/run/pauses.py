@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 
 import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
 from prefect.exceptions import Abort, Pause
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
@@ -36,31 +36,23 @@ def wait_until_running(log: Logger) -> None:
     """
     if not flow_run.id:
         return
+    waiting = False
     try:
         with get_client(sync_client=True) as client:
-            _wait(client, client.read_flow_run(flow_run.id), log)
+            while (state := client.read_flow_run(flow_run.id).state) and state.type == StateType.PAUSED:
+                if state.state_details.pause_reschedule:
+                    raise Pause(f"the run was suspended ({state.name}): what has ended is kept", state=state)
+                if not waiting:
+                    log.warning("the run is paused: it waits until somebody resumes or cancels it")
+                waiting = True
+                time.sleep(POLL_S)
+            if state and state.type == StateType.CANCELLING:  # a worker would have ended this process by now
+                client.set_flow_run_state(flow_run.id, Cancelled(message="ended before its next stage"))
     except httpx.HTTPError as error:
         what = f"does not say whether the run is paused or cancelled: {error or type(error).__name__}"
         raise TransientError("Prefect's server", what, "start the run again when the server answers") from error
-
-
-def _wait(client: SyncPrefectClient, run: FlowRun, log: Logger) -> None:
-    waiting = False
-    while (state := run.state) is not None:
-        if state.type == StateType.PAUSED:
-            if state.state_details.pause_reschedule:
-                raise Pause(f"the run was suspended ({state.name}): what has ended is kept", state=state)
-            if not waiting:
-                log.warning("the run is paused: it waits until somebody resumes or cancels it")
-            waiting = True
-            time.sleep(POLL_S)
-            run = client.read_flow_run(run.id)
-            continue
-        if state.type == StateType.CANCELLING:  # a worker would have ended this process by now
-            client.set_flow_run_state(run.id, Cancelled(message="ended before its next stage"))
-        if state.type in _STOPPED or (waiting and state.type != StateType.RUNNING):
-            raise Abort(f"the run is {state.name}: its next stage does not start; what has ended is kept")
-        return
+    if state and (state.type in _STOPPED or (waiting and state.type != StateType.RUNNING)):
+        raise Abort(f"the run is {state.name}: its next stage does not start; what has ended is kept")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import httpx
 from prefect import get_run_logger
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
-from flows.run.summary import release_url
+from flows.run.final_state import release_url
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.receipt import Receipt
 from tasks.report.formatting import metrics_table

@@ -75,7 +75,7 @@ def check_recipe(recipe: str, log: child_process.Logger) -> None:
     unwatched_sources.bring_missing_files(artifacts, log)
     if (base := item_in_recipes_yaml(artifacts).get("base")) and not Path(base).exists():
         dvc_stage.restore_inputs(f"train@{recipe}", Path(base))
-    child_process.run_reported("tasks", ["check", recipe], artifacts, log, name="check")
+    child_process.run_child("tasks", ["check", recipe], artifacts, log, name="check")
 
 
 def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, force: bool = False) -> StageOutcome:
@@ -87,7 +87,7 @@ def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, forc
     name, artifacts = f"{stage}@{recipe}", Artifacts(recipe)
     if stage == "ingest":
         if dvc_stage.is_stale(resolve := f"resolve@{recipe}"):
-            child_process.run_reported("flows.dvc_project.stage", [resolve], artifacts, log, name=resolve)
+            child_process.run_child("flows.dvc_project.stage", [resolve], artifacts, log, name=resolve)
         force = unwatched_sources.reads_again(artifacts, log, force=force)
     if not force and not dvc_stage.is_stale(name):
         outdated = _outdated_on_hub(stage, artifacts, log)
@@ -102,7 +102,7 @@ def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, forc
     grace_s, limit = _grace_s(stage, artifacts), time_limit(stage, artifacts)
     limit_s = limit.seconds if limit else math.inf
     try:
-        result = child_process.run_reported(
+        has_run = child_process.run_child(
             "flows.dvc_project.stage", arguments, artifacts, log, name=name, grace_s=grace_s, limit_s=limit_s
         )
     except subprocess.TimeoutExpired:
@@ -112,7 +112,7 @@ def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, forc
         unwatched_sources.record_stage_run(stage, artifacts, error)
         raise
     unwatched_sources.record_stage_run(stage, artifacts, None)
-    return "ran" if result else "restored"
+    return "ran" if has_run else "restored"
 
 
 def record_decision(artifacts: Artifacts) -> None:

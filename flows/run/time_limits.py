@@ -7,8 +7,7 @@ progress is ended earlier, by tasks.stages.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from params import ModelError, StalledError, load
 from params.dvc_files import Inputs, recorded_stages
@@ -23,13 +22,11 @@ _RUNS: Final = 10
 _INTERRUPTED: Final = {"failed", "cancelled", "crashed"}
 
 
-@dataclass(frozen=True)
-class TimeLimit:
-    """How long one start of a stage may take."""
+class TimeLimit(NamedTuple):
+    """How long one start of a stage may take, and where the limit comes from, for people."""
 
     seconds: float
     origin: str
-    """Where the limit comes from, for people."""
 
     def error(self, name: str) -> StalledError:
         """Return the error of the stage `name` that was ended after this time."""
@@ -43,13 +40,16 @@ def time_limit(stage: str, artifacts: Artifacts) -> TimeLimit | None:
 
     There is none if the stage's part of the recipe or its code has changed since its last run: then past runs say nothing.
     """
-    recipe = load(artifacts.recipe_path)
+    recipe, inputs = load(artifacts.recipe_path), Inputs.read(stage, artifacts)
+    recorded = recorded_stages(artifacts.root).get(inputs.name)
     factor, past = recipe.launch.max_slowdown, list(_whole_runs(stage, read_runs(artifacts)))[-_RUNS:]
-    if factor is None or not past or _has_changed(stage, artifacts):
+    if factor is None or not past or not recorded or inputs.recorded_changes(recorded):
         return None
-    longest_s, least_s = _longest_s(past, _rows(stage, artifacts)), idle_limit_s(stage, recipe)
+    rows, least_s = _rows(stage, artifacts), idle_limit_s(stage, recipe)
+    scaled = (seconds * max(1.0, rows / then if rows and then else 1.0) for seconds, then in past)
+    longest_s = max(scaled)
     origin = f"{factor:g} times the longest of its last {len(past)} run(s), {duration(longest_s)}"
-    if longest_s > _longest_s(past, None):
+    if longest_s > max(seconds for seconds, _ in past):
         origin += ", scaled up to the rows of today"
     origin += f" (launch.max_slowdown), but not less than the {duration(least_s)} that it may make no progress"
     return TimeLimit(max(factor * longest_s, least_s), origin)
@@ -69,21 +69,9 @@ def _whole_runs(stage: str, runs: Sequence[RunEntry]) -> Iterator[tuple[float, i
             follows_interrupted = done.outcome in _INTERRUPTED
 
 
-def _longest_s(past: Sequence[tuple[float, int]], rows: int | None) -> float:
-    """Return the longest of past times, each scaled up to `rows` if it was for fewer; numbers of rows may be unknown."""
-    return max(seconds * max(1.0, rows / then if rows and then else 1.0) for seconds, then in past)
-
-
 def _rows(stage: str, artifacts: Artifacts) -> int | None:
     """Return how many rows the stage has to work on; None if that is unknown."""
     try:
         return None if stage == "ingest" else sum(read_report(artifacts, IngestReport).rows.values())
     except ModelError:  # its output is elsewhere, so the rows are those of an earlier run
         return None
-
-
-def _has_changed(stage: str, artifacts: Artifacts) -> bool:
-    """Whether recipe or code of the stage are others than those that dvc.lock records."""
-    inputs = Inputs.read(stage, artifacts)
-    recorded = recorded_stages(artifacts.root).get(inputs.name)
-    return not recorded or bool(inputs.recorded_changes(recorded))

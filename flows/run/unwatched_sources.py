@@ -55,7 +55,7 @@ def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bo
         )
         return False
     if isinstance(source, Files):
-        child_process.run_reported("flows.dvc_project.update", [artifacts.recipe], artifacts, log, name="dvc update")
+        child_process.run_child("flows.dvc_project.update", [artifacts.recipe], artifacts, log, name="dvc update")
         return force
     if not force and isinstance(source, HubDataset) and not _has_new_commit(source, artifacts, log):
         return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,12 +99,12 @@ def read(path: Path) -> CommandResult | None:
         return None
 
 
-def error_from_result(name: str, status: int, lines: Sequence[str], result: CommandResult | None) -> EvergreenError:
-    """Return the error that a command reported; if it reported none, what its exit status and the last of its lines say."""
+def error_from_result(name: str, status: int, said: str, result: CommandResult | None) -> EvergreenError:
+    """Return the error that a command reported; if it reported none, what its exit status and the last line that it wrote say."""
     number = -status if status < 0 else status - 128
     if 0 < number < signal.NSIG:
         return KilledError(name, f"was ended by signal {number}", "start it again: training resumes where it was")
     if result and result.error:
         return result.error.replace(where=f"{name}: {result.error.where}")
-    last = next((line for line in reversed(lines) if line.strip()), "it wrote nothing")
+    last = (said.strip().splitlines() or ["it wrote nothing"])[-1]
     return error_class_of_exit_code(status)(name, f"exited with {status}: {last}", "see its output above")
