@@ -122,11 +122,7 @@ def _recipes() -> list[Artifacts]:
 
 @contextlib.contextmanager
 def _no_stage_runs() -> Iterator[None]:
-    """Hold the locks of every recipe.
-
-    Raises:
-        TransientError: a flow, a training or another stage runs.
-    """
+    """Hold the locks of every recipe."""
     with contextlib.ExitStack() as held:
         for recipe in _recipes():
             for path in (recipe.flow_lock, recipe.train_lock, recipe.mirror_lock, recipe.verify_resume_lock):

@@ -6,6 +6,7 @@ evergreen check default        as python -m tasks check default
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -52,17 +53,18 @@ def run(
     """
     from contextlib import nullcontext
 
+    from flows.dvc_project.locks import recipe_lock
     from flows.run import logs, nothing_new, stages
     from flows.run.final_state import summary
     from flows.server.own import Server, is_own_server_needed
     from trainer.runtime.memory import reduce_garbage_collection
 
     reduce_garbage_collection()
-    artifacts, branch = Artifacts(recipe), None
+    artifacts, branch, log = Artifacts(recipe), None, logging.getLogger(__name__)
     if record:
-        from flows.record.recording import Record, record_unchanged
+        from flows.record import recording
 
-        branch = Record.parse(record)
+        branch = recording.Record.parse(record)
     has_own_server, url = is_own_server_needed(), os.environ.get("PREFECT_API_URL")
     outcomes: Any = None
     if not force and (has_own_server or (url and not branch)):
@@ -87,7 +89,8 @@ def run(
             with raise_user_termination():
                 outcomes = retrain(recipe, publish=not no_publish, force=force, record=branch)
     elif branch:
-        record_unchanged(artifacts, branch, outcomes)
+        with recipe_lock(artifacts, log):  # an earlier run may not be recorded yet
+            recording.record(artifacts, branch, log, outcomes)
     print(summary(artifacts, outcomes))
 
 

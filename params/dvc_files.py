@@ -68,11 +68,7 @@ class Inputs:
         return {path.as_posix(): state for path, state in states if path.suffix == ".py"}
 
     def check(self) -> None:
-        """Fail if an input is not what it was.
-
-        Raises:
-            InputsChangedError: names what has changed.
-        """
+        """Fail if an input is not what it was."""
         now = Inputs.read(self.stage, self.artifacts)
         recipe = self.artifacts.recipe_path
         changed = [f"{key} in {recipe}" for key in self.params if self.params[key] != now.params.get(key)]
@@ -96,9 +92,6 @@ def check_earlier_stages(stage: str, artifacts: Artifacts) -> None:
     """Fail if an earlier stage ran with other code or another recipe than there are now, says dvc.lock.
 
     Without DVC, the stages are the user's to run, and dvc.lock says nothing about them.
-
-    Raises:
-        InputsChangedError: names the stage and what has changed since.
     """
     if "DVC_STAGE" not in os.environ:
         return
@@ -141,11 +134,7 @@ def is_training_recorded(artifacts: Artifacts) -> bool:
 
 
 def check_recipe_unedited(inputs: Inputs) -> None:
-    """Fail if the recipe was edited since DVC looked at its values, which then are not those of this stage.
-
-    Raises:
-        InputsChangedError: names the keys.
-    """
+    """Fail if the recipe was edited since DVC looked at its values, which then are not those of this stage."""
     if os.environ.get("DVC_STAGE") != inputs.name:
         return
     resolved = _yaml(inputs.artifacts.resolved_recipe)

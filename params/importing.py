@@ -94,9 +94,6 @@ def bind(call: Call, key: str, arity: int) -> Callable[..., Any]:
     """Return the function that a recipe names under `key`, with the recipe's arguments bound.
 
     The pipeline passes `arity` more positional arguments.
-
-    Raises:
-        RecipeError: as `import_by_name`, or the function does not take these arguments.
     """
     function = import_by_name(call.name, key)
     signature = "unknown"

@@ -134,11 +134,7 @@ def recipes_like(start: str) -> list[str]:
 
 
 def recipe_name(recipe: str) -> str:
-    """Return the name of a recipe that is given by name or by path: the name of its file without the suffix.
-
-    Raises:
-        RecipeError: as `find_recipe`.
-    """
+    """Return the name of a recipe that is given by name or by path: the name of its file without the suffix."""
     return find_recipe(recipe).stem
 
 

@@ -19,11 +19,7 @@ PROVENANCE: Final = "evergreen-provenance.json"
 
 
 def model_digest(artifacts: Artifacts) -> str:
-    """Return the digest of the trained weights, adapters merged.
-
-    Raises:
-        ModelError: there are none.
-    """
+    """Return the digest of the trained weights, adapters merged."""
     return release_digests(artifacts)["merged"]
 
 

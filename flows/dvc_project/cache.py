@@ -16,11 +16,7 @@ from flows.dvc_project.stage import open_dvc_repository
 
 
 def folder() -> tuple[Path, str | None]:
-    """Return the folder of the cache, and why other projects may use it; None if it is this project's alone.
-
-    Raises:
-        EvergreenError: DVC's configuration is not valid.
-    """
+    """Return the folder of the cache, and why other projects may use it; None if it is this project's alone."""
     with open_dvc_repository("DVC's cache") as repo:
         root, cache = Path(repo.root_dir).resolve(), Path(repo.cache.local_cache_dir).resolve()
         if not cache.is_relative_to(root):

@@ -29,12 +29,7 @@ def refreshed_import_stages(repo: Any, recipe: str) -> list[Any]:
 
 
 def refreshed_import_paths(recipe: str) -> list[str]:
-    """Return the paths of the .dvc files of `refreshed_import_stages`.
-
-    Raises:
-        RecipeError: a file of DVC's is damaged.
-        EvergreenError: DVC fails for another reason.
-    """
+    """Return the paths of the .dvc files of `refreshed_import_stages`."""
     if not _refreshed_source(recipe):
         return []
     with open_dvc_repository(recipe) as repo:

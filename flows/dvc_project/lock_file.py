@@ -21,11 +21,7 @@ def stages_of(text: str, recipe: str, *, where: str) -> Mapping[str, Any]:
 
 
 def merge(theirs: str, ours: Mapping[str, Any], recipe: str, *, where: str) -> str:
-    """Return `theirs`, the text of a dvc.lock, with the stages of `recipe` replaced by `ours`.
-
-    Raises:
-        RecipeError: `theirs` is not the text of a dvc.lock.
-    """
+    """Return `theirs`, the text of a dvc.lock, with the stages of `recipe` replaced by `ours`."""
     from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
 
     content = _parse(theirs, where, parse_yaml_for_update) or {"schema": "2.0"}

@@ -62,9 +62,6 @@ def find_published_repositories() -> set[tuple[str, str]]:
     """Return where the logs of receipts say that a model was published: the repository's id, and the Hub.
 
     The logs are those of all recipes, also removed ones, in the same places as for `find_referenced_hashes`.
-
-    Raises:
-        EvergreenError: as `find_referenced_hashes`.
     """
     found = set()
     for text in _texts(("release/log.jsonl", "unrecorded/log.jsonl"), _LOG):
@@ -77,11 +74,7 @@ def find_published_repositories() -> set[tuple[str, str]]:
 
 
 def refuse_running_experiment() -> None:
-    """Fail while DVC runs an experiment in a copy of the project, whose locks are not the project's.
-
-    Raises:
-        TransientError: names the process.
-    """
+    """Fail while DVC runs an experiment in a copy of the project, whose locks are not the project's."""
     for path in _EXPERIMENTS.rglob("run/*/*.json"):
         about = json.loads(path.read_text(encoding="utf-8"))
         if about.get("returncode") is None and psutil.pid_exists(about["pid"]):
@@ -136,11 +129,7 @@ def _contents(common: Path, endings: Endings) -> Iterator[tuple[str, bytes]]:
 
 
 def _main_worktree(common: Path) -> Iterator[Path]:
-    """Yield the folder of the worktree that is not linked; a bare repository has none.
-
-    Raises:
-        EvergreenError: git does not know it, and it is not the one here.
-    """
+    """Yield the folder of the worktree that is not linked; a bare repository has none."""
     about = f"--git-dir={common}"
     if own := _run(about, "config", "core.worktree").stdout.removesuffix(b"\n"):
         yield common / os.fsdecode(own)
@@ -198,11 +187,7 @@ def _listed(entries: bytes, endings: Endings) -> set[bytes]:
 
 
 def _text(content: bytes, where: str, form: re.Pattern[str], common: Path) -> str:
-    """Return a file as text, also one that git-lfs keeps.
-
-    Raises:
-        EvergreenError: the text is not of this form, or is not on this machine.
-    """
+    """Return a file as text, also one that git-lfs keeps."""
     if pointer := _POINTER.match(content):
         oid = pointer[1].decode()
         kept = common / "lfs/objects" / oid[:2] / oid[2:4] / oid

@@ -18,11 +18,7 @@ _LATER = "run it again when the remote answers: nothing is lost"
 
 
 def default_remote() -> str | None:
-    """Return the name of the default remote of the project in the working directory; None if none is configured.
-
-    Raises:
-        RemoteRefusedError: DVC's configuration is not valid.
-    """
+    """Return the name of the default remote of the project in the working directory; None if none is configured."""
     from dvc.config import Config, ConfigError
 
     try:
@@ -65,11 +61,7 @@ class DvcRemote:
         return lacking | self._bring({info for folder in folders if folder is not None for _, _, info in folder})
 
     def tree(self, info: Any) -> Any:
-        """Return the list of files of a folder by its hash; None if neither the cache nor the remote has it.
-
-        Raises:
-            RemoteRefusedError, TransientError, StorageError: as `fetch` does.
-        """
+        """Return the list of files of a folder by its hash; None if neither the cache nor the remote has it."""
         from dvc_data.hashfile import load
         from dvc_objects.errors import ObjectFormatError
 
@@ -106,11 +98,7 @@ class DvcRemote:
         return len(sent)
 
     def fetch_run(self, stage: Any) -> None:
-        """Bring the outputs of an earlier run of `stage` with the inputs that there are now, if the remote has them.
-
-        Raises:
-            RemoteRefusedError, TransientError, StorageError: as `fetch` does.
-        """
+        """Bring the outputs of an earlier run of `stage` with the inputs that there are now, if the remote has them."""
         from dvc.stage.cache import _can_hash, _get_stage_hash
         from dvc.utils.serialize import load_yaml
         from dvc_data.hashfile.hash_info import HashInfo

@@ -68,9 +68,6 @@ def restore_inputs(repo: Any, name: str, path: Path | None = None) -> None:
     """Bring the inputs of a stage, or only the one at `path`, to their recorded state, if DVC's cache or the remote has that.
 
     Without a remote, only those that do not exist locally are brought.
-
-    Raises:
-        RemoteRefusedError, TransientError: it cannot be fetched.
     """
     remote = DvcRemote.of(repo)
     (stage,) = repo.stage.collect(name)

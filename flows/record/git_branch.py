@@ -78,11 +78,7 @@ class GitBranch:
         return self._output("rev-parse", fetched)
 
     def read(self, commit: str, path: str) -> bytes | None:
-        """Return the content of a file of the project in a commit; None if it is not there.
-
-        Raises:
-            RecipeError: git-lfs keeps it.
-        """
+        """Return the content of a file of the project in a commit; None if it is not there."""
         done = self._git("cat-file", "blob", f"{commit}:{self._folder}{path}")
         if done.stdout.startswith(_LFS):
             fix = f"`git lfs untrack {path}`, `git add .gitattributes`, `git add --renormalize {path}`, commit and push"

@@ -27,10 +27,6 @@ def add_flow_run(url: str, artifacts: Artifacts, outcomes: Mapping[str, str], pa
     Returns:
         False if the server does not take the run in this way, for example because it wants a password that only a profile
         of Prefect's has: then Prefect's own client has to make it.
-
-    Raises:
-        EvergreenError: `.env` cannot be read.
-        TransientError: the server stopped answering in between.
     """
     name, message = name_and_message(artifacts, outcomes)
     try:

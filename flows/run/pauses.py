@@ -57,11 +57,7 @@ def wait_until_running(log: Logger) -> None:
 
 @contextlib.contextmanager
 def raise_user_termination() -> Iterator[None]:
-    """Turn the end that a person has given to the flow run in the block into an error.
-
-    Raises:
-        PreemptedError: the run was suspended, cancelled or ended.
-    """
+    """Turn the end that a person has given to the flow run in the block into an error."""
     try:
         yield
     except (Abort, Pause) as signal:

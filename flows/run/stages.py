@@ -66,11 +66,7 @@ def unchanged_outcomes(stages: Sequence[str], artifacts: Artifacts) -> dict[str,
 
 
 def check_recipe(recipe: str, log: child_process.Logger) -> None:
-    """Find what is wrong with a recipe before any stage starts.
-
-    Raises:
-        EvergreenError: every problem that was found.
-    """
+    """Find what is wrong with a recipe before any stage starts."""
     artifacts = Artifacts(recipe)
     unwatched_sources.bring_missing_files(artifacts, log)
     if (base := item_in_recipes_yaml(artifacts).get("base")) and not Path(base).exists():

@@ -65,11 +65,7 @@ def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bo
 
 
 def bring_missing_files(artifacts: Artifacts, log: Logger) -> None:
-    """Bring files of the source that do not exist locally, as in a new clone: the check of a recipe reads some of its rows.
-
-    Raises:
-        EvergreenError: they cannot be brought.
-    """
+    """Bring files of the source that do not exist locally, as in a new clone: the check of a recipe reads some of its rows."""
     source = load(artifacts.recipe_path).data.source
     if not isinstance(source, Files) or all(any(glob.iglob(p, recursive=True)) for p in source.patterns.values()):  # noqa: PTH207
         return

@@ -48,21 +48,13 @@ def configured_server() -> Iterator[SyncPrefectClient]:
 
 
 def check_answer() -> None:
-    """Check that the configured server answers; without it, a flow ends with an error of Prefect's that says no more.
-
-    Raises:
-        EvergreenError: as `configured_server`.
-    """
+    """Check that the configured server answers; without it, a flow ends with an error of Prefect's that says no more."""
     with configured_server() as client:
         client.api_version()
 
 
 def notice(recipe: str, data: Mapping[str, str]) -> None:
-    """Tell the server that a recipe has new data, with `data` as the event's payload; return when the server has it.
-
-    Raises:
-        EvergreenError: as `configured_server`.
-    """
+    """Tell the server that a recipe has new data, with `data` as the event's payload; return when the server has it."""
     from prefect.events import Event
 
     labels = {"prefect.resource.id": f"evergreen.recipe.{recipe}", "prefect.resource.name": recipe}
@@ -73,11 +65,7 @@ def notice(recipe: str, data: Mapping[str, str]) -> None:
 
 
 def check_api_url(url: str) -> None:
-    """Check that an address is that of a server's API, not of its pages, which answer every request in their own way.
-
-    Raises:
-        EvergreenError: /api is missing.
-    """
+    """Check that an address is that of a server's API, not of its pages, which answer every request in their own way."""
     try:
         parts = urlsplit(url)
         if "api" in parts.path.split("/"):

@@ -44,11 +44,7 @@ class Server:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Use it for the flows that run meanwhile, as soon as it answers.
-
-        Raises:
-            TransientError: it did not start.
-        """
+        """Use it for the flows that run meanwhile, as soon as it answers."""
         from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
         _wait(self.process, self.url, self.log_file)

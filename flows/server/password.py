@@ -60,11 +60,7 @@ def make() -> bool:
 
 
 def restrict_env_permissions() -> bool:
-    """Let only its owner read `.env` if all users can; whom the owner lets read it by a group still can. False if nothing changed.
-
-    Raises:
-        EvergreenError: its mode cannot be changed.
-    """
+    """Let only its owner read `.env` if all users can; whom the owner lets read it by a group still can. False if nothing changed."""
     try:
         if not FILE.exists() or not FILE.stat().st_mode & 0o007:
             return False
@@ -78,9 +74,6 @@ def read_client_credentials() -> str | None:
     """Return what to tell the server, as Prefect's client would; None if neither the environment nor `.env` has it.
 
     Prefect's profiles are not read.
-
-    Raises:
-        EvergreenError: `.env` cannot be read.
     """
     return os.environ.get(CLIENT) or _read().get(CLIENT)
 

@@ -117,11 +117,7 @@ def create_automations(notify: Sequence[str], rules: Rules) -> None:
 
 
 def select_message_kinds(only: Sequence[str], without: Sequence[str]) -> list[str]:
-    """Return the kinds of messages in `only`, or all, that are not in `without`.
-
-    Raises:
-        EvergreenError: there is no such kind.
-    """
+    """Return the kinds of messages in `only`, or all, that are not in `without`."""
     for kind in {*only, *without} - {*KINDS}:
         where, fix = f"--only or --without {kind}", f"choose of {', '.join(KINDS)}"
         raise EvergreenError(where, "there is no such kind", fix)

@@ -37,9 +37,6 @@ def destinations(client: SyncPrefectClient, notify: Sequence[str]) -> list[Desti
     """Return the destinations that the user names: addresses, ids of blocks, or types and names such as `slack-webhook/team`.
 
     Makes a block for each address.
-
-    Raises:
-        EvergreenError: there is no such block, it cannot send, or an address is not one.
     """
     numbers = itertools.count(1)
     return [_of_address(one, f"{_OWN}{next(numbers)}") if "://" in one else _of_block(client, one) for one in notify]

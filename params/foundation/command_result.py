@@ -36,9 +36,6 @@ def reserve_result_file(path: Path) -> dict[str, str]:
     """Empty the file at `path`, and return the environment variable that names it.
 
     The file is filled with blanks, so that an error can still be written to it when the disk is full.
-
-    Raises:
-        StorageError: the disk is full already.
     """
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
