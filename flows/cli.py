@@ -79,9 +79,10 @@ def run(
         if server:
             _import_flow()
         else:
-            from flows.server.configured import check_answer
+            from flows.server.configured import configured_server
 
-            check_answer()
+            with configured_server() as client:  # a flow would end with an error of Prefect's that says less
+                client.api_version()
         with server.used() if server else nullcontext(), logs.draw_stage_progress(artifacts):
             from flows.retrain import retrain
             from flows.run.pauses import raise_user_termination

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from flows.dvc_project.imports import refreshed_import_stages
 from flows.dvc_project.remote import DvcRemote
 from flows.dvc_project.stage import act_on_repository
+from flows.dvc_project.update import refreshed_import_stages
 from params import RemoteRefusedError
 from params.foundation.artifacts import STAGES
 from trainer.runtime.memory import reduce_garbage_collection

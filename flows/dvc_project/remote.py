@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,17 @@ def default_remote() -> str | None:
     try:
         name: str | None = Config(".dvc")["core"].get("remote")
     except ConfigError as error:
-        raise RemoteRefusedError(
-            "DVC's configuration", str(error), "correct .dvc/config or .dvc/config.local"
-        ) from None
+        fix = "correct .dvc/config or .dvc/config.local"
+        raise RemoteRefusedError("DVC's configuration", str(error), fix) from None
     return name
 
 
+@dataclass(frozen=True)
 class DvcRemote:
     """The default remote of a DVC repository; without a name, DVC's cache in place of a remote: it has what is in it."""
 
-    def __init__(self, repo: Any, name: str) -> None:
-        self.repo = repo
-        self.name = name
+    repo: Any
+    name: str
 
     @classmethod
     def of(cls, repo: Any) -> DvcRemote | None:
@@ -130,9 +130,7 @@ class DvcRemote:
         try:
             if not _can_hash(stage) or not all(out.hash_info for out in stage.outs):
                 return
-        except (
-            FileNotFoundError
-        ):  # DVC hashes what the stage reads; what did not run here may have nothing to read here
+        except FileNotFoundError:  # DVC hashes what the stage reads, and what ran elsewhere may have nothing here
             return
         key, value = _get_stage_hash(stage), _get_cache_hash(to_single_stage_lockfile(stage))
         entry = Path(self.repo.stage_cache.cache_dir, key[:2], key, value)
@@ -164,13 +162,8 @@ class DvcRemote:
     def _transfer(self, source: Any, target: Any, infos: Collection[Any]) -> tuple[set[Any], set[Any]]:
         """Copy objects from one store to another; return those that were copied, and those that neither has."""
         lacking: set[Any] = set()
-        result = self.repo.cloud.transfer(
-            source,
-            target,
-            infos,
-            cache_odb=self.repo.cache.local,
-            validate_status=lambda status: lacking.update(status.missing),
-        )
+        kept = {"cache_odb": self.repo.cache.local, "validate_status": lambda status: lacking.update(status.missing)}
+        result = self.repo.cloud.transfer(source, target, infos, **kept)
         if result.failed:
             raise OSError(f"{len(result.failed)} of {len(infos)} objects were not transferred, see the log above")
         return result.transferred, lacking
@@ -182,18 +175,12 @@ class DvcRemote:
         from dvc.lock import LockError
         from dvc_objects.fs import errors
 
+        refusals = (ConfigError, errors.ConfigError, errors.AuthError, errors.RemoteMissingDepsError)
         try:
             yield
         except (EvergreenError, LockError):
             raise
-        except (
-            ConfigError,
-            errors.ConfigError,
-            errors.AuthError,
-            errors.RemoteMissingDepsError,
-            ImportError,
-            PermissionError,
-        ) as error:
+        except (*refusals, ImportError, PermissionError) as error:
             fix = "correct its settings (`dvc remote list`), install what it needs, or give this worker access"
             raise RemoteRefusedError(str(self), f"cannot be used: {error}", fix) from error
         except Exception as error:

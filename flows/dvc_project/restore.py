@@ -8,7 +8,8 @@ an earlier stage has another output now if a stage reads only a part of that.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,14 @@ def is_stale(repo: Any, stage: Any) -> bool:
             return True
     except TransientError:  # whoever runs the stage asks again
         return True
-    _remove([out for out in stage.outs if out.exists and out.workspace_status()])
-    return False
-
-
-def _remove(outs: Sequence[Any]) -> None:
     from dvc.rwlock import rwlock
 
-    for out in outs:
-        repo = out.repo
-        hardlink = repo.config["core"].get("hardlink_lock", False)
-        with rwlock(repo.tmp_dir, repo.fs, " ".join(sys.argv), [], [out.fs_path], hardlink):
-            out.remove()
+    hardlink = repo.config["core"].get("hardlink_lock", False)
+    for out in stage.outs:
+        if out.exists and out.workspace_status():
+            with rwlock(repo.tmp_dir, repo.fs, " ".join(sys.argv), [], [out.fs_path], hardlink):
+                out.remove()
+    return False
 
 
 def restore_or_run(repo: Any, name: str, *, force: bool) -> None:
@@ -72,12 +69,9 @@ def restore_inputs(repo: Any, name: str, path: Path | None = None) -> None:
     remote = DvcRemote.of(repo)
     (stage,) = repo.stage.collect(name)
     deps = [dep for dep in stage.deps if path is None or Path(dep.fs_path) == path.absolute()]
-    if remote:
-        _Recorded(repo, remote).restore(deps)
-    else:
-        for dep in deps:
-            if not dep.exists:
-                _Recorded(repo, DvcRemote(repo, "")).restore([dep])
+    recorded = _Recorded(repo, remote or DvcRemote(repo, ""))
+    for together in [deps] if remote else [[dep] for dep in deps if not dep.exists]:
+        recorded.restore(together)
 
 
 def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:
@@ -108,12 +102,12 @@ def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:
     return False
 
 
+@dataclass(frozen=True)
 class _Recorded:
     """All outputs of the project, as dvc.lock and the .dvc files record them."""
 
-    def __init__(self, repo: Any, remote: DvcRemote) -> None:
-        self.repo = repo
-        self.remote = remote
+    repo: Any
+    remote: DvcRemote
 
     def has(self, item: Any) -> bool:
         """Whether a dependency or an output of a stage exists as the stage recorded it, or can be brought to that state."""
@@ -153,9 +147,8 @@ class _Recorded:
             if not out.stage.cmd and self.remote.fetch(self._not_kept(item)):
                 what = "has changes that DVC does not have, and would be replaced by what its .dvc file names"
                 path = Path(out.fs_path).relative_to(self.repo.root_dir)
-                raise DataError(
-                    str(path), what, f"keep them by `dvc add {path}`, or discard them by `dvc checkout --force {path}`"
-                )
+                fix = f"keep them by `dvc add {path}`, or discard them by `dvc checkout --force {path}`"
+                raise DataError(str(path), what, fix)
             missing.append((out, item.fs_path))
             if self.remote.fetch(self._objects(out, item.fs_path)):
                 lost.append(out)

@@ -22,7 +22,7 @@ import pydantic
 
 from flows import child_process
 from flows.child_process import Logger
-from flows.dvc_project import imports, lock_file
+from flows.dvc_project import lock_file, update
 from flows.dvc_project.remote import default_remote
 from flows.record.git_branch import GitBranch, MovedError
 from params import EvergreenError, RecipeError, TransientError
@@ -153,7 +153,7 @@ class _Recorder:
         """The files that describe the recipe's last run, besides dvc.lock."""
         run = self.artifacts
         written = (run.resolved_recipe, run.blessing, run.receipt, run.report("evaluate"))
-        return [*map(str, written), *imports.refreshed_import_paths(run.recipe)]
+        return [*map(str, written), *update.refreshed_import_paths(run.recipe)]
 
     def record(self, message: str) -> None:
         logs, is_sent = self.keep_logs(), False
@@ -208,7 +208,7 @@ class _Recorder:
             files |= {_LOCK: text.encode(), **{path: content for path, content in ours.items() if content is not None}}
             for path in filter(files.__contains__, self.paths):
                 edited = branch.read(head, path)  # somebody may import from elsewhere now
-                if path.endswith(".dvc") and edited and not imports.same_origin(files[path], edited):
+                if path.endswith(".dvc") and edited and not update.same_origin(files[path], edited):
                     del files[path]
         return {path: content for path, content in files.items() if content and content != branch.read(head, path)}
 
