@@ -64,18 +64,11 @@ class GitBranch:
             TransientError: the remote does not answer.
         """
         fetched = self._reference("fetched")
-        options = (
-            "--quiet",
-            "--no-tags",
-            "--no-write-fetch-head",
-            "--recurse-submodules=no",
-            "--no-auto-gc",
-            "--refmap=",
-        )
-        done = self._git("fetch", *options, self.remote, f"+refs/heads/{self.name}:{fetched}")
+        options = "--quiet --no-tags --no-write-fetch-head --recurse-submodules=no --no-auto-gc --refmap="
+        done = self._git("fetch", *options.split(), self.remote, f"+refs/heads/{self.name}:{fetched}")
         if done.returncode:
             raise self._error(done, "read")
-        return self._output("rev-parse", fetched)
+        return self._line("rev-parse", fetched)
 
     def read(self, commit: str, path: str) -> bytes | None:
         """Return the content of a file of the project in a commit; None if it is not there."""
@@ -87,14 +80,14 @@ class GitBranch:
 
     def commit(self, parent: str, files: Mapping[str, bytes], message: str) -> str:
         """Make a commit of files of the project on top of `parent`, and return it."""
-        blobs = {path: self._output("hash-object", "-w", "--stdin", given=content) for path, content in files.items()}
+        blobs = {path: self._line("hash-object", "-w", "--stdin", given=content) for path, content in files.items()}
         entries = "".join(f"100644 {blob}\t{self._folder}{path}\0" for path, blob in blobs.items())
         with tempfile.TemporaryDirectory() as folder:
             index = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
-            self._output("read-tree", parent, environment=index)
-            self._output("update-index", "--add", "-z", "--index-info", given=os.fsencode(entries), environment=index)
-            tree = self._output("write-tree", environment=index)
-        return self._output("commit-tree", tree, "-p", parent, given=message.encode(), environment=self._committer)
+            self._line("read-tree", parent, environment=index)
+            self._line("update-index", "--add", "-z", "--index-info", given=os.fsencode(entries), environment=index)
+            tree = self._line("write-tree", environment=index)
+        return self._line("commit-tree", tree, "-p", parent, given=message.encode(), environment=self._committer)
 
     def push(self, commit: str, *, dry_run: bool = False) -> None:
         """Make `commit` the branch's head, if its parent still is; with `dry_run`, only ask whether this worker may push.
@@ -111,7 +104,7 @@ class GitBranch:
         rejected = re.search(r"^!\t[^\t]*\t(.*)$", done.stdout.decode(errors="replace"), re.MULTILINE)
         if rejected is None:
             raise self._error(done, "push to")
-        if _MOVED.search(rejected[1]) or self.fetch() != self._output("rev-parse", f"{commit}^"):
+        if _MOVED.search(rejected[1]) or self.fetch() != self._line("rev-parse", f"{commit}^"):
             raise MovedError(rejected[1])
         said = [line.partition("remote:")[2].strip() for line in _lines(done.stderr) if line.startswith("remote:")]
         what = "; ".join([f"refused the commit: {rejected[1]}", *filter(None, said)])
@@ -119,13 +112,12 @@ class GitBranch:
 
     def remember(self, commit: str) -> None:
         """Note that `commit` of the branch has what exists locally."""
-        self._output("update-ref", self._reference("recorded"), commit)
+        self._line("update-ref", self._reference("recorded"), commit)
 
     def known(self, head: str) -> list[str]:
         """Return commits of the branch that may have what exists locally: the one remembered, and where HEAD has left the branch."""
-        found = [
-            self._git("merge-base", one, head).stdout.decode().strip() for one in (self._reference("recorded"), "HEAD")
-        ]
+        places = (self._reference("recorded"), "HEAD")
+        found = [self._git("merge-base", one, head).stdout.decode().strip() for one in places]
         return [commit for commit in found if commit]
 
     def _reference(self, kind: str) -> str:
@@ -134,10 +126,7 @@ class GitBranch:
     @cached_property
     def _folder(self) -> str:
         """Where in the repository the working directory is, with a slash at the end; empty for its root."""
-        done = self._git("rev-parse", "--show-prefix")
-        if done.returncode:
-            raise self._error(done, "work with")
-        return os.fsdecode(done.stdout.removesuffix(b"\n"))
+        return os.fsdecode(self._output("rev-parse", "--show-prefix").removesuffix(b"\n"))
 
     @cached_property
     def _committer(self) -> dict[str, str]:
@@ -148,12 +137,15 @@ class GitBranch:
             chosen |= {f"GIT_{role}_{variable}": value for role in ("AUTHOR", "COMMITTER")}
         return {name: value for name, value in chosen.items() if not os.environ.get(name)}
 
-    def _output(self, *command: str, given: bytes = b"", environment: Mapping[str, str] | None = None) -> str:
+    def _line(self, *command: str, given: bytes = b"", environment: Mapping[str, str] | None = None) -> str:
+        return self._output(*command, given=given, environment=environment).decode().strip()
+
+    def _output(self, *command: str, given: bytes = b"", environment: Mapping[str, str] | None = None) -> bytes:
         """Run a command of git that works in the repository, and return what it writes."""
         done = self._git(*command, given=given, environment=environment)
         if done.returncode:
             raise self._error(done, "work with")
-        return done.stdout.decode().strip()
+        return done.stdout
 
     def _git(
         self, *command: str, given: bytes = b"", environment: Mapping[str, str] | None = None
@@ -190,9 +182,8 @@ class GitBranch:
             return RemoteRefusedError(str(self), f"{self.remote} has no branch {self.name}", fix)
         what = f"cannot {verb} the branch: {said or f'git exited with {done.returncode}'}"
         if done.returncode >= 0 and _REFUSED.search(said):
-            return RemoteRefusedError(
-                str(self), what, "check the remote with `git remote -v`, and this worker's access to it"
-            )
+            fix = "check the remote with `git remote -v`, and this worker's access to it"
+            return RemoteRefusedError(str(self), what, fix)
         return TransientError(str(self), what, _LATER)
 
 

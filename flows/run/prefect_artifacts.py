@@ -40,9 +40,8 @@ def show_report(stage: str, artifacts: Artifacts, outcome: str) -> None:
     if stage == "evaluate":
         from tasks.evaluation.report import EvaluationReport
 
-        create_markdown_artifact(
-            metrics_table(read_report(artifacts, EvaluationReport)), key=key, description=description
-        )
+        table = metrics_table(read_report(artifacts, EvaluationReport))
+        create_markdown_artifact(table, key=key, description=description)
     else:
         create_table_artifact(table_rows(report), key=key, description=description)
     if stage == "publish":
@@ -82,9 +81,8 @@ def _artifact_key(what: str, artifacts: Artifacts) -> str:
 def table_rows(report: object, prefix: str = "") -> list[dict[str, Any]]:
     """Return a nested report as rows of name and value."""
     if isinstance(report, dict):
-        return [
-            row for name, value in report.items() for row in table_rows(value, f"{prefix}.{name}" if prefix else name)
-        ]
+        parts = ((value, f"{prefix}.{name}" if prefix else name) for name, value in report.items())
+        return [row for value, name in parts for row in table_rows(value, name)]
     if isinstance(report, list):
         report = ", ".join(map(str, report))
     return [{"name": prefix, "value": report}]

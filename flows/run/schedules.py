@@ -83,14 +83,9 @@ def last_successes(recipes: Sequence[str]) -> dict[str, datetime]:
 
     It is empty without a server, or if the server does not answer at once.
     """
-    from prefect.settings import (
-        PREFECT_API_REQUEST_TIMEOUT,
-        PREFECT_CLIENT_MAX_RETRIES,
-        get_current_settings,
-        temporary_settings,
-    )
+    from prefect import settings
 
-    if not recipes or not (url := get_current_settings().api.url):
+    if not recipes or not (url := settings.get_current_settings().api.url):
         return {}
     from prefect.client.orchestration import get_client
     from prefect.client.schemas import filters
@@ -103,13 +98,11 @@ def last_successes(recipes: Sequence[str]) -> dict[str, datetime]:
     completed = filters.FlowRunFilterStateType(any_=[StateType.COMPLETED])
     try:
         check_api_url(url)
-        quickly = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: _ANSWER_S}
-        with temporary_settings(quickly), get_client(sync_client=True) as client:
+        quickly = {settings.PREFECT_CLIENT_MAX_RETRIES: 0, settings.PREFECT_API_REQUEST_TIMEOUT: _ANSWER_S}
+        with settings.temporary_settings(quickly), get_client(sync_client=True) as client:
             for recipe in recipes:
-                names = [f"retrain-{recipe}", f"retrain-params/{recipe}.yaml"]
-                wanted = filters.FlowRunFilter(
-                    name=filters.FlowRunFilterName(any_=names), state=filters.FlowRunFilterState(type=completed)
-                )
+                names = filters.FlowRunFilterName(any_=[f"retrain-{recipe}", f"retrain-params/{recipe}.yaml"])
+                wanted = filters.FlowRunFilter(name=names, state=filters.FlowRunFilterState(type=completed))
                 runs = client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.END_TIME_DESC, limit=1)
                 if runs and (ended := runs[0].end_time):
                     found[recipe] = ended

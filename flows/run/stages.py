@@ -14,13 +14,7 @@ from flows.dvc_project import stage as dvc_stage
 from flows.dvc_project.locks import recipe_lock
 from flows.run import unwatched_sources
 from flows.run.time_limits import time_limit
-from params import (
-    EvergreenError,
-    InputsChangedError,
-    StaleBlessingError,
-    TransientError,
-    load,
-)
+from params import EvergreenError, InputsChangedError, StaleBlessingError, TransientError, load
 from params.dvc_files import item_in_recipes_yaml
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.receipt import Receipt

@@ -29,12 +29,8 @@ _UP_TO_TRAINING: Final = ("validate", "tokenize", "train")
 def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bool:
     """Whether the flow must run ingest although nothing that DVC watches has changed.
 
-    Imported files are brought up to date here; DVC then sees whether they have changed.
-
-    Args:
-        artifacts: the paths of the recipe.
-        log: where to say why rows are kept.
-        force: take new rows even if a run with others is unfinished; ingest runs in any case.
+    Imported files are brought up to date here; DVC then sees whether they have changed. With `force`, ingest runs in any case, and
+    takes new rows even if a run with others is unfinished.
 
     Raises:
         EvergreenError: the source cannot be asked; a `TransientError` if it may answer later.
@@ -46,13 +42,8 @@ def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bo
     name, limit_h = f"ingest@{artifacts.recipe}", recipe.launch.keep_rows_hours
     age_h = None if force else _age_of_kept_rows_h(artifacts)
     if age_h is not None and age_h <= limit_h:
-        log.info(
-            "%s: keeps the rows of %.1f hours ago, because the run with them is not finished; reads the source again when "
-            "it is, after %g hours (launch.keep_rows_hours), or with --force",
-            name,
-            age_h,
-            limit_h,
-        )
+        until = f"reads the source again when it is, after {limit_h:g} hours (launch.keep_rows_hours), or with --force"
+        log.info("%s: keeps the rows of %.1f hours ago, because their run is not finished; %s", name, age_h, until)
         return False
     if isinstance(source, Files):
         child_process.run_child("flows.dvc_project.update", [artifacts.recipe], artifacts, log, name="dvc update")
