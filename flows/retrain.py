@@ -46,12 +46,7 @@ def run_stage(stage: str, recipe: str, *, force: bool) -> Any:
 def wait_until_ready(
     stage: str, artifacts: Artifacts, record: Record | None, outcomes: Mapping[str, str], log: Logger
 ) -> None:
-    """Return when a stage may start.
-
-    Raises:
-        Abort, Pause: a person ended or suspended the flow run.
-        EvergreenError: the server does not answer, or the run's release could not be recorded.
-    """
+    """Return when a stage may start; an error if a person has stopped the run, or its release could not be recorded."""
     pauses.wait_until_running(log)
     if stage == "publish" and record:
         ensure_recordable(artifacts, record, outcomes, log)
