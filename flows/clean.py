@@ -24,7 +24,6 @@ import typer
 from jinja2.filters import do_filesizeformat
 
 from flows.dvc_project import cache as dvc_cache
-from flows.dvc_project import references
 from flows.dvc_project.locks import clear_stale_locks
 from params import HubRefusedError, TransientError, load
 from params.foundation.artifacts import Artifacts
@@ -85,7 +84,7 @@ def _needed_by_releases(last: int) -> set[str] | None:
         return None
     if not last:
         return set()
-    places = dict.fromkeys(references.find_published_repositories(), True)
+    places = dict.fromkeys(dvc_cache.find_published_repositories(), True)
     for publish in (load(recipe.recipe_path).publish for recipe in _recipes()):
         places.setdefault((publish.repo_id, publish.endpoint), False)
     try:
@@ -128,7 +127,7 @@ def _no_stage_runs() -> Iterator[None]:
             for path in (recipe.flow_lock, recipe.train_lock, recipe.mirror_lock, recipe.verify_resume_lock):
                 held.enter_context(hold_file_lock(path, f"a command of {recipe.recipe}"))
         clear_stale_locks(logger)
-        references.refuse_running_experiment()
+        dvc_cache.refuse_running_experiment()
         owners = Path(".dvc/tmp/rwlock")
         if owners.exists() and any(json.loads(owners.read_text(encoding="utf-8")).values()):
             raise TransientError(str(owners), "DVC runs a stage", "wait until it ends, or stop it")

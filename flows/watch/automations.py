@@ -5,33 +5,40 @@ nothing reports it: the run would stay RUNNING for ever, or PENDING if its proce
 work queue. Prefect Cloud notices this by itself; here an automation does. Other automations send messages. All of them stand in
 automations.yaml.jinja.
 
+A message goes to a block of Prefect's. For a plain address, `watch` makes a block of its own. The address may have a password or a
+token in it, so the block keeps it as a secret, and only its host is ever shown.
+
 Automations that are already as they should be stay as they are: a new one would forget how long a run has been silent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+from uuid import UUID
 
 from jinja2 import Environment, StrictUndefined
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.events.filters import AutomationFilter, AutomationFilterTags
 from prefect.events.schemas.automations import Automation, AutomationCore
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
 from ruamel.yaml import YAML
 
 from flows.run import final_state
 from flows.server.configured import configured_server, is_without_password, url_without_credentials
-from flows.watch.destinations import Destination, delete_unused, destinations
 from params import EvergreenError
 from tasks.report.formatting import duration
 
@@ -45,6 +52,17 @@ _TAG: Final = "evergreen-watch"
 """The tag of the automations that `evergreen watch` makes, replaces and removes."""
 _DATES: Final = 1000
 """How many coming dates of a schedule are looked at: the most that Prefect computes."""
+_OWN = "evergreen-watch-"
+"""How the names of our own blocks begin; a number follows."""
+_OWN_TYPE = CustomWebhookNotificationBlock.get_block_type_slug()
+
+
+class Destination(NamedTuple):
+    """A block that sends messages."""
+
+    label: str
+    """What may be shown of it."""
+    block: UUID
 
 
 @dataclass(frozen=True)
@@ -98,7 +116,7 @@ def automations(
 
 
 def create_automations(notify: Sequence[str], rules: Rules) -> None:
-    """Have the server mark lost runs as crashed, and send messages to `notify` (`flows.watch.destinations`).
+    """Have the server mark lost runs as crashed, and send messages to `notify` (see `destinations`).
 
     Raises:
         EvergreenError: no server is configured, or there is no such destination or kind of message.
@@ -180,7 +198,7 @@ def longest_interval(schedules: Sequence[DeploymentSchedule]) -> timedelta | Non
     # A schedule that still goes on after its last known date may have more: there the others say nothing either.
     end = min((dates[-1] for dates in coming if len(dates) == _DATES), default=None)
     due = sorted({date for dates in coming for date in dates if end is None or date <= end})
-    return max((later - earlier for earlier, later in pairwise(due)), default=None)
+    return max((later - earlier for earlier, later in itertools.pairwise(due)), default=None)
 
 
 def _dates(schedule: DeploymentSchedule) -> list[datetime]:
@@ -189,3 +207,53 @@ def _dates(schedule: DeploymentSchedule) -> list[datetime]:
 
     known = TypeAdapter(SCHEDULE_TYPES).validate_python(schedule.schedule.model_dump())
     return list(asyncio.run(known.get_dates(_DATES)))
+
+
+def destinations(client: SyncPrefectClient, notify: Sequence[str]) -> list[Destination]:
+    """Return the destinations that the user names: addresses, ids of blocks, or types and names such as `slack-webhook/team`.
+
+    Makes a block for each address.
+    """
+    numbers = itertools.count(1)
+    return [_of_address(one, f"{_OWN}{next(numbers)}") if "://" in one else _of_block(client, one) for one in notify]
+
+
+def delete_unused(client: SyncPrefectClient, used: Sequence[Destination]) -> None:
+    """Delete the blocks that an earlier `watch` made and that no message uses any more."""
+    with contextlib.suppress(ObjectNotFound):
+        for document in client.read_block_documents_by_type(_OWN_TYPE, include_secrets=False):
+            if (document.name or "").startswith(_OWN) and document.id not in {one.block for one in used}:
+                client.delete_block_document(document.id)
+
+
+def _of_address(address: str, name: str) -> Destination:
+    with contextlib.suppress(ValueError):  # of the port, for example
+        parts = urlsplit(address)
+        if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
+            block = CustomWebhookNotificationBlock(
+                name="Evergreen",
+                url="{{ address }}",
+                json_data={"subject": "{{ subject }}", "text": "{{ subject }}\n\n{{ body }}"},
+                secrets={"address": address},
+            )
+            saved = block.save(name, overwrite=True)
+            assert isinstance(saved, UUID), "it is not awaited here"
+            return Destination(url_without_credentials(address), saved)
+    what = "an address does not have the form https://host/path"  # it is not shown: it may have a password in it
+    raise EvergreenError("--notify", what, "write the whole address, or name a block: slack-webhook/team")
+
+
+def _of_block(client: SyncPrefectClient, name: str) -> Destination:
+    slug, _, document_name = name.partition("/")
+    try:
+        if document_name:
+            document = client.read_block_document_by_name(document_name, slug, include_secrets=False)
+        else:
+            document = client.read_block_document(UUID(name), include_secrets=False)
+    except (ObjectNotFound, ValueError):
+        fix = "`prefect block ls` shows the blocks there are; name one as type/name, such as slack-webhook/team, or by its id"
+        raise EvergreenError(f"--notify {name}", "the Prefect server has no such block", fix) from None
+    if not document.block_schema or "notify" not in document.block_schema.capabilities:
+        fix = "name a notification block, such as slack-webhook/team, or write the address of a webhook"
+        raise EvergreenError(f"--notify {name}", "the block cannot notify", fix)
+    return Destination(name, document.id)

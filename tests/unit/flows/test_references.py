@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.dvc_project import references
+from flows.dvc_project import cache as references
 from params import EvergreenError
 
 
@@ -309,6 +309,6 @@ def test_folder_that_cannot_be_read_is_an_error(old, monkeypatch):
         onerror(PermissionError(13, "Permission denied", "private"))
         return iter(())
 
-    monkeypatch.setattr("flows.dvc_project.references.os.walk", walk)
+    monkeypatch.setattr("flows.dvc_project.cache.os.walk", walk)
     with pytest.raises(EvergreenError, match="private: cannot be read: Permission denied"):
         references.find_referenced_hashes()
