@@ -52,10 +52,6 @@ def clean(*, releases: int, unfinished: bool, yes: bool) -> None:
         releases: how many of the last releases in each repository keep their data in DVC's cache; 0: none, and no Hub is asked.
         unfinished: whether to delete the newest run of each recipe, too.
         yes: do not ask.
-
-    Raises:
-        TransientError: a stage or a flow runs.
-        EvergreenError: DVC or git cannot say what is in use, or a recipe is not valid.
     """
     needed = _needed_by_releases(releases)
     found = list(_unneeded(needed, unfinished=unfinished))

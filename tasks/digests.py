@@ -24,11 +24,7 @@ def model_digest(artifacts: Artifacts) -> str:
 
 
 def release_digests(artifacts: Artifacts) -> dict[AdapterForm, str]:
-    """Return the digest of the weights in a release of the trained model, for each form that it can be published in.
-
-    Raises:
-        ModelError: there are no weights.
-    """
+    """Return the digest of the weights in a release of the trained model, for each form that it can be published in."""
     files = weight_file_hashes(artifacts.model)
     forms: tuple[AdapterForm, ...] = ("merged", "adapter", "both") if release_files("adapter", files) else ("merged",)
     digests = {form: digest for form in forms if (digest := weights_digest(release_files(form, files)))}

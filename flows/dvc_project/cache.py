@@ -63,10 +63,6 @@ def measure_unused_objects(needed: Collection[str], *, remove: bool = False) -> 
     """Return the bytes of the objects that are not in use; with `remove`, delete them.
 
     In use are the objects that the project has or can go back to (`find_referenced_hashes`), and those in `needed` (MD5 hashes).
-
-    Raises:
-        TransientError: another process holds DVC's lock.
-        EvergreenError: DVC or git cannot say what is in use.
     """
     from dvc_data.hashfile.gc import gc
 

@@ -9,11 +9,7 @@ from params import EvergreenError, RecipeError
 
 
 def stages_of(text: str, recipe: str, *, where: str) -> Mapping[str, Any]:
-    """Return the stages of `recipe` in the text of a dvc.lock, by name, such as `train@default`.
-
-    Raises:
-        RecipeError: the text is not that of a dvc.lock.
-    """
+    """Return the stages of `recipe` in the text of a dvc.lock, by name, such as `train@default`."""
     from dvc.utils.serialize import parse_yaml
 
     found = _parse(text, where, parse_yaml).get("stages") or {}  # several times as fast as what keeps a text's form

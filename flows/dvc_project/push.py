@@ -14,12 +14,7 @@ from trainer.runtime.memory import reduce_garbage_collection
 
 
 def push(repo: Any, recipe: str) -> None:
-    """Send what dvc.lock records of a recipe, with the imported files that it refreshes, and say how much was new.
-
-    Raises:
-        DataError: an object is neither here nor on the remote.
-        RemoteRefusedError, TransientError: the remote refuses, or does not answer.
-    """
+    """Send what dvc.lock records of a recipe, with the imported files that it refreshes, and say how much was new."""
     remote = DvcRemote.of(repo)
     if not remote:
         what = "keeps versions of files, which cannot be sent without a change of dvc.lock"

@@ -49,13 +49,7 @@ def is_stale(repo: Any, stage: Any) -> bool:
 
 
 def restore_or_run(repo: Any, name: str, *, force: bool) -> None:
-    """Bring a stage up to date: restore its outputs, or restore what it reads and run it.
-
-    Raises:
-        dvc.exceptions.DvcException: DVC or the command of the stage fails.
-        DataError: rows that DVC keeps are not on the remote.
-        RemoteRefusedError, TransientError: what is missing cannot be fetched.
-    """
+    """Bring a stage up to date: restore its outputs, or restore what it reads and run it."""
     remote = DvcRemote.of(repo)
     if not remote or not _prepare(repo, remote, name, force=force):
         repo.reproduce(name, single_item=True, force=force)
@@ -165,22 +159,21 @@ class _Recorded:
 
     def _hash(self, out: Any, path: str) -> Any:
         """The hash of what is recorded at `path` of an output; None if the remote does not have the folder's list."""
-        if path == out.fs_path:
-            return out.hash_info
-        found = self._part(out, path)
-        return found.hash_info if found else None
+        return getattr(self._part(out, path), "hash_info", None)
 
     def _objects(self, out: Any, path: str) -> set[Any]:
         """The hashes of the objects that the file or folder at `path` of an output is made of."""
         from dvc_data.hashfile.tree import Tree
 
-        part = None if path == out.fs_path else self._part(out, path)
+        part = self._part(out, path)
         if part is None:
             return {out.hash_info}
         return {info for _, _, info in part} if isinstance(part, Tree) else {part.hash_info}
 
     def _part(self, out: Any, path: str) -> Any:
-        """The file or folder at `path` of an output that is a folder; None if that is unknown."""
+        """What is recorded at `path` of an output; None if that is unknown."""
+        if path == out.fs_path:
+            return out
         tree = self.remote.tree(out.hash_info) if out.hash_info.isdir else None
         return tree and tree.get_obj(self.repo.cache.local, out.fs.relparts(path, out.fs_path))
 

@@ -142,12 +142,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def refreshed_import_stages(repo: Any, recipe: str) -> list[Any]:
-    """Return DVC's import stages whose files the recipe keeps up to date; empty if the recipe cannot be read.
-
-    Args:
-        repo: the project's DVC repository.
-        recipe: name of the recipe.
-    """
+    """Return DVC's import stages whose files the recipe keeps up to date; empty if the recipe cannot be read."""
     if not (source := _refreshed_source(recipe)):
         return []
     places = [_place(repo, pattern) for pattern in source.patterns.values()]

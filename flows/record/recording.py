@@ -67,11 +67,7 @@ class Record(pydantic.BaseModel):
 def recording(artifacts: Artifacts, to: Record | None, outcomes: Mapping[str, str], log: Logger) -> Iterator[None]:
     """Record the run in the block, however it ends. If the run fails, its own error stays the error.
 
-    Args:
-        artifacts: the paths of the run.
-        to: where to record it; None if nowhere.
-        outcomes: what became of each stage that has ended, filled in by the block.
-        log: where to say what is done.
+    The block fills in `outcomes`, what became of each stage that has ended.
     """
     try:
         yield

@@ -86,11 +86,7 @@ def check_recipe(recipe: str, log: child_process.Logger) -> None:
 
 
 def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, force: bool = False) -> StageOutcome:
-    """Bring `stage` up to date; with `force`, run it whether it is stale or not. The first stage resolves the recipe before.
-
-    Raises:
-        EvergreenError: the error of the stage; a `TransientError` if the same call may succeed later.
-    """
+    """Bring `stage` up to date; with `force`, run it whether it is stale or not. The first stage resolves the recipe before."""
     name, artifacts = f"{stage}@{recipe}", Artifacts(recipe)
     if stage == "ingest":
         if dvc_stage.is_stale(resolve := f"resolve@{recipe}"):

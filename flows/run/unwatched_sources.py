@@ -31,9 +31,6 @@ def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bo
 
     Imported files are brought up to date here; DVC then sees whether they have changed. With `force`, ingest runs in any case, and
     takes new rows even if a run with others is unfinished.
-
-    Raises:
-        EvergreenError: the source cannot be asked; a `TransientError` if it may answer later.
     """
     recipe = load(artifacts.recipe_path)
     source = recipe.data.source

@@ -116,12 +116,7 @@ def automations(
 
 
 def create_automations(notify: Sequence[str], rules: Rules) -> None:
-    """Have the server mark lost runs as crashed, and send messages to `notify` (see `destinations`).
-
-    Raises:
-        EvergreenError: no server is configured, or there is no such destination or kind of message.
-        TransientError: the server does not answer.
-    """
+    """Have the server mark lost runs as crashed, and send messages to `notify` (see `destinations`)."""
     with configured_server() as client:
         found = destinations(client, notify)
         of_flow = FlowFilter(name=FlowFilterName(any_=[FLOW]))
