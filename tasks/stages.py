@@ -92,8 +92,14 @@ def run_stage(stage: str, recipe_path: Path) -> Report:
         if not folder.exists():
             fix = f"run `evergreen {maker} {recipe_path}` first"
             raise DataError(str(folder), f"{stage} needs what {maker} makes, and it is missing", fix)
-    if stage in ("evaluate", "publish"):
-        _check_model(artifacts, recipe)
+    if stage in ("evaluate", "publish"):  # refuse a model that other data, other code or another recipe trained
+        from trainer.job import Job
+
+        trained = json.loads(artifacts.report("train").read_text(encoding="utf-8"))["run"]
+        if trained != Job.of(recipe, artifacts).folder.name:
+            what = f"the model is that of run {trained}, which had another recipe, other code or other data"
+            fix = f"run `evergreen train {recipe_path}`, or the whole flow"
+            raise InputsChangedError(str(artifacts.report("train")), what, fix)
     with time_limit(stage, idle_limit_s(stage, recipe)), storage_errors(artifacts.run):
         if recipe.launch.data_cluster:  # its workers have other working directories
             artifacts = Artifacts(artifacts.recipe, Path.cwd())
@@ -108,17 +114,6 @@ def call(stage: str, artifacts: Artifacts, recipe: Recipe, inputs: Inputs | None
     if "inputs" in inspect.signature(function).parameters:
         more["inputs"] = inputs or Inputs.read(stage, artifacts)
     return function(artifacts, **arguments(stage, recipe), **more)
-
-
-def _check_model(artifacts: Artifacts, recipe: Recipe) -> None:
-    """Refuse a model that other data, other code or another recipe trained."""
-    from trainer.job import Job
-
-    report = artifacts.report("train")
-    trained = json.loads(report.read_text(encoding="utf-8"))["run"]
-    if trained != Job.of(recipe, artifacts).folder.name:
-        what = f"the model is that of run {trained}, which had another recipe, other code or other data"
-        raise InputsChangedError(str(report), what, f"run `evergreen train {artifacts.recipe_path}`, or the whole flow")
 
 
 def idle_limit_s(stage: str, recipe: Recipe) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from params import EvergreenError, RecipeError
+from params import RecipeError
 
 
 def stages_of(text: str, recipe: str, *, where: str) -> Mapping[str, Any]:
@@ -31,17 +32,12 @@ def merge(theirs: str, ours: Mapping[str, Any], recipe: str, *, where: str) -> s
 def _parse(text: str, where: str, parse: Callable[[str, str], Any]) -> Any:
     from dvc.utils.serialize import YAMLFileCorruptedError
 
-    try:
+    content: Any = None
+    with contextlib.suppress(YAMLFileCorruptedError):
         content = parse(text, "dvc.lock")
-    except YAMLFileCorruptedError as error:
-        raise _damaged(where) from error
     if not isinstance(content, dict) or not isinstance(content.get("stages") or {}, dict):
-        raise _damaged(where)
+        raise RecipeError(where, "dvc.lock is damaged there", "restore it from git's history")
     return content
-
-
-def _damaged(where: str) -> EvergreenError:
-    return RecipeError(where, "dvc.lock is damaged there", "restore it from git's history")
 
 
 def _is_of(name: str, recipe: str) -> bool:

@@ -147,7 +147,7 @@ def refreshed_import_stages(repo: Any, recipe: str) -> list[Any]:
         return []
     places = [_place(repo, pattern) for pattern in source.patterns.values()]
     outs = [(Path(out.fs_path), out.stage) for out in repo.index.outs if out.stage.is_import]
-    return [stage for path, stage in outs if any(_overlap(path, place) for place in places)]
+    return [stage for path, stage in outs if any(path.is_relative_to(p) or p.is_relative_to(path) for p in places)]
 
 
 def refreshed_import_paths(recipe: str) -> list[str]:
@@ -185,10 +185,6 @@ def _place(repo: Any, pattern: str) -> Path:
     """The file that a pattern of the recipe names, or the folder in which all that it matches lies."""
     parts = itertools.takewhile(lambda part: not set(part) & set("*?["), Path(pattern).parts)
     return Path(os.path.normpath(Path(repo.root_dir, *parts)))
-
-
-def _overlap(one: Path, other: Path) -> bool:
-    return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 if __name__ == "__main__":

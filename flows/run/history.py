@@ -58,10 +58,9 @@ def _show(artifacts: Artifacts) -> None:
         runs = read_runs_with_receipts(artifacts)[: -_IN_PREFECT - 1 : -1]
         text = f"{markdown_table(runs)}\n\nAll runs: [{page}]({page.resolve().as_uri()})"
         show_history(artifacts, text)
-    except EvergreenError as error:
-        logger.warning("the page of all runs could not be written: %s", error)
-    except Exception:
-        logger.warning("the page of all runs could not be written", exc_info=True)
+    except Exception as error:
+        is_known = isinstance(error, EvergreenError)
+        logger.warning("the page of all runs could not be written: %s", error, exc_info=not is_known)
 
 
 def _page(root: Path) -> tuple[list[RecipeHistory], Path]:

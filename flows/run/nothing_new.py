@@ -29,8 +29,9 @@ def add_flow_run(url: str, artifacts: Artifacts, outcomes: Mapping[str, str], pa
         of Prefect's has: then Prefect's own client has to make it.
     """
     name, message = name_and_message(artifacts, outcomes)
+    user, _, secret = (password.read_client_credentials() or "").partition(":")
     try:
-        client = httpx.Client(base_url=url, auth=_auth(), timeout=_TIMEOUT_S)
+        client = httpx.Client(base_url=url, auth=(user, secret) if secret else None, timeout=_TIMEOUT_S)
     except httpx.InvalidURL:
         return False
     with client as server:
@@ -55,11 +56,6 @@ def add_flow_run(url: str, artifacts: Artifacts, outcomes: Mapping[str, str], pa
             what = f"did not take the flow run of a run with nothing to do: {error or type(error).__name__}"
             raise TransientError("Prefect's server", what, "run it again when the server answers") from error
     return True
-
-
-def _auth() -> tuple[str, str] | None:
-    user, _, secret = (password.read_client_credentials() or "").partition(":")
-    return (user, secret) if secret else None
 
 
 def _post(server: httpx.Client, path: str, content: Mapping[str, Any]) -> Any:

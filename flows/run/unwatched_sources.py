@@ -34,7 +34,9 @@ def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bo
     """
     recipe = load(artifacts.recipe_path)
     source = recipe.data.source
-    if not _is_unwatched(source):
+    # Other sources have the rows of the last ingest unless a file has changed.
+    is_unwatched = isinstance(source, Sql) or (isinstance(source, Function | Files) and source.refresh)
+    if not is_unwatched and not (isinstance(source, HubDataset) and not source.is_pinned):
         return force
     name, limit_h = f"ingest@{artifacts.recipe}", recipe.launch.keep_rows_hours
     age_h = None if force else _age_of_kept_rows_h(artifacts)
@@ -61,13 +63,6 @@ def bring_missing_files(artifacts: Artifacts, log: Logger) -> None:
         reads_again(artifacts, log)
     else:
         dvc_stage.restore_inputs(f"ingest@{artifacts.recipe}")
-
-
-def _is_unwatched(source: object) -> bool:
-    """Whether a source may have other rows than those of the last ingest, although no file has changed."""
-    if isinstance(source, HubDataset):
-        return not source.is_pinned
-    return isinstance(source, Sql) or (isinstance(source, Function | Files) and source.refresh)
 
 
 def _age_of_kept_rows_h(artifacts: Artifacts) -> float | None:

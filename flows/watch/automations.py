@@ -18,10 +18,10 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -35,6 +35,7 @@ from prefect.events.filters import AutomationFilter, AutomationFilterTags
 from prefect.events.schemas.automations import Automation, AutomationCore
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
+from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
 from flows.run import final_state
@@ -189,19 +190,15 @@ def _print(automation: AutomationCore) -> None:
 
 def longest_interval(schedules: Sequence[DeploymentSchedule]) -> timedelta | None:
     """Return the longest time between two coming runs of the active schedules together; None if there are not two."""
-    coming = [dates for one in schedules if one.active and (dates := _dates(one))]
+    from prefect.server.schemas.schedules import SCHEDULE_TYPES  # the classes of the client compute no dates
+
+    known = TypeAdapter[Any](SCHEDULE_TYPES)
+    active = (known.validate_python(one.schedule.model_dump()) for one in schedules if one.active)
+    coming = [dates for one in active if (dates := asyncio.run(one.get_dates(_DATES)))]
     # A schedule that still goes on after its last known date may have more: there the others say nothing either.
     end = min((dates[-1] for dates in coming if len(dates) == _DATES), default=None)
     due = sorted({date for dates in coming for date in dates if end is None or date <= end})
     return max((later - earlier for earlier, later in itertools.pairwise(due)), default=None)
-
-
-def _dates(schedule: DeploymentSchedule) -> list[datetime]:
-    from prefect.server.schemas.schedules import SCHEDULE_TYPES  # the classes of the client compute no dates
-    from pydantic import TypeAdapter
-
-    known = TypeAdapter(SCHEDULE_TYPES).validate_python(schedule.schedule.model_dump())
-    return list(asyncio.run(known.get_dates(_DATES)))
 
 
 def destinations(client: SyncPrefectClient, notify: Sequence[str]) -> list[Destination]:

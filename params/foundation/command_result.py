@@ -56,11 +56,10 @@ def report_result_on_exit() -> Iterator[None]:
     _reserved[:] = [Path(path)] if path else []
     try:
         yield
+        report(None)
     except EvergreenError as error:
         report(error)
         raise
-    else:
-        report(None)
     finally:
         _reserved[:] = outer
 
