@@ -241,7 +241,6 @@ def _most_similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> str |
 
 
 def _problem(error: Any) -> Problem:
-    """Return a pydantic error as a problem."""
     key, model = _locate(error["loc"])
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
@@ -289,7 +288,6 @@ def _locate(loc: Sequence[str | int]) -> tuple[Key, type[pydantic.BaseModel] | N
 
 
 def _sections(annotation: object) -> list[type[pydantic.BaseModel]]:
-    """Return the section classes in a field's type."""
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         return [annotation]
     return [section for argument in get_args(annotation) for section in _sections(argument)]

@@ -223,7 +223,6 @@ def _objects(names: Iterable[bytes], suffix: bytes) -> list[tuple[bytes, bytes]]
 
 
 def _listed(entries: bytes, endings: Endings) -> set[bytes]:
-    """Return the blobs of the files that git lists, in a tree or an index."""
     found = set()
     for entry in entries.split(b"\0")[:-1]:
         about, tab, name = entry.partition(b"\t")
@@ -235,7 +234,6 @@ def _listed(entries: bytes, endings: Endings) -> set[bytes]:
 
 
 def _text(content: bytes, where: str, form: re.Pattern[str], common: Path) -> str:
-    """Return a file as text, also one that git-lfs keeps."""
     if pointer := _POINTER.match(content):
         oid = pointer[1].decode()
         kept = common / "lfs/objects" / oid[:2] / oid[2:4] / oid

@@ -116,7 +116,6 @@ def _errors_of(stage: Any) -> Iterator[None]:
 
 
 def _error(where: str, error: Exception) -> EvergreenError:
-    """Return the error for a source that failed, by what the libraries below say."""
     from dvc.exceptions import DvcException
 
     causes = list(_causes(error))

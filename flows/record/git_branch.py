@@ -65,9 +65,7 @@ class GitBranch:
         """
         fetched = self._reference("fetched")
         options = "--quiet --no-tags --no-write-fetch-head --recurse-submodules=no --no-auto-gc --refmap="
-        done = self._git("fetch", *options.split(), self.remote, f"+refs/heads/{self.name}:{fetched}")
-        if done.returncode:
-            raise self._error(done, "read")
+        self._git("fetch", *options.split(), self.remote, f"+refs/heads/{self.name}:{fetched}", verb="read")
         return self._line("rev-parse", fetched)
 
     def read(self, commit: str, path: str) -> bytes | None:
@@ -126,11 +124,10 @@ class GitBranch:
     @cached_property
     def _folder(self) -> str:
         """Where in the repository the working directory is, with a slash at the end; empty for its root."""
-        return os.fsdecode(self._output("rev-parse", "--show-prefix").removesuffix(b"\n"))
+        return os.fsdecode(self._git("rev-parse", "--show-prefix", verb="work with").stdout.removesuffix(b"\n"))
 
     @cached_property
     def _committer(self) -> dict[str, str]:
-        """The environment that names author and committer, if nothing else does."""
         chosen: dict[str, str] = {}
         for variable, key, default in (("NAME", "user.name", _NAME), ("EMAIL", "user.email", _EMAIL)):
             value = self._git("config", key).stdout.decode().strip() or default
@@ -138,18 +135,12 @@ class GitBranch:
         return {name: value for name, value in chosen.items() if not os.environ.get(name)}
 
     def _line(self, *command: str, given: bytes = b"", environment: Mapping[str, str] | None = None) -> str:
-        return self._output(*command, given=given, environment=environment).decode().strip()
-
-    def _output(self, *command: str, given: bytes = b"", environment: Mapping[str, str] | None = None) -> bytes:
-        """Run a command of git that works in the repository, and return what it writes."""
-        done = self._git(*command, given=given, environment=environment)
-        if done.returncode:
-            raise self._error(done, "work with")
-        return done.stdout
+        return self._git(*command, given=given, environment=environment, verb="work with").stdout.decode().strip()
 
     def _git(
-        self, *command: str, given: bytes = b"", environment: Mapping[str, str] | None = None
+        self, *command: str, given: bytes = b"", environment: Mapping[str, str] | None = None, verb: str = ""
     ) -> subprocess.CompletedProcess[bytes]:
+        """Run a command of git; that it fails is an error if `verb` says what it does to the branch."""
         # In a session of its own it has no terminal to ask for a password.
         own = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", **(environment or {})}
         try:
@@ -172,7 +163,10 @@ class GitBranch:
                     what = f"git {command[0]}: no answer in {_ANSWER_S:g} s"
                     raise TransientError(str(self), what, _LATER) from None
                 raise
-        return subprocess.CompletedProcess(command, process.returncode, output, errors)
+        done = subprocess.CompletedProcess(command, process.returncode, output, errors)
+        if verb and done.returncode:
+            raise self._error(done, verb)
+        return done
 
     def _error(self, done: subprocess.CompletedProcess[bytes], verb: str) -> RemoteRefusedError | TransientError:
         """Return the error for what git says, which names a remote by its address without the password."""

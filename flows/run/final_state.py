@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from params import EvergreenError, GateRefusedError
 from params.foundation.artifacts import Artifacts
@@ -22,7 +22,6 @@ from tasks.stages import read_report
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
-T = TypeVar("T")
 PUBLISHED: Final = "Published"
 KEPT: Final = "Kept the champion"
 PROPOSED: Final = "Proposed"
@@ -67,14 +66,6 @@ def name_and_message(artifacts: Artifacts, outcomes: Mapping[str, str]) -> tuple
         lines.insert(0, f"nothing has changed since the last run, which ended with: {name or 'Completed'}")
         name = NOTHING_NEW
     return name, "\n".join(lines)
-
-
-def publish_stage_state(artifacts: Artifacts, outcome: T) -> State[T]:
-    """Return the state of a publish stage that ended with `outcome`, with the gate's reasons."""
-    from prefect.states import Completed
-
-    receipt = read_report(artifacts, Receipt)
-    return Completed(name=_BY_STATUS.get(receipt.status), message="; ".join(receipt.reasons), data=outcome)
 
 
 def summary(artifacts: Artifacts, outcomes: Mapping[str, str]) -> str:

@@ -74,7 +74,6 @@ def show_history(artifacts: Artifacts, text: str) -> None:
 
 
 def _artifact_key(what: str, artifacts: Artifacts) -> str:
-    """The key of a Prefect artifact, in the letters that Prefect allows."""
     return re.sub(r"[^a-z0-9]+", "-", f"{what}-{artifacts.recipe}".lower()).strip("-")
 
 

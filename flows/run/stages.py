@@ -208,7 +208,6 @@ def _whole_runs(stage: str, runs: Sequence[RunEntry]) -> Iterator[tuple[float, i
 
 
 def _rows(stage: str, artifacts: Artifacts) -> int | None:
-    """Return how many rows the stage has to work on; None if that is unknown."""
     try:
         return None if stage == "ingest" else sum(read_report(artifacts, IngestReport).rows.values())
     except ModelError:  # its output is elsewhere, so the rows are those of an earlier run

@@ -51,7 +51,6 @@ class Server:
             yield
 
     def _wait(self) -> None:
-        """Wait until the server answers."""
         import httpx
 
         give_up = time.monotonic() + _STARTUP_S

@@ -76,7 +76,6 @@ class EvergreenError(Exception):
             texts[longest] = texts[longest].removesuffix(_CUT)[: len(texts[longest]) // 2] + _CUT
 
     def _texts(self) -> dict[str, str]:
-        """The arguments that make an equal error."""
         return {"where": self.where, "what": self.what, "fix": self.fix, "key": self.key}
 
 
