@@ -196,12 +196,12 @@ def valid_sections(document: Document) -> dict[str, Any]:
     """
     found, filled = {}, document.recipe
     for name, field in Recipe.model_fields.items():
-        adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(field.annotation)
+        section: Any = field.annotation
         if name not in filled and not field.is_required():
             found[name] = field.default
             continue
         with contextlib.suppress(pydantic.ValidationError):
-            found[name] = adapter.validate_python(filled.get(name), strict=True, extra="allow")
+            found[name] = pydantic.TypeAdapter(section).validate_python(filled.get(name), strict=True, extra="allow")
     return found
 
 

@@ -137,7 +137,7 @@ def _texts(endings: Endings, form: re.Pattern[str]) -> Iterator[str]:
         if not any(folder and Path(folder).exists() for folder in folders):
             yield from (_text(content, where, form, Path()) for where, content in _files(Path(), endings))
             return
-    common = Path.cwd() / os.fsdecode(_checked(done).removesuffix(b"\n"))  # of all worktrees
+    common = Path.cwd() / os.fsdecode(_git("rev-parse", "--git-common-dir").removesuffix(b"\n"))  # of all worktrees
     yield from (_text(content, where, form, common) for where, content in _contents(common, endings))
 
 
@@ -249,26 +249,22 @@ def _text(content: bytes, where: str, form: re.Pattern[str], common: Path) -> st
 
 
 def _git(*command: str, given: bytes = b"") -> bytes:
-    return _checked(_run(*command, given=given))
-
-
-def _run(*command: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    own = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("GIT_") or name.startswith(_KEPT_VARIABLES)
-    }
-    command = ("git", "--no-replace-objects", *command)
-    try:
-        return subprocess.run(command, input=given, capture_output=True, env={**own, "LC_ALL": "C"}, check=False)
-    except FileNotFoundError:
-        raise EvergreenError("git", "is not installed, so it is unknown what is in use", "install git") from None
-
-
-def _checked(done: subprocess.CompletedProcess[bytes]) -> bytes:
+    done = _run(*command, given=given)
     if done.returncode:
         raise _unknown(done.stderr)
     return done.stdout
+
+
+def _run(*command: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    def counts(name: str) -> bool:
+        return not name.startswith("GIT_") or name.startswith(_KEPT_VARIABLES)
+
+    own = {**{name: value for name, value in os.environ.items() if counts(name)}, "LC_ALL": "C"}
+    try:
+        git = ["git", "--no-replace-objects", *command]
+        return subprocess.run(git, input=given, capture_output=True, env=own, check=False)
+    except FileNotFoundError:
+        raise EvergreenError("git", "is not installed, so it is unknown what is in use", "install git") from None
 
 
 def _unknown(said: bytes) -> EvergreenError:

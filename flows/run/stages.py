@@ -148,11 +148,9 @@ def _outdated_on_hub(stage: str, artifacts: Artifacts, log: child_process.Logger
         return None
     from tasks.publishing.hub_changes import is_blessing_current, is_still_published
 
-    checks = {
-        "evaluate": (is_blessing_current, "another model has been published since the comparison"),
-        "publish": (is_still_published, "the Hub no longer holds what the receipt says"),
-    }
-    is_up_to_date, reason = checks[stage]
+    is_up_to_date, reason = is_still_published, "the Hub no longer holds what the receipt says"
+    if stage == "evaluate":
+        is_up_to_date, reason = is_blessing_current, "another model has been published since the comparison"
     try:
         return None if is_up_to_date(artifacts, load(artifacts.recipe_path).publish) else reason
     except EvergreenError as error:
