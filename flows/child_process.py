@@ -33,8 +33,7 @@ from trainer.runtime.lifetime import die_with_parent, signal_group, stop_group
 
 Logger: TypeAlias = "logging.Logger | logging.LoggerAdapter[logging.Logger]"
 
-GRACE_S = 20.0
-"""Seconds between SIGTERM and SIGKILL for most commands; a Prefect worker gives the flow itself 30 s."""
+GRACE_S = 20.0  # seconds between SIGTERM and SIGKILL for most commands; a Prefect worker gives the flow itself 30 s
 
 
 def start(

@@ -22,8 +22,7 @@ from ruamel.yaml.error import YAMLError
 from params import InputsChangedError, RecipeError
 from params.foundation.artifacts import STAGES, Artifacts
 
-RECIPES = Path("recipes.yaml")
-"""The list of recipes, which dvc.yaml loads."""
+RECIPES = Path("recipes.yaml")  # the list of recipes, which dvc.yaml loads
 _HASHED_BYTES = 2**16
 """Larger files are compared by size and time of the last change: code is smaller, data takes too long to read twice."""
 
@@ -34,8 +33,7 @@ class Inputs:
 
     stage: str
     artifacts: Artifacts
-    params: Mapping[str, Any]
-    """The declared keys of the recipe with their values."""
+    params: Mapping[str, Any]  # the declared keys of the recipe with their values
     files: Mapping[str, Mapping[str, str]]
     """The state of the files of each declared dependency, by their path below it; `.` if it is a file itself."""
 

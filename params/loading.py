@@ -35,12 +35,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class Problem:
     """One thing that is wrong with a recipe."""
 
-    key: Key
-    """Path to the offending key, for example `("training", "learning_rate")`."""
-    what: str
-    """What is wrong, with the value that was found."""
-    fix: str
-    """What to write instead."""
+    key: Key  # path to the offending key, for example `("training", "learning_rate")`
+    what: str  # what is wrong, with the value that was found
+    fix: str  # what to write instead
 
     def __str__(self) -> str:
         return f"{'.'.join(map(str, self.key)) or 'recipe'}: {self.what}; {self.fix}"

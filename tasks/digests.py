@@ -14,8 +14,7 @@ from params.foundation.hashing import file_sha256
 from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice
 from trainer.data import shards
 
-PROVENANCE: Final = "evergreen-provenance.json"
-"""The file of a release that says what made it."""
+PROVENANCE: Final = "evergreen-provenance.json"  # the file of a release that says what made it
 
 
 def model_digest(artifacts: Artifacts) -> str:
@@ -58,8 +57,7 @@ def recipe_digest(*, seed: int, objective: ObjectiveChoice, model: Model, evalua
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-WEIGHTS: Final = ".safetensors"
-"""The suffix of the files that make a model the one it is."""
+WEIGHTS: Final = ".safetensors"  # the suffix of the files that make a model the one it is
 
 
 def weights_digest(files: Mapping[str, str]) -> str | None:

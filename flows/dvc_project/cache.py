@@ -25,8 +25,7 @@ import psutil
 from flows.dvc_project.stage import open_dvc_repository
 from params import EvergreenError, TransientError
 
-Endings: TypeAlias = tuple[str, ...]
-"""Of the paths of the files that are looked for."""
+Endings: TypeAlias = tuple[str, ...]  # of the paths of the files that are looked for
 _MD5: Final = re.compile(r"[0-9a-f]{32}(\.dir)?")
 _LOCK: Final = re.compile(
     r"\A(?![\s\S]*^[ -]*md5: (?!['\"]?[0-9a-f]{32}))[\s\S]*^[ -]*(schema|stages|outs|deps|cmd):", re.MULTILINE
@@ -40,8 +39,7 @@ _EXPERIMENTS: Final = Path(".dvc/tmp/exps")
 _KEPT_VARIABLES: Final = ("GIT_CONFIG_", "GIT_EXEC_PATH", "GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM")
 """The only variables of git that count: the others lead to another repository or index, or change what is printed."""
 _OBJECT: Final = re.compile(rb"[0-9a-f]{40}|[0-9a-f]{64}")
-_NAME: Final = re.compile(rb"\b[0-9a-f]{7,64}\b")
-"""What may be the name of a commit, also a short one."""
+_NAME: Final = re.compile(rb"\b[0-9a-f]{7,64}\b")  # what may be the name of a commit, also a short one
 _NOT_NAMING: Final = {"objects", "refs", "packed-refs", "index", "logs", "lfs", "modules"}
 """What in git's folder is read otherwise, or names no commits to go back to; submodules have their own."""
 _STASHES: Final = (b"refs/stash", b"refs/exps/")

@@ -20,8 +20,7 @@ from typing import Final
 from params import RecipeError, RemoteRefusedError, TransientError
 from trainer.runtime.lifetime import signal_group
 
-_ANSWER_S = 300.0
-"""How long a remote may take for one request."""
+_ANSWER_S = 300.0  # how long a remote may take for one request
 _LATER: Final = "run it again when the remote answers: the work is kept"
 _NAME, _EMAIL = "Evergreen", "evergreen@localhost"
 """Who commits, unless git's configuration says it."""
@@ -46,12 +45,9 @@ class MovedError(Exception):
 class GitBranch:
     """A branch on a remote of the git repository in the working directory."""
 
-    remote: str
-    """The remote's name in git's configuration, such as `origin`."""
-    name: str
-    """The branch's name there, such as `main`."""
-    user: str
-    """Who asks, such as a recipe; two users of one repository do not get into each other's way."""
+    remote: str  # the remote's name in git's configuration, such as `origin`
+    name: str  # the branch's name there, such as `main`
+    user: str  # who asks, such as a recipe; two users of one repository do not get into each other's way
 
     def __str__(self) -> str:
         return f"{self.remote}/{self.name}"

@@ -33,20 +33,16 @@ from tasks.stages import read_report
 
 _LOCK = "dvc.lock"
 _STATUS = {"kept": "kept the champion", "dry-run": "dry run of"}
-_PUSHES = 30
-"""How often to try while other workers push to the branch."""
-_WAITS_S = (2.0, 10.0, 30.0)
-"""How long to wait for a remote that does not answer."""
+_PUSHES = 30  # how often to try while other workers push to the branch
+_WAITS_S = (2.0, 10.0, 30.0)  # how long to wait for a remote that does not answer
 
 
 class Record(pydantic.BaseModel):
     """Where the flow records its runs."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
-    remote: str = pydantic.Field("origin", pattern=r"^\w[\w.-]*$")
-    """Name of a remote of the project's git repository."""
-    branch: str = pydantic.Field("main", pattern=r"^\w[\w./-]*$")
-    """Name of a branch that is there."""
+    remote: str = pydantic.Field("origin", pattern=r"^\w[\w.-]*$")  # name of a remote of the project's git repository
+    branch: str = pydantic.Field("main", pattern=r"^\w[\w./-]*$")  # name of a branch that is there
 
     @classmethod
     def parse(cls, text: str) -> Record:

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
 PUBLISHED: Final = "Published"
 KEPT: Final = "Kept the champion"
-PROPOSED: Final = "Proposed"
-"""The release waits for approval."""
-REJECTED: Final = "Rejected"
-"""Somebody closed the proposal of the release."""
+PROPOSED: Final = "Proposed"  # the release waits for approval
+REJECTED: Final = "Rejected"  # somebody closed the proposal of the release
 REFUSED: Final = "Refused"
 NOTHING_NEW: Final = "Nothing new"
 SUCCESSES: Final = ("Completed", PUBLISHED, KEPT, PROPOSED, REJECTED, NOTHING_NEW)

@@ -31,8 +31,7 @@ from tasks.report.formatting import duration, one_line
 logger = logging.getLogger(__name__)
 _FLOW = "flows/retrain.py:retrain"
 _ANSWER_S = 5.0
-_IN_PREFECT = 10
-"""Runs in the table that Prefect's UI shows."""
+_IN_PREFECT = 10  # runs in the table that Prefect's UI shows
 
 
 @contextlib.contextmanager

@@ -20,8 +20,7 @@ from prefect.states import Cancelled
 from flows.child_process import Logger
 from params import PreemptedError, TransientError
 
-POLL_S = 10.0
-"""Seconds between two questions whether a paused run may go on."""
+POLL_S = 10.0  # seconds between two questions whether a paused run may go on
 _STOPPED = (StateType.CANCELLING, StateType.CANCELLED, StateType.FAILED, StateType.COMPLETED, StateType.SCHEDULED)
 """States that only a person, or the server for a person, gives to a run with a process."""
 

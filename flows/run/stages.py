@@ -42,8 +42,7 @@ StageOutcome: TypeAlias = Literal["ran", "restored", "unchanged"]
 """Its command ran, DVC restored the outputs of the same work from its cache, or there was nothing to do."""
 
 logger = logging.getLogger(__name__)
-_RUNS: Final = 10
-"""How many of the last runs count for the time limit of a stage."""
+_RUNS: Final = 10  # how many of the last runs count for the time limit of a stage
 _INTERRUPTED: Final = {"failed", "cancelled", "crashed"}
 _END_S = 10.0
 """What a stopped training needs beyond `launch.grace_s`: to end its processes, and to report where it resumes."""

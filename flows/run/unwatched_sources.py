@@ -21,8 +21,7 @@ from params.schema import Files, Function, HubDataset, Sql
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report
 
-_GIVES_UP: Final = (DataError, ModelError, RecipeError)
-"""Errors that the same rows would cause again."""
+_GIVES_UP: Final = (DataError, ModelError, RecipeError)  # errors that the same rows would cause again
 _UP_TO_TRAINING: Final = ("validate", "tokenize", "train")
 
 

@@ -44,25 +44,20 @@ from params import EvergreenError
 from tasks.report.formatting import duration
 
 T = TypeVar("T")
-FLOW: Final = "retrain"
-"""The flow whose runs are reported."""
+FLOW: Final = "retrain"  # the flow whose runs are reported
 KINDS: Final = ("crashed", "failed", "refused", "published", "proposed", "stuck", "late")
 ENDS: Final = (*final_state.SUCCESSES, final_state.REFUSED, "Failed", "TimedOut", "Crashed", "Cancelled")
 """All states in which a run of the flow can end."""
-_TAG: Final = "evergreen-watch"
-"""The tag of the automations that `evergreen watch` makes, replaces and removes."""
-_DATES: Final = 1000
-"""How many coming dates of a schedule are looked at: the most that Prefect computes."""
-_OWN = "evergreen-watch-"
-"""How the names of our own blocks begin; a number follows."""
+_TAG: Final = "evergreen-watch"  # the tag of the automations that `evergreen watch` makes, replaces and removes
+_DATES: Final = 1000  # how many coming dates of a schedule are looked at: the most that Prefect computes
+_OWN = "evergreen-watch-"  # how the names of our own blocks begin; a number follows
 _OWN_TYPE = CustomWebhookNotificationBlock.get_block_type_slug()
 
 
 class Destination(NamedTuple):
     """A block that sends messages."""
 
-    label: str
-    """What may be shown of it."""
+    label: str  # what may be shown of it
     block: UUID
 
 
@@ -70,16 +65,11 @@ class Destination(NamedTuple):
 class Rules:
     """When the server acts."""
 
-    silence_s: float = 900
-    """Seconds without an event after which a run is lost."""
-    kinds: Sequence[str] = KINDS
-    """The kinds of messages that are sent."""
-    max_s: float = 24 * 3600
-    """How long a run may take: after that it is stuck."""
-    late_after: float = 2.0
-    """So many intervals of its schedule without a success, but at least `max_s`, make a deployment late."""
-    repeat_s: float = 3600
-    """Before that, the same trouble of the same recipe is not reported again."""
+    silence_s: float = 900  # seconds without an event after which a run is lost
+    kinds: Sequence[str] = KINDS  # the kinds of messages that are sent
+    max_s: float = 24 * 3600  # how long a run may take: after that it is stuck
+    late_after: float = 2.0  # so many intervals without a success, but at least `max_s`, make a deployment late
+    repeat_s: float = 3600  # before that, the same trouble of the same recipe is not reported again
 
 
 def automations(

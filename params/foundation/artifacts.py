@@ -14,8 +14,7 @@ from pathlib import Path
 from params.foundation.errors import EvergreenError, StorageError
 
 SPLITS = ("train", "validation", "test")
-ADAPTER = "adapter"
-"""Folder of a model with the adapters that are merged into it."""
+ADAPTER = "adapter"  # folder of a model with the adapters that are merged into it
 GROUP_BY = "evergreen.group_by"
 """Key of the metadata of Parquet files that names, as JSON, the columns by which their rows belong together."""
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
@@ -42,10 +41,8 @@ class Artifacts:
     it holds what must survive an interrupted stage, and what one process leaves for another.
     """
 
-    recipe: str
-    """Name of the recipe: the name of its file without the suffix."""
-    root: Path = Path()
-    """The project's root."""
+    recipe: str  # name of the recipe: the name of its file without the suffix
+    root: Path = Path()  # the project's root
 
     @property
     def recipe_path(self) -> Path:

@@ -16,8 +16,7 @@ from pathlib import Path
 from params.foundation.artifacts import storage_errors
 from params.foundation.errors import EvergreenError, KilledError, error_class_of_exit_code, error_from_json
 
-VARIABLE = "EVERGREEN_COMMAND_RESULT"
-"""Environment variable: path of the file for the result."""
+VARIABLE = "EVERGREEN_COMMAND_RESULT"  # environment variable: path of the file for the result
 _SUCCEEDED = "succeeded"
 _SIZE = 16 * 1024
 _reserved: list[Path] = []
@@ -28,8 +27,7 @@ _reserved: list[Path] = []
 class CommandResult:
     """The end of a command that ran."""
 
-    error: EvergreenError | None = None
-    """The error that ended it; None if it succeeded."""
+    error: EvergreenError | None = None  # the error that ended it; None if it succeeded
 
 
 def reserve_result_file(path: Path) -> dict[str, str]:

@@ -24,8 +24,7 @@ from typing import ClassVar, Self
 from params.foundation.printable import printable
 from params.foundation.secrets import without_secrets
 
-_CUT = " ..."
-"""Ends a text that was shortened."""
+_CUT = " ..."  # ends a text that was shortened
 
 
 class EvergreenError(Exception):
