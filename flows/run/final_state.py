@@ -30,12 +30,7 @@ REFUSED: Final = "Refused"
 NOTHING_NEW: Final = "Nothing new"
 SUCCESSES: Final = ("Completed", PUBLISHED, KEPT, PROPOSED, REJECTED, NOTHING_NEW)
 """The states of a run that did what it should; plain `Completed` after a dry run, and after an evaluation only."""
-_BY_STATUS: Final[Mapping[str, str]] = {
-    "published": PUBLISHED,
-    "kept": KEPT,
-    "proposed": PROPOSED,
-    "rejected": REJECTED,
-}
+_BY_STATUS: Final = {"published": PUBLISHED, "kept": KEPT, "proposed": PROPOSED, "rejected": REJECTED}
 """By the status of the receipt."""
 
 
@@ -112,9 +107,8 @@ def _metric_lines(artifacts: Artifacts, reasons: Sequence[str]) -> Iterator[str]
     values = [f"{name} {of[report.metric]:.4g}" for name, of in models.items() if of and report.metric in of]
     yield f"{report.metric}: {', '.join(values)} ({report.rows:,} rows of {report.split})"
     details = read_report(artifacts, Details)
-    against = {
-        one.against: one.sentence(details.confidence) for one in details.comparisons if one.metric == report.metric
-    }
+    compared = (one for one in details.comparisons if one.metric == report.metric)
+    against = {one.against: one.sentence(details.confidence) for one in compared}
     sentence = against.get("champion") or against.get("untrained")
     if sentence and not any(sentence in reason for reason in reasons):
         yield sentence

@@ -175,14 +175,16 @@ def time_limit(stage: str, artifacts: Artifacts) -> TimeLimit | None:
 
     There is none if the stage's part of the recipe or its code has changed since its last run: then past runs say nothing.
     """
-    recipe, inputs = load(artifacts.recipe_path), Inputs.read(stage, artifacts)
-    recorded = recorded_stages(artifacts.root).get(inputs.name)
+    recipe = load(artifacts.recipe_path)
     factor, past = recipe.launch.max_slowdown, list(_whole_runs(stage, read_runs(artifacts)))[-_RUNS:]
-    if factor is None or not past or not recorded or inputs.recorded_changes(recorded):
+    if factor is None or not past:
+        return None
+    inputs = Inputs.read(stage, artifacts)
+    recorded = recorded_stages(artifacts.root).get(inputs.name)
+    if not recorded or inputs.recorded_changes(recorded):
         return None
     rows, least_s = _rows(stage, artifacts), idle_limit_s(stage, recipe)
-    scaled = (seconds * max(1.0, rows / then if rows and then else 1.0) for seconds, then in past)
-    longest_s = max(scaled)
+    longest_s = max(seconds * max(1.0, rows / then if rows and then else 1.0) for seconds, then in past)
     origin = f"{factor:g} times the longest of its last {len(past)} run(s), {duration(longest_s)}"
     if longest_s > max(seconds for seconds, _ in past):
         origin += ", scaled up to the rows of today"
