@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -34,9 +33,7 @@ from trainer.runtime.lifetime import die_with_parent, signal_group, stop_group
 
 Logger: TypeAlias = "logging.Logger | logging.LoggerAdapter[logging.Logger]"
 
-GRACE_S = 20.0
-"""Seconds between SIGTERM and SIGKILL for most commands; a Prefect worker gives the flow itself 30 s."""
-_KEPT_LINES = 400
+GRACE_S = 20.0  # seconds between SIGTERM and SIGKILL for most commands; a Prefect worker gives the flow itself 30 s
 
 
 def start(
@@ -60,77 +57,53 @@ def start(
 def run_child(
     module: str,
     arguments: Sequence[str],
-    log: Logger,
-    *,
-    grace_s: float = GRACE_S,
-    limit_s: float = math.inf,
-    environment: Mapping[str, str] | None = None,
-) -> tuple[int, list[str]]:
-    """Run `python -m module arguments` to its end, and log each of its lines at once, without secrets.
-
-    Whatever ends the wait, a signal, a cancelled flow or the limit, also ends the command, within `grace_s`.
-
-    Returns:
-        Its exit status, negative when a signal ended it, and the last lines that it wrote.
-
-    Raises:
-        subprocess.TimeoutExpired: the command took longer than `limit_s`.
-    """
-    process = start(module, arguments, subprocess.PIPE, environment)
-    lines: deque[str] = deque(maxlen=_KEPT_LINES)
-    try:
-        for line in map(without_secrets, _lines(process, limit_s)):
-            lines.append(line)
-            if line.strip():
-                log.info(line)
-        return process.wait(), list(lines)
-    except BaseException:  # cancelled, SIGTERM, Ctrl-C, too long
-        stop_group(process, grace_s)
-        for line in filter(str.strip, _lines(process)):  # what it wrote while it stopped
-            log.info(without_secrets(line))
-        raise
-    finally:
-        signal_group(process, signal.SIGKILL)  # its leader has ended; nothing of its group stays behind
-        assert process.stdout is not None
-        process.stdout.close()
-
-
-def run_reported(
-    module: str,
-    arguments: Sequence[str],
     artifacts: Artifacts,
     log: Logger,
     *,
     name: str,
     grace_s: float = GRACE_S,
     limit_s: float = math.inf,
-) -> command_result.CommandResult | None:
-    """Run a command that reports how it ends; None if it had nothing to report.
+) -> bool:
+    """Run `python -m module arguments` to its end, and log each of its lines at once, without secrets.
+
+    Whatever ends the wait, a signal, a cancelled flow or the limit, also ends the command, within `grace_s`.
+
+    Returns:
+        Whether it reported that it ran.
 
     Raises:
         EvergreenError: the error that it reported; `name` says where.
         subprocess.TimeoutExpired: it took longer than `limit_s`.
         KeyboardInterrupt: Ctrl-C was pressed; it says what is kept.
     """
-    result_file = command_result.reserve_result_file(artifacts.command_result)
+    process = start(module, arguments, subprocess.PIPE, command_result.reserve_result_file(artifacts.command_result))
+    assert process.stdout is not None
+    last = ""
     try:
-        status, lines = run_child(module, arguments, log, grace_s=grace_s, limit_s=limit_s, environment=result_file)
-    except KeyboardInterrupt:
-        ended = command_result.read(artifacts.command_result)
-        kept = ended.error.fix if ended and ended.error else "start again: what has ended is kept"
-        raise KeyboardInterrupt(f"{name}\n  {kept}") from None
+        for line in map(without_secrets, filter(str.strip, _lines(process, limit_s))):
+            last = line
+            log.info(line)
+        status = process.wait()
+    except BaseException as error:  # cancelled, SIGTERM, Ctrl-C, too long
+        stop_group(process, grace_s)
+        for line in filter(str.strip, _lines(process)):  # what it wrote while it stopped
+            log.info(without_secrets(line))
+        if isinstance(error, KeyboardInterrupt):
+            ended = command_result.read(artifacts.command_result)
+            kept = ended.error.fix if ended and ended.error else "start again: what has ended is kept"
+            raise KeyboardInterrupt(f"{name}\n  {kept}") from None
+        raise
+    finally:
+        signal_group(process, signal.SIGKILL)  # its leader has ended; nothing of its group stays behind
+        process.stdout.close()
     result = command_result.read(artifacts.command_result)
     if status:
-        raise command_result.error_from_result(name, status, lines, result)
-    return result
+        raise command_result.error_from_result(name, status, last, result)
+    return result is not None
 
 
 def _lines(process: subprocess.Popen[bytes], limit_s: float = math.inf) -> Iterator[str]:
-    """Yield the lines that a command writes until it ends, although a grandchild may keep the pipe open.
-
-    Raises:
-        subprocess.TimeoutExpired: it has not ended after `limit_s`.
-    """
+    """Yield the lines that a command writes until it ends, although a grandchild may keep the pipe open."""
     assert process.stdout is not None
     rest, deadline = b"", time.monotonic() + limit_s
     with selectors.DefaultSelector() as selector:

@@ -16,14 +16,14 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import typer
+from jinja2.filters import do_filesizeformat
 
 from flows.dvc_project import cache as dvc_cache
-from flows.dvc_project import references
 from flows.dvc_project.locks import clear_stale_locks
 from params import HubRefusedError, TransientError, load
 from params.foundation.artifacts import Artifacts
@@ -36,15 +36,12 @@ from trainer.runtime.lifetime import hold_file_lock
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Unneeded:
-    """Something that can be deleted."""
+class Unneeded(NamedTuple):
+    """Something that can be deleted: the folder that it is in, without links, what it is, and its bytes."""
 
     folder: Path
-    """The folder that it is in, without links."""
     what: str
     size: int
-    """In bytes."""
     delete: Callable[[], object]
 
 
@@ -55,17 +52,13 @@ def clean(*, releases: int, unfinished: bool, yes: bool) -> None:
         releases: how many of the last releases in each repository keep their data in DVC's cache; 0: none, and no Hub is asked.
         unfinished: whether to delete the newest run of each recipe, too.
         yes: do not ask.
-
-    Raises:
-        TransientError: a stage or a flow runs.
-        EvergreenError: DVC or git cannot say what is in use, or a recipe is not valid.
     """
     needed = _needed_by_releases(releases)
     found = list(_unneeded(needed, unfinished=unfinished))
     for one in found:
-        print(f"{_size(one.size):>10}  {one.what}")
+        print(f"{do_filesizeformat(one.size, binary=True):>10}  {one.what}")
     folders = ", ".join(dict.fromkeys(str(one.folder) for one in found))
-    total = f"{_size(sum(one.size for one in found))} in {folders}"
+    total = f"{do_filesizeformat(sum(one.size for one in found), binary=True)} in {folders}"
     if not found:
         print("There is nothing to delete.")
     elif not yes and not sys.stdin.isatty():
@@ -85,19 +78,17 @@ def _needed_by_releases(last: int) -> set[str] | None:
     if shared:
         print(f"DVC's cache {folder} is left alone, because other projects may use it: {shared}.")
         return None
-    needed: set[str] = set()
     if not last:
-        return needed
-    places = dict.fromkeys(references.find_published_repositories(), True)
+        return set()
+    places = dict.fromkeys(dvc_cache.find_published_repositories(), True)
     for publish in (load(recipe.recipe_path).publish for recipe in _recipes()):
         places.setdefault((publish.repo_id, publish.endpoint), False)
     try:
-        for (repo_id, endpoint), must_exist in places.items():
-            needed |= recorded_data_hashes(repo_id, endpoint, last=last, must_exist=must_exist)
+        hashes = (recorded_data_hashes(*place, last=last, must_exist=must) for place, must in places.items())
+        return set().union(*hashes)
     except (HubRefusedError, TransientError) as error:
         print(f"DVC's cache {folder} is left alone, because it is unknown what releases need: {error}")
         return None
-    return needed
 
 
 def _unneeded(needed: set[str] | None, *, unfinished: bool) -> Iterator[Unneeded]:
@@ -107,8 +98,9 @@ def _unneeded(needed: set[str] | None, *, unfinished: bool) -> Iterator[Unneeded
         whys = {"superseded run": runs, "damaged checkpoint": damaged, "of `verify-resume`": [recipe.verify_resume]}
         for why, folders in whys.items():
             for folder in filter(Path.exists, folders):
+                size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
                 delete = partial(shutil.rmtree, folder, ignore_errors=True)
-                yield Unneeded(recipe.scratch.parent.resolve(), f"{folder}: {why}", _folder_size(folder), delete)
+                yield Unneeded(recipe.scratch.parent.resolve(), f"{folder}: {why}", size, delete)
     if needed is not None and (size := dvc_cache.measure_unused_objects(needed)):
         cache, _ = dvc_cache.folder()
         what = f"{cache}: objects that nothing in git and no recent release uses"
@@ -125,30 +117,14 @@ def _recipes() -> list[Artifacts]:
 
 @contextlib.contextmanager
 def _no_stage_runs() -> Iterator[None]:
-    """Hold the locks of every recipe.
-
-    Raises:
-        TransientError: a flow, a training or another stage runs.
-    """
+    """Hold the locks of every recipe."""
     with contextlib.ExitStack() as held:
         for recipe in _recipes():
             for path in (recipe.flow_lock, recipe.train_lock, recipe.mirror_lock, recipe.verify_resume_lock):
                 held.enter_context(hold_file_lock(path, f"a command of {recipe.recipe}"))
         clear_stale_locks(logger)
-        references.refuse_running_experiment()
+        dvc_cache.refuse_running_experiment()
         owners = Path(".dvc/tmp/rwlock")
         if owners.exists() and any(json.loads(owners.read_text(encoding="utf-8")).values()):
             raise TransientError(str(owners), "DVC runs a stage", "wait until it ends, or stop it")
         yield
-
-
-def _folder_size(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"

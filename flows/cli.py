@@ -6,6 +6,7 @@ evergreen check default        as python -m tasks check default
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -13,16 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from params.foundation.artifacts import STAGES, Artifacts
 from params.loading import recipe_name
 from tasks import commands
 
-app = typer.Typer(
-    context_settings={"help_option_names": ["--help", "-h"]},
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = typer.Typer(context_settings={"help_option_names": ["--help", "-h"]}, no_args_is_help=True, rich_markup_mode=None)
 RecipeName = Annotated[str, commands.recipe_argument(recipe_name)]
 AnyRecipe = Annotated[str | None, commands.recipe_argument(recipe_name, "by default every recipe.")]
 
@@ -38,11 +36,11 @@ def root_callback(context: typer.Context) -> None:
 def run(
     recipe: RecipeName = "default",
     *,
-    force: Annotated[bool, typer.Option("--force", help="Run every stage, stale or not.")] = False,
-    no_publish: Annotated[bool, typer.Option("--no-publish", help="Stop after the evaluation.")] = False,
+    force: Annotated[bool, Option("--force", help="Run every stage, stale or not.")] = False,
+    no_publish: Annotated[bool, Option("--no-publish", help="Stop after the evaluation.")] = False,
     record: Annotated[
         str | None,
-        typer.Option(metavar="REMOTE/BRANCH", help="Record the run there, such as origin/main.", show_default=False),
+        Option(metavar="REMOTE/BRANCH", help="Record the run there, such as origin/main.", show_default=False),
     ] = None,
 ) -> None:
     """Run every stale stage of a recipe, and publish the model.
@@ -52,17 +50,18 @@ def run(
     """
     from contextlib import nullcontext
 
+    from flows.dvc_project.locks import recipe_lock
     from flows.run import logs, nothing_new, stages
-    from flows.run.summary import summary
+    from flows.run.final_state import summary
     from flows.server.own import Server, is_own_server_needed
     from trainer.runtime.memory import reduce_garbage_collection
 
     reduce_garbage_collection()
-    artifacts, branch = Artifacts(recipe), None
+    artifacts, branch, log = Artifacts(recipe), None, logging.getLogger(__name__)
     if record:
-        from flows.record.recording import Record, record_unchanged
+        from flows.record import recording
 
-        branch = Record.parse(record)
+        branch = recording.Record.parse(record)
     has_own_server, url = is_own_server_needed(), os.environ.get("PREFECT_API_URL")
     outcomes: Any = None
     if not force and (has_own_server or (url and not branch)):
@@ -77,9 +76,10 @@ def run(
         if server:
             _import_flow()
         else:
-            from flows.server.configured import check_answer
+            from flows.server.configured import configured_server
 
-            check_answer()
+            with configured_server() as client:  # a flow would end with an error of Prefect's that says less
+                client.api_version()
         with server.used() if server else nullcontext(), logs.draw_stage_progress(artifacts):
             from flows.retrain import retrain
             from flows.run.pauses import raise_user_termination
@@ -87,7 +87,8 @@ def run(
             with raise_user_termination():
                 outcomes = retrain(recipe, publish=not no_publish, force=force, record=branch)
     elif branch:
-        record_unchanged(artifacts, branch, outcomes)
+        with recipe_lock(artifacts, log):  # an earlier run may not be recorded yet
+            recording.record(artifacts, branch, log, outcomes)
     print(summary(artifacts, outcomes))
 
 
@@ -99,9 +100,7 @@ def _import_flow() -> None:
 
 
 @app.command()
-def releases(
-    recipe: AnyRecipe = None,
-) -> None:
+def releases(recipe: AnyRecipe = None) -> None:
     """List releases and rollbacks, and what is published now.
 
     A pull request that somebody has merged or closed is recorded first: a merged release gets its tag and its receipt.
@@ -119,8 +118,8 @@ def releases(
 def history(
     recipe: AnyRecipe = None,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the entries of the logs as JSON.")] = False,
-    last: Annotated[int, typer.Option(min=1, help="How many runs.")] = 30,
+    as_json: Annotated[bool, Option("--json", help="Print the entries of the logs as JSON.")] = False,
+    last: Annotated[int, Option(min=1, help="How many runs.")] = 30,
 ) -> None:
     """List the runs, and write a page with all of them.
 
@@ -135,26 +134,24 @@ def history(
 @app.command()
 def watch(
     silence_s: Annotated[
-        int, typer.Argument(metavar="SECONDS", min=120, help="Seconds without a heartbeat, which come every minute.")
+        int, Argument(metavar="SECONDS", min=120, help="Seconds without a heartbeat, which come every minute.")
     ] = 900,
     *,
     notify: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="WHERE", help="Send messages to this webhook, or this block: slack-webhook/team, or its id."
-        ),
+        Option(metavar="WHERE", help="Send messages to this webhook, or this block: slack-webhook/team, or its id."),
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(metavar="KIND", help="Send only this kind of messages.")] = None,
-    without: Annotated[list[str] | None, typer.Option(metavar="KIND", help="Do not send this kind.")] = None,
-    max_hours: Annotated[float, typer.Option(min=0.1, help="A run that takes longer is stuck.")] = 24,
+    only: Annotated[list[str] | None, Option(metavar="KIND", help="Send only this kind of messages.")] = None,
+    without: Annotated[list[str] | None, Option(metavar="KIND", help="Do not send this kind.")] = None,
+    max_hours: Annotated[float, Option(min=0.1, help="A run that takes longer is stuck.")] = 24,
     late_after: Annotated[
-        float, typer.Option(min=1, help="Intervals of its schedule without a success that make a deployment late.")
+        float, Option(min=1, help="Intervals of its schedule without a success that make a deployment late.")
     ] = 2,
     repeat_hours: Annotated[
-        float, typer.Option(min=0, help="When the same trouble of the same recipe is reported again, at the earliest.")
+        float, Option(min=0, help="When the same trouble of the same recipe is reported again, at the earliest.")
     ] = 1,
-    show: Annotated[bool, typer.Option("--list", help="Only show what there is.")] = False,
-    remove: Annotated[bool, typer.Option("--remove", help="Only remove what there is.")] = False,
+    show: Annotated[bool, Option("--list", help="Only show what there is.")] = False,
+    remove: Annotated[bool, Option("--remove", help="Only remove what there is.")] = False,
 ) -> None:
     """Let the Prefect server notice lost runs and send messages.
 
@@ -163,21 +160,14 @@ def watch(
     Kinds of messages: crashed, failed, refused, published, proposed, stuck, late. --notify, --only and --without can be
     given several times.
     """
-    from datetime import timedelta
-
     from flows.watch import automations
-    from flows.watch.messages import Rules
 
     if show or remove:
         (automations.show if show else automations.remove)()
         return
-    rules = Rules(
-        automations.select_message_kinds(only or (), without or ()),
-        max_time=timedelta(hours=max_hours),
-        late_after=late_after,
-        repeat_after=timedelta(hours=repeat_hours),
-    )
-    automations.create_automations(silence_s, notify or (), rules)
+    kinds = automations.select_message_kinds(only or (), without or ())
+    rules = automations.Rules(silence_s, kinds, max_hours * 3600, late_after, repeat_hours * 3600)
+    automations.create_automations(notify or (), rules)
 
 
 @app.command("password")
@@ -198,11 +188,10 @@ def make_password() -> None:
 
 @app.command()
 def notice(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Name of the recipe.", show_default=False)],
+    recipe: Annotated[str, Argument(metavar="RECIPE", help="Name of the recipe.", show_default=False)],
     *,
     data: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="What to add to the event; can be given several times."),
+        list[str] | None, Option(metavar="KEY=VALUE", help="What to add to the event; can be given several times.")
     ] = None,
 ) -> None:
     """Tell the Prefect server that a recipe has new data.
@@ -222,12 +211,12 @@ def notice(
 def clean(
     *,
     releases: Annotated[
-        int, typer.Option(min=0, help="How many releases in a repository keep their data; with 0, no Hub is asked.")
+        int, Option(min=0, help="How many releases in a repository keep their data; with 0, no Hub is asked.")
     ] = 10,
     unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="Also the newest run of each recipe, which then cannot be resumed.")
+        bool, Option("--unfinished", help="Also the newest run of each recipe, which then cannot be resumed.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Show what nothing needs any more, and delete it.
 

@@ -18,7 +18,7 @@ from flows.child_process import Logger
 from flows.dvc_project.locks import clear_stale_locks, recipe_lock
 from flows.record.recording import Record, ensure_recordable, recording
 from flows.run import history, logs, pauses, stages
-from flows.run.final_state import final_state, gate_refused_state, publish_stage_state
+from flows.run.final_state import final_state, gate_refused_state
 from flows.run.prefect_artifacts import link_report, show_report
 from params import GateRefusedError, InputsChangedError, StaleBlessingError, load
 from params.foundation.artifacts import STAGES, Artifacts
@@ -40,18 +40,13 @@ def run_stage(stage: str, recipe: str, *, force: bool) -> Any:
     clear_stale_locks(get_run_logger())
     outcome = stages.bring_up_to_date(stage, recipe, get_run_logger(), force=force)
     show_report(stage, Artifacts(recipe), outcome)
-    return publish_stage_state(Artifacts(recipe), outcome) if stage == "publish" else outcome
+    return outcome
 
 
 def wait_until_ready(
     stage: str, artifacts: Artifacts, record: Record | None, outcomes: Mapping[str, str], log: Logger
 ) -> None:
-    """Return when a stage may start.
-
-    Raises:
-        Abort, Pause: a person ended or suspended the flow run.
-        EvergreenError: the server does not answer, or the run's release could not be recorded.
-    """
+    """Return when a stage may start; an error if a person has stopped the run, or its release could not be recorded."""
     pauses.wait_until_running(log)
     if stage == "publish" and record:
         ensure_recordable(artifacts, record, outcomes, log)

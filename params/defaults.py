@@ -41,11 +41,9 @@ _WIDTHS: Final = ("hidden_size", "d_model", "n_embd", "dim")
 
 
 def with_defaults(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the content of a recipe file with the defaults that depend on other keys.
+    """Return the content of the file of the recipe `name` with the defaults that depend on other keys.
 
-    Args:
-        content: as in the file. What is not as the schema wants it stays as it is.
-        name: of the recipe.
+    What is not as the schema wants it stays as it is.
     """
     objective, model, training = (_section(content, key) for key in ("objective", "model", "training"))
     choice = _defaults_of(str(objective.get("name")))

@@ -6,10 +6,12 @@ stage therefore reads its inputs when it starts, and fails if they have changed 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,7 @@ from ruamel.yaml.error import YAMLError
 from params import InputsChangedError, RecipeError
 from params.foundation.artifacts import STAGES, Artifacts
 
-RECIPES = Path("recipes.yaml")
-"""The list of recipes, which dvc.yaml loads."""
+RECIPES = Path("recipes.yaml")  # the list of recipes, which dvc.yaml loads
 _HASHED_BYTES = 2**16
 """Larger files are compared by size and time of the last change: code is smaller, data takes too long to read twice."""
 
@@ -32,22 +33,25 @@ class Inputs:
 
     stage: str
     artifacts: Artifacts
-    params: Mapping[str, Any]
-    """The declared keys of the recipe with their values."""
+    params: Mapping[str, Any]  # the declared keys of the recipe with their values
     files: Mapping[str, Mapping[str, str]]
     """The state of the files of each declared dependency, by their path below it; `.` if it is a file itself."""
 
     @classmethod
     def read(cls, stage: str, artifacts: Artifacts) -> Inputs:
         """Return the inputs as they are now. They are empty if dvc.yaml does not list the stage."""
+        from params.loading import load
+
         declared = _stage(stage, artifacts).get("params", ())
         keys = [key for section in declared for names in section.values() for key in names]
-        recipe = _recipe(artifacts.recipe_path)
+        recipe: Mapping[str, Any] = {}
+        with contextlib.suppress(RecipeError):  # whoever reads it next says it
+            recipe = load(artifacts.recipe_path).model_dump(mode="json")
         return cls(
             stage=stage,
             artifacts=artifacts,
             params={key: _value(recipe, key) for key in keys},
-            files={path: dict(_states(artifacts.root / path)) for path in dependencies(stage, artifacts)},
+            files={path: _states(artifacts.root / path) for path in dependencies(stage, artifacts)},
         )
 
     @property
@@ -58,17 +62,11 @@ class Inputs:
     @property
     def code(self) -> dict[str, str]:
         """The state of each Python file that the stage depends on; empty if dvc.yaml does not list the stage."""
-        found = {
-            (Path(path) / name).as_posix(): state for path, files in self.files.items() for name, state in files.items()
-        }
-        return {path: state for path, state in found.items() if path.endswith(".py")}
+        states = ((Path(path, name), state) for path, files in self.files.items() for name, state in files.items())
+        return {path.as_posix(): state for path, state in states if path.suffix == ".py"}
 
     def check(self) -> None:
-        """Fail if an input is not what it was.
-
-        Raises:
-            InputsChangedError: names what has changed.
-        """
+        """Fail if an input is not what it was."""
         now = Inputs.read(self.stage, self.artifacts)
         recipe = self.artifacts.recipe_path
         changed = [f"{key} in {recipe}" for key in self.params if self.params[key] != now.params.get(key)]
@@ -92,9 +90,6 @@ def check_earlier_stages(stage: str, artifacts: Artifacts) -> None:
     """Fail if an earlier stage ran with other code or another recipe than there are now, says dvc.lock.
 
     Without DVC, the stages are the user's to run, and dvc.lock says nothing about them.
-
-    Raises:
-        InputsChangedError: names the stage and what has changed since.
     """
     if "DVC_STAGE" not in os.environ:
         return
@@ -110,7 +105,8 @@ def dependencies(stage: str, artifacts: Artifacts) -> list[str]:
     """Return the files and folders that dvc.yaml declares for a stage; those that the recipe's item lacks are left out."""
     item = item_in_recipes_yaml(artifacts)
     values = {"key": artifacts.recipe} | {f"item.{name}": path for name, path in item.items()}
-    paths = [_fill(path, values) for path in _stage(stage, artifacts).get("deps", ())]
+    declared = _stage(stage, artifacts).get("deps", ())
+    paths = [re.sub(r"\$\{([\w.]+)\}", lambda name: values.get(name[1], name[0]), path) for path in declared]
     return [path for path in paths if "${" not in path]
 
 
@@ -136,11 +132,7 @@ def is_training_recorded(artifacts: Artifacts) -> bool:
 
 
 def check_recipe_unedited(inputs: Inputs) -> None:
-    """Fail if the recipe was edited since DVC looked at its values, which then are not those of this stage.
-
-    Raises:
-        InputsChangedError: names the keys.
-    """
+    """Fail if the recipe was edited since DVC looked at its values, which then are not those of this stage."""
     if os.environ.get("DVC_STAGE") != inputs.name:
         return
     resolved = _yaml(inputs.artifacts.resolved_recipe)
@@ -155,14 +147,8 @@ def _error(name: str, what: str) -> InputsChangedError:
 
 
 def _stage(stage: str, artifacts: Artifacts) -> Mapping[str, Any]:
-    body: Mapping[str, Any] = _yaml(artifacts.root / "dvc.yaml").get("stages", {}).get(stage, {}).get("do", {})
-    return body
-
-
-def _fill(text: str, values: Mapping[str, str]) -> str:
-    for name, value in values.items():
-        text = text.replace(f"${{{name}}}", value)
-    return text
+    found: Mapping[str, Any] = _value(_yaml(artifacts.root / "dvc.yaml"), f"stages.{stage}.do") or {}
+    return found
 
 
 def _value(content: Any, key: str) -> Any:
@@ -171,11 +157,10 @@ def _value(content: Any, key: str) -> Any:
     return content
 
 
-def _states(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield a file, or every file of a folder that DVC does not ignore, with its MD5 or, of a large one, size and time."""
-    for file in [path] if path.is_file() else sorted(path.rglob("*")):
-        if file.is_file() and "__pycache__" not in file.parts:
-            yield file.relative_to(path).as_posix(), file_state(file)
+def _states(path: Path) -> dict[str, str]:
+    """Return the state of a file, or of every file of a folder that DVC does not ignore, by its path below `path`."""
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    return {f.relative_to(path).as_posix(): file_state(f) for f in files if "__pycache__" not in f.parts}
 
 
 def file_state(file: Path) -> str:
@@ -202,16 +187,6 @@ def _md5(content: bytes) -> str:
 
 def _plain(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
-
-
-def _recipe(path: Path) -> Mapping[str, Any]:
-    """Return a recipe with all of its values; empty if it is invalid, which whoever reads it next says."""
-    from params.loading import load
-
-    try:
-        return load(path).model_dump(mode="json")
-    except RecipeError:
-        return {}
 
 
 def _yaml(path: Path) -> Mapping[str, Any]:

@@ -34,46 +34,35 @@ def import_by_name(name: str, key: str) -> Callable[..., Any]:
     module_name, _, attribute = name.partition(":")
     try:
         spec = _find(module_name)
-        is_ours = spec is None or _is_in_project(spec)
-        module = importlib.import_module(module_name) if is_ours else None
+        outside = "" if spec is None or _is_in_project(spec) else spec.name
+        found = None if outside else getattr(importlib.import_module(module_name), attribute, None)
     except ModuleNotFoundError as error:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            package = sys.modules.get(error.name.rpartition(".")[0])
+            place = f" in {', '.join(package.__path__)}" if package else ""
             fix = "write package.module:name, as Python imports it in the project's root"
-            raise RecipeError.at(key, f"{name}: there is no module `{error.name}`{_where(error.name)}", fix) from error
+            raise RecipeError.at(key, f"{name}: there is no module `{error.name}`{place}", fix) from error
         what = f"{name}: `{module_name}` imports {error.name}, which is not installed"
         raise RecipeError.at(key, what, f"pip install {error.name}") from error
     except Exception as error:
         what = f"{name}: `{module_name}` cannot be imported: {type(error).__name__}: {error}"
         raise RecipeError.at(key, what, f"try `python -c 'import {module_name}'`") from error
-    if spec is not None and module is None:
-        raise _not_ours(name, key, spec.name)
+    if inspect.isclass(found) or inspect.isroutine(found):
+        defined_in = getattr(sys.modules.get(found.__module__ or ""), "__spec__", None)
+        outside = "" if defined_in is None or _is_in_project(defined_in) else found.__module__
+    if outside:
+        what = f"{name}: `{outside}` is not in the project, and a recipe calls only the project's code"
+        raise RecipeError.at(key, what, "write a function or class in the project that uses it, and name that one")
+    module = sys.modules[module_name]
     if not hasattr(module, attribute):
         known = [key for key, value in vars(module).items() if inspect.isfunction(value) or inspect.isclass(value)]
         what = f"{name}: `{module_name}` has no `{attribute}`"
         raise RecipeError.at(key, what, suggestion(attribute, known, "names"))
-    found = getattr(module, attribute)
     if not callable(found):
         what = f"{name}: `{attribute}` is a value of type {type(found).__name__}, which cannot be called"
         raise RecipeError.at(key, what, "name a function or a class")
-    if inspect.isclass(found) or inspect.isroutine(found):
-        defined_in = sys.modules.get(found.__module__ or "")
-        if defined_in is not None and defined_in.__spec__ is not None and not _is_in_project(defined_in.__spec__):
-            raise _not_ours(name, key, found.__module__)
     resolved: Callable[..., Any] = found
     return resolved
-
-
-def _where(module_name: str) -> str:
-    """The folders in which Python looks for a module of a package."""
-    package = sys.modules.get(module_name.rpartition(".")[0])
-    return f" in {', '.join(package.__path__)}" if package else ""
-
-
-def _not_ours(name: str, key: str, module: str) -> RecipeError:
-    fix = "write a function or class in the project that uses it, and name that one"
-    return RecipeError.at(
-        key, f"{name}: `{module}` is not in the project, and a recipe calls only the project's code", fix
-    )
 
 
 def _find(module_name: str) -> ModuleSpec | None:
@@ -105,9 +94,6 @@ def bind(call: Call, key: str, arity: int) -> Callable[..., Any]:
     """Return the function that a recipe names under `key`, with the recipe's arguments bound.
 
     The pipeline passes `arity` more positional arguments.
-
-    Raises:
-        RecipeError: as `import_by_name`, or the function does not take these arguments.
     """
     function = import_by_name(call.name, key)
     signature = "unknown"

@@ -6,7 +6,7 @@ example the options of an objective, and report it as `Problem`s too.
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import difflib
 import re
 from collections.abc import Iterable, Sequence
@@ -35,12 +35,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class Problem:
     """One thing that is wrong with a recipe."""
 
-    key: Key
-    """Path to the offending key, for example `("training", "learning_rate")`."""
-    what: str
-    """What is wrong, with the value that was found."""
-    fix: str
-    """What to write instead."""
+    key: Key  # path to the offending key, for example `("training", "learning_rate")`
+    what: str  # what is wrong, with the value that was found
+    fix: str  # what to write instead
 
     def __str__(self) -> str:
         return f"{'.'.join(map(str, self.key)) or 'recipe'}: {self.what}; {self.fix}"
@@ -49,7 +46,8 @@ class Problem:
     def of(cls, error: EvergreenError, default: Key) -> Problem:
         """Return `error` as a problem of the key that it names, or of `default` if it names none."""
         if error.key:
-            return cls(_parse_key(error.key), error.what, error.fix)
+            key = tuple(int(part) if part.isdigit() else part for part in error.key.split("."))
+            return cls(key, error.what, error.fix)
         return cls(default, f"{error.where}: {error.what}", error.fix)
 
 
@@ -133,11 +131,7 @@ def recipes_like(start: str) -> list[str]:
 
 
 def recipe_name(recipe: str) -> str:
-    """Return the name of a recipe that is given by name or by path: the name of its file without the suffix.
-
-    Raises:
-        RecipeError: as `find_recipe`.
-    """
+    """Return the name of a recipe that is given by name or by path: the name of its file without the suffix."""
     return find_recipe(recipe).stem
 
 
@@ -156,17 +150,15 @@ def read(path: Path) -> Document:
         raise _no_such_recipe(path) from None
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(str(path), f"cannot be read as text: {error}", "save it as a YAML file in UTF-8") from None
-    except YAMLError as error:
+    except Exception as error:  # ruamel.yaml raises errors of many kinds, for example for 2020-99-99
         mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        what = (error.problem if isinstance(error, MarkedYAMLError) else None) or str(error)
-        raise RecipeError(
-            where, f"not valid YAML: {what}", "fix the syntax; a key may occur once in a mapping"
-        ) from None
-    except Exception as error:  # ruamel.yaml raises errors of many kinds, for example for 2020-99-99
-        what = f"not valid YAML: {type(error).__name__}: {error}"
-        fix = "fix the syntax, put unusual texts in quotes, and let no mapping merge itself"
-        raise RecipeError(str(path), what, fix) from error
+        said = str(error) if isinstance(error, YAMLError) else f"{type(error).__name__}: {error}"
+        what = f"not valid YAML: {getattr(error, 'problem', None) or said}"
+        fix = (
+            "fix the syntax; a key may occur once in a mapping, no mapping merges itself, and unusual texts need quotes"
+        )
+        raise RecipeError(where, what, fix) from error
     if not isinstance(tree, CommentedMap):
         raise RecipeError(str(path), "holds no recipe", "write a YAML mapping; params/default.yaml is an example")
     return Document(path, content, tree)
@@ -202,19 +194,11 @@ def valid_sections(document: Document) -> dict[str, Any]:
     found, filled = {}, document.recipe
     for name, field in Recipe.model_fields.items():
         section: Any = field.annotation
-        adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(section)
         if name not in filled and not field.is_required():
             found[name] = field.default
             continue
-        content = copy.deepcopy(filled.get(name))
-        for _ in range(2):  # the second time without the unknown keys
-            try:
-                found[name] = adapter.validate_python(content, strict=True)
-                break
-            except pydantic.ValidationError as error:
-                for extra in error.errors():
-                    if extra["type"] == "extra_forbidden":
-                        _remove(content, _locate((name, *extra["loc"]))[0][1:])
+        with contextlib.suppress(pydantic.ValidationError):
+            found[name] = pydantic.TypeAdapter(section).validate_python(filled.get(name), strict=True, extra="allow")
     return found
 
 
@@ -249,16 +233,11 @@ def _no_such_recipe(path: Path) -> RecipeError:
     return RecipeError(str(path), "there is no such recipe", fix)
 
 
-def _parse_key(text: str) -> Key:
-    return tuple(int(name) if name.isdigit() else name for name in text.split("."))
-
-
 def _most_similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)
 
 
 def _problem(error: Any) -> Problem:
-    """Return a pydantic error as a problem."""
     key, model = _locate(error["loc"])
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
@@ -291,32 +270,21 @@ def _locate(loc: Sequence[str | int]) -> tuple[Key, type[pydantic.BaseModel] | N
     """
     key: list[str | int] = []
     section: type[pydantic.BaseModel] | None = Recipe
-    holder = section
-    choices: list[type[pydantic.BaseModel]] = []
-    tagged = False
+    holder, tags = section, dict[str | int, type[pydantic.BaseModel]]()
     for part in loc:
         holder = section or holder
-        if tagged:
-            section = next(m for m in choices if get_args(m.model_fields["kind"].annotation) == (part,))
-            tagged = False
+        if part in tags:
+            section, tags = tags[part], {}
             continue
-        field = section.model_fields.get(str(part)) if section else None
         key.append(part)
-        if field is not None:
+        if section and (field := section.model_fields.get(str(part))):
             choices = _sections(field.annotation)
             section = choices[0] if choices else None
-            tagged = field.discriminator is not None
+            tags = {get_args(m.model_fields["kind"].annotation)[0]: m for m in choices} if field.discriminator else {}
     return tuple(key), holder
 
 
-def _remove(content: Any, key: Key) -> None:
-    for part in key[:-1]:
-        content = content[part]
-    del content[key[-1]]
-
-
 def _sections(annotation: object) -> list[type[pydantic.BaseModel]]:
-    """Return the section classes in a field's type."""
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         return [annotation]
     return [section for argument in get_args(annotation) for section in _sections(argument)]

@@ -25,24 +25,19 @@ def documentation() -> Iterator[dict[str, str]]:
     `kind` is module, class, function (methods too) or topic.
     """
     library = Path(sysconfig.get_path("stdlib"))
-    for path in _modules(library):
-        tree = _parse(path)
-        if tree is None:
-            continue
-        module = ".".join(path.relative_to(library).with_suffix("").parts).removesuffix(".__init__")
-        yield {"module": module, "name": module, "kind": "module", "text": ast.get_docstring(tree) or ""}
-        yield from _documented(tree, module, "")
-    yield from _topics(library / "pydoc_data" / "topics.py")
-
-
-def _modules(folder: Path) -> Iterator[Path]:
-    """Files of modules below `folder`, in an order that is the same everywhere."""
-    for path in sorted(folder.iterdir(), key=lambda p: p.name):
-        if path.is_dir():
-            if path.name not in _SKIPPED and path.name.isidentifier():
-                yield from _modules(path)
-        elif path.suffix == ".py" and path.stem.isidentifier():
-            yield path
+    files = {path.relative_to(library).with_suffix("").parts: path for path in library.rglob("*.py")}
+    for names, path in sorted(files.items()):
+        is_module = all(name.isidentifier() for name in names) and not _SKIPPED & {*names[:-1]}
+        if is_module and (tree := _parse(path)) is not None:
+            module = ".".join(names).removesuffix(".__init__")
+            yield {"module": module, "name": module, "kind": "module", "text": ast.get_docstring(tree) or ""}
+            yield from _documented(tree, module, "")
+    topics = _parse(library / "pydoc_data" / "topics.py")
+    for node in topics.body if topics else []:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            texts: dict[str, str] = ast.literal_eval(node.value)
+            for name, text in sorted(texts.items()):
+                yield {"module": "pydoc_data.topics", "name": name, "kind": "topic", "text": text}
 
 
 def _parse(path: Path) -> ast.Module | None:
@@ -65,12 +60,3 @@ def _documented(parent: ast.AST, module: str, prefix: str) -> Iterator[dict[str,
             yield from _documented(node, module, f"{name}.")
         elif not isinstance(node, ast.expr):  # definitions under `if` and `try`
             yield from _documented(node, module, prefix)
-
-
-def _topics(path: Path) -> Iterator[dict[str, str]]:
-    tree = _parse(path)
-    for node in tree.body if tree else []:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
-            topics: dict[str, str] = ast.literal_eval(node.value)
-            for name, text in sorted(topics.items()):
-                yield {"module": "pydoc_data.topics", "name": name, "kind": "topic", "text": text}

@@ -53,9 +53,8 @@ def conflict(what: str, fix: str) -> PydanticCustomError:
 
 def _whole_steps(value: float) -> float:
     if value >= 1 and value != int(value):
-        raise conflict(
-            f"{value} is neither a number of steps nor a share of them", "write a whole number, or one below 1"
-        )
+        what = f"{value} is neither a number of steps nor a share of them"
+        raise conflict(what, "write a whole number, or one below 1")
     return int(value) if value >= 1 else value
 
 
@@ -90,9 +89,9 @@ def _check_repo_id(repo_id: str) -> str:
 
 def _require_one(section: Section, first: str, second: str) -> None:
     """Refuse a section that sets both of two keys, or neither."""
-    set_keys = [key for key in (first, second) if getattr(section, key) is not None]
-    if len(set_keys) != 1:
-        fix = "remove one of them" if set_keys else "add one of them"
+    lacks_first = getattr(section, first) is None
+    if lacks_first == (getattr(section, second) is None):
+        fix = "add one of them" if lacks_first else "remove one of them"
         raise conflict(f"needs exactly one of `{first}` and `{second}`", fix)
 
 
@@ -105,11 +104,12 @@ class Call(Section):
     """Keyword arguments, besides those that the pipeline passes."""
 
 
-def _to_call(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
+def _from_text(key: str) -> BeforeValidator:
+    """Let a text stand for a section that gives only this key."""
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
 
 
-CallOrName = Annotated[Call, BeforeValidator(_to_call)]
+CallOrName = Annotated[Call, _from_text("name")]
 """`package.module:name`, or `{name: package.module:name, arguments: {...}}`."""
 
 
@@ -202,10 +202,8 @@ class Data(Section):
     observation. A row that has no value in any of them (null, NaN or blank text) is on its own. Default: each row is on its own."""
 
 
-class Expectation(BaseModel):
+class Expectation(Section, extra="allow"):
     """One Great Expectations check. All other keys are arguments of the expectation."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, use_attribute_docstrings=True)
 
     type: str
     """Snake-case name, for example `expect_column_value_lengths_to_be_between`."""
@@ -240,17 +238,13 @@ class Drift(Section):
     """Columns of numbers that are not compared, such as one that grows with time."""
 
 
-def _to_drift(value: Any) -> Any:
-    return {"on_drift": value} if isinstance(value, str) else value
-
-
 class Validation(Section):
     """Checks of the rows, besides those that the objective makes."""
 
     expectations: list[Expectation] = []
     max_quarantined: Fraction = 0.01
     """Largest share of rows that may be set aside. The stage fails above it."""
-    drift: Annotated[Drift, BeforeValidator(_to_drift)] = Drift()
+    drift: Annotated[Drift, _from_text("on_drift")] = Drift()
     """Comparison of new rows with those that the published model learned from: `report`, `fail`, `off`, or its keys. Without
     it, `report`, and releases to public repositories carry no profile of the rows to compare with."""
 
@@ -286,10 +280,8 @@ class Tokenization(Section):
     """Length of the longest sequence, in tokens. Longer texts are cut; packing fills sequences up to it."""
 
 
-class ObjectiveChoice(BaseModel):
+class ObjectiveChoice(Section, extra="allow"):
     """What the model learns. All other keys are options of the objective; its file documents them."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, use_attribute_docstrings=True)
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
     """Name of a module in trainer/objectives."""
@@ -561,13 +553,11 @@ class Gate(Section):
     @validate_model(mode="after")
     def _has_one_threshold(self) -> Gate:
         if self.gain is not None and self.margin is not None:
-            raise conflict(
-                "`gain` (must be better) and `margin` (may be worse) exclude each other", "remove one of them"
-            )
+            what = "`gain` (must be better) and `margin` (may be worse) exclude each other"
+            raise conflict(what, "remove one of them")
         if self.comparisons is not None and self.over == "release":
-            raise conflict(
-                "`comparisons` has no effect without `over: test_rows`", "add `over: test_rows`, or remove it"
-            )
+            what = "`comparisons` has no effect without `over: test_rows`"
+            raise conflict(what, "add `over: test_rows`, or remove it")
         return self
 
     @property
@@ -586,10 +576,6 @@ class Gate(Section):
         return -self.margin if self.margin is not None else self.gain or 0.0
 
 
-def _to_slice_by(value: Any) -> Any:
-    return {"column": value} if isinstance(value, str) else value
-
-
 class Evaluation(Section):
     """How the trained model is evaluated, and what it must achieve."""
 
@@ -599,7 +585,7 @@ class Evaluation(Section):
     """Split that the model is evaluated on."""
     compare_untrained: bool = True
     """Also evaluate the model as it was before training. The first release must be better than that."""
-    slices: list[Annotated[SliceBy, BeforeValidator(_to_slice_by)]] = []
+    slices: list[Annotated[SliceBy, _from_text("column")]] = []
     """Slices to evaluate: names of columns, or `{name: ..., function: package.module:name}`."""
     worst_rows: NonNegativeInt = 20
     """Number of rows with the worst predictions to list."""

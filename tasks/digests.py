@@ -14,44 +14,31 @@ from params.foundation.hashing import file_sha256
 from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice
 from trainer.data import shards
 
-PROVENANCE: Final = "evergreen-provenance.json"
-"""The file of a release that says what made it."""
+PROVENANCE: Final = "evergreen-provenance.json"  # the file of a release that says what made it
 
 
 def model_digest(artifacts: Artifacts) -> str:
-    """Return the digest of the trained weights, adapters merged.
-
-    Raises:
-        ModelError: there are none.
-    """
+    """Return the digest of the trained weights, adapters merged."""
     return release_digests(artifacts)["merged"]
 
 
 def release_digests(artifacts: Artifacts) -> dict[AdapterForm, str]:
-    """Return the digest of the weights in a release of the trained model, for each form that it can be published in.
-
-    Raises:
-        ModelError: there are no weights.
-    """
+    """Return the digest of the weights in a release of the trained model, for each form that it can be published in."""
     files = weight_file_hashes(artifacts.model)
-    merged, adapter = release_files("merged", files), release_files("adapter", files)
-    forms: dict[AdapterForm, dict[str, str]] = {"merged": merged}
-    if adapter:
-        forms |= {"adapter": adapter, "both": files}
-    digests = {form: weights_digest(found) for form, found in forms.items()}
-    if digests["merged"] is None:
+    forms: tuple[AdapterForm, ...] = ("merged", "adapter", "both") if release_files("adapter", files) else ("merged",)
+    digests = {form: digest for form in forms if (digest := weights_digest(release_files(form, files)))}
+    if "merged" not in digests:
         raise ModelError(str(artifacts.model), f"there is no {WEIGHTS} file in it", "train the model first")
-    return {form: digest for form, digest in digests.items() if digest is not None}
+    return digests
 
 
 def release_files(form: AdapterForm, files: Mapping[str, str]) -> dict[str, str]:
     """Return which of a trained model's files a release in a form has, by their paths in the release."""
+    folder, is_adapter = f"{ADAPTER}/", form == "adapter"
     if form == "both":
         return dict(files)
-    if form == "merged":
-        return {path: digest for path, digest in files.items() if not path.startswith(f"{ADAPTER}/")}
     return {
-        path.removeprefix(f"{ADAPTER}/"): digest for path, digest in files.items() if path.startswith(f"{ADAPTER}/")
+        path.removeprefix(folder): digest for path, digest in files.items() if path.startswith(folder) == is_adapter
     }
 
 
@@ -70,8 +57,7 @@ def recipe_digest(*, seed: int, objective: ObjectiveChoice, model: Model, evalua
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-WEIGHTS: Final = ".safetensors"
-"""The suffix of the files that make a model the one it is."""
+WEIGHTS: Final = ".safetensors"  # the suffix of the files that make a model the one it is
 
 
 def weights_digest(files: Mapping[str, str]) -> str | None:

@@ -21,8 +21,7 @@ from trainer.reporting import progress_bar
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_STEP_S = 1.0
-"""Seconds between two looks at the progress."""
+_STEP_S = 1.0  # seconds between two looks at the progress
 _moved = threading.Event()
 
 

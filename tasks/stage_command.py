@@ -7,7 +7,9 @@ import logging
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from params import EvergreenError, TransientError
 from params.foundation import command_result
@@ -32,18 +34,18 @@ def run_stage(stage: str, recipe: Path) -> None:
             from tasks.training.stage import delete_finished_run_folder  # not before `run` has read the stage's inputs
 
             delete_finished_run_folder(Artifacts(recipe.stem))
-        for name, value in stages.flatten(report.model_dump(mode="json")):
-            print(f"  {name}: {value}")
+        _print(report.model_dump(mode="json"))
     except BaseException as error:
         failed = without_secrets(str(error)) or type(error).__name__
         page_due = page_due or (isinstance(error, EvergreenError) and not isinstance(error, TransientError))
         raise
     finally:
         seconds = time.monotonic() - start
+        peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         timing = Timing(
             stage=stage,
             seconds=round(seconds, 2),
-            peak_memory_mib=round(_peak_memory_mib(), 1),
+            peak_memory_mib=round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1),
             outcome="failed" if failed else "ran",
             error=failed,
         )
@@ -52,6 +54,16 @@ def run_stage(stage: str, recipe: Path) -> None:
         if page_due:
             _write_page(Artifacts(recipe.stem))
     print(f"{stage}: done in {seconds:.1f} s", flush=True)
+
+
+def _print(report: Mapping[str, Any], prefix: str = "  ") -> None:
+    """Print the values of a report: nested names joined by dots, of a list only its length."""
+    for name, value in report.items():
+        if isinstance(value, Mapping):
+            _print(value, f"{prefix}{name}.")
+        else:
+            shown = len(value) if isinstance(value, list) else f"{value:.6g}" if isinstance(value, float) else value
+            print(f"{prefix}{name}: {shown}")
 
 
 def _write_page(artifacts: Artifacts) -> None:
@@ -64,10 +76,3 @@ def _write_page(artifacts: Artifacts) -> None:
         print(f"report: {error.where}: {error.what}", flush=True)
     except Exception:
         logging.getLogger(__name__).warning("the report could not be written", exc_info=True)
-
-
-def _peak_memory_mib() -> float:
-    """Most memory that this process or one of its children held."""
-    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return float(max(own, children)) / unit

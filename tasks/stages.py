@@ -10,7 +10,7 @@ import importlib
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -65,22 +65,15 @@ def import_stage_function(stage: str) -> Callable[..., Report]:
     return found
 
 
-def sections(stage: str) -> list[str]:
-    """The recipe's sections that `stage` reads, from its signature; `section.key` where it reads a single key."""
-    return [_SINGLE_KEYS.get(name, name) for name in _parameters(stage)]
-
-
-def _parameters(stage: str) -> list[str]:
-    return [
-        name
-        for name in inspect.signature(import_stage_function(stage)).parameters
-        if name not in {"artifacts", "inputs"}
-    ]
+def sections(stage: str) -> dict[str, str]:
+    """The recipe's section for each parameter of `stage`, from its signature; `section.key` where it reads a single key."""
+    names = inspect.signature(import_stage_function(stage)).parameters
+    return {name: _SINGLE_KEYS.get(name, name) for name in names if name not in {"artifacts", "inputs"}}
 
 
 def arguments(stage: str, recipe: Recipe) -> dict[str, Any]:
     """Return the arguments of `stage` beside its artifacts."""
-    return {name: attrgetter(_SINGLE_KEYS.get(name, name))(recipe) for name in _parameters(stage)}
+    return {name: attrgetter(section)(recipe) for name, section in sections(stage).items()}
 
 
 def run_stage(stage: str, recipe_path: Path) -> Report:
@@ -99,8 +92,14 @@ def run_stage(stage: str, recipe_path: Path) -> Report:
         if not folder.exists():
             fix = f"run `evergreen {maker} {recipe_path}` first"
             raise DataError(str(folder), f"{stage} needs what {maker} makes, and it is missing", fix)
-    if "model" in _NEEDED.get(stage, {}):
-        _check_model(artifacts, recipe)
+    if stage in ("evaluate", "publish"):  # refuse a model that other data, other code or another recipe trained
+        from trainer.job import Job
+
+        trained = json.loads(artifacts.report("train").read_text(encoding="utf-8"))["run"]
+        if trained != Job.of(recipe, artifacts).folder.name:
+            what = f"the model is that of run {trained}, which had another recipe, other code or other data"
+            fix = f"run `evergreen train {recipe_path}`, or the whole flow"
+            raise InputsChangedError(str(artifacts.report("train")), what, fix)
     with time_limit(stage, idle_limit_s(stage, recipe)), storage_errors(artifacts.run):
         if recipe.launch.data_cluster:  # its workers have other working directories
             artifacts = Artifacts(artifacts.recipe, Path.cwd())
@@ -111,41 +110,16 @@ def run_stage(stage: str, recipe_path: Path) -> Report:
 
 def call(stage: str, artifacts: Artifacts, recipe: Recipe, inputs: Inputs | None = None) -> Report:
     """Call the function of a stage; `inputs` are those that DVC would see, by default as they are now."""
-    return import_stage_function(stage)(
-        artifacts, **arguments(stage, recipe), **_also(stage, inputs or Inputs.read(stage, artifacts))
-    )
-
-
-def _also(stage: str, inputs: Inputs) -> dict[str, Inputs]:
-    return {"inputs": inputs} if "inputs" in inspect.signature(import_stage_function(stage)).parameters else {}
-
-
-def _check_model(artifacts: Artifacts, recipe: Recipe) -> None:
-    """Refuse a model that other data, other code or another recipe trained."""
-    from trainer.job import Job
-
-    report = artifacts.report("train")
-    trained = json.loads(report.read_text(encoding="utf-8"))["run"]
-    if trained != Job.of(recipe, artifacts).folder.name:
-        what = f"the model is that of run {trained}, which had another recipe, other code or other data"
-        raise InputsChangedError(str(report), what, f"run `evergreen train {artifacts.recipe_path}`, or the whole flow")
+    function, more = import_stage_function(stage), {}
+    if "inputs" in inspect.signature(function).parameters:
+        more["inputs"] = inputs or Inputs.read(stage, artifacts)
+    return function(artifacts, **arguments(stage, recipe), **more)
 
 
 def idle_limit_s(stage: str, recipe: Recipe) -> float:
     """Return how long a stage may make no progress; waits with a limit of their own come on top."""
     own = {"train": recipe.launch.stall_timeout_s, "publish": recipe.publish.timeout_s}
     return recipe.launch.stage_timeout_s + own.get(stage, 0.0)
-
-
-def flatten(report: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Yield the values of a report to print: nested names joined by dots, of a list only its length."""
-    for name, value in report.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{name}.{inner}", leaf) for inner, leaf in flatten(value))
-        elif isinstance(value, list):
-            yield name, f"{len(value)}"
-        else:
-            yield name, f"{value:.6g}" if isinstance(value, float) else value
 
 
 def save_report(report: Report, path: Path) -> None:

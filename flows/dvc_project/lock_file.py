@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from params import EvergreenError, RecipeError
+from params import RecipeError
 
 
 def stages_of(text: str, recipe: str, *, where: str) -> Mapping[str, Any]:
-    """Return the stages of `recipe` in the text of a dvc.lock, by name, such as `train@default`.
-
-    Raises:
-        RecipeError: the text is not that of a dvc.lock.
-    """
+    """Return the stages of `recipe` in the text of a dvc.lock, by name, such as `train@default`."""
     from dvc.utils.serialize import parse_yaml
 
     found = _parse(text, where, parse_yaml).get("stages") or {}  # several times as fast as what keeps a text's form
@@ -21,11 +18,7 @@ def stages_of(text: str, recipe: str, *, where: str) -> Mapping[str, Any]:
 
 
 def merge(theirs: str, ours: Mapping[str, Any], recipe: str, *, where: str) -> str:
-    """Return `theirs`, the text of a dvc.lock, with the stages of `recipe` replaced by `ours`.
-
-    Raises:
-        RecipeError: `theirs` is not the text of a dvc.lock.
-    """
+    """Return `theirs`, the text of a dvc.lock, with the stages of `recipe` replaced by `ours`."""
     from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
 
     content = _parse(theirs, where, parse_yaml_for_update) or {"schema": "2.0"}
@@ -39,17 +32,12 @@ def merge(theirs: str, ours: Mapping[str, Any], recipe: str, *, where: str) -> s
 def _parse(text: str, where: str, parse: Callable[[str, str], Any]) -> Any:
     from dvc.utils.serialize import YAMLFileCorruptedError
 
-    try:
+    content: Any = None
+    with contextlib.suppress(YAMLFileCorruptedError):
         content = parse(text, "dvc.lock")
-    except YAMLFileCorruptedError as error:
-        raise _damaged(where) from error
     if not isinstance(content, dict) or not isinstance(content.get("stages") or {}, dict):
-        raise _damaged(where)
+        raise RecipeError(where, "dvc.lock is damaged there", "restore it from git's history")
     return content
-
-
-def _damaged(where: str) -> EvergreenError:
-    return RecipeError(where, "dvc.lock is damaged there", "restore it from git's history")
 
 
 def _is_of(name: str, recipe: str) -> bool:

@@ -37,16 +37,14 @@ def clear_stale_locks(log: Logger, root: Path = Path()) -> None:
         return
     with Lock(f"{path}.lock", wait=True):  # under which DVC itself edits the file
         try:
-            found: dict[str, Any] = {"write": {}, "read": {}, **json.loads(path.read_text(encoding="utf-8"))}
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError:
             log.warning("removed %s, which a kill had cut short", path)
             path.unlink()
             return
-        living = {used: [owner for owner in owners if _lives(owner)] for used, owners in found["read"].items()}
-        content = {
-            "write": {used: owner for used, owner in found["write"].items() if _lives(owner)},
-            "read": {used: owners for used, owners in living.items() if owners},
-        }
+        readers = {used: list(filter(_lives, owners)) for used, owners in found.get("read", {}).items()}
+        writers = {used: owner for used, owner in found.get("write", {}).items() if _lives(owner)}
+        content = {"write": writers, "read": {used: owners for used, owners in readers.items() if owners}}
         if content != found:
             path.write_text(json.dumps(content), encoding="utf-8")
             log.info("removed dead owners from %s", path)

@@ -5,21 +5,16 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from flows.dvc_project.imports import refreshed_import_stages
 from flows.dvc_project.remote import DvcRemote
 from flows.dvc_project.stage import act_on_repository
+from flows.dvc_project.update import refreshed_import_stages
 from params import RemoteRefusedError
 from params.foundation.artifacts import STAGES
 from trainer.runtime.memory import reduce_garbage_collection
 
 
 def push(repo: Any, recipe: str) -> None:
-    """Send what dvc.lock records of a recipe, with the imported files that it refreshes, and say how much was new.
-
-    Raises:
-        DataError: an object is neither here nor on the remote.
-        RemoteRefusedError, TransientError: the remote refuses, or does not answer.
-    """
+    """Send what dvc.lock records of a recipe, with the imported files that it refreshes, and say how much was new."""
     remote = DvcRemote.of(repo)
     if not remote:
         what = "keeps versions of files, which cannot be sent without a change of dvc.lock"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +19,23 @@ _LATER = "run it again when the remote answers: nothing is lost"
 
 
 def default_remote() -> str | None:
-    """Return the name of the default remote of the project in the working directory; None if none is configured.
-
-    Raises:
-        RemoteRefusedError: DVC's configuration is not valid.
-    """
+    """Return the name of the default remote of the project in the working directory; None if none is configured."""
     from dvc.config import Config, ConfigError
 
     try:
         name: str | None = Config(".dvc")["core"].get("remote")
     except ConfigError as error:
-        raise RemoteRefusedError(
-            "DVC's configuration", str(error), "correct .dvc/config or .dvc/config.local"
-        ) from None
+        fix = "correct .dvc/config or .dvc/config.local"
+        raise RemoteRefusedError("DVC's configuration", str(error), fix) from None
     return name
 
 
+@dataclass(frozen=True)
 class DvcRemote:
     """The default remote of a DVC repository; without a name, DVC's cache in place of a remote: it has what is in it."""
 
-    def __init__(self, repo: Any, name: str) -> None:
-        self.repo = repo
-        self.name = name
+    repo: Any
+    name: str
 
     @classmethod
     def of(cls, repo: Any) -> DvcRemote | None:
@@ -65,11 +61,7 @@ class DvcRemote:
         return lacking | self._bring({info for folder in folders if folder is not None for _, _, info in folder})
 
     def tree(self, info: Any) -> Any:
-        """Return the list of files of a folder by its hash; None if neither the cache nor the remote has it.
-
-        Raises:
-            RemoteRefusedError, TransientError, StorageError: as `fetch` does.
-        """
+        """Return the list of files of a folder by its hash; None if neither the cache nor the remote has it."""
         from dvc_data.hashfile import load
         from dvc_objects.errors import ObjectFormatError
 
@@ -106,11 +98,7 @@ class DvcRemote:
         return len(sent)
 
     def fetch_run(self, stage: Any) -> None:
-        """Bring the outputs of an earlier run of `stage` with the inputs that there are now, if the remote has them.
-
-        Raises:
-            RemoteRefusedError, TransientError, StorageError: as `fetch` does.
-        """
+        """Bring the outputs of an earlier run of `stage` with the inputs that there are now, if the remote has them."""
         from dvc.stage.cache import _can_hash, _get_stage_hash
         from dvc.utils.serialize import load_yaml
         from dvc_data.hashfile.hash_info import HashInfo
@@ -142,9 +130,7 @@ class DvcRemote:
         try:
             if not _can_hash(stage) or not all(out.hash_info for out in stage.outs):
                 return
-        except (
-            FileNotFoundError
-        ):  # DVC hashes what the stage reads; what did not run here may have nothing to read here
+        except FileNotFoundError:  # DVC hashes what the stage reads, and what ran elsewhere may have nothing here
             return
         key, value = _get_stage_hash(stage), _get_cache_hash(to_single_stage_lockfile(stage))
         entry = Path(self.repo.stage_cache.cache_dir, key[:2], key, value)
@@ -176,13 +162,8 @@ class DvcRemote:
     def _transfer(self, source: Any, target: Any, infos: Collection[Any]) -> tuple[set[Any], set[Any]]:
         """Copy objects from one store to another; return those that were copied, and those that neither has."""
         lacking: set[Any] = set()
-        result = self.repo.cloud.transfer(
-            source,
-            target,
-            infos,
-            cache_odb=self.repo.cache.local,
-            validate_status=lambda status: lacking.update(status.missing),
-        )
+        kept = {"cache_odb": self.repo.cache.local, "validate_status": lambda status: lacking.update(status.missing)}
+        result = self.repo.cloud.transfer(source, target, infos, **kept)
         if result.failed:
             raise OSError(f"{len(result.failed)} of {len(infos)} objects were not transferred, see the log above")
         return result.transferred, lacking
@@ -194,18 +175,12 @@ class DvcRemote:
         from dvc.lock import LockError
         from dvc_objects.fs import errors
 
+        refusals = (ConfigError, errors.ConfigError, errors.AuthError, errors.RemoteMissingDepsError)
         try:
             yield
         except (EvergreenError, LockError):
             raise
-        except (
-            ConfigError,
-            errors.ConfigError,
-            errors.AuthError,
-            errors.RemoteMissingDepsError,
-            ImportError,
-            PermissionError,
-        ) as error:
+        except (*refusals, ImportError, PermissionError) as error:
             fix = "correct its settings (`dvc remote list`), install what it needs, or give this worker access"
             raise RemoteRefusedError(str(self), f"cannot be used: {error}", fix) from error
         except Exception as error:

@@ -8,7 +8,8 @@ an earlier stage has another output now if a stage reads only a part of that.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,28 +38,18 @@ def is_stale(repo: Any, stage: Any) -> bool:
             return True
     except TransientError:  # whoever runs the stage asks again
         return True
-    _remove([out for out in stage.outs if out.exists and out.workspace_status()])
+    from dvc.rwlock import rwlock
+
+    hardlink = repo.config["core"].get("hardlink_lock", False)
+    for out in stage.outs:
+        if out.exists and out.workspace_status():
+            with rwlock(repo.tmp_dir, repo.fs, " ".join(sys.argv), [], [out.fs_path], hardlink):
+                out.remove()
     return False
 
 
-def _remove(outs: Sequence[Any]) -> None:
-    from dvc.rwlock import rwlock
-
-    for out in outs:
-        repo = out.repo
-        hardlink = repo.config["core"].get("hardlink_lock", False)
-        with rwlock(repo.tmp_dir, repo.fs, " ".join(sys.argv), [], [out.fs_path], hardlink):
-            out.remove()
-
-
 def restore_or_run(repo: Any, name: str, *, force: bool) -> None:
-    """Bring a stage up to date: restore its outputs, or restore what it reads and run it.
-
-    Raises:
-        dvc.exceptions.DvcException: DVC or the command of the stage fails.
-        DataError: rows that DVC keeps are not on the remote.
-        RemoteRefusedError, TransientError: what is missing cannot be fetched.
-    """
+    """Bring a stage up to date: restore its outputs, or restore what it reads and run it."""
     remote = DvcRemote.of(repo)
     if not remote or not _prepare(repo, remote, name, force=force):
         repo.reproduce(name, single_item=True, force=force)
@@ -68,19 +59,13 @@ def restore_inputs(repo: Any, name: str, path: Path | None = None) -> None:
     """Bring the inputs of a stage, or only the one at `path`, to their recorded state, if DVC's cache or the remote has that.
 
     Without a remote, only those that do not exist locally are brought.
-
-    Raises:
-        RemoteRefusedError, TransientError: it cannot be fetched.
     """
     remote = DvcRemote.of(repo)
     (stage,) = repo.stage.collect(name)
     deps = [dep for dep in stage.deps if path is None or Path(dep.fs_path) == path.absolute()]
-    if remote:
-        _Recorded(repo, remote).restore(deps)
-    else:
-        for dep in deps:
-            if not dep.exists:
-                _Recorded(repo, DvcRemote(repo, "")).restore([dep])
+    recorded = _Recorded(repo, remote or DvcRemote(repo, ""))
+    for together in [deps] if remote else [[dep] for dep in deps if not dep.exists]:
+        recorded.restore(together)
 
 
 def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:
@@ -111,12 +96,12 @@ def _prepare(repo: Any, remote: DvcRemote, name: str, *, force: bool) -> bool:
     return False
 
 
+@dataclass(frozen=True)
 class _Recorded:
     """All outputs of the project, as dvc.lock and the .dvc files record them."""
 
-    def __init__(self, repo: Any, remote: DvcRemote) -> None:
-        self.repo = repo
-        self.remote = remote
+    repo: Any
+    remote: DvcRemote
 
     def has(self, item: Any) -> bool:
         """Whether a dependency or an output of a stage exists as the stage recorded it, or can be brought to that state."""
@@ -156,9 +141,8 @@ class _Recorded:
             if not out.stage.cmd and self.remote.fetch(self._not_kept(item)):
                 what = "has changes that DVC does not have, and would be replaced by what its .dvc file names"
                 path = Path(out.fs_path).relative_to(self.repo.root_dir)
-                raise DataError(
-                    str(path), what, f"keep them by `dvc add {path}`, or discard them by `dvc checkout --force {path}`"
-                )
+                fix = f"keep them by `dvc add {path}`, or discard them by `dvc checkout --force {path}`"
+                raise DataError(str(path), what, fix)
             missing.append((out, item.fs_path))
             if self.remote.fetch(self._objects(out, item.fs_path)):
                 lost.append(out)
@@ -175,22 +159,21 @@ class _Recorded:
 
     def _hash(self, out: Any, path: str) -> Any:
         """The hash of what is recorded at `path` of an output; None if the remote does not have the folder's list."""
-        if path == out.fs_path:
-            return out.hash_info
-        found = self._part(out, path)
-        return found.hash_info if found else None
+        return getattr(self._part(out, path), "hash_info", None)
 
     def _objects(self, out: Any, path: str) -> set[Any]:
         """The hashes of the objects that the file or folder at `path` of an output is made of."""
         from dvc_data.hashfile.tree import Tree
 
-        part = None if path == out.fs_path else self._part(out, path)
+        part = self._part(out, path)
         if part is None:
             return {out.hash_info}
         return {info for _, _, info in part} if isinstance(part, Tree) else {part.hash_info}
 
     def _part(self, out: Any, path: str) -> Any:
-        """The file or folder at `path` of an output that is a folder; None if that is unknown."""
+        """What is recorded at `path` of an output; None if that is unknown."""
+        if path == out.fs_path:
+            return out
         tree = self.remote.tree(out.hash_info) if out.hash_info.isdir else None
         return tree and tree.get_obj(self.repo.cache.local, out.fs.relparts(path, out.fs_path))
 

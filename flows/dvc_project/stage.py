@@ -42,11 +42,7 @@ def is_stale(*names: str) -> bool:
 
 
 def restore_inputs(name: str, path: Path | None = None) -> None:
-    """Bring the inputs of a stage, or only the one at `path`, to their recorded state, if DVC has that.
-
-    Raises:
-        EvergreenError: it cannot be brought; the kinds are those of `is_stale`.
-    """
+    """Bring the inputs of a stage, or only the one at `path`, to their recorded state, if DVC has that."""
     with open_dvc_repository(name) as repo, repo.lock:
         restore.restore_inputs(repo, name, path)
 
@@ -56,9 +52,6 @@ def open_dvc_repository(name: str, *, log_level: int = logging.ERROR) -> Iterato
     """Open the project's DVC repository; errors of DVC in the block become ours, and `name` says where.
 
     DVC's warnings, such as that of each output that no stage has made yet, are not logged by default.
-
-    Raises:
-        EvergreenError: the kinds are those of `is_stale`.
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo

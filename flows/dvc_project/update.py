@@ -7,15 +7,18 @@ is left alone, which takes seconds. And a download that fails leaves the files a
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
-from flows.dvc_project.imports import refreshed_import_stages
 from flows.dvc_project.restore import is_stale
-from flows.dvc_project.stage import act_on_repository
-from params import DataError, EvergreenError, RecipeError, RemoteRefusedError, TransientError
-from params.foundation.artifacts import storage_error
+from flows.dvc_project.stage import act_on_repository, open_dvc_repository
+from params import DataError, EvergreenError, RecipeError, RemoteRefusedError, TransientError, load
+from params.foundation.artifacts import Artifacts, storage_error
+from params.schema import Files
 from trainer.runtime.memory import reduce_garbage_collection
 
 _GONE_STATUS: Final = (404, 410)
@@ -113,7 +116,6 @@ def _errors_of(stage: Any) -> Iterator[None]:
 
 
 def _error(where: str, error: Exception) -> EvergreenError:
-    """Return the error for a source that failed, by what the libraries below say."""
     from dvc.exceptions import DvcException
 
     causes = list(_causes(error))
@@ -136,6 +138,52 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def refreshed_import_stages(repo: Any, recipe: str) -> list[Any]:
+    """Return DVC's import stages whose files the recipe keeps up to date; empty if the recipe cannot be read."""
+    if not (source := _refreshed_source(recipe)):
+        return []
+    places = [_place(repo, pattern) for pattern in source.patterns.values()]
+    outs = [(Path(out.fs_path), out.stage) for out in repo.index.outs if out.stage.is_import]
+    return [stage for path, stage in outs if any(path.is_relative_to(p) or p.is_relative_to(path) for p in places)]
+
+
+def refreshed_import_paths(recipe: str) -> list[str]:
+    """Return the paths of the .dvc files of `refreshed_import_stages`."""
+    if not _refreshed_source(recipe):
+        return []
+    with open_dvc_repository(recipe) as repo:
+        return [stage.relpath for stage in refreshed_import_stages(repo, recipe)]
+
+
+def _refreshed_source(recipe: str) -> Files | None:
+    with contextlib.suppress(EvergreenError):
+        source = load(Artifacts(recipe).recipe_path).data.source
+        if isinstance(source, Files) and source.refresh:
+            return source
+    return None
+
+
+def same_origin(ours: bytes, theirs: bytes) -> bool:
+    """Whether two versions of a .dvc file import the same thing, although at different times."""
+    from dvc.utils.serialize import YAMLFileCorruptedError, parse_yaml
+
+    def origin(text: bytes) -> Any:
+        (dep,) = parse_yaml(text.decode(errors="replace"), "an import")["deps"]
+        repo = {key: value for key, value in dep.get("repo", {}).items() if key != "rev_lock"}
+        return dep.get("path"), repo, dep.get("db")
+
+    try:
+        return bool(origin(ours) == origin(theirs))
+    except (YAMLFileCorruptedError, KeyError, TypeError, ValueError, AttributeError):
+        return False
+
+
+def _place(repo: Any, pattern: str) -> Path:
+    """The file that a pattern of the recipe names, or the folder in which all that it matches lies."""
+    parts = itertools.takewhile(lambda part: not set(part) & set("*?["), Path(pattern).parts)
+    return Path(os.path.normpath(Path(repo.root_dir, *parts)))
 
 
 if __name__ == "__main__":

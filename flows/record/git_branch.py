@@ -20,8 +20,7 @@ from typing import Final
 from params import RecipeError, RemoteRefusedError, TransientError
 from trainer.runtime.lifetime import signal_group
 
-_ANSWER_S = 300.0
-"""How long a remote may take for one request."""
+_ANSWER_S = 300.0  # how long a remote may take for one request
 _LATER: Final = "run it again when the remote answers: the work is kept"
 _NAME, _EMAIL = "Evergreen", "evergreen@localhost"
 """Who commits, unless git's configuration says it."""
@@ -46,12 +45,9 @@ class MovedError(Exception):
 class GitBranch:
     """A branch on a remote of the git repository in the working directory."""
 
-    remote: str
-    """The remote's name in git's configuration, such as `origin`."""
-    name: str
-    """The branch's name there, such as `main`."""
-    user: str
-    """Who asks, such as a recipe; two users of one repository do not get into each other's way."""
+    remote: str  # the remote's name in git's configuration, such as `origin`
+    name: str  # the branch's name there, such as `main`
+    user: str  # who asks, such as a recipe; two users of one repository do not get into each other's way
 
     def __str__(self) -> str:
         return f"{self.remote}/{self.name}"
@@ -64,25 +60,12 @@ class GitBranch:
             TransientError: the remote does not answer.
         """
         fetched = self._reference("fetched")
-        options = (
-            "--quiet",
-            "--no-tags",
-            "--no-write-fetch-head",
-            "--recurse-submodules=no",
-            "--no-auto-gc",
-            "--refmap=",
-        )
-        done = self._git("fetch", *options, self.remote, f"+refs/heads/{self.name}:{fetched}")
-        if done.returncode:
-            raise self._error(done, "read")
-        return self._output("rev-parse", fetched)
+        options = "--quiet --no-tags --no-write-fetch-head --recurse-submodules=no --no-auto-gc --refmap="
+        self._git("fetch", *options.split(), self.remote, f"+refs/heads/{self.name}:{fetched}", verb="read")
+        return self._line("rev-parse", fetched)
 
     def read(self, commit: str, path: str) -> bytes | None:
-        """Return the content of a file of the project in a commit; None if it is not there.
-
-        Raises:
-            RecipeError: git-lfs keeps it.
-        """
+        """Return the content of a file of the project in a commit; None if it is not there."""
         done = self._git("cat-file", "blob", f"{commit}:{self._folder}{path}")
         if done.stdout.startswith(_LFS):
             fix = f"`git lfs untrack {path}`, `git add .gitattributes`, `git add --renormalize {path}`, commit and push"
@@ -91,14 +74,14 @@ class GitBranch:
 
     def commit(self, parent: str, files: Mapping[str, bytes], message: str) -> str:
         """Make a commit of files of the project on top of `parent`, and return it."""
-        blobs = {path: self._output("hash-object", "-w", "--stdin", given=content) for path, content in files.items()}
+        blobs = {path: self._line("hash-object", "-w", "--stdin", given=content) for path, content in files.items()}
         entries = "".join(f"100644 {blob}\t{self._folder}{path}\0" for path, blob in blobs.items())
         with tempfile.TemporaryDirectory() as folder:
             index = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
-            self._output("read-tree", parent, environment=index)
-            self._output("update-index", "--add", "-z", "--index-info", given=os.fsencode(entries), environment=index)
-            tree = self._output("write-tree", environment=index)
-        return self._output("commit-tree", tree, "-p", parent, given=message.encode(), environment=self._committer)
+            self._line("read-tree", parent, environment=index)
+            self._line("update-index", "--add", "-z", "--index-info", given=os.fsencode(entries), environment=index)
+            tree = self._line("write-tree", environment=index)
+        return self._line("commit-tree", tree, "-p", parent, given=message.encode(), environment=self._committer)
 
     def push(self, commit: str, *, dry_run: bool = False) -> None:
         """Make `commit` the branch's head, if its parent still is; with `dry_run`, only ask whether this worker may push.
@@ -115,7 +98,7 @@ class GitBranch:
         rejected = re.search(r"^!\t[^\t]*\t(.*)$", done.stdout.decode(errors="replace"), re.MULTILINE)
         if rejected is None:
             raise self._error(done, "push to")
-        if _MOVED.search(rejected[1]) or self.fetch() != self._output("rev-parse", f"{commit}^"):
+        if _MOVED.search(rejected[1]) or self.fetch() != self._line("rev-parse", f"{commit}^"):
             raise MovedError(rejected[1])
         said = [line.partition("remote:")[2].strip() for line in _lines(done.stderr) if line.startswith("remote:")]
         what = "; ".join([f"refused the commit: {rejected[1]}", *filter(None, said)])
@@ -123,13 +106,12 @@ class GitBranch:
 
     def remember(self, commit: str) -> None:
         """Note that `commit` of the branch has what exists locally."""
-        self._output("update-ref", self._reference("recorded"), commit)
+        self._line("update-ref", self._reference("recorded"), commit)
 
     def known(self, head: str) -> list[str]:
         """Return commits of the branch that may have what exists locally: the one remembered, and where HEAD has left the branch."""
-        found = [
-            self._git("merge-base", one, head).stdout.decode().strip() for one in (self._reference("recorded"), "HEAD")
-        ]
+        places = (self._reference("recorded"), "HEAD")
+        found = [self._git("merge-base", one, head).stdout.decode().strip() for one in places]
         return [commit for commit in found if commit]
 
     def _reference(self, kind: str) -> str:
@@ -138,30 +120,23 @@ class GitBranch:
     @cached_property
     def _folder(self) -> str:
         """Where in the repository the working directory is, with a slash at the end; empty for its root."""
-        done = self._git("rev-parse", "--show-prefix")
-        if done.returncode:
-            raise self._error(done, "work with")
-        return os.fsdecode(done.stdout.removesuffix(b"\n"))
+        return os.fsdecode(self._git("rev-parse", "--show-prefix", verb="work with").stdout.removesuffix(b"\n"))
 
     @cached_property
     def _committer(self) -> dict[str, str]:
-        """The environment that names author and committer, if nothing else does."""
         chosen: dict[str, str] = {}
         for variable, key, default in (("NAME", "user.name", _NAME), ("EMAIL", "user.email", _EMAIL)):
             value = self._git("config", key).stdout.decode().strip() or default
             chosen |= {f"GIT_{role}_{variable}": value for role in ("AUTHOR", "COMMITTER")}
         return {name: value for name, value in chosen.items() if not os.environ.get(name)}
 
-    def _output(self, *command: str, given: bytes = b"", environment: Mapping[str, str] | None = None) -> str:
-        """Run a command of git that works in the repository, and return what it writes."""
-        done = self._git(*command, given=given, environment=environment)
-        if done.returncode:
-            raise self._error(done, "work with")
-        return done.stdout.decode().strip()
+    def _line(self, *command: str, given: bytes = b"", environment: Mapping[str, str] | None = None) -> str:
+        return self._git(*command, given=given, environment=environment, verb="work with").stdout.decode().strip()
 
     def _git(
-        self, *command: str, given: bytes = b"", environment: Mapping[str, str] | None = None
+        self, *command: str, given: bytes = b"", environment: Mapping[str, str] | None = None, verb: str = ""
     ) -> subprocess.CompletedProcess[bytes]:
+        """Run a command of git; that it fails is an error if `verb` says what it does to the branch."""
         # In a session of its own it has no terminal to ask for a password.
         own = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", **(environment or {})}
         try:
@@ -184,7 +159,10 @@ class GitBranch:
                     what = f"git {command[0]}: no answer in {_ANSWER_S:g} s"
                     raise TransientError(str(self), what, _LATER) from None
                 raise
-        return subprocess.CompletedProcess(command, process.returncode, output, errors)
+        done = subprocess.CompletedProcess(command, process.returncode, output, errors)
+        if verb and done.returncode:
+            raise self._error(done, verb)
+        return done
 
     def _error(self, done: subprocess.CompletedProcess[bytes], verb: str) -> RemoteRefusedError | TransientError:
         """Return the error for what git says, which names a remote by its address without the password."""
@@ -194,9 +172,8 @@ class GitBranch:
             return RemoteRefusedError(str(self), f"{self.remote} has no branch {self.name}", fix)
         what = f"cannot {verb} the branch: {said or f'git exited with {done.returncode}'}"
         if done.returncode >= 0 and _REFUSED.search(said):
-            return RemoteRefusedError(
-                str(self), what, "check the remote with `git remote -v`, and this worker's access to it"
-            )
+            fix = "check the remote with `git remote -v`, and this worker's access to it"
+            return RemoteRefusedError(str(self), what, fix)
         return TransientError(str(self), what, _LATER)
 
 

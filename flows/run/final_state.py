@@ -1,41 +1,36 @@
-"""The state in which a run of the flow ends: its name says what became of the model, its message has the metrics.
+"""How a run of the flow ends: the name of its state says what became of the model, its message has the metrics.
 
 Prefect's events have the same names, `prefect.flow-run.Published` for example. Messages to people go by them (`evergreen
-watch`). A run that fails for another reason than the gate ends in Prefect's own states: Failed, Crashed, TimedOut.
+watch`). A run that fails for another reason than the gate ends in Prefect's own states: Failed, Crashed, TimedOut. Prefect is
+imported late: its import takes longer than all else here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+import contextlib
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from flows.run.summary import outcome_lines
-from params import GateRefusedError
+from params import EvergreenError, GateRefusedError
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.report import Blessing
+from tasks.evaluation.report import Blessing, Details, EvaluationReport
 from tasks.hub_client.receipt import Receipt
+from tasks.report.formatting import metrics_table
 from tasks.stages import read_report
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
-T = TypeVar("T")
 PUBLISHED: Final = "Published"
 KEPT: Final = "Kept the champion"
-PROPOSED: Final = "Proposed"
-"""The release waits for approval."""
-REJECTED: Final = "Rejected"
-"""Somebody closed the proposal of the release."""
+PROPOSED: Final = "Proposed"  # the release waits for approval
+REJECTED: Final = "Rejected"  # somebody closed the proposal of the release
 REFUSED: Final = "Refused"
 NOTHING_NEW: Final = "Nothing new"
 SUCCESSES: Final = ("Completed", PUBLISHED, KEPT, PROPOSED, REJECTED, NOTHING_NEW)
 """The states of a run that did what it should; plain `Completed` after a dry run, and after an evaluation only."""
-_BY_STATUS: Final[Mapping[str, str]] = {
-    "published": PUBLISHED,
-    "kept": KEPT,
-    "proposed": PROPOSED,
-    "rejected": REJECTED,
-}
+_BY_STATUS: Final = {"published": PUBLISHED, "kept": KEPT, "proposed": PROPOSED, "rejected": REJECTED}
 """By the status of the receipt."""
 
 
@@ -66,9 +61,60 @@ def name_and_message(artifacts: Artifacts, outcomes: Mapping[str, str]) -> tuple
     return name, "\n".join(lines)
 
 
-def publish_stage_state(artifacts: Artifacts, outcome: T) -> State[T]:
-    """Return the state of a publish stage that ended with `outcome`, with the gate's reasons."""
-    from prefect.states import Completed
+def summary(artifacts: Artifacts, outcomes: Mapping[str, str]) -> str:
+    """Return the outcome of each stage, the metrics, the release, and where to read more."""
+    lines = ["", "  ".join(f"{stage}: {outcome}" for stage, outcome in outcomes.items()), ""]
+    lines += [metrics_table(read_report(artifacts, EvaluationReport)), ""]
+    if "publish" in outcomes:
+        receipt = read_report(artifacts, Receipt)
+        is_local = receipt.endpoint == "local"
+        status = {"kept": "kept the champion", "proposed": "waits for approval"}.get(receipt.status, receipt.status)
+        if outcomes["publish"] == "unchanged":
+            lines.append("nothing has changed since the last run, which ended with")
+        lines.append(f"{status}: {receipt.repo_id} on {'the Hub in .hub' if is_local else release_url(receipt)}")
+        lines += [f"  {reason}" for reason in receipt.reasons]
+        if receipt.commit:
+            lines.append(f"revision: {receipt.commit} ({receipt.tag})")
+        if is_local:
+            lines.append("to browse it: evergreen hub")
+        lines.append(f"receipt: {artifacts.receipt}")
+    lines.append(f"metrics: {artifacts.report('evaluate')}")
+    if artifacts.page.exists():  # another worker may have written it
+        lines.append(f"report: {artifacts.page}")
+    return "\n".join(lines)
 
-    receipt = read_report(artifacts, Receipt)
-    return Completed(name=_BY_STATUS.get(receipt.status), message="; ".join(receipt.reasons), data=outcome)
+
+def outcome_lines(artifacts: Artifacts, reasons: Sequence[str], receipt: Receipt | None = None) -> list[str]:
+    """Return a few lines for people: the reasons, the metric that decides, the release, where the report is.
+
+    What this machine does not have, for example because DVC has not pulled it, is left out.
+    """
+    lines = list(reasons)
+    with contextlib.suppress(EvergreenError):
+        lines += _metric_lines(artifacts, reasons)
+    if receipt and receipt.status in {"published", "proposed"}:
+        link = f" {release_url(receipt)}" if receipt.endpoint.startswith("http") else " on the Hub in .hub"
+        lines.append(f"release: {receipt.repo_id} {receipt.tag}{link}")
+    if artifacts.page.exists():
+        lines.append(f"report: {artifacts.page.resolve().as_uri()} on {socket.gethostname()}")
+    return lines
+
+
+def _metric_lines(artifacts: Artifacts, reasons: Sequence[str]) -> Iterator[str]:
+    """The metric that decides, of each model; and the difference with its interval, unless a reason says it."""
+    report = read_report(artifacts, EvaluationReport)
+    models = {"model": report.model, "champion": report.champion, "untrained": report.untrained}
+    values = [f"{name} {of[report.metric]:.4g}" for name, of in models.items() if of and report.metric in of]
+    yield f"{report.metric}: {', '.join(values)} ({report.rows:,} rows of {report.split})"
+    details = read_report(artifacts, Details)
+    compared = (one for one in details.comparisons if one.metric == report.metric)
+    against = {one.against: one.sentence(details.confidence) for one in compared}
+    sentence = against.get("champion") or against.get("untrained")
+    if sentence and not any(sentence in reason for reason in reasons):
+        yield sentence
+
+
+def release_url(receipt: Receipt) -> str:
+    """Return the address of a release's page on its Hub, or that of its pull request."""
+    page = f"tree/{receipt.commit}" if receipt.commit else f"discussions/{receipt.pull_request}"
+    return f"{receipt.endpoint}/{receipt.repo_id}/{page}"

@@ -1,4 +1,7 @@
-"""The history of all runs: what each run of the flow adds to it, and `evergreen history`."""
+"""The history of all runs: what each run of the flow adds to it, and `evergreen history`.
+
+Whether a recipe is overdue follows from the schedules in prefect.yaml, and from the last successes that the Prefect server knows.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,29 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
 
-from flows.run.schedules import last_successes, read_schedules
+import httpx
+import pydantic
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
 from params import EvergreenError
 from params.foundation.artifacts import Artifacts
 from tasks.history.cells import markdown_table, terminal_table
-from tasks.history.recipe_history import RecipeHistory, read_histories, read_runs_with_receipts
+from tasks.history.recipe_history import RecipeHistory, Schedule, read_histories, read_runs_with_receipts
 from tasks.history.run_log import now
 from tasks.history.run_record import RunRecord
+from tasks.report.formatting import duration, one_line
 
 logger = logging.getLogger(__name__)
-_IN_PREFECT = 10
-"""Runs in the table that Prefect's UI shows."""
+_FLOW = "flows/retrain.py:retrain"
+_ANSWER_S = 5.0
+_IN_PREFECT = 10  # runs in the table that Prefect's UI shows
 
 
 @contextlib.contextmanager
@@ -45,10 +57,9 @@ def _show(artifacts: Artifacts) -> None:
         runs = read_runs_with_receipts(artifacts)[: -_IN_PREFECT - 1 : -1]
         text = f"{markdown_table(runs)}\n\nAll runs: [{page}]({page.resolve().as_uri()})"
         show_history(artifacts, text)
-    except EvergreenError as error:
-        logger.warning("the page of all runs could not be written: %s", error)
-    except Exception:
-        logger.warning("the page of all runs could not be written", exc_info=True)
+    except Exception as error:
+        is_known = isinstance(error, EvergreenError)
+        logger.warning("the page of all runs could not be written: %s", error, exc_info=not is_known)
 
 
 def _page(root: Path) -> tuple[list[RecipeHistory], Path]:
@@ -76,3 +87,91 @@ def history(recipe: str | None, *, as_json: bool, last: int) -> None:
             since = f"{one.succeeded:%Y-%m-%d %H:%M} UTC" if one.succeeded else "its first run"
             print(f"overdue: {one.recipe} has not succeeded since {since}")
     print(f"page: {page}")
+
+
+def read_schedules(root: Path, now: datetime) -> dict[str, list[Schedule]]:
+    """Return the active schedules of each recipe, from the deployments in prefect.yaml."""
+    try:
+        content = YAML(typ="safe").load((root / "prefect.yaml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
+        logger.warning("prefect.yaml cannot be read, so nothing is known to be overdue: %s", error)
+        return {}
+    found: dict[str, list[Schedule]] = {}
+    for deployment in _mappings(content, "deployments"):
+        parameters = deployment.get("parameters")
+        recipe = parameters.get("recipe", "default") if isinstance(parameters, Mapping) else "default"
+        if deployment.get("entrypoint") == _FLOW:
+            for schedule in _mappings(deployment, "schedules"):
+                if schedule.get("active", True):
+                    found.setdefault(Path(str(recipe)).name.removesuffix(".yaml"), []).append(_schedule(schedule, now))
+    return found
+
+
+def _mappings(content: Any, key: str) -> Iterator[Mapping[str, Any]]:
+    listed = content.get(key) if isinstance(content, Mapping) else None
+    yield from (item for item in listed if isinstance(item, Mapping)) if isinstance(listed, list) else ()
+
+
+def _schedule(item: Mapping[str, Any], now: datetime) -> Schedule:
+    if "cron" in item:
+        zone = str(item.get("timezone") or "UTC")
+        text = one_line(f"by cron {item['cron']}, {zone}", 100)
+        return Schedule(text, _cron_limit(str(item["cron"]), zone, now))
+    if "interval" in item:
+        try:
+            interval = pydantic.TypeAdapter(timedelta).validate_python(item["interval"])
+        except pydantic.ValidationError:
+            return Schedule(one_line(f"every {item['interval']}", 100), None)
+        return Schedule(f"every {duration(interval.total_seconds())}", now - 2 * interval)
+    return Schedule(one_line(item.get("rrule", "at unknown times"), 100), None)
+
+
+def _cron_limit(cron: str, zone: str, now: datetime) -> datetime | None:
+    """Return the time twice the schedule's interval ago; None if the schedule cannot be read.
+
+    Intervals may differ, as over a weekend: it is as long after the third last due time as it is now after the last one, but
+    no later than the second last one.
+    """
+    from prefect._vendor.croniter.croniter import croniter
+
+    try:
+        here = now.astimezone(ZoneInfo(zone))
+        wall_clock = croniter(cron, here.replace(tzinfo=None))  # type: ignore[no-untyped-call]
+        before: Callable[[type[datetime]], datetime] = wall_clock.get_prev
+        last, second, third = (before(datetime).replace(tzinfo=here.tzinfo) for _ in range(3))
+    except (ValueError, KeyError):
+        return None
+    return min(second, third + (here - last)).astimezone(UTC)
+
+
+def last_successes(recipes: Sequence[str]) -> dict[str, datetime]:
+    """Return when a run of each recipe last succeeded on any worker, as far as the configured Prefect server knows.
+
+    It is empty without a server, or if the server does not answer at once.
+    """
+    from prefect import settings
+
+    if not recipes or not (url := settings.get_current_settings().api.url):
+        return {}
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas import filters
+    from prefect.client.schemas.objects import StateType
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    from flows.server.configured import check_api_url
+
+    found: dict[str, datetime] = {}
+    completed = filters.FlowRunFilterStateType(any_=[StateType.COMPLETED])
+    try:
+        check_api_url(url)
+        quickly = {settings.PREFECT_CLIENT_MAX_RETRIES: 0, settings.PREFECT_API_REQUEST_TIMEOUT: _ANSWER_S}
+        with settings.temporary_settings(quickly), get_client(sync_client=True) as client:
+            for recipe in recipes:
+                names = filters.FlowRunFilterName(any_=[f"retrain-{recipe}", f"retrain-params/{recipe}.yaml"])
+                wanted = filters.FlowRunFilter(name=names, state=filters.FlowRunFilterState(type=completed))
+                runs = client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.END_TIME_DESC, limit=1)
+                if runs and (ended := runs[0].end_time):
+                    found[recipe] = ended
+    except (httpx.HTTPError, EvergreenError) as error:
+        logger.warning("the Prefect server does not say when runs last succeeded: %s", error)
+    return found

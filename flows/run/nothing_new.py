@@ -27,14 +27,11 @@ def add_flow_run(url: str, artifacts: Artifacts, outcomes: Mapping[str, str], pa
     Returns:
         False if the server does not take the run in this way, for example because it wants a password that only a profile
         of Prefect's has: then Prefect's own client has to make it.
-
-    Raises:
-        EvergreenError: `.env` cannot be read.
-        TransientError: the server stopped answering in between.
     """
     name, message = name_and_message(artifacts, outcomes)
+    user, _, secret = (password.read_client_credentials() or "").partition(":")
     try:
-        client = httpx.Client(base_url=url, auth=_auth(), timeout=_TIMEOUT_S)
+        client = httpx.Client(base_url=url, auth=(user, secret) if secret else None, timeout=_TIMEOUT_S)
     except httpx.InvalidURL:
         return False
     with client as server:
@@ -59,11 +56,6 @@ def add_flow_run(url: str, artifacts: Artifacts, outcomes: Mapping[str, str], pa
             what = f"did not take the flow run of a run with nothing to do: {error or type(error).__name__}"
             raise TransientError("Prefect's server", what, "run it again when the server answers") from error
     return True
-
-
-def _auth() -> tuple[str, str] | None:
-    user, _, secret = (password.read_client_credentials() or "").partition(":")
-    return (user, secret) if secret else None
 
 
 def _post(server: httpx.Client, path: str, content: Mapping[str, Any]) -> Any:

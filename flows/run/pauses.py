@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 
 import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import StateType
 from prefect.exceptions import Abort, Pause
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
@@ -20,8 +20,7 @@ from prefect.states import Cancelled
 from flows.child_process import Logger
 from params import PreemptedError, TransientError
 
-POLL_S = 10.0
-"""Seconds between two questions whether a paused run may go on."""
+POLL_S = 10.0  # seconds between two questions whether a paused run may go on
 _STOPPED = (StateType.CANCELLING, StateType.CANCELLED, StateType.FAILED, StateType.COMPLETED, StateType.SCHEDULED)
 """States that only a person, or the server for a person, gives to a run with a process."""
 
@@ -36,40 +35,28 @@ def wait_until_running(log: Logger) -> None:
     """
     if not flow_run.id:
         return
+    waiting = False
     try:
         with get_client(sync_client=True) as client:
-            _wait(client, client.read_flow_run(flow_run.id), log)
+            while (state := client.read_flow_run(flow_run.id).state) and state.type == StateType.PAUSED:
+                if state.state_details.pause_reschedule:
+                    raise Pause(f"the run was suspended ({state.name}): what has ended is kept", state=state)
+                if not waiting:
+                    log.warning("the run is paused: it waits until somebody resumes or cancels it")
+                waiting = True
+                time.sleep(POLL_S)
+            if state and state.type == StateType.CANCELLING:  # a worker would have ended this process by now
+                client.set_flow_run_state(flow_run.id, Cancelled(message="ended before its next stage"))
     except httpx.HTTPError as error:
         what = f"does not say whether the run is paused or cancelled: {error or type(error).__name__}"
         raise TransientError("Prefect's server", what, "start the run again when the server answers") from error
-
-
-def _wait(client: SyncPrefectClient, run: FlowRun, log: Logger) -> None:
-    waiting = False
-    while (state := run.state) is not None:
-        if state.type == StateType.PAUSED:
-            if state.state_details.pause_reschedule:
-                raise Pause(f"the run was suspended ({state.name}): what has ended is kept", state=state)
-            if not waiting:
-                log.warning("the run is paused: it waits until somebody resumes or cancels it")
-            waiting = True
-            time.sleep(POLL_S)
-            run = client.read_flow_run(run.id)
-            continue
-        if state.type == StateType.CANCELLING:  # a worker would have ended this process by now
-            client.set_flow_run_state(run.id, Cancelled(message="ended before its next stage"))
-        if state.type in _STOPPED or (waiting and state.type != StateType.RUNNING):
-            raise Abort(f"the run is {state.name}: its next stage does not start; what has ended is kept")
-        return
+    if state and (state.type in _STOPPED or (waiting and state.type != StateType.RUNNING)):
+        raise Abort(f"the run is {state.name}: its next stage does not start; what has ended is kept")
 
 
 @contextlib.contextmanager
 def raise_user_termination() -> Iterator[None]:
-    """Turn the end that a person has given to the flow run in the block into an error.
-
-    Raises:
-        PreemptedError: the run was suspended, cancelled or ended.
-    """
+    """Turn the end that a person has given to the flow run in the block into an error."""
     try:
         yield
     except (Abort, Pause) as signal:

@@ -12,7 +12,7 @@ import httpx
 from prefect import get_run_logger
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
-from flows.run.summary import release_url
+from flows.run.final_state import release_url
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.receipt import Receipt
 from tasks.report.formatting import metrics_table
@@ -40,9 +40,8 @@ def show_report(stage: str, artifacts: Artifacts, outcome: str) -> None:
     if stage == "evaluate":
         from tasks.evaluation.report import EvaluationReport
 
-        create_markdown_artifact(
-            metrics_table(read_report(artifacts, EvaluationReport)), key=key, description=description
-        )
+        table = metrics_table(read_report(artifacts, EvaluationReport))
+        create_markdown_artifact(table, key=key, description=description)
     else:
         create_table_artifact(table_rows(report), key=key, description=description)
     if stage == "publish":
@@ -75,16 +74,14 @@ def show_history(artifacts: Artifacts, text: str) -> None:
 
 
 def _artifact_key(what: str, artifacts: Artifacts) -> str:
-    """The key of a Prefect artifact, in the letters that Prefect allows."""
     return re.sub(r"[^a-z0-9]+", "-", f"{what}-{artifacts.recipe}".lower()).strip("-")
 
 
 def table_rows(report: object, prefix: str = "") -> list[dict[str, Any]]:
     """Return a nested report as rows of name and value."""
     if isinstance(report, dict):
-        return [
-            row for name, value in report.items() for row in table_rows(value, f"{prefix}.{name}" if prefix else name)
-        ]
+        parts = ((value, f"{prefix}.{name}" if prefix else name) for name, value in report.items())
+        return [row for value, name in parts for row in table_rows(value, name)]
     if isinstance(report, list):
         report = ", ".join(map(str, report))
     return [{"name": prefix, "value": report}]

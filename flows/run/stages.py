@@ -1,30 +1,38 @@
-"""Bring one stage up to date through DVC, in a process that ends with the flow."""
+"""Bring one stage up to date through DVC, in a process that ends with the flow.
+
+A stage that takes ten times as long as the longest of its past runs is ended. It reports progress and gets nowhere, such as a source
+whose last page never comes; one that makes no progress is ended earlier, by tasks.stages.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from flows import child_process
 from flows.dvc_project import stage as dvc_stage
 from flows.dvc_project.locks import recipe_lock
 from flows.run import unwatched_sources
-from flows.run.time_limits import time_limit
 from params import (
     EvergreenError,
     InputsChangedError,
+    ModelError,
     StaleBlessingError,
+    StalledError,
     TransientError,
     load,
 )
-from params.dvc_files import item_in_recipes_yaml
+from params.dvc_files import Inputs, item_in_recipes_yaml, recorded_stages
 from params.foundation.artifacts import Artifacts
+from tasks.history.run_log import RunEntry, read_runs
 from tasks.hub_client.receipt import Receipt
-from tasks.stages import read_report
+from tasks.ingestion.report import IngestReport
+from tasks.report.formatting import duration
+from tasks.stages import idle_limit_s, read_report
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -34,6 +42,8 @@ StageOutcome: TypeAlias = Literal["ran", "restored", "unchanged"]
 """Its command ran, DVC restored the outputs of the same work from its cache, or there was nothing to do."""
 
 logger = logging.getLogger(__name__)
+_RUNS: Final = 10  # how many of the last runs count for the time limit of a stage
+_INTERRUPTED: Final = {"failed", "cancelled", "crashed"}
 _END_S = 10.0
 """What a stopped training needs beyond `launch.grace_s`: to end its processes, and to report where it resumes."""
 
@@ -66,28 +76,20 @@ def unchanged_outcomes(stages: Sequence[str], artifacts: Artifacts) -> dict[str,
 
 
 def check_recipe(recipe: str, log: child_process.Logger) -> None:
-    """Find what is wrong with a recipe before any stage starts.
-
-    Raises:
-        EvergreenError: every problem that was found.
-    """
+    """Find what is wrong with a recipe before any stage starts."""
     artifacts = Artifacts(recipe)
     unwatched_sources.bring_missing_files(artifacts, log)
     if (base := item_in_recipes_yaml(artifacts).get("base")) and not Path(base).exists():
         dvc_stage.restore_inputs(f"train@{recipe}", Path(base))
-    child_process.run_reported("tasks", ["check", recipe], artifacts, log, name="check")
+    child_process.run_child("tasks", ["check", recipe], artifacts, log, name="check")
 
 
 def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, force: bool = False) -> StageOutcome:
-    """Bring `stage` up to date; with `force`, run it whether it is stale or not. The first stage resolves the recipe before.
-
-    Raises:
-        EvergreenError: the error of the stage; a `TransientError` if the same call may succeed later.
-    """
+    """Bring `stage` up to date; with `force`, run it whether it is stale or not. The first stage resolves the recipe before."""
     name, artifacts = f"{stage}@{recipe}", Artifacts(recipe)
     if stage == "ingest":
         if dvc_stage.is_stale(resolve := f"resolve@{recipe}"):
-            child_process.run_reported("flows.dvc_project.stage", [resolve], artifacts, log, name=resolve)
+            child_process.run_child("flows.dvc_project.stage", [resolve], artifacts, log, name=resolve)
         force = unwatched_sources.reads_again(artifacts, log, force=force)
     if not force and not dvc_stage.is_stale(name):
         outdated = _outdated_on_hub(stage, artifacts, log)
@@ -102,7 +104,7 @@ def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, forc
     grace_s, limit = _grace_s(stage, artifacts), time_limit(stage, artifacts)
     limit_s = limit.seconds if limit else math.inf
     try:
-        result = child_process.run_reported(
+        has_run = child_process.run_child(
             "flows.dvc_project.stage", arguments, artifacts, log, name=name, grace_s=grace_s, limit_s=limit_s
         )
     except subprocess.TimeoutExpired:
@@ -112,7 +114,7 @@ def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, forc
         unwatched_sources.record_stage_run(stage, artifacts, error)
         raise
     unwatched_sources.record_stage_run(stage, artifacts, None)
-    return "ran" if result else "restored"
+    return "ran" if has_run else "restored"
 
 
 def record_decision(artifacts: Artifacts) -> None:
@@ -145,13 +147,67 @@ def _outdated_on_hub(stage: str, artifacts: Artifacts, log: child_process.Logger
         return None
     from tasks.publishing.hub_changes import is_blessing_current, is_still_published
 
-    checks = {
-        "evaluate": (is_blessing_current, "another model has been published since the comparison"),
-        "publish": (is_still_published, "the Hub no longer holds what the receipt says"),
-    }
-    is_up_to_date, reason = checks[stage]
+    is_up_to_date, reason = is_still_published, "the Hub no longer holds what the receipt says"
+    if stage == "evaluate":
+        is_up_to_date, reason = is_blessing_current, "another model has been published since the comparison"
     try:
         return None if is_up_to_date(artifacts, load(artifacts.recipe_path).publish) else reason
     except EvergreenError as error:
         log.warning("%s@%s: could not ask the Hub: %s", stage, artifacts.recipe, error)
+        return None
+
+
+class TimeLimit(NamedTuple):
+    """How long one start of a stage may take, and where the limit comes from, for people."""
+
+    seconds: float
+    origin: str
+
+    def error(self, name: str) -> StalledError:
+        """Return the error of the stage `name` that was ended after this time."""
+        what = f"was ended because it took longer than {duration(self.seconds)}: {self.origin}"
+        fix = "see in its log above what it did; if it only has more to do, raise launch.max_slowdown or set it to null"
+        return StalledError(name, what, fix)
+
+
+def time_limit(stage: str, artifacts: Artifacts) -> TimeLimit | None:
+    """Return the time limit of a stage; None if there is none.
+
+    There is none if the stage's part of the recipe or its code has changed since its last run: then past runs say nothing.
+    """
+    recipe = load(artifacts.recipe_path)
+    factor, past = recipe.launch.max_slowdown, list(_whole_runs(stage, read_runs(artifacts)))[-_RUNS:]
+    if factor is None or not past:
+        return None
+    inputs = Inputs.read(stage, artifacts)
+    recorded = recorded_stages(artifacts.root).get(inputs.name)
+    if not recorded or inputs.recorded_changes(recorded):
+        return None
+    rows, least_s = _rows(stage, artifacts), idle_limit_s(stage, recipe)
+    longest_s = max(seconds * max(1.0, rows / then if rows and then else 1.0) for seconds, then in past)
+    origin = f"{factor:g} times the longest of its last {len(past)} run(s), {duration(longest_s)}"
+    if longest_s > max(seconds for seconds, _ in past):
+        origin += ", scaled up to the rows of today"
+    origin += f" (launch.max_slowdown), but not less than the {duration(least_s)} that it may make no progress"
+    return TimeLimit(max(factor * longest_s, least_s), origin)
+
+
+def _whole_runs(stage: str, runs: Sequence[RunEntry]) -> Iterator[tuple[float, int]]:
+    """Yield seconds and rows of each run that did all of the stage's work, and did not finish that of an interrupted run.
+
+    Only a training goes on when it is started again; of the other stages, the last start did all the work.
+    """
+    follows_interrupted = False
+    for run in runs:
+        if done := run.stages.get(stage):
+            if done.outcome == "ran" and not follows_interrupted:
+                seconds = done.seconds if stage == "train" or done.last_start_s is None else done.last_start_s
+                yield seconds, sum(run.rows.values())
+            follows_interrupted = done.outcome in _INTERRUPTED
+
+
+def _rows(stage: str, artifacts: Artifacts) -> int | None:
+    try:
+        return None if stage == "ingest" else sum(read_report(artifacts, IngestReport).rows.values())
+    except ModelError:  # its output is elsewhere, so the rows are those of an earlier run
         return None

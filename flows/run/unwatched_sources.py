@@ -21,41 +21,30 @@ from params.schema import Files, Function, HubDataset, Sql
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report
 
-_GIVES_UP: Final = (DataError, ModelError, RecipeError)
-"""Errors that the same rows would cause again."""
+_GIVES_UP: Final = (DataError, ModelError, RecipeError)  # errors that the same rows would cause again
 _UP_TO_TRAINING: Final = ("validate", "tokenize", "train")
 
 
 def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bool:
     """Whether the flow must run ingest although nothing that DVC watches has changed.
 
-    Imported files are brought up to date here; DVC then sees whether they have changed.
-
-    Args:
-        artifacts: the paths of the recipe.
-        log: where to say why rows are kept.
-        force: take new rows even if a run with others is unfinished; ingest runs in any case.
-
-    Raises:
-        EvergreenError: the source cannot be asked; a `TransientError` if it may answer later.
+    Imported files are brought up to date here; DVC then sees whether they have changed. With `force`, ingest runs in any case, and
+    takes new rows even if a run with others is unfinished.
     """
     recipe = load(artifacts.recipe_path)
     source = recipe.data.source
-    if not _is_unwatched(source):
+    # Other sources have the rows of the last ingest unless a file has changed.
+    is_unwatched = isinstance(source, Sql) or (isinstance(source, Function | Files) and source.refresh)
+    if not is_unwatched and not (isinstance(source, HubDataset) and not source.is_pinned):
         return force
     name, limit_h = f"ingest@{artifacts.recipe}", recipe.launch.keep_rows_hours
     age_h = None if force else _age_of_kept_rows_h(artifacts)
     if age_h is not None and age_h <= limit_h:
-        log.info(
-            "%s: keeps the rows of %.1f hours ago, because the run with them is not finished; reads the source again when "
-            "it is, after %g hours (launch.keep_rows_hours), or with --force",
-            name,
-            age_h,
-            limit_h,
-        )
+        until = f"reads the source again when it is, after {limit_h:g} hours (launch.keep_rows_hours), or with --force"
+        log.info("%s: keeps the rows of %.1f hours ago, because their run is not finished; %s", name, age_h, until)
         return False
     if isinstance(source, Files):
-        child_process.run_reported("flows.dvc_project.update", [artifacts.recipe], artifacts, log, name="dvc update")
+        child_process.run_child("flows.dvc_project.update", [artifacts.recipe], artifacts, log, name="dvc update")
         return force
     if not force and isinstance(source, HubDataset) and not _has_new_commit(source, artifacts, log):
         return False
@@ -65,11 +54,7 @@ def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bo
 
 
 def bring_missing_files(artifacts: Artifacts, log: Logger) -> None:
-    """Bring files of the source that do not exist locally, as in a new clone: the check of a recipe reads some of its rows.
-
-    Raises:
-        EvergreenError: they cannot be brought.
-    """
+    """Bring files of the source that do not exist locally, as in a new clone: the check of a recipe reads some of its rows."""
     source = load(artifacts.recipe_path).data.source
     if not isinstance(source, Files) or all(any(glob.iglob(p, recursive=True)) for p in source.patterns.values()):  # noqa: PTH207
         return
@@ -77,13 +62,6 @@ def bring_missing_files(artifacts: Artifacts, log: Logger) -> None:
         reads_again(artifacts, log)
     else:
         dvc_stage.restore_inputs(f"ingest@{artifacts.recipe}")
-
-
-def _is_unwatched(source: object) -> bool:
-    """Whether a source may have other rows than those of the last ingest, although no file has changed."""
-    if isinstance(source, HubDataset):
-        return not source.is_pinned
-    return isinstance(source, Sql) or (isinstance(source, Function | Files) and source.refresh)
 
 
 def _age_of_kept_rows_h(artifacts: Artifacts) -> float | None:

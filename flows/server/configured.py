@@ -36,33 +36,17 @@ def configured_server() -> Iterator[SyncPrefectClient]:
             yield client
     except httpx.HTTPStatusError as error:
         answer = f"refuses with status {error.response.status_code}: {error.response.text[:500]}"
-        fix = "see the server's log; is it of the same version of Prefect?"
-        if error.response.status_code == httpx.codes.UNAUTHORIZED:
-            fix = (
-                "set PREFECT_API_AUTH_STRING to its password, which `evergreen password` has put into the server's .env"
-            )
+        ask = "set PREFECT_API_AUTH_STRING to its password, which `evergreen password` has put into the server's .env"
+        other = "see the server's log; is it of the same version of Prefect?"
+        fix = ask if error.response.status_code == httpx.codes.UNAUTHORIZED else other
         raise EvergreenError(where, answer, fix) from error
     except httpx.HTTPError as error:
         what = f"does not answer: {error or type(error).__name__}"
         raise TransientError(where, what, "start it, or set PREFECT_API_URL to another one") from error
 
 
-def check_answer() -> None:
-    """Check that the configured server answers; without it, a flow ends with an error of Prefect's that says no more.
-
-    Raises:
-        EvergreenError: as `configured_server`.
-    """
-    with configured_server() as client:
-        client.api_version()
-
-
 def notice(recipe: str, data: Mapping[str, str]) -> None:
-    """Tell the server that a recipe has new data, with `data` as the event's payload; return when the server has it.
-
-    Raises:
-        EvergreenError: as `configured_server`.
-    """
+    """Tell the server that a recipe has new data, with `data` as the event's payload; return when the server has it."""
     from prefect.events import Event
 
     labels = {"prefect.resource.id": f"evergreen.recipe.{recipe}", "prefect.resource.name": recipe}
@@ -73,11 +57,7 @@ def notice(recipe: str, data: Mapping[str, str]) -> None:
 
 
 def check_api_url(url: str) -> None:
-    """Check that an address is that of a server's API, not of its pages, which answer every request in their own way.
-
-    Raises:
-        EvergreenError: /api is missing.
-    """
+    """Check that an address is that of a server's API, not of its pages, which answer every request in their own way."""
     try:
         parts = urlsplit(url)
         if "api" in parts.path.split("/"):
@@ -87,10 +67,9 @@ def check_api_url(url: str) -> None:
         return
     is_page = answer.status_code == httpx.codes.OK and answer.content.strip() != b"true"
     if is_page or answer.status_code == httpx.codes.NOT_FOUND:
-        fix = f"export PREFECT_API_URL={url_without_credentials(url)}{parts.path.rstrip('/')}/api"
-        raise EvergreenError(
-            "PREFECT_API_URL", f"{url_without_credentials(url)}{parts.path} is not the API: /api is missing", fix
-        )
+        place = url_without_credentials(url) + parts.path
+        fix = f"export PREFECT_API_URL={place.rstrip('/')}/api"
+        raise EvergreenError("PREFECT_API_URL", f"{place} is not the API: /api is missing", fix)
 
 
 def is_without_password() -> bool:

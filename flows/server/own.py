@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -44,16 +43,25 @@ class Server:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Use it for the flows that run meanwhile, as soon as it answers.
-
-        Raises:
-            TransientError: it did not start.
-        """
+        """Use it for the flows that run meanwhile, as soon as it answers."""
         from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-        _wait(self.process, self.url, self.log_file)
+        self._wait()
         with temporary_settings({PREFECT_API_URL: self.url, PREFECT_API_AUTH_STRING: self._password}):
             yield
+
+    def _wait(self) -> None:
+        import httpx
+
+        give_up = time.monotonic() + _STARTUP_S
+        with httpx.Client(timeout=5, trust_env=False) as client:
+            while True:
+                with contextlib.suppress(httpx.TransportError):
+                    if client.get(f"{self.url}/health").status_code == httpx.codes.OK:
+                        return
+                if self.process.poll() is not None or time.monotonic() > give_up:
+                    raise TransientError("Prefect's server", "did not start", f"see {self.log_file}")
+                time.sleep(0.05)
 
 
 def is_own_server_needed() -> bool:
@@ -65,21 +73,6 @@ def is_own_server_needed() -> bool:
     return not get_current_settings().api.url
 
 
-def _wait(server: subprocess.Popen[bytes], url: str, log_file: Path) -> None:
-    """Wait until the server answers."""
-    import httpx
-
-    give_up = time.monotonic() + _STARTUP_S
-    with httpx.Client(timeout=5, trust_env=False) as client:
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                if client.get(f"{url}/health").status_code == httpx.codes.OK:
-                    return
-            if server.poll() is not None or time.monotonic() > give_up:
-                raise TransientError("Prefect's server", "did not start", f"see {log_file}")
-            time.sleep(0.05)
-
-
 def _serve(port: int) -> None:
     """Run a server without background services and pages."""
     reduce_garbage_collection()
@@ -89,14 +82,8 @@ def _serve(port: int) -> None:
     get_current_settings().home.mkdir(parents=True, exist_ok=True)
     os.environ |= {"PREFECT__SERVER_WEBSERVER_ONLY": "1", "PREFECT__SERVER_FINAL": "1"}
     with temporary_settings({PREFECT_SERVER_UI_ENABLED: False}):
-        uvicorn.run(
-            "prefect.server.api.server:create_app",
-            factory=True,
-            host="127.0.0.1",
-            port=port,
-            log_level="error",
-            lifespan="on",
-        )
+        app = "prefect.server.api.server:create_app"
+        uvicorn.run(app, factory=True, host="127.0.0.1", port=port, log_level="error", lifespan="on")
 
 
 if __name__ == "__main__":

@@ -38,33 +38,24 @@ def make() -> bool:
         return False
     if with_one:
         (has,), (lacks,) = with_one, {SERVER, CLIENT} - {*with_one}
-        without = (
-            "a server that starts here lets everybody in"
-            if lacks == SERVER
-            else "workers and commands here are refused"
-        )
+        open_server, refused = "a server that starts here lets everybody in", "workers and commands here are refused"
+        without = open_server if lacks == SERVER else refused
         fix = f"add `{lacks}=` with the value of {has} to it, or delete the line of {has} and call this again for a new password"
         raise EvergreenError(str(FILE), f"has a value of {has}, but none of {lacks}: {without}", fix)
-    password, file = generate_credentials(), Path(os.path.realpath(FILE))
-    partial = file.with_name(f"{file.name}.part")
+    password = generate_credentials()
     try:
-        before = file.read_bytes() if file.exists() else b""
-        partial.unlink(missing_ok=True)
-        with open(partial, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
-            out.write(before + (b"\n" if before and not before.endswith(b"\n") else b""))
-            out.write(f"{SERVER}={password}\n{CLIENT}={password}\n".encode())
-        partial.rename(file)
+        before = FILE.read_bytes() if FILE.exists() else b""
+        with open(FILE, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(b"\n" if before and not before.endswith(b"\n") else b"")
+            file.write(f"{SERVER}={password}\n{CLIENT}={password}\n".encode())
     except OSError as error:
         raise _not_writable(error) from None
     return True
 
 
 def restrict_env_permissions() -> bool:
-    """Let only its owner read `.env` if all users can; whom the owner lets read it by a group still can. False if nothing changed.
-
-    Raises:
-        EvergreenError: its mode cannot be changed.
-    """
+    """Let only its owner read `.env` if all users can; whom the owner lets read it by a group still can. False if nothing changed."""
     try:
         if not FILE.exists() or not FILE.stat().st_mode & 0o007:
             return False
@@ -78,9 +69,6 @@ def read_client_credentials() -> str | None:
     """Return what to tell the server, as Prefect's client would; None if neither the environment nor `.env` has it.
 
     Prefect's profiles are not read.
-
-    Raises:
-        EvergreenError: `.env` cannot be read.
     """
     return os.environ.get(CLIENT) or _read().get(CLIENT)
 

@@ -2,86 +2,117 @@
 
 Lost runs become crashed. A worker reports a flow that was killed, but if both die at once, with their machine for example,
 nothing reports it: the run would stay RUNNING for ever, or PENDING if its process had not begun, and keep its place in the
-work queue. Prefect Cloud notices this by itself; here an automation does. Other automations send messages (flows.watch.messages).
+work queue. Prefect Cloud notices this by itself; here an automation does. Other automations send messages. All of them stand in
+automations.yaml.jinja.
+
+A message goes to a block of Prefect's. For a plain address, `watch` makes a block of its own. The address may have a password or a
+token in it, so the block keeps it as a secret, and only its host is ever shown.
 
 Automations that are already as they should be stay as they are: a new one would forget how long a run has been silent.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+from uuid import UUID
 
+from jinja2 import Environment, StrictUndefined
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.responses import DeploymentResponse
-from prefect.events.actions import ChangeFlowRunState
 from prefect.events.filters import AutomationFilter, AutomationFilterTags
-from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
-from prefect.events.schemas.events import ResourceSpecification
+from prefect.events.schemas.automations import Automation, AutomationCore
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
+from pydantic import TypeAdapter
+from ruamel.yaml import YAML
 
+from flows.run import final_state
 from flows.server.configured import configured_server, is_without_password, url_without_credentials
-from flows.watch.destinations import delete_unused, destinations
-from flows.watch.messages import FLOW, KINDS, TAG, MessageAutomations, Rules
 from params import EvergreenError
 from tasks.report.formatting import duration
 
 T = TypeVar("T")
-NAME = "crash-silent-runs"
-_BEGIN = ("Pending", "Running", "Retrying", "heartbeat")
-_ANY_EVENT = "prefect.flow-run.*"
-"""Events carry the name of the new state, not its type, and a state may have any name, such as `Kept the champion`."""
+FLOW: Final = "retrain"  # the flow whose runs are reported
+KINDS: Final = ("crashed", "failed", "refused", "published", "proposed", "stuck", "late")
+ENDS: Final = (*final_state.SUCCESSES, final_state.REFUSED, "Failed", "TimedOut", "Crashed", "Cancelled")
+"""All states in which a run of the flow can end."""
+_TAG: Final = "evergreen-watch"  # the tag of the automations that `evergreen watch` makes, replaces and removes
+_DATES: Final = 1000  # how many coming dates of a schedule are looked at: the most that Prefect computes
+_OWN = "evergreen-watch-"  # how the names of our own blocks begin; a number follows
+_OWN_TYPE = CustomWebhookNotificationBlock.get_block_type_slug()
 
 
-def crash_automation(silence_s: int) -> AutomationCore:
-    """Return the automation that marks a run as crashed after `silence_s` without an event, if it has not ended.
+class Destination(NamedTuple):
+    """A block that sends messages."""
 
-    The server itself refuses to change the state of a run that has ended.
+    label: str  # what may be shown of it
+    block: UUID
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When the server acts."""
+
+    silence_s: float = 900  # seconds without an event after which a run is lost
+    kinds: Sequence[str] = KINDS  # the kinds of messages that are sent
+    max_s: float = 24 * 3600  # how long a run may take: after that it is stuck
+    late_after: float = 2.0  # so many intervals without a success, but at least `max_s`, make a deployment late
+    repeat_s: float = 3600  # before that, the same trouble of the same recipe is not reported again
+
+
+def automations(
+    rules: Rules, to: Sequence[Destination] = (), deployments: Sequence[DeploymentResponse] = (), ui_url: str = ""
+) -> list[AutomationCore]:
+    """Return the automation that marks lost runs, and for each kind of message the one that sends it to `to`.
+
+    `ui_url` is the address of Prefect's pages, used if the server does not know its own.
     """
-    return AutomationCore(
-        name=NAME,
-        description=f"marks a run as crashed that is silent for {duration(silence_s)}",
-        tags=[TAG],
-        trigger=EventTrigger(
-            after={f"prefect.flow-run.{event}" for event in _BEGIN},
-            expect={_ANY_EVENT},
-            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=timedelta(seconds=silence_s),
-        ),
-        actions=[
-            ChangeFlowRunState(
-                state=StateType.CRASHED,
-                message=f"no heartbeat for {silence_s} s: its process or its machine is gone; see the worker's log",
-            )
-        ],
+    late = []
+    for deployment in deployments if "late" in rules.kinds else ():
+        interval = None if deployment.paused else longest_interval(deployment.schedules)
+        if interval is not None:
+            late.append((deployment, max(rules.late_after * interval.total_seconds(), rules.max_s)))
+    template = Environment(  # noqa: S701  # YAML
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+        comment_start_string="{#",
+        undefined=StrictUndefined,
+    ).from_string(Path(__file__).with_name("automations.yaml.jinja").read_text(encoding="utf-8"))
+    text = template.render(
+        vars(rules),
+        tag=_TAG,
+        flow=FLOW,
+        successes=final_state.SUCCESSES,
+        ends=ENDS,
+        destinations=to,
+        late=late,
+        ui_url=ui_url,
+        duration=duration,
     )
+    return [AutomationCore.model_validate(one) for one in YAML(typ="safe").load(text)]
 
 
-def create_automations(silence_s: int, notify: Sequence[str] = (), rules: Rules | None = None) -> None:
-    """Have the server mark a run as crashed after `silence_s` seconds without an event, and send messages.
-
-    Args:
-        silence_s: seconds between two events of a run that is alive.
-        notify: where messages go, see `flows.watch.destinations`.
-        rules: when messages are sent.
-
-    Raises:
-        EvergreenError: no server is configured, or there is no such destination.
-        TransientError: the server does not answer.
-    """
+def create_automations(notify: Sequence[str], rules: Rules) -> None:
+    """Have the server mark lost runs as crashed, and send messages to `notify` (see `destinations`)."""
     with configured_server() as client:
-        wanted, found = [crash_automation(silence_s)], destinations(client, notify)
-        if found:
-            messages = MessageAutomations(rules or Rules(), found, get_current_settings().ui_url or "")
-            wanted += messages.automations(_deployments(client))
-        _bring_up_to_date(client, wanted)
+        found = destinations(client, notify)
+        of_flow = FlowFilter(name=FlowFilterName(any_=[FLOW]))
+        deployments = list(_all(partial(client.read_deployments, flow_filter=of_flow))) if found else ()
+        _bring_up_to_date(client, automations(rules, found, deployments, get_current_settings().ui_url or ""))
         delete_unused(client, found)
     if is_without_password():
         where = url_without_credentials(get_current_settings().api.url or "")
@@ -90,16 +121,10 @@ def create_automations(silence_s: int, notify: Sequence[str] = (), rules: Rules 
 
 
 def select_message_kinds(only: Sequence[str], without: Sequence[str]) -> list[str]:
-    """Return the kinds of messages in `only`, or all, that are not in `without`.
-
-    Raises:
-        EvergreenError: there is no such kind.
-    """
-    for kind in (*only, *without):
-        if kind not in KINDS:
-            raise EvergreenError(
-                f"--only or --without {kind}", "there is no such kind", f"choose of {', '.join(KINDS)}"
-            )
+    """Return the kinds of messages in `only`, or all, that are not in `without`."""
+    for kind in {*only, *without} - {*KINDS}:
+        where, fix = f"--only or --without {kind}", f"choose of {', '.join(KINDS)}"
+        raise EvergreenError(where, "there is no such kind", fix)
     return [kind for kind in only or KINDS if kind not in without]
 
 
@@ -137,13 +162,8 @@ def _bring_up_to_date(client: SyncPrefectClient, wanted: Sequence[AutomationCore
 
 def _made(client: SyncPrefectClient) -> list[Automation]:
     """The automations that this version or an earlier one has made."""
-    tagged = AutomationFilter(tags=AutomationFilterTags(any_=[TAG]))
+    tagged = AutomationFilter(tags=AutomationFilterTags(any_=[_TAG]))
     return list(_all(partial(client.read_automations, automations=tagged)))
-
-
-def _deployments(client: SyncPrefectClient) -> list[DeploymentResponse]:
-    """The deployments of the flow."""
-    return list(_all(partial(client.read_deployments, flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW])))))
 
 
 def _all(read: Callable[..., list[T]]) -> Iterator[T]:
@@ -156,3 +176,66 @@ def _all(read: Callable[..., list[T]]) -> Iterator[T]:
 
 def _print(automation: AutomationCore) -> None:
     print(f"{automation.name}: {automation.description}")
+
+
+def longest_interval(schedules: Sequence[DeploymentSchedule]) -> timedelta | None:
+    """Return the longest time between two coming runs of the active schedules together; None if there are not two."""
+    from prefect.server.schemas.schedules import SCHEDULE_TYPES  # the classes of the client compute no dates
+
+    known = TypeAdapter[Any](SCHEDULE_TYPES)
+    active = (known.validate_python(one.schedule.model_dump()) for one in schedules if one.active)
+    coming = [dates for one in active if (dates := asyncio.run(one.get_dates(_DATES)))]
+    # A schedule that still goes on after its last known date may have more: there the others say nothing either.
+    end = min((dates[-1] for dates in coming if len(dates) == _DATES), default=None)
+    due = sorted({date for dates in coming for date in dates if end is None or date <= end})
+    return max((later - earlier for earlier, later in itertools.pairwise(due)), default=None)
+
+
+def destinations(client: SyncPrefectClient, notify: Sequence[str]) -> list[Destination]:
+    """Return the destinations that the user names: addresses, ids of blocks, or types and names such as `slack-webhook/team`.
+
+    Makes a block for each address.
+    """
+    numbers = itertools.count(1)
+    return [_of_address(one, f"{_OWN}{next(numbers)}") if "://" in one else _of_block(client, one) for one in notify]
+
+
+def delete_unused(client: SyncPrefectClient, used: Sequence[Destination]) -> None:
+    """Delete the blocks that an earlier `watch` made and that no message uses any more."""
+    with contextlib.suppress(ObjectNotFound):
+        for document in client.read_block_documents_by_type(_OWN_TYPE, include_secrets=False):
+            if (document.name or "").startswith(_OWN) and document.id not in {one.block for one in used}:
+                client.delete_block_document(document.id)
+
+
+def _of_address(address: str, name: str) -> Destination:
+    with contextlib.suppress(ValueError):  # of the port, for example
+        parts = urlsplit(address)
+        if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
+            block = CustomWebhookNotificationBlock(
+                name="Evergreen",
+                url="{{ address }}",
+                json_data={"subject": "{{ subject }}", "text": "{{ subject }}\n\n{{ body }}"},
+                secrets={"address": address},
+            )
+            saved = block.save(name, overwrite=True)
+            assert isinstance(saved, UUID), "it is not awaited here"
+            return Destination(url_without_credentials(address), saved)
+    what = "an address does not have the form https://host/path"  # it is not shown: it may have a password in it
+    raise EvergreenError("--notify", what, "write the whole address, or name a block: slack-webhook/team")
+
+
+def _of_block(client: SyncPrefectClient, name: str) -> Destination:
+    slug, _, document_name = name.partition("/")
+    try:
+        if document_name:
+            document = client.read_block_document_by_name(document_name, slug, include_secrets=False)
+        else:
+            document = client.read_block_document(UUID(name), include_secrets=False)
+    except (ObjectNotFound, ValueError):
+        fix = "`prefect block ls` shows the blocks there are; name one as type/name, such as slack-webhook/team, or by its id"
+        raise EvergreenError(f"--notify {name}", "the Prefect server has no such block", fix) from None
+    if not document.block_schema or "notify" not in document.block_schema.capabilities:
+        fix = "name a notification block, such as slack-webhook/team, or write the address of a webhook"
+        raise EvergreenError(f"--notify {name}", "the block cannot notify", fix)
+    return Destination(name, document.id)

@@ -14,8 +14,7 @@ from pathlib import Path
 from params.foundation.errors import EvergreenError, StorageError
 
 SPLITS = ("train", "validation", "test")
-ADAPTER = "adapter"
-"""Folder of a model with the adapters that are merged into it."""
+ADAPTER = "adapter"  # folder of a model with the adapters that are merged into it
 GROUP_BY = "evergreen.group_by"
 """Key of the metadata of Parquet files that names, as JSON, the columns by which their rows belong together."""
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
@@ -42,10 +41,8 @@ class Artifacts:
     it holds what must survive an interrupted stage, and what one process leaves for another.
     """
 
-    recipe: str
-    """Name of the recipe: the name of its file without the suffix."""
-    root: Path = Path()
-    """The project's root."""
+    recipe: str  # name of the recipe: the name of its file without the suffix
+    root: Path = Path()  # the project's root
 
     @property
     def recipe_path(self) -> Path:
@@ -62,84 +59,45 @@ class Artifacts:
         """Everything of this recipe that DVC does not track."""
         return self.root / ".scratch" / self.recipe
 
-    checkpoints = _Below("scratch", "checkpoints")
-    """Folders of unfinished runs, one for each key of a run."""
-    champion = _Below("scratch", "champion")
-    """The published model that the evaluate stage compares with, downloaded; one folder for its commit."""
-    command_result = _Below("scratch", "result.json")
-    """How the command that the flow or `reproduce` started ended: `params.foundation.command_result`."""
-    failed_validation = _Below("scratch", "validation-failed")
-    """The report of a validation that failed."""
-    flow_lock = _Below("scratch", "flow.lock")
-    """Held by the flow of this recipe."""
-    log_lock = _Below("scratch", "log.lock")
-    """Held by the process that writes to a log."""
-    machines = _Below("scratch", "machines")
-    """Where the machines of one training find each other."""
-    mirror = _Below("scratch", "mirror")
-    """Checkpoints that wait for their upload to a Hub, one folder for each key of a run."""
-    mirror_lock = _Below("scratch", "mirror.lock")
-    """Held by the process that uploads checkpoints."""
-    rows_taken = _Below("scratch", "rows-taken")
-    """Written when the flow has read the rows of an unfinished run, from a source that DVC cannot watch."""
-    shards = _Below("scratch", "shards")
-    """What was made of each shard, for the next run; a folder for each stage."""
-    server_log = _Below("scratch", "prefect-server.log")
-    """Output of the Prefect server that a flow starts for itself."""
-    staged_release = _Below("scratch", "release")
-    """The files of a release before they are published."""
-    served_release = _Below("scratch", "served-release")
-    """Written when these files give the answers that were judged: the id of the release, so that a retry need not look again."""
-    succeeded = _Below("scratch", "succeeded")
-    """Written when a run of the flow succeeds, even if it had nothing to do."""
-    timings = _Below("scratch", "timings")
-    """What each stage took, `<stage>.json`."""
-    train_lock = _Below("scratch", "train.lock")
-    """Held by the train stage, and by what writes checkpoints for it."""
-    unfinished_run = _Below("scratch", "unfinished-run.json")
-    """The entry of a run of the flow that has not ended, as it would be logged if it were killed now."""
-    unrecorded = _Below("scratch", "unrecorded")
-    """Copies of the logs with the lines that no branch may have yet: `git reset` and a kill leave them."""
-    validation_keys = _Below("scratch", "validation-keys")
-    """Hashes of rows while the validate stage looks for equal ones, and measures drift."""
-    verify_resume = _Below("scratch", "verify-resume")
-    """The runs that `verify-resume` compares."""
-    verify_resume_lock = _Below("scratch", "verify-resume.lock")
-    """Held by `verify-resume`."""
-    resolved_recipe = _Below("run", "recipe.yaml")
-    """resolve: the recipe with all of its values, whose keys DVC watches."""
-    raw = _Below("run", "raw")
-    """ingest: rows as the source gives them, a folder of Parquet shards for each split, and source.json."""
-    validated = _Below("run", "validated")
-    """validate: rows/, the profile, validation.json, quarantine.parquet and report.html."""
-    data_profile = _Below("validated", "evergreen-data-profile.dat")
-    """validate: what a later run needs to see whether its rows drifted; a release carries it under the same name."""
-    rows = _Below("validated", "rows")
-    """validate: the rows that passed, a folder of Parquet shards for each split."""
-    tokens = _Below("run", "tokens")
-    """tokenize: a folder of Arrow shards for each split, tokenizer/, objective.json and statistics.json."""
-    tokenizer = _Below("tokens", "tokenizer")
-    """tokenize: the tokenizer, as transformers saves it."""
-    model = _Below("run", "model")
-    """train: the best weights, with configuration and tokenizer."""
-    adapter = _Below("model", ADAPTER)
-    """train: with `model.lora` on a pretrained model, the adapters by themselves; those in the model are merged."""
-    checkpoint = _Below("run", "checkpoint")
-    """train: the last full state, from which training can resume."""
-    history = _Below("run", "history")
-    """train: training.json and the logged curves."""
-    evaluation = _Below("run", "evaluation")
-    """evaluate: metrics.json, details.json, scores/, plots/ and the blessing."""
-    blessing = _Below("evaluation", "blessing.json")
-    """evaluate: the gate's verdict, with hashes of all that it depends on."""
-    page = _Below("run", "report.html")
-    """The report of the whole run, one HTML page."""
-    receipt = _Below("run", "release/receipt.json")
-    """publish: what was published where."""
-    receipt_log = _Below("run", "release/log.jsonl")
-    """Every verdict, receipt, refusal and rollback. Git keeps it; DVC does not know it."""
-    run_log = _Below("run", "runs.jsonl")
-    """Every run of the flow that did something. Git keeps it; DVC does not know it."""
+    checkpoints = _Below("scratch", "checkpoints")  # folders of unfinished runs, one for each key of a run
+    champion = _Below("scratch", "champion")  # the published model that evaluate compares with, by its commit
+    command_result = _Below("scratch", "result.json")  # how the command that the flow or `reproduce` started ended
+    failed_validation = _Below("scratch", "validation-failed")  # the report of a validation that failed
+    flow_lock = _Below("scratch", "flow.lock")  # held by the flow of this recipe
+    log_lock = _Below("scratch", "log.lock")  # held by the process that writes to a log
+    machines = _Below("scratch", "machines")  # where the machines of one training find each other
+    mirror = _Below("scratch", "mirror")  # checkpoints that wait for their upload to a Hub, by key of a run
+    mirror_lock = _Below("scratch", "mirror.lock")  # held by the process that uploads checkpoints
+    rows_taken = _Below("scratch", "rows-taken")  # when rows of an unwatched source were read that no run has finished
+    shards = _Below("scratch", "shards")  # what was made of each shard, for the next run; a folder for each stage
+    server_log = _Below("scratch", "prefect-server.log")  # output of the Prefect server that a flow starts for itself
+    staged_release = _Below("scratch", "release")  # the files of a release before they are published
+    served_release = _Below("scratch", "served-release")  # the release whose files give the answers that were judged
+    succeeded = _Below("scratch", "succeeded")  # written when a run of the flow succeeds, even if it had nothing to do
+    timings = _Below("scratch", "timings")  # what each stage took, `<stage>.json`
+    train_lock = _Below("scratch", "train.lock")  # held by the train stage, and by what writes checkpoints for it
+    unfinished_run = _Below("scratch", "unfinished-run.json")  # the log's entry if the run of the flow were killed now
+    unrecorded = _Below("scratch", "unrecorded")  # the logs, with lines that no branch may have yet and no reset takes
+    validation_keys = _Below("scratch", "validation-keys")  # hashes of rows while validate looks for equal ones
+    verify_resume = _Below("scratch", "verify-resume")  # the runs that `verify-resume` compares
+    verify_resume_lock = _Below("scratch", "verify-resume.lock")  # held by `verify-resume`
+    resolved_recipe = _Below("run", "recipe.yaml")  # resolve: the recipe with all of its values, whose keys DVC watches
+    raw = _Below("run", "raw")  # ingest: rows as the source gives them, Parquet shards for each split, and source.json
+    validated = _Below("run", "validated")  # validate: rows/, profile, validation.json, quarantine.parquet, report.html
+    data_profile = _Below("validated", "evergreen-data-profile.dat")  # validate: shows a later run its drift
+    rows = _Below("validated", "rows")  # validate: the rows that passed, a folder of Parquet shards for each split
+    tokens = _Below("run", "tokens")  # tokenize: Arrow shards for each split, tokenizer/, statistics.json and the like
+    tokenizer = _Below("tokens", "tokenizer")  # tokenize: the tokenizer, as transformers saves it
+    model = _Below("run", "model")  # train: the best weights, with configuration and tokenizer
+    adapter = _Below("model", ADAPTER)  # train: with `model.lora` on a pretrained model, the adapters by themselves
+    checkpoint = _Below("run", "checkpoint")  # train: the last full state, from which training can resume
+    history = _Below("run", "history")  # train: training.json and the logged curves
+    evaluation = _Below("run", "evaluation")  # evaluate: metrics.json, details.json, scores/, plots/ and the blessing
+    blessing = _Below("evaluation", "blessing.json")  # evaluate: the gate's verdict, with hashes of what it depends on
+    page = _Below("run", "report.html")  # the report of the whole run, one HTML page
+    receipt = _Below("run", "release/receipt.json")  # publish: what was published where
+    receipt_log = _Below("run", "release/log.jsonl")  # every verdict, receipt, refusal and rollback; only git has it
+    run_log = _Below("run", "runs.jsonl")  # every run of the flow that did something; only git has it
 
     @property
     def logs(self) -> tuple[Path, ...]:
@@ -241,25 +199,21 @@ def storage_errors(target: Path) -> Iterator[None]:
 
 
 def storage_error(error: BaseException, target: Path) -> StorageError | None:
-    """Return the `StorageError` for an error of a full or read-only disk at `target`; None for any other error."""
-    if (reason := _storage_reason(error)) is None:
+    """Return the `StorageError` for an error of a full or read-only disk at `target`; None for any other error.
+
+    safetensors, tokenizers and torch.save give no OSError: they say it in the message only. A contract test fails when
+    they change these words.
+    """
+    from_rust = re.search(r"\(os error (\d+)\)", str(error))
+    from_torch = re.search(r"PytorchStreamWriter failed|unexpected pos \d+ vs|iostream error", str(error))
+    number = error.errno if isinstance(error, OSError) else from_rust and int(from_rust[1])
+    if number in _STORAGE:
+        reason = os.strerror(number)
+    elif isinstance(error, RuntimeError) and from_torch:
+        reason = "the write failed"
+    else:
         return None
     place = next(p for p in (target, *target.parents, Path()) if p.exists())
     what = f"cannot be written: {reason} ({shutil.disk_usage(place).free / 2**20:.0f} MiB free on that disk)"
     fix = "free space or permissions there, then run the stage again"
     return StorageError(str(getattr(error, "filename", None) or target), what, fix)
-
-
-def _storage_reason(error: BaseException) -> str | None:
-    """Why the disk refused, if that caused `error`.
-
-    safetensors, tokenizers and torch.save give no OSError: they say it in the message only. A contract test fails when
-    they change these words.
-    """
-    if isinstance(error, OSError):
-        return error.strerror if error.errno in _STORAGE else None
-    if (from_rust := re.search(r"\(os error (\d+)\)", str(error))) and int(from_rust[1]) in _STORAGE:
-        return os.strerror(int(from_rust[1]))
-    from_torch = r"PytorchStreamWriter failed|unexpected pos \d+ vs|iostream error"
-    is_from_torch = isinstance(error, RuntimeError) and re.search(from_torch, str(error))
-    return "the write failed" if is_from_torch else None

@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from params.foundation.artifacts import storage_errors
 from params.foundation.errors import EvergreenError, KilledError, error_class_of_exit_code, error_from_json
 
-VARIABLE = "EVERGREEN_COMMAND_RESULT"
-"""Environment variable: path of the file for the result."""
+VARIABLE = "EVERGREEN_COMMAND_RESULT"  # environment variable: path of the file for the result
 _SUCCEEDED = "succeeded"
 _SIZE = 16 * 1024
 _reserved: list[Path] = []
@@ -28,17 +27,13 @@ _reserved: list[Path] = []
 class CommandResult:
     """The end of a command that ran."""
 
-    error: EvergreenError | None = None
-    """The error that ended it; None if it succeeded."""
+    error: EvergreenError | None = None  # the error that ended it; None if it succeeded
 
 
 def reserve_result_file(path: Path) -> dict[str, str]:
     """Empty the file at `path`, and return the environment variable that names it.
 
     The file is filled with blanks, so that an error can still be written to it when the disk is full.
-
-    Raises:
-        StorageError: the disk is full already.
     """
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,11 +54,10 @@ def report_result_on_exit() -> Iterator[None]:
     _reserved[:] = [Path(path)] if path else []
     try:
         yield
+        report(None)
     except EvergreenError as error:
         report(error)
         raise
-    else:
-        report(None)
     finally:
         _reserved[:] = outer
 
@@ -99,12 +93,12 @@ def read(path: Path) -> CommandResult | None:
         return None
 
 
-def error_from_result(name: str, status: int, lines: Sequence[str], result: CommandResult | None) -> EvergreenError:
-    """Return the error that a command reported; if it reported none, what its exit status and the last of its lines say."""
+def error_from_result(name: str, status: int, said: str, result: CommandResult | None) -> EvergreenError:
+    """Return the error that a command reported; if it reported none, what its exit status and the last line that it wrote say."""
     number = -status if status < 0 else status - 128
     if 0 < number < signal.NSIG:
         return KilledError(name, f"was ended by signal {number}", "start it again: training resumes where it was")
     if result and result.error:
         return result.error.replace(where=f"{name}: {result.error.where}")
-    last = next((line for line in reversed(lines) if line.strip()), "it wrote nothing")
+    last = (said.strip().splitlines() or ["it wrote nothing"])[-1]
     return error_class_of_exit_code(status)(name, f"exited with {status}: {last}", "see its output above")

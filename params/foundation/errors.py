@@ -1,25 +1,13 @@
 """Every error that a user can cause: where it is, what is wrong and how to fix it.
 
     EvergreenError
-    ├── RecipeError        the recipe is wrong; all of its problems at once
-    ├── DataError          the rows are wrong: missing, unreadable, or too many of them bad
-    ├── ModelError         the model cannot be built, loaded or trained as the recipe asks
-    │   ├── CheckpointError    a checkpoint is damaged, incomplete, or of another run
-    │   ├── DivergedError      the loss or the gradient is not finite
-    │   ├── GateRefusedError   the gate refuses the model
-    │   └── MemoryExhaustedError   not even a smaller micro-batch fits into memory
-    ├── ValidationEngineError   a check could not run, which says nothing about the data
-    ├── HubRefusedError    the Hub answered, and the answer is no (access, name, conflict)
-    ├── RemoteRefusedError   the git or DVC remote answered, and the answer is no (access, name, protected branch)
-    ├── StorageError       the disk is full, or a folder cannot be written
-    ├── BudgetSpentError   the training took as long as the recipe allows
-    └── TransientError     the same call may succeed later: network, busy lock, preemption
-        ├── KilledError    a process was killed from outside
-        ├── PreemptedError the training was asked to stop, and left a checkpoint
-        │   └── InterruptedTrainingError   by Ctrl-C
-        ├── InputsChangedError   the recipe or the code was edited while a stage ran
-        ├── StaleBlessingError   another model was published after the gate compared with the champion
-        └── StalledError   a stage, or a process of a training, made no progress, or took far longer than before
+    ├── RecipeError, DataError, ValidationEngineError, HubRefusedError, RemoteRefusedError, StorageError, BudgetSpentError
+    ├── ModelError
+    │   └── CheckpointError, DivergedError, GateRefusedError, MemoryExhaustedError
+    └── TransientError
+        ├── KilledError, InputsChangedError, StaleBlessingError, StalledError
+        └── PreemptedError
+            └── InterruptedTrainingError
 
 `exit_code` follows sysexits.h. Only errors under `TransientError` are worth a retry. An error crosses processes as JSON
 (`to_json`, `error_from_json`); no process parses printed text.
@@ -36,8 +24,7 @@ from typing import ClassVar, Self
 from params.foundation.printable import printable
 from params.foundation.secrets import without_secrets
 
-_CUT = " ..."
-"""Ends a text that was shortened."""
+_CUT = " ..."  # ends a text that was shortened
 
 
 class EvergreenError(Exception):
@@ -53,6 +40,10 @@ class EvergreenError(Exception):
     """
 
     exit_code: ClassVar[int] = os.EX_SOFTWARE
+
+    def __init_subclass__(cls, *, exit_code: int | None = None) -> None:
+        if exit_code is not None:
+            cls.exit_code = exit_code
 
     def __init__(self, where: str, what: str, fix: str, *, key: str = "") -> None:
         self.where = without_secrets(where)
@@ -84,7 +75,6 @@ class EvergreenError(Exception):
             texts[longest] = texts[longest].removesuffix(_CUT)[: len(texts[longest]) // 2] + _CUT
 
     def _texts(self) -> dict[str, str]:
-        """The arguments that make an equal error."""
         return {"where": self.where, "what": self.what, "fix": self.fix, "key": self.key}
 
 
@@ -114,22 +104,16 @@ def _classes(root: type[EvergreenError]) -> Iterator[type[EvergreenError]]:
         yield from _classes(child)
 
 
-class RecipeError(EvergreenError):
+class RecipeError(EvergreenError, exit_code=os.EX_CONFIG):
     """The recipe cannot be run as it is written."""
 
-    exit_code = os.EX_CONFIG
 
-
-class DataError(EvergreenError):
+class DataError(EvergreenError, exit_code=os.EX_DATAERR):
     """The data cannot be used as it is."""
 
-    exit_code = os.EX_DATAERR
 
-
-class ModelError(EvergreenError):
+class ModelError(EvergreenError, exit_code=os.EX_NOINPUT):
     """The model cannot be built, loaded or trained as the recipe asks."""
-
-    exit_code = os.EX_NOINPUT
 
 
 class CheckpointError(ModelError):
@@ -151,31 +135,21 @@ class MemoryExhaustedError(ModelError):
 class ValidationEngineError(EvergreenError):
     """A check could not run: whether the data is good is unknown."""
 
-    exit_code = os.EX_SOFTWARE
 
-
-class HubRefusedError(EvergreenError):
+class HubRefusedError(EvergreenError, exit_code=os.EX_NOPERM):
     """The Hub refused, and would refuse again."""
 
-    exit_code = os.EX_NOPERM
 
-
-class RemoteRefusedError(EvergreenError):
+class RemoteRefusedError(EvergreenError, exit_code=os.EX_UNAVAILABLE):
     """The git or DVC remote refused, and would refuse again."""
 
-    exit_code = os.EX_UNAVAILABLE
 
-
-class StorageError(EvergreenError):
+class StorageError(EvergreenError, exit_code=os.EX_IOERR):
     """An artifact could not be written."""
 
-    exit_code = os.EX_IOERR
 
-
-class TransientError(EvergreenError):
+class TransientError(EvergreenError, exit_code=os.EX_TEMPFAIL):
     """Nothing is wrong with recipe, data or model: try again later."""
-
-    exit_code = os.EX_TEMPFAIL
 
 
 class KilledError(TransientError):
@@ -186,16 +160,12 @@ class PreemptedError(TransientError):
     """The training was asked to stop; the next start resumes from its checkpoint."""
 
 
-class InterruptedTrainingError(PreemptedError):
+class InterruptedTrainingError(PreemptedError, exit_code=128 + signal.SIGINT):
     """Somebody pressed Ctrl-C: the command ends as a shell expects it, with 128 and the signal."""
 
-    exit_code = 128 + signal.SIGINT
 
-
-class BudgetSpentError(EvergreenError):
+class BudgetSpentError(EvergreenError, exit_code=os.EX_UNAVAILABLE):
     """The training took as long as the recipe allows; its checkpoint stays."""
-
-    exit_code = os.EX_UNAVAILABLE
 
 
 class InputsChangedError(TransientError):

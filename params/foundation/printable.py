@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -38,12 +39,6 @@ class PrintableStream:
         return getattr(self.stream, name)
 
 
-@contextlib.contextmanager
-def printable_output() -> Iterator[None]:
+def printable_output() -> AbstractContextManager[Any]:
     """Let standard output be a `PrintableStream`."""
-    before = sys.stdout
-    sys.stdout = PrintableStream(before)
-    try:
-        yield
-    finally:
-        sys.stdout = before
+    return contextlib.redirect_stdout(PrintableStream(sys.stdout))

@@ -23,8 +23,7 @@ KINDS: Final = {
 }
 """Patterns of what is a secret wherever it stands. Each begins with literal characters."""
 _HIDDEN: Final = "***"
-_END = r"\s'\"<>`|"
-"""Ends an address, inside brackets of a pattern."""
+_END = r"\s'\"<>`|"  # ends an address, inside brackets of a pattern
 _NAME = r"[\w-]{0,40}"
 _PASSWORD = (
     rf"{_NAME}(?:secret|passw(?:or)?d|passphrase|(?:db|ftp|mail|smtp|sql|user)[_-]?(?:pass|pwd)"
@@ -34,8 +33,7 @@ _PASSWORD = (
 _PARAMETER = rf"{_PASSWORD}|pwd|{_NAME}(?:token|signature|credential|auth){_NAME}|sig|key"
 """In a query, names that elsewhere may be those of an option, such as `eos_token`."""
 _PORT = r"\d{1,5}(?:[/?#]|$)"
-_LONGEST = 16 << 10
-"""Most characters of a user with a password in an address: a token may have some thousand."""
+_LONGEST = 16 << 10  # most characters of a user with a password in an address: a token may have some thousand
 _INNOCENT = (
     r"\d{1,5}(?:[\s,;.:/)]|$)|\$?\{|%[rs]|https?:|(?:bytes|denied|empty|expired|failed|false|hidden|incorrect|invalid|missing|none"
     r"|null|optional|passed|redacted|rejected|required|SecretStr|string|true|unknown|unset|wrong)\b"

@@ -120,9 +120,7 @@ class Clone:
             if process.stderr is not None:
                 process.stderr.close()
         if process.returncode:
-            raise command_result.error_from_result(
-                name, process.returncode, output.splitlines(), command_result.read(result_path)
-            )
+            raise command_result.error_from_result(name, process.returncode, output, command_result.read(result_path))
 
     def dvc(self, *arguments: str, at: Path | None = None) -> str:
         """Run DVC in the clone or in another folder, and return its output.

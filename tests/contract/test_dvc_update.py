@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from flows.dvc_project import imports as dvc_imports
 from flows.dvc_project import push as dvc_push
 from flows.dvc_project import update as dvc_update
 from flows.dvc_project.stage import act_on_repository
@@ -335,7 +334,7 @@ def test_what_is_imported_is_pushed_and_recorded_only_with_refresh(root: Path, r
     dvc("import", "-q", registry.as_uri(), "rows.csv", "-o", "data/rows.csv")
     dvc("remote", "add", "-q", "-d", "storage", "../storage")
     dvc("repro", "-q", "ingest@tiny")
-    assert dvc_imports.refreshed_import_paths("tiny") == ["data/rows.csv.dvc"]
+    assert dvc_update.refreshed_import_paths("tiny") == ["data/rows.csv.dvc"]
     stored = functools.partial(holds, root.with_name("storage"), "text\none\n")
     Path("raw").unlink()
     dvc("push", "-q", "data/rows.csv.dvc")
@@ -346,7 +345,7 @@ def test_what_is_imported_is_pushed_and_recorded_only_with_refresh(root: Path, r
 
     text = Path("params/tiny.yaml").read_text()
     Path("params/tiny.yaml").write_text(text.replace("refresh: true", "refresh: false"))
-    assert dvc_imports.refreshed_import_paths("tiny") == []
+    assert dvc_update.refreshed_import_paths("tiny") == []
 
 
 def holds(storage: Path, content: str) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from flows.run.schedules import last_successes
+from flows.run.history import last_successes
 from params.foundation.artifacts import Artifacts
 from tasks.history.run_log import read_runs
 from tests.support.project import (

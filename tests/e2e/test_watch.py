@@ -24,10 +24,8 @@ pytestmark = pytest.mark.in_order
 SILENCE_S = 10
 WATCH = """
 import sys
-from datetime import timedelta
-from flows.watch.messages import Rules
-from flows.watch.automations import create_automations
-create_automations(int(sys.argv[1]), sys.argv[2:], Rules(max_time=timedelta(seconds=10), late_after=2))
+from flows.watch.automations import Rules, create_automations
+create_automations(sys.argv[2:], Rules(int(sys.argv[1]), max_s=10, late_after=2))
 """
 OF_THE_USER = """
 from datetime import timedelta

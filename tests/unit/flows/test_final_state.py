@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prefect.client.schemas.objects import StateType
 
-from flows.run.final_state import SUCCESSES, final_state, gate_refused_state, publish_stage_state
+from flows.run.final_state import SUCCESSES, final_state, gate_refused_state
 from params import GateRefusedError
 from params.foundation.artifacts import STAGES, Artifacts
 from tests.unit.tasks.report import example
@@ -80,11 +80,3 @@ def test_a_refusal_ends_in_a_failed_state_with_the_metrics_and_the_error(run) ->
     assert VALUES in state.message
     with pytest.raises(GateRefusedError, match="too slow"):
         state.result()
-
-
-def test_the_publish_stage_has_the_same_names(run) -> None:
-    for status, name in (("published", "Published"), ("kept", "Kept the champion"), ("dry-run", "Completed")):
-        receipt(run, status=status, reasons=["it is worse", "it is slower"])
-        state = publish_stage_state(run, "ran")
-        assert (state.type, state.name, state.data) == (StateType.COMPLETED, name, "ran")
-        assert state.message == "it is worse; it is slower"

@@ -17,8 +17,8 @@ import pytest
 from flows import child_process
 from flows.dvc_project.locks import clear_stale_locks
 from flows.run import stages, unwatched_sources
+from flows.run.final_state import summary
 from flows.run.prefect_artifacts import table_rows
-from flows.run.summary import metrics_table, summary
 from params import (
     DataError,
     EvergreenError,
@@ -34,6 +34,7 @@ from params.foundation.artifacts import Artifacts, write_text_atomically
 from params.foundation.command_result import CommandResult
 from tasks.evaluation.report import EvaluationReport
 from tasks.ingestion.report import IngestReport
+from tasks.report.formatting import metrics_table
 from tasks.stages import save_report
 from tests.support import tiny
 from tests.support.project import ROOT, free_port, wait_for
@@ -49,10 +50,13 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> str:
 
 
 class TestChildProcess:
+    def run(self, name: str, root: Path, listener: child_process.Logger = log, **limits: float) -> bool:
+        return child_process.run_child(name, [], Artifacts("test", root), listener, name="test", **limits)
+
     def test_lines_arrive_while_the_command_runs(self, tmp_path, monkeypatch, caplog) -> None:
         name = module(tmp_path, monkeypatch, "import time\nprint('one')\ntime.sleep(5)\nprint('two')")
         with caplog.at_level(logging.INFO, logger="test"):
-            done = threading.Thread(target=child_process.run_child, args=(name, [], log))
+            done = threading.Thread(target=self.run, args=(name, tmp_path))
             done.start()
             wait_for(lambda: "one" in caplog.text, "the first line", 4)
             assert "two" not in caplog.text
@@ -62,10 +66,10 @@ class TestChildProcess:
     def test_a_grandchild_that_holds_the_pipe_is_neither_waited_for_nor_left(self, tmp_path, monkeypatch) -> None:
         code = "import subprocess, sys\np = subprocess.Popen(['sleep', '60'])\nprint(p.pid)\nsys.exit(3)"
         start = time.monotonic()
-        status, lines = child_process.run_child(module(tmp_path, monkeypatch, code), [], log)
-        assert status == 3
+        with pytest.raises(EvergreenError, match=r"test: exited with 3: \d+") as raised:
+            self.run(module(tmp_path, monkeypatch, code), tmp_path)
         assert time.monotonic() - start < 10
-        wait_for(lambda: not alive(int(lines[0])), "the end of the grandchild", 5)
+        wait_for(lambda: not alive(int(raised.value.what.split()[-1])), "the end of the grandchild", 5)
 
     def test_a_stop_lets_the_stage_end_in_order_and_then_kills(self, tmp_path, monkeypatch) -> None:
         child = "import signal, sys, time; signal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(0)));"
@@ -97,7 +101,7 @@ class TestChildProcess:
         listener = logging.LoggerAdapter(log)
         monkeypatch.setattr(listener, "info", info)
         with caplog.at_level(logging.INFO, logger="test"), pytest.raises(Stopped):
-            child_process.run_child(module(tmp_path, monkeypatch, code), [], listener, grace_s=grace_s)
+            self.run(module(tmp_path, monkeypatch, code), tmp_path, listener, grace_s=grace_s)
         assert ("resumes at step 7" in caplog.messages) is is_heard
 
     def test_a_command_that_takes_too_long_is_stopped_with_its_grace(self, tmp_path, monkeypatch, caplog) -> None:
@@ -105,13 +109,15 @@ class TestChildProcess:
         code += "signal.signal(15, lambda *_: (time.sleep(1), print('resumes at step 7', flush=True), os._exit(75)))\n"
         code += "while True: print('busy', flush=True); time.sleep(0.1)"
         with caplog.at_level(logging.INFO, logger="test"), pytest.raises(subprocess.TimeoutExpired):
-            child_process.run_child(module(tmp_path, monkeypatch, code), [], log, limit_s=6.0)
+            self.run(module(tmp_path, monkeypatch, code), tmp_path, limit_s=6.0)
         assert "busy" in caplog.messages
         assert caplog.messages[-1] == "resumes at step 7"
 
-    def test_a_command_in_time_is_left_alone(self, tmp_path, monkeypatch) -> None:
+    def test_a_command_in_time_is_left_alone(self, tmp_path, monkeypatch, caplog) -> None:
         name = module(tmp_path, monkeypatch, "print('done')")
-        assert child_process.run_child(name, [], log, limit_s=60.0) == (0, ["done"])
+        with caplog.at_level(logging.INFO, logger="test"):
+            assert not self.run(name, tmp_path, limit_s=60.0), "it reported nothing"
+        assert caplog.messages == ["done"]
 
     def test_a_training_has_the_grace_of_its_recipe_and_time_to_end(self, tmp_path, monkeypatch) -> None:
         monkeypatch.chdir(tmp_path)
@@ -228,7 +234,7 @@ class TestUnwatchedSources:
     def test_imported_files_are_updated_unless_a_run_is_unfinished(self, artifacts, monkeypatch) -> None:
         self.write({"kind": "files", "train": "rows.csv", "refresh": True})
         updates: list[str] = []
-        monkeypatch.setattr("flows.child_process.run_reported", lambda module, *_, **__: updates.append(module))
+        monkeypatch.setattr("flows.child_process.run_child", lambda module, *_, **__: updates.append(module))
         unwatched_sources.record_stage_run("ingest", artifacts, None)
         assert not unwatched_sources.reads_again(artifacts, log)
         unwatched_sources.bring_missing_files(artifacts, log)
@@ -255,7 +261,7 @@ class TestUnwatchedSources:
 class TestErrors:
     def test_the_error_that_a_stage_reports_comes_back_with_the_stage_and_all_its_fields(self) -> None:
         reported = RecipeError.at("data.source.train", "3 are bad\n  fix: nothing", "fix them")
-        error = command_result.error_from_result("validate@x", 78, ("other words",), CommandResult(reported))
+        error = command_result.error_from_result("validate@x", 78, "other words", CommandResult(reported))
         assert type(error) is RecipeError
         assert error.where == "validate@x: data.source.train"
         assert (error.what, error.fix, error.key) == (reported.what, reported.fix, reported.key)
@@ -277,7 +283,7 @@ class TestErrors:
     )
     def test_an_exit_status_becomes_its_error(self, status, reported, expected) -> None:
         result = CommandResult(reported) if reported else None
-        error = command_result.error_from_result("train@x", status, ("first", "DataError: x: y", " "), result)
+        error = command_result.error_from_result("train@x", status, "first\nDataError: x: y\n ", result)
         assert type(error) is expected
         assert reported or status in {137, -9} or error.what == f"exited with {status}: DataError: x: y"
 

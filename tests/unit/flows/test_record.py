@@ -16,7 +16,7 @@ from prefect.deployments.steps import git_clone
 
 from flows.dvc_project import lock_file as dvc_lock
 from flows.record import recording as record
-from flows.record.recording import Record, record_unchanged, recording
+from flows.record.recording import Record, recording
 from params import DataError, ModelError, RecipeError, RemoteRefusedError, TransientError
 from params.foundation.artifacts import STAGES, Artifacts
 from tasks.evaluation.report import Blessing, EvaluationReport, RowUse
@@ -211,7 +211,7 @@ class TestCommit:
         artifacts = worker.ran("a", 1)
         record.record(artifacts, TO, log, RAN)
         record.record(artifacts, TO, log, RAN)
-        record_unchanged(artifacts, TO, dict.fromkeys(RAN, "unchanged"))
+        record.record(artifacts, TO, log, dict.fromkeys(RAN, "unchanged"))
         assert len(commits(remote)) == 2
 
     def test_who_commits_is_who_git_says(self, worker: Worker, remote: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.dvc_project import references
+from flows.dvc_project import cache as references
 from params import EvergreenError
 
 
@@ -75,10 +75,10 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_no_setting_of_git_hides_what_is_in_use(old, setting):
+def test_no_setting_of_git_hides_what_is_in_use(old):
     before = references.find_referenced_hashes()
-    git("config", *setting.split("="))
+    for setting in SETTINGS:
+        git("config", *setting.split("="))
     assert references.find_referenced_hashes() == before > {old}
     assert references.find_published_repositories() == {("me/old", "local")}
 
@@ -309,6 +309,6 @@ def test_folder_that_cannot_be_read_is_an_error(old, monkeypatch):
         onerror(PermissionError(13, "Permission denied", "private"))
         return iter(())
 
-    monkeypatch.setattr("flows.dvc_project.git_texts.os.walk", walk)
+    monkeypatch.setattr("flows.dvc_project.cache.os.walk", walk)
     with pytest.raises(EvergreenError, match="private: cannot be read: Permission denied"):
         references.find_referenced_hashes()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.run.schedules import _cron_limit, last_successes, read_schedules
+from flows.run.history import _cron_limit, last_successes, read_schedules
 from tests.support.project import ROOT
 
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)

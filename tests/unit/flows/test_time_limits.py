@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from flows.run.time_limits import time_limit
+from flows.run.stages import time_limit
 from params import TransientError
 from params.dvc_files import Inputs, _dvc_hash
 from params.foundation.artifacts import STAGES, Artifacts

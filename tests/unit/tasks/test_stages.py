@@ -11,7 +11,8 @@ from params import ModelError
 from params.foundation.artifacts import STAGES, Artifacts
 from tasks import stages
 from tasks.evaluation.report import Blessing
-from tasks.stages import flatten, read_report, save_report
+from tasks.stage_command import _print
+from tasks.stages import read_report, save_report
 
 BLESSING = Blessing(
     verdict="publish",
@@ -67,6 +68,6 @@ def test_every_stage_returns_its_report_type(stage: str) -> None:
     assert report.saved_as == stage
 
 
-def test_flattened_values_are_short() -> None:
-    report = {"a": {"b": 0.123456789, "c": [1, 2]}, "d": None}
-    assert dict(flatten(report)) == {"a.b": "0.123457", "a.c": "2", "d": None}
+def test_values_are_printed_in_short(capsys) -> None:
+    _print({"a": {"b": 0.123456789, "c": [1, 2]}, "d": None})
+    assert capsys.readouterr().out == "  a.b: 0.123457\n  a.c: 2\n  d: None\n"

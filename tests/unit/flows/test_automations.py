@@ -11,9 +11,8 @@ from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRu
 from flows import retrain
 from flows.run import final_state
 from flows.server.configured import url_without_credentials
-from flows.watch import messages
-from flows.watch.automations import select_message_kinds
-from flows.watch.messages import longest_interval
+from flows.watch import automations
+from flows.watch.automations import longest_interval, select_message_kinds
 from params import EvergreenError
 
 NIGHTLY, OFTEN = CronSchedule(cron="0 3 * * *"), CronSchedule(cron="*/10 8-17 * * 1-5")
@@ -41,12 +40,12 @@ def test_the_longest_interval_of_schedules(schedules, expected) -> None:
 def test_every_state_of_the_flow_is_known() -> None:
     names = {value for name, value in vars(final_state).items() if name.isupper() and isinstance(value, str)}
     assert names == {"Published", "Kept the champion", "Proposed", "Rejected", "Refused", "Nothing new"}
-    assert names < set(messages.ENDS)
-    assert retrain.retrain.name == messages.FLOW
+    assert names < set(automations.ENDS)
+    assert retrain.retrain.name == automations.FLOW
 
 
 def test_kinds_are_chosen() -> None:
-    assert select_message_kinds([], []) == list(messages.KINDS)
+    assert select_message_kinds([], []) == list(automations.KINDS)
     assert select_message_kinds(["late", "failed"], []) == ["late", "failed"]
     assert select_message_kinds([], ["late", "stuck", "crashed"]) == ["failed", "refused", "published", "proposed"]
     with pytest.raises(EvergreenError, match="there is no such kind"):
