@@ -91,11 +91,7 @@ def describe_without_secrets(error: BaseException, api: HfApi) -> str:
 
 
 def refuse_malformed_token(api: HfApi, repo_id: str) -> None:
-    """Check the token before it is sent: the HTTP library quotes one that it cannot send.
-
-    Raises:
-        HubRefusedError: the token holds white space, such as a line end.
-    """
+    """Check the token before it is sent: the HTTP library quotes one that it cannot send."""
     token = get_token() if api.token in (None, True) else api.token
     if isinstance(token, str) and not re.fullmatch(r"[\x21-\x7e]+", token):
         what = "the token holds white space or other characters that no token has"

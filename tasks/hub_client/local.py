@@ -85,11 +85,7 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None, answer: An
 
 
 def read_members(path: Path) -> HubUsers:
-    """Read the users and teams in a tokens file. Error messages never quote a token.
-
-    Raises:
-        HubRefusedError: The file is missing, readable by others, or malformed.
-    """
+    """Read the users and teams in a tokens file. Error messages never quote a token."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 

@@ -97,20 +97,12 @@ class ReleaseRecord(pydantic.BaseModel):
 
 
 def release_file_content(body: Mapping[str, Any]) -> bytes:
-    """Return the content of a RELEASE_FILE.
-
-    Raises:
-        ValueError: a number in it is not finite.
-    """
+    """Return the content of a RELEASE_FILE."""
     return json.dumps({"publish_id": release_id(body), **body}, sort_keys=True, indent=1).encode() + b"\n"
 
 
 def release_id(body: Mapping[str, Any]) -> str:
-    """Return the id of a release: SHA-256 of the content of its RELEASE_FILE, without the id, as canonical JSON.
-
-    Raises:
-        ValueError: a number in it is not finite.
-    """
+    """Return the id of a release: SHA-256 of the content of its RELEASE_FILE, without the id, as canonical JSON."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 

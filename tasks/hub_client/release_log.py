@@ -12,7 +12,7 @@ from datetime import UTC
 from functools import cached_property
 from typing import Final, Literal
 
-from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import GitCommitInfo, RepoFile
 
 from params.foundation.errors import HubRefusedError
@@ -98,13 +98,13 @@ class _Main:
     @classmethod
     def read(cls, repository: Repository) -> _Main:
         def look() -> _Main:
-            try:
-                return cls(repository, repository.refs().tags, repository.history())
-            except RepositoryNotFoundError:
-                fix = "publish to it first, or check the name"
-                raise HubRefusedError(repository.where, "there is no such repository", fix) from None
+            return cls(repository, repository.refs().tags, repository.history())
 
-        return repository.retry_until_clear(look)
+        main = repository.retry_until_clear(look, missing=lambda: cls(repository, {}, []))
+        if not main.commits:
+            fix = "publish to it first, or check the name"
+            raise HubRefusedError(repository.where, "there is no such repository", fix)
+        return main
 
     def tree(self, commit: str) -> Tree:
         if commit not in self.trees:

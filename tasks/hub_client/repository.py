@@ -111,11 +111,14 @@ class Repository:
         """The repository in messages."""
         return f"{self.api.endpoint}/{self.id}"
 
-    def retry_until_clear(self, attempt: Callable[[], T], *, fix: str = "try again later") -> T:
+    def retry_until_clear(
+        self, attempt: Callable[[], T], *, missing: Callable[[], T] | None = None, fix: str = "try again later"
+    ) -> T:
         """Call `attempt` until it returns or the Hub refuses for good, and return its result.
 
         Args:
             attempt: may be called again whatever it has raised: it looks before it acts.
+            missing: gives the result without such a repository, by default an error.
             fix: what the user can do when no clear answer came in time.
 
         Raises:
@@ -130,6 +133,8 @@ class Repository:
                 try:
                     return attempt()
                 except CLIENT_ERRORS as error:
+                    if missing and isinstance(error, RepositoryNotFoundError):
+                        return missing()
                     if refused := permanent_error(error, self.api, self.id):
                         raise refused from None
                     reason, wait_s = describe_without_secrets(error, self.api), retry_delay(error, number)
@@ -147,13 +152,10 @@ class Repository:
         """Return the model that main holds; None without a repository, a branch main, or weights on it."""
 
         def look() -> PublishedModel | None:
-            try:
-                branches, tags = self.refs()
-            except RepositoryNotFoundError:
-                return None
+            branches, tags = self.refs()
             return self._model(branches[MAIN], tags) if MAIN in branches else None
 
-        return self.retry_until_clear(look)
+        return self.retry_until_clear(look, missing=lambda: None)
 
     def newest_other(self, weights: str, *, since: str | None) -> PublishedModel | None:
         """Return the newest commit of main whose weights have another digest than `weights`, and None if they have none.
@@ -162,19 +164,16 @@ class Repository:
         """
 
         def look() -> PublishedModel | None:
-            try:
-                tags, commits = self.refs().tags, [entry.commit_id for entry in self.history()]
-            except RepositoryNotFoundError:
-                return None
-            for commit in commits:
-                found = self._model(commit, tags)
+            tags = self.refs().tags
+            for entry in self.history():
+                found = self._model(entry.commit_id, tags)
                 if found is None or found.weights != weights:
                     return found
-                if commit == since:
+                if entry.commit_id == since:
                     return None
             return None
 
-        return self.retry_until_clear(look)
+        return self.retry_until_clear(look, missing=lambda: None)
 
     def _model(self, commit: str, tags: Mapping[str, str]) -> PublishedModel | None:
         here = sorted((not name.startswith("release-"), name) for name, target in tags.items() if target == commit)
@@ -185,12 +184,9 @@ class Repository:
         """Return whether the history of main has `commit`."""
 
         def look() -> bool:
-            try:
-                return any(entry.commit_id == commit for entry in self.history())
-            except RepositoryNotFoundError:
-                return False
+            return any(entry.commit_id == commit for entry in self.history())
 
-        return self.retry_until_clear(look)
+        return self.retry_until_clear(look, missing=lambda: False)
 
     def refs(self) -> Refs:
         """Return the branches and tags."""
@@ -213,9 +209,6 @@ class Repository:
         """Return the content of a file of a commit; None if there is no such file.
 
         Whoever can change the repository decides how large its files are, so each reader sets a limit.
-
-        Raises:
-            HubRefusedError: the file is larger than `max_bytes`.
         """
         found = next(iter(self.api.get_paths_info(self.id, [path], revision=commit)), None)
         if not isinstance(found, RepoFile):
@@ -226,11 +219,7 @@ class Repository:
             return Path(file).read_bytes()
 
     def refuse_large_settings(self, commit: str, tree: Tree) -> None:
-        """Check the sizes of a model's files other than weights before they are downloaded and parsed.
-
-        Raises:
-            HubRefusedError: one is larger than any tokenizer or configuration.
-        """
+        """Check the sizes of a model's files other than weights before they are downloaded and parsed."""
         for path, file in tree.items():
             if path.endswith(SETTINGS):
                 self._refuse_large(commit, file, MAX_SETTINGS_BYTES)
@@ -244,9 +233,6 @@ class Repository:
         """Create the repository unless it exists, and return its branches and tags.
 
         If `private`, it is created so, and an existing one must be private.
-
-        Raises:
-            HubRefusedError: it is public and must be private.
         """
         try:
             found = self.refs()
@@ -308,9 +294,6 @@ def upload_without_xet(api: HfApi, repo_id: str, branch: str, *, create_pr: bool
     With hf-xet installed, the client uploads to Xet storage, does not ask whether the Hub has it, and would fail. The setting
     belongs to the process: another thread that uploads meanwhile uses git-lfs, too, which every Hub has. With `create_pr` the
     upload makes a pull request, for which the user need not be allowed to write to the branch.
-
-    Raises:
-        HfHubHTTPError: the Hub does not let the user write to the branch, or fails.
     """
     before = constants.HF_HUB_DISABLE_XET
     if not before:

@@ -107,11 +107,7 @@ class Candidate:
         return Champion(endpoint=self.endpoint, repo_id=self.publish.repo_id, **vars(other))
 
     def is_rolled_back(self, repository: Repository) -> bool:
-        """Whether somebody rolled back from the form of the published model that the recipe asks for.
-
-        Raises:
-            StaleBlessingError: the model itself was rolled back since its evaluation.
-        """
+        """Whether somebody rolled back from the form that the recipe asks for; StaleBlessingError if from the model itself."""
         from tasks.hub_client.release_log import rolled_back_reason
 
         if repository.head() is None:
@@ -140,10 +136,6 @@ def require_readable(repository: Repository, base: BaseModelReference, *, privat
     """Refuse an adapter in `repository` if those who may read it cannot read its base model on the same Hub.
 
     A release that is not `private` is for everybody, so the base model is asked for without a token.
-
-    Raises:
-        HubRefusedError: they cannot.
-        TransientError: no clear answer in time.
     """
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 

@@ -76,11 +76,7 @@ class RepositoryState:
 
     @classmethod
     def read(cls, repository: Repository, release: ReleasePlan) -> RepositoryState:
-        """Return what a repository holds; create it if it is not there.
-
-        Raises:
-            HubRefusedError: it has no branch main, or the release's tag holds something else.
-        """
+        """Return what a repository holds; create it if it is not there."""
         branches, tags = repository.ensure_exists(private=release.private)
         tagged, head = tags.get(release.tag), branches.get(MAIN)
         if tagged and difference(release, repository.tree(tagged)):
@@ -122,11 +118,7 @@ class RepositoryState:
             self.repository.api.create_tag(self.release.repo_id, tag=self.release.tag, revision=commit)
 
     def refuse_stale(self) -> None:
-        """Refuse to replace another model than the one that the release was compared with.
-
-        Raises:
-            StaleBlessingError: main holds other weights than it replaces.
-        """
+        """Refuse to replace another model than the one that the release was compared with."""
         if self.release.replaces not in (ANY_WEIGHTS, tree_weights(self.files)):
             what = f"another model was published since this one was compared with the champion: commit {self.head}"
             fix = "evaluate again: `evergreen evaluate ...`, or start the flow, which does both"

@@ -72,10 +72,6 @@ def card_text(
 
     `record` is the provenance of the model, `replaced` the one that the release replaces, and `pictures` are the names in the
     release of the charts that the card shows, see `PICTURES`.
-
-    Raises:
-        RecipeError: the recipe cannot be read.
-        ModelError: a report of the run cannot be read.
     """
     import jinja2
     from huggingface_hub import EvalResult, ModelCardData

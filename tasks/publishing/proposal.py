@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from huggingface_hub.community import Discussion, DiscussionComment, DiscussionStatusChange
-from huggingface_hub.errors import RepositoryNotFoundError
 
 from params.foundation.errors import StaleBlessingError
 from tasks.hub_client.faults import InconsistentStateError
@@ -56,14 +55,11 @@ class Proposals:
         """Close the open proposals of the recipe, because the gate no longer says that its model may be published."""
 
         def attempt() -> None:
-            try:
-                ours = [found for found in self._of_any_recipe() if _named(found)["recipe"] == self.recipe]
-            except RepositoryNotFoundError:
-                return
+            ours = [found for found in self._of_any_recipe() if _named(found)["recipe"] == self.recipe]
             self._tag_merged(ours)
             self._close([found for found in ours if found.status in WAITING], reason)
 
-        self.repository.retry_until_clear(attempt)
+        self.repository.retry_until_clear(attempt, missing=lambda: None)
 
     def _look_and_act(self, release: ReleasePlan, *, created: bool = False) -> Outcome:
         """Make one attempt; it can be repeated whatever it raises."""

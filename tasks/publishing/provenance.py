@@ -34,10 +34,6 @@ def provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") -> dict[st
     `adapter` is the form of the release.
 
     It has no times, no environment variables, and no paths of this machine except those in the recipe.
-
-    Raises:
-        RecipeError: the recipe cannot be read, or holds a password.
-        ModelError: a report of the run cannot be read.
     """
     recipe = load(artifacts.recipe_path)
     text = artifacts.recipe_path.read_text(encoding="utf-8")

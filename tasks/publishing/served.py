@@ -159,11 +159,7 @@ class EvaluationSettings:
         return found[: max(1, int((sizes <= _MAX_SEQUENCES).sum()))]
 
     def check(self, reader: LoadedCardCode, rows: Sequence[JudgedRow]) -> None:
-        """Compare what a reader gets of each row with its scores.
-
-        Raises:
-            ModelError: a score that must be equal is not, or too many answers differ.
-        """
+        """Compare what a reader gets of each row with its scores."""
         differing = {}
         for one in progress(rows, what="publish: rows asked as on the card", total=len(rows)):
             if told := self._difference(one, reader, self._answer_scores):
@@ -183,11 +179,7 @@ class EvaluationSettings:
         reader: LoadedCardCode,
         measure: Callable[[LoadedCardCode, JudgedRow], Mapping[str, float]],
     ) -> str | None:
-        """Return which score of a row differs, as a sentence; None if none does.
-
-        Raises:
-            ModelError: it is one that must be equal, or the row cannot be read.
-        """
+        """Return which score of a row differs, as a sentence; None if none does."""
         import torch
 
         try:

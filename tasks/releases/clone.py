@@ -92,11 +92,7 @@ class Clone:
     """The root of this project."""
 
     def stage(self, name: str, recipe: str) -> None:
-        """Run a stage with the clone's code; it logs to our standard output.
-
-        Raises:
-            EvergreenError: the stage's own error.
-        """
+        """Run a stage with the clone's code; it logs to our standard output."""
         logger.info("reproduce: %s", name)
         result = Artifacts(recipe, self.project).command_result
         path = os.pathsep.join(filter(None, [str(self.project), os.environ.get("PYTHONPATH")]))
@@ -121,11 +117,7 @@ class Clone:
             raise command_result.error_from_result(name, process.returncode, lines, command_result.read(result))
 
     def dvc(self, *arguments: str, at: Path | None = None) -> str:
-        """Run DVC in the clone or in another folder, and return its output.
-
-        Raises:
-            TransientError: it failed.
-        """
+        """Run DVC in the clone or in another folder, and return its output."""
         quiet = {"DVC_SITE_CACHE_DIR": str(self.folder / "dvc"), "DVC_NO_ANALYTICS": "1"}
         unwrapped = {"COLUMNS": "10000"}  # DVC breaks lines at the width of the terminal, even URLs
         return _run("DVC", [sys.executable, "-m", "dvc", *arguments], at or self.project, quiet | unwrapped)
@@ -165,11 +157,7 @@ def cloned(root: Path, commit: str, release: ReproducibleRelease, *, keep: bool)
 
 
 def write_recipe(clone: Clone, path: Path, release: ReproducibleRelease) -> None:
-    """Write the release's recipe to `path`, and link the files that it names into the clone.
-
-    Raises:
-        RecipeError: neither git nor this project has this recipe.
-    """
+    """Write the release's recipe to `path`, and link the files that it names into the clone."""
     recipe = release.record.recipe
     own = clone.original / "params" / path.name
     if not any(p.is_file() and p.read_text(encoding="utf-8") == recipe.text for p in (path, own)):

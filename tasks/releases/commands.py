@@ -28,11 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def show_releases(chosen: Sequence[Path], *, must_exist: bool) -> None:
-    """Print the releases of recipes.
-
-    Raises:
-        HubRefusedError: a repository cannot be read, and it `must_exist`.
-    """
+    """Print the releases of recipes; HubRefusedError if a repository cannot be read that `must_exist`."""
     from tasks.evaluation.receipt_log import entry_line, read_entries
     from tasks.hub_client.release_log import main_commits, one_line, table
 
@@ -56,9 +52,8 @@ def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> Non
     Running it again is safe.
 
     Raises:
-        HubRefusedError: there is no such tag, or the Hub refuses.
         RecipeError: the repositories of several recipes have this tag.
-        TransientError: no clear answer in time. Running it again is safe.
+        HubRefusedError, TransientError: as `rollback.roll_back`.
     """
     from tasks.evaluation.receipt_log import ReceiptLogEntry, append_entry
     from tasks.releases import rollback

@@ -12,7 +12,6 @@ import uuid
 from typing import NamedTuple
 
 from huggingface_hub import CommitOperationCopy, CommitOperationDelete
-from huggingface_hub.errors import RepositoryNotFoundError
 
 from params.foundation.errors import HubRefusedError
 from tasks.hub_client.faults import InconsistentStateError
@@ -45,10 +44,7 @@ def roll_back(repository: Repository, tag: str, *, by: str, why: str) -> Rollbac
     rollback_id = uuid.uuid4().hex  # one per call: the same rollback may be needed again later
 
     def look_and_act() -> RollbackResult:
-        try:
-            branches, tags = repository.refs()
-        except RepositoryNotFoundError:
-            raise HubRefusedError(where, "there is no such repository", "check its name and the token") from None
+        branches, tags = repository.refs()
         if tag not in tags:
             fix = f"choose one of {', '.join(sorted(tags))}" if tags else "nothing has been published with a tag"
             raise HubRefusedError(where, f"there is no tag {tag!r}", fix)

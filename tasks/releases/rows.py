@@ -25,11 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def fetch_base_model(clone: Clone, release: ReproducibleRelease) -> None:
-    """Bring the model of another recipe that the recipe starts from: from DVC by the recorded lock, else from this project.
-
-    Raises:
-        ModelError: nobody has it.
-    """
+    """Bring the model of another recipe that the recipe starts from: from DVC by the recorded lock, else from this project."""
     base = (release.record.recipe.dvc_item or {}).get("base", "").rstrip("/")
     if not (maker := re.fullmatch(r"runs/([A-Za-z0-9][\w.-]*)/model", base)):
         return
@@ -52,12 +48,7 @@ def fetch_base_model(clone: Clone, release: ReproducibleRelease) -> None:
 
 
 def fetch_rows(clone: Clone, made: Artifacts, release: ReproducibleRelease) -> None:
-    """Bring the rows of the release into the clone: from DVC by the recorded lock, else by running ingest.
-
-    Raises:
-        DataError: the source no longer gives these rows.
-        EvergreenError: the error of the ingest stage.
-    """
+    """Bring the rows of the release into the clone: from DVC by the recorded lock, else by running ingest."""
     stage, rows, recorded = f"ingest@{made.recipe}", f"runs/{made.recipe}/raw", release.record.data
 
     def changes() -> list[str]:
