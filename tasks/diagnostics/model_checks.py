@@ -106,7 +106,7 @@ def adapter_problems(model: Model, publish: Publish) -> Iterator[Problem]:
     """Find out whether others could load adapters that are published by themselves; asks the Hub only then."""
     from tasks.hub_client.connection import chosen_endpoint, open_repository
     from tasks.hub_client.repository import RetryPolicy
-    from tasks.publishing import base_model
+    from tasks.publishing.candidate import find_sharing_problem, require_readable
 
     key = ("publish", "adapter")
     if publish.adapter == "merged":
@@ -115,14 +115,14 @@ def adapter_problems(model: Model, publish: Publish) -> Iterator[Problem]:
         chosen_endpoint(publish.endpoint)
     except HubRefusedError:  # which another check says
         return
-    if found := base_model.find_sharing_problem(model):
+    if found := find_sharing_problem(model):
         yield Problem(key, *found)
         return
     try:
         with open_repository(Artifacts("check"), repo_id=publish.repo_id, endpoint=publish.endpoint) as opened:
             hurried = replace(opened, timeout_s=_HUB_S, retries=RetryPolicy(attempts=2))
             base = BaseModelReference(str(model.pretrained), model.revision)
-            base_model.require_readable(hurried, base, private=publish.private)
+            require_readable(hurried, base, private=publish.private)
     except HubRefusedError as error:
         yield Problem(key, f"{error.where}: {error.what}", error.fix)
     except TransientError as error:

@@ -57,11 +57,7 @@ def chosen_endpoint(endpoint: str) -> str:
 
 
 def publishing_endpoint(repo_id: str) -> str:
-    """Return the Hub of a repository: that of the recipes which publish there, if they agree, else `local`.
-
-    Raises:
-        RecipeError: a recipe is invalid.
-    """
+    """Return the Hub of a repository: that of the recipes which publish there, if they agree, else `local`."""
     publishes = [load(path).publish for path in sorted(Path("params").glob("*.yaml"))]
     endpoints = {publish.endpoint for publish in publishes if publish.repo_id == repo_id}
     return endpoints.pop() if len(endpoints) == 1 else LOCAL

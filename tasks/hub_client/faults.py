@@ -36,22 +36,27 @@ CLIENT_ERRORS = (*_NETWORK_ERRORS, InconsistentStateError, BusyError, OutOfTimeE
 
 def permanent_error(error: BaseException, api: HfApi, repo_id: str) -> EvergreenError | None:
     """Return the error for what the Hub would refuse again; None when another attempt may succeed."""
-    where = f"{api.endpoint}/{repo_id}"
     cause, uploading = _root_cause(error)
-    fix = None
+    namespace, fix = repo_id.partition("/")[0], ""
     if isinstance(cause, EvergreenError):
         return cause
     if isinstance(cause, HfHubHTTPError):
         status = cause.response.status_code
         expired = uploading and status in _EXPIRED_STATUSES
         if status not in _UNCLEAR_STATUSES and status < 500 and not expired:
-            fix = _fix(status, repo_id)
+            fixes = {
+                401: "set HF_TOKEN to a valid token with write access, or run `hf auth login`",
+                403: f"give the token write access to {namespace}, or publish to a namespace that it may write",
+                404: f"check that {namespace} exists and that the token may see {repo_id}",
+            }
+            fix = fixes.get(status, "correct what the message names")
     elif isinstance(cause, OfflineModeIsEnabled):
         fix = "unset HF_HUB_OFFLINE"
     elif isinstance(cause, (httpx2.LocalProtocolError, httpx2.UnsupportedProtocol, httpx2.InvalidURL)):
         fix = "correct the endpoint (HF_ENDPOINT) or the token (HF_TOKEN)"
     elif isinstance(cause, ValueError) and not isinstance(cause, json.JSONDecodeError):
         fix = "correct what the message names"
+    where = f"{api.endpoint}/{repo_id}"
     return HubRefusedError(where, describe_without_secrets(error, api), fix) if fix else None
 
 
@@ -60,17 +65,6 @@ def _root_cause(error: BaseException) -> tuple[BaseException, bool]:
     if isinstance(error, RuntimeError) and error.__cause__ is not None:
         return error.__cause__, True
     return error, False
-
-
-def _fix(status: int, repo_id: str) -> str:
-    namespace = repo_id.partition("/")[0]
-    if status == 401:
-        return "set HF_TOKEN to a valid token with write access, or run `hf auth login`"
-    if status == 403:
-        return f"give the token write access to {namespace}, or publish to a namespace that it may write"
-    if status == 404:
-        return f"check that {namespace} exists and that the token may see {repo_id}"
-    return "correct what the message names"
 
 
 def retry_delay(error: BaseException, attempt: int) -> float:
@@ -97,11 +91,7 @@ def describe_without_secrets(error: BaseException, api: HfApi) -> str:
 
 
 def refuse_malformed_token(api: HfApi, repo_id: str) -> None:
-    """Check the token before it is sent: the HTTP library quotes one that it cannot send.
-
-    Raises:
-        HubRefusedError: the token holds white space, such as a line end.
-    """
+    """Check the token before it is sent: the HTTP library quotes one that it cannot send."""
     token = get_token() if api.token in (None, True) else api.token
     if isinstance(token, str) and not re.fullmatch(r"[\x21-\x7e]+", token):
         what = "the token holds white space or other characters that no token has"

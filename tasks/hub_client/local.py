@@ -51,19 +51,21 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None, answer: An
         TransientError: The port is in use.
         StorageError: The folder cannot be written.
     """
-    address = _address(host)
+    try:
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (socket.gaierror, UnicodeError):
+        raise HubRefusedError(f"--host {host}", "unknown host name", "pass an address of this machine") from None
     is_local = ipaddress.ip_address(address).is_loopback
     if tokens is None and not is_local:
         what = "other machines can reach this address, and without a tokens file anyone there could write"
         raise HubRefusedError(f"--host {host}", what, "pass --tokens, or use --host 127.0.0.1")
     members = HubUsers(tokens={new_token(): LOCAL_USER}) if tokens is None else read_members(tokens)
-    administrators = [LOCAL_USER] if tokens is None else []
     try:
         hub = LocalHub(
             folder,
             tokens=members.tokens,
             writers=members.teams,
-            administrators=administrators,
+            administrators=[LOCAL_USER] if tokens is None else [],
             host=address,
             port=port,
             allow_remote=not is_local,
@@ -75,7 +77,7 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None, answer: An
         try:
             running.enter_context(hub)
         except OSError as error:
-            raise _start_error(error, folder, host, port) from None
+            raise _start_error(error, folder, f"{host}:{port}") from None
         token = next(iter(members.tokens)) if tokens is None else None
         print(_greeting(hub, folder, address, token), flush=True)
         hub.serve_forever()
@@ -83,26 +85,30 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None, answer: An
 
 
 def read_members(path: Path) -> HubUsers:
-    """Read the users and teams in a tokens file. Error messages never quote a token.
-
-    Raises:
-        HubRefusedError: The file is missing, readable by others, or malformed.
-    """
+    """Read the users and teams in a tokens file. Error messages never quote a token."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
+    what, fix = "", _FIX_FORMAT
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
             what = f"other users of this machine can read or write the file (mode {mode:o})"
             fix = f"chmod 600 {path}; replace its tokens if others may have read them"
             raise HubRefusedError(str(path), what, fix)
-        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-        members = HubUsers.model_validate(content)
+        members = HubUsers.model_validate(YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise HubRefusedError(str(path), f"cannot be read: {error.strerror}", _FIX_FORMAT) from None
+        what = f"cannot be read: {error.strerror}"
+    except ValidationError as error:  # its own message, and what is no known key, may be a token
+        first = error.errors(include_input=False)[0]
+        what = f"{first['loc'][0] if first['loc'][:1] in (('tokens',), ('teams',)) else 'its keys'} are not as they should be"
+        if first["type"] == "string_too_short":
+            what, fix = f"a token is shorter than {_MIN_TOKEN_LENGTH} characters and could be guessed", _FIX_TOKEN
     except (YAMLError, ValueError) as error:
-        raise HubRefusedError(str(path), *_problem(error)) from None
+        mark = getattr(error, "problem_mark", None)
+        what = f"not YAML, or a key is there twice{f': line {mark.line + 1}' if mark else ''}"
+    if what:
+        raise HubRefusedError(str(path), what, fix)
     unknown = {user for users in members.teams.values() for user in users} - set(members.tokens.values())
     if unknown:
         what = f"no token belongs to {', '.join(sorted(unknown))}"
@@ -110,36 +116,13 @@ def read_members(path: Path) -> HubUsers:
     return members
 
 
-def _problem(error: Exception) -> tuple[str, str]:
-    """Return what is wrong with a tokens file, and the fix. The error's own message, and what is no known key, may be a token."""
-    if not isinstance(error, ValidationError):
-        mark = getattr(error, "problem_mark", None)
-        return f"not YAML, or a key is there twice{f': line {mark.line + 1}' if mark else ''}", _FIX_FORMAT
-    first = error.errors(include_input=False)[0]
-    if first["type"] == "string_too_short":
-        return f"a token is shorter than {_MIN_TOKEN_LENGTH} characters and could be guessed", _FIX_TOKEN
-    known = first["loc"][:1] if first["loc"][:1] in (("tokens",), ("teams",)) else ("its keys",)
-    return f"{known[0]} are not as they should be", _FIX_FORMAT
-
-
-def _address(host: str) -> str:
-    """Resolve a host name to an IP address."""
-    try:
-        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (socket.gaierror, UnicodeError):
-        raise HubRefusedError(f"--host {host}", "unknown host name", "pass an address of this machine") from None
-    return str(addresses[0][4][0])
-
-
-def _start_error(error: OSError, folder: Path, host: str, port: int) -> EvergreenError:
-    where = f"{host}:{port}"
+def _start_error(error: OSError, folder: Path, where: str) -> EvergreenError:
     if error.errno == errno.EADDRINUSE:
-        what = f"port {port} is in use, perhaps by another Hub"
+        what = f"port {where.rpartition(':')[2]} is in use, perhaps by another Hub"
         return TransientError(where, what, "stop that program, or pass another --port (0 picks a free one)")
-    if error.errno == errno.EADDRNOTAVAIL:
-        return HubRefusedError(where, "this machine has no such address", "pass an address of this machine as --host")
-    if error.errno == errno.EACCES and 0 < port < 1024 and error.filename is None:
-        return HubRefusedError(where, "ports below 1024 need root", "pass a --port above 1023")
+    if error.errno == errno.EADDRNOTAVAIL or (error.errno == errno.EACCES and error.filename is None):
+        fix = "pass an address of this machine as --host, and a --port above 1023"
+        return HubRefusedError(where, f"cannot be served: {error.strerror}", fix)
     return StorageError(str(folder), f"the folder cannot be written: {error.strerror}", "pass another --folder")
 
 

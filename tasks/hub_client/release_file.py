@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import pydantic
@@ -32,28 +31,30 @@ Sha256 = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{64}$")]
 Sha1 = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{40}$")]
 
 
-class ListedFile(pydantic.BaseModel, frozen=True):
+class ReleaseFile(pydantic.BaseModel, frozen=True):
     """A file of a release."""
 
     path: str
     size: int
     sha256: Sha256
     git_sha1: Sha1 | None = None
-    """The git hash of its content; None in releases that were made before this was written."""
+    """The git hash of its content, which identifies a file on the Hub unless it is a git-lfs one; None in old releases."""
+
+    def is_held(self, held: RepoFile) -> bool | None:
+        """Whether a file of a commit is this one; None if only its content can tell."""
+        if held.lfs:
+            return (held.lfs.size, held.lfs.sha256) == (self.size, self.sha256)
+        if held.size != self.size:
+            return False
+        return None if self.git_sha1 is None else held.blob_id == self.git_sha1
 
 
-class _Content(pydantic.BaseModel):
-    publish_id: Sha256
-    files: tuple[ListedFile, ...]
-
-
-@dataclass(frozen=True)
-class ReleaseRecord:
+class ReleaseRecord(pydantic.BaseModel):
     """What a RELEASE_FILE says."""
 
-    publish_id: str
-    files: Mapping[str, ListedFile]
-    """By path; all files of the release but this one."""
+    publish_id: Sha256
+    files: tuple[ReleaseFile, ...]
+    """All files of the release but this one."""
 
     @property
     def tag(self) -> str:
@@ -65,13 +66,12 @@ class ReleaseRecord:
         """Return what a file says; None if it is not a RELEASE_FILE byte for byte, or its id is not the hash of the rest."""
         try:
             body = json.loads(content)
-            found = _Content.model_validate(body)
+            found = cls.model_validate(body)
             del body["publish_id"]
-            if release_id(body) != found.publish_id or release_file_content(body) != content:
-                return None
+            is_release = release_id(body) == found.publish_id and release_file_content(body) == content
         except (ValueError, RecursionError):
             return None
-        return cls(found.publish_id, {file.path: file for file in found.files})
+        return found if is_release else None
 
     @classmethod
     def of(cls, repository: Repository, commit: str) -> ReleaseRecord | None:
@@ -84,46 +84,25 @@ class ReleaseRecord:
         if RELEASE_FILE not in tree or tree[RELEASE_FILE].size > MAX_BYTES:
             return None
         found = cls.parse(repository.read(commit, RELEASE_FILE, max_bytes=MAX_BYTES) or b"")
-        held = {path: file for path, file in tree.items() if path not in HUBS_OWN_FILES and path != RELEASE_FILE}
-        if found is None or held.keys() != found.files.keys():
+        if found is None or tree.keys() - HUBS_OWN_FILES - {RELEASE_FILE} != {file.path for file in found.files}:
             return None
-        equal = {path: _is_equal(file, found.files[path]) for path, file in held.items()}
-        if False in equal.values():
+        held = [(file, file.is_held(tree[file.path])) for file in found.files]
+        unclear = [file for file, is_held in held if is_held is None]
+        if any(is_held is False for _, is_held in held) or len(unclear) > MAX_READ_FILES:
             return None
-        unclear = [found.files[path] for path, answer in equal.items() if answer is None]
-        if len(unclear) > MAX_READ_FILES or sum(file.size for file in unclear) > MAX_READ_BYTES:
+        if sum(file.size for file in unclear) > MAX_READ_BYTES:
             return None
-        is_held = all(
-            hashlib.sha256(repository.read(commit, file.path, max_bytes=file.size) or b"").hexdigest() == file.sha256
-            for file in unclear
-        )
-        return found if is_held else None
-
-
-def _is_equal(held: RepoFile, listed: ListedFile) -> bool | None:
-    """Whether a file of a commit is the one that a release lists; None if only its content can tell."""
-    if held.lfs:
-        return (held.lfs.size, held.lfs.sha256) == (listed.size, listed.sha256)
-    if held.size != listed.size:
-        return False
-    return None if listed.git_sha1 is None else held.blob_id == listed.git_sha1
+        contents = ((file, repository.read(commit, file.path, max_bytes=file.size) or b"") for file in unclear)
+        return found if all(hashlib.sha256(content).hexdigest() == file.sha256 for file, content in contents) else None
 
 
 def release_file_content(body: Mapping[str, Any]) -> bytes:
-    """Return the content of a RELEASE_FILE.
-
-    Raises:
-        ValueError: a number in it is not finite.
-    """
+    """Return the content of a RELEASE_FILE."""
     return json.dumps({"publish_id": release_id(body), **body}, sort_keys=True, indent=1).encode() + b"\n"
 
 
 def release_id(body: Mapping[str, Any]) -> str:
-    """Return the id of a release: SHA-256 of the content of its RELEASE_FILE, without the id, as canonical JSON.
-
-    Raises:
-        ValueError: a number in it is not finite.
-    """
+    """Return the id of a release: SHA-256 of the content of its RELEASE_FILE, without the id, as canonical JSON."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 

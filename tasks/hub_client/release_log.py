@@ -12,7 +12,7 @@ from datetime import UTC
 from functools import cached_property
 from typing import Final, Literal
 
-from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import GitCommitInfo, RepoFile
 
 from params.foundation.errors import HubRefusedError
@@ -30,7 +30,6 @@ REASON: Final = "Reason"
 """Trailers of a rollback's commit."""
 _NO_DISCUSSIONS = frozenset({403, 404, 410})
 """A repository whose discussions are turned off answers so."""
-_HEADINGS = ("", "commit", "date (UTC)", "kind", "tags", "what")
 
 
 @dataclass(frozen=True)
@@ -47,14 +46,10 @@ class LogEntry:
     """`other`: a commit that neither publishing nor a rollback made."""
     to: str | None
     """For a rollback: the tag with the files that main got back."""
-    came_from: str | None
-    """For a rollback: the commit that main was at before."""
     by: str | None
     """For a rollback: who asked for it."""
     why: str | None
     """For a rollback: the reason."""
-    is_head: bool
-    """Whether main is at it."""
 
 
 def main_commits(repository: Repository) -> list[LogEntry]:
@@ -70,11 +65,11 @@ def main_commits(repository: Repository) -> list[LogEntry]:
     """
     main = _Main.read(repository)
     entries: list[LogEntry] = []
-    known: set[str] = set()
+    known: set[str | None] = set()
     for number, commit in reversed(list(enumerate(main.commits))):
         rollback = main.rollback(number) or {}
         file = None if rollback else main.file_of_release(number, known)
-        known |= {file} if file else set()
+        known.add(file)
         entries.append(
             LogEntry(
                 commit=commit.commit_id,
@@ -83,10 +78,8 @@ def main_commits(repository: Repository) -> list[LogEntry]:
                 date=commit.created_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
                 kind="rollback" if rollback else "release" if file else "other",
                 to=rollback.get(ROLLED_BACK_TO),
-                came_from=rollback.get(ROLLED_BACK_FROM),
                 by=rollback.get(BY),
                 why=rollback.get(REASON),
-                is_head=number == 0,
             )
         )
     return entries[::-1]
@@ -105,20 +98,20 @@ class _Main:
     @classmethod
     def read(cls, repository: Repository) -> _Main:
         def look() -> _Main:
-            try:
-                return cls(repository, repository.refs().tags, repository.history())
-            except RepositoryNotFoundError:
-                fix = "publish to it first, or check the name"
-                raise HubRefusedError(repository.where, "there is no such repository", fix) from None
+            return cls(repository, repository.refs().tags, repository.history())
 
-        return repository.retry_until_clear(look)
+        main = repository.retry_until_clear(look, missing=lambda: cls(repository, {}, []))
+        if not main.commits:
+            fix = "publish to it first, or check the name"
+            raise HubRefusedError(repository.where, "there is no such repository", fix)
+        return main
 
     def tree(self, commit: str) -> Tree:
         if commit not in self.trees:
             self.trees[commit] = self.repository.retry_until_clear(lambda: self.repository.tree(commit))
         return self.trees[commit]
 
-    def file_of_release(self, number: int, known: Collection[str]) -> str | None:
+    def file_of_release(self, number: int, known: Collection[str | None]) -> str | None:
         """Return the git hash of a release's RELEASE_FILE, which is none of `known`; None if a commit is no release."""
         commit, repository = self.commits[number].commit_id, self.repository
 
@@ -134,33 +127,36 @@ class _Main:
 
     def rollback(self, number: int) -> Mapping[str, str] | None:
         """Return the trailers of a rollback: a commit that brings back the files of a tag, made by who may write main."""
-        commit = self.commits[number]
-        trailers = _trailers(commit.message)
-        if not {ROLLED_BACK_TO, ROLLED_BACK_FROM, BY, REASON} <= trailers.keys() or commit.commit_id in self.merges:
+        commit, older = self.commits[number], [one.commit_id for one in self.commits[number + 1 :]]
+        trailers: dict[str, str] = {}
+        for line in commit.message.splitlines():  # of several with one name, the first counts
+            name, colon, value = line.partition(": ")
+            if colon:
+                trailers.setdefault(name, value)
+        if not {ROLLED_BACK_TO, ROLLED_BACK_FROM, BY, REASON} <= trailers.keys():
             return None
-        older = [one.commit_id for one in self.commits[number + 1 :]]
-        if older[:1] != [trailers[ROLLED_BACK_FROM]]:
+        if older[:1] != [trailers[ROLLED_BACK_FROM]] or commit.commit_id in self.merges:
             return None
         target = self.tags.get(trailers[ROLLED_BACK_TO])  # without it, the tag has been deleted since
         held = _blobs(self.tree(commit.commit_id))
         return trailers if any(held == _blobs(self.tree(one)) for one in ([target] if target else older)) else None
 
     @cached_property
-    def merges(self) -> Collection[str]:
+    def merges(self) -> Collection[str | None]:
         """The commits with which pull requests were merged. Their messages may be of people who may not write main."""
-        repository = self.repository
+        api, repo_id = self.repository.api, self.repository.id
 
         def look() -> set[str | None]:
             try:
-                found = list(repository.api.get_repo_discussions(repository.id, discussion_type="pull_request"))
+                found = list(api.get_repo_discussions(repo_id, discussion_type="pull_request"))
             except HfHubHTTPError as error:
                 if error.response.status_code in _NO_DISCUSSIONS:
                     return set()
                 raise
             merged = [one.num for one in found if one.status == "merged"]
-            return {repository.api.get_discussion_details(repository.id, num).merge_commit_oid for num in merged}
+            return {api.get_discussion_details(repo_id, number).merge_commit_oid for number in merged}
 
-        return {commit for commit in repository.retry_until_clear(look) if commit}
+        return self.repository.retry_until_clear(look)
 
 
 def _blobs(tree: Tree) -> dict[str, str]:
@@ -184,27 +180,15 @@ def rolled_back_reason(repository: Repository, weights: Collection[str]) -> str 
 
 def table(entries: Sequence[LogEntry]) -> list[str]:
     """Format the log as a table for a terminal, with a heading; `*` marks the commit that main is at."""
-    rows = [_HEADINGS, *(_row(entry) for entry in entries)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    rows: list[tuple[str, ...]] = [("", "commit", "date (UTC)", "kind", "tags", "what")]
+    for number, entry in enumerate(entries):
+        what = entry.title if entry.kind != "rollback" else f"to {entry.to}, by {entry.by}: {entry.why}"
+        cells = (entry.commit[:12], entry.date[:16].replace("T", " "), entry.kind, ", ".join(entry.tags), what)
+        rows.append(("" if number else "*", *map(one_line, cells)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def one_line(text: str) -> str:
     """Remove line ends and control characters, with which a text could pass for another trailer or row."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
-
-
-def _row(entry: LogEntry) -> tuple[str, ...]:
-    what = entry.title if entry.kind != "rollback" else f"to {entry.to}, by {entry.by}: {entry.why}"
-    cells = (entry.commit[:12], entry.date[:16].replace("T", " "), entry.kind, ", ".join(entry.tags), what)
-    return ("*" if entry.is_head else "", *(one_line(cell) for cell in cells))
-
-
-def _trailers(message: str) -> dict[str, str]:
-    """Return the `<name>: <value>` lines of a commit message; of several with one name, the first."""
-    found: dict[str, str] = {}
-    for line in message.splitlines():
-        name, colon, value = line.partition(": ")
-        if colon:
-            found.setdefault(name, value)
-    return found

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
+from urllib.parse import quote
 
-from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationCopy,
+    CommitOperationDelete,
+    HfApi,
+    constants,
+    get_session,
+    hf_raise_for_status,
+)
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import GitCommitInfo, RepoFile
+from huggingface_hub.utils._headers import build_hf_headers
 
 from params.foundation.errors import HubRefusedError, TransientError
 from tasks.digests import weights_digest
@@ -26,7 +37,6 @@ from tasks.hub_client.faults import (
     retry_delay,
 )
 from tasks.hub_client.time_limits import time_limit
-from tasks.hub_client.xet import upload_without_xet
 
 MAIN: Final = "main"
 LOOK_TIMEOUT_S: Final = 60.0
@@ -36,6 +46,8 @@ SETTINGS: Final = (".json", ".txt", ".model", ".jinja")
 """The suffixes of a model's files that are parsed: those of its configuration and of its tokenizer."""
 MAX_SETTINGS_BYTES: Final = 256 << 20
 """Most bytes of such a file; the largest tokenizers have some 30 MiB."""
+_XET_UNCLEAR: Final = frozenset({401, 403, 408, 425, 429})
+"""With these, and all from 500 on but 501 (not implemented), the Hub has not said whether it has Xet storage."""
 
 T = TypeVar("T")
 Operation = CommitOperationAdd | CommitOperationCopy | CommitOperationDelete
@@ -77,7 +89,7 @@ class PublishedModel:
 class Repository:
     """A repository on a Hub, and for how long to ask about it.
 
-    `retry_until_clear`, `head`, `holds` and `weights` ask until the answer is clear. The other methods are one attempt: they
+    `retry_until_clear`, `head`, `newest_other` and `holds` ask until the answer is clear. The other methods are one attempt: they
     raise what the client raises, and are called inside of `retry_until_clear`.
     """
 
@@ -99,11 +111,14 @@ class Repository:
         """The repository in messages."""
         return f"{self.api.endpoint}/{self.id}"
 
-    def retry_until_clear(self, attempt: Callable[[], T], *, fix: str = "try again later") -> T:
+    def retry_until_clear(
+        self, attempt: Callable[[], T], *, missing: Callable[[], T] | None = None, fix: str = "try again later"
+    ) -> T:
         """Call `attempt` until it returns or the Hub refuses for good, and return its result.
 
         Args:
             attempt: may be called again whatever it has raised: it looks before it acts.
+            missing: gives the result without such a repository, by default an error.
             fix: what the user can do when no clear answer came in time.
 
         Raises:
@@ -118,6 +133,8 @@ class Repository:
                 try:
                     return attempt()
                 except CLIENT_ERRORS as error:
+                    if missing and isinstance(error, RepositoryNotFoundError):
+                        return missing()
                     if refused := permanent_error(error, self.api, self.id):
                         raise refused from None
                     reason, wait_s = describe_without_secrets(error, self.api), retry_delay(error, number)
@@ -135,15 +152,10 @@ class Repository:
         """Return the model that main holds; None without a repository, a branch main, or weights on it."""
 
         def look() -> PublishedModel | None:
-            try:
-                branches, tags = self.refs()
-            except RepositoryNotFoundError:
-                return None
-            if (commit := branches.get(MAIN)) is None or (weights := tree_weights(self.tree(commit))) is None:
-                return None
-            return PublishedModel(commit, _tag(tags, commit), weights)
+            branches, tags = self.refs()
+            return self._model(branches[MAIN], tags) if MAIN in branches else None
 
-        return self.retry_until_clear(look)
+        return self.retry_until_clear(look, missing=lambda: None)
 
     def newest_other(self, weights: str, *, since: str | None) -> PublishedModel | None:
         """Return the newest commit of main whose weights have another digest than `weights`, and None if they have none.
@@ -152,34 +164,29 @@ class Repository:
         """
 
         def look() -> PublishedModel | None:
-            try:
-                tags, commits = self.refs().tags, [entry.commit_id for entry in self.history()]
-            except RepositoryNotFoundError:
-                return None
-            for commit in commits:
-                found = tree_weights(self.tree(commit))
-                if found != weights:
-                    return PublishedModel(commit, _tag(tags, commit), found) if found else None
-                if commit == since:
+            tags = self.refs().tags
+            for entry in self.history():
+                found = self._model(entry.commit_id, tags)
+                if found is None or found.weights != weights:
+                    return found
+                if entry.commit_id == since:
                     return None
             return None
 
-        return self.retry_until_clear(look)
+        return self.retry_until_clear(look, missing=lambda: None)
+
+    def _model(self, commit: str, tags: Mapping[str, str]) -> PublishedModel | None:
+        here = sorted((not name.startswith("release-"), name) for name, target in tags.items() if target == commit)
+        weights = tree_weights(self.tree(commit))
+        return PublishedModel(commit, here[0][1] if here else None, weights) if weights else None
 
     def holds(self, commit: str) -> bool:
         """Return whether the history of main has `commit`."""
 
         def look() -> bool:
-            try:
-                return any(entry.commit_id == commit for entry in self.history())
-            except RepositoryNotFoundError:
-                return False
+            return any(entry.commit_id == commit for entry in self.history())
 
-        return self.retry_until_clear(look)
-
-    def weights(self, commit: str) -> str | None:
-        """Return the digest of a commit's weights; None if it has none."""
-        return self.retry_until_clear(lambda: tree_weights(self.tree(commit)))
+        return self.retry_until_clear(look, missing=lambda: False)
 
     def refs(self) -> Refs:
         """Return the branches and tags."""
@@ -202,9 +209,6 @@ class Repository:
         """Return the content of a file of a commit; None if there is no such file.
 
         Whoever can change the repository decides how large its files are, so each reader sets a limit.
-
-        Raises:
-            HubRefusedError: the file is larger than `max_bytes`.
         """
         found = next(iter(self.api.get_paths_info(self.id, [path], revision=commit)), None)
         if not isinstance(found, RepoFile):
@@ -215,11 +219,7 @@ class Repository:
             return Path(file).read_bytes()
 
     def refuse_large_settings(self, commit: str, tree: Tree) -> None:
-        """Check the sizes of a model's files other than weights before they are downloaded and parsed.
-
-        Raises:
-            HubRefusedError: one is larger than any tokenizer or configuration.
-        """
+        """Check the sizes of a model's files other than weights before they are downloaded and parsed."""
         for path, file in tree.items():
             if path.endswith(SETTINGS):
                 self._refuse_large(commit, file, MAX_SETTINGS_BYTES)
@@ -233,18 +233,16 @@ class Repository:
         """Create the repository unless it exists, and return its branches and tags.
 
         If `private`, it is created so, and an existing one must be private.
-
-        Raises:
-            HubRefusedError: it is public and must be private.
         """
         try:
             found = self.refs()
         except RepositoryNotFoundError:
             self.api.create_repo(self.id, private=private, exist_ok=True)
-            try:
-                found = self.refs()
-            except RepositoryNotFoundError:
-                raise InconsistentStateError("the repository was created and is not visible") from None
+            found = None
+        try:
+            found = found or self.refs()
+        except RepositoryNotFoundError:
+            raise InconsistentStateError("the repository was created and is not visible") from None
         if private and not self.api.model_info(self.id).private:
             fix = "make the repository private, or set publish.private to false"
             raise HubRefusedError(self.where, "publish.private is true, and the repository is public", fix)
@@ -257,50 +255,28 @@ class Repository:
         parent: str,
         title: str,
         trailers: Mapping[str, str],
+        description: str = "",
         branch: str = MAIN,
+        create_pr: bool = False,
     ) -> str:
-        """Put one commit on a branch if the branch is still at `parent`, and return its id.
+        """Put one commit on a branch if the branch is still at `parent`, and return its id; or propose it as a pull request.
 
         Check the files of the id that is returned: the client leaves out files that the branch holds by now. If none is
         left, it sends nothing and returns the head of the branch, which may be another client's commit. Make new
         `operations` for each attempt: the client stores in them what it learned of an earlier head.
         """
-        description = "\n".join(f"{name}: {value}" for name, value in trailers.items())
-        with upload_without_xet(self.api, self.id, branch):
+        lines = "\n".join(f"{name}: {value}" for name, value in trailers.items())
+        with upload_without_xet(self.api, self.id, branch, create_pr=create_pr):
             made = self.api.create_commit(
                 self.id,
                 operations,
                 commit_message=title,
-                commit_description=description,
+                commit_description="\n\n".join(filter(None, [description, lines])),
                 revision=branch,
                 parent_commit=parent,
+                create_pr=create_pr,
             )
         return made.oid
-
-    def propose(
-        self,
-        operations: Sequence[Operation],
-        *,
-        parent: str,
-        title: str,
-        description: str,
-    ) -> None:
-        """Open a pull request for main, with one commit on `parent`."""
-        with upload_without_xet(self.api, self.id, MAIN, create_pr=True):
-            self.api.create_commit(
-                self.id,
-                operations,
-                commit_message=title,
-                commit_description=description,
-                parent_commit=parent,
-                create_pr=True,
-            )
-
-
-def _tag(tags: Mapping[str, str], commit: str) -> str | None:
-    """Return the tag of a commit that publishing made, else another one; None without any."""
-    here = sorted((not name.startswith("release-"), name) for name, target in tags.items() if target == commit)
-    return here[0][1] if here else None
 
 
 def tree_weights(files: Tree) -> str | None:
@@ -309,3 +285,29 @@ def tree_weights(files: Tree) -> str | None:
     Weights that are not a large file, which publishing never makes, count by the git hash of their content.
     """
     return weights_digest({path: file.lfs.sha256 if file.lfs else file.blob_id for path, file in files.items()})
+
+
+@contextlib.contextmanager
+def upload_without_xet(api: HfApi, repo_id: str, branch: str, *, create_pr: bool = False) -> Iterator[None]:
+    """Inside the block, large files go to a Hub without Xet storage by git-lfs.
+
+    With hf-xet installed, the client uploads to Xet storage, does not ask whether the Hub has it, and would fail. The setting
+    belongs to the process: another thread that uploads meanwhile uses git-lfs, too, which every Hub has. With `create_pr` the
+    upload makes a pull request, for which the user need not be allowed to write to the branch.
+    """
+    before = constants.HF_HUB_DISABLE_XET
+    if not before:
+        # what an upload by Xet begins with: the address of the storage and a token for it
+        answer = get_session().get(
+            f"{api.endpoint}/api/models/{repo_id}/xet-write-token/{quote(branch, safe='')}",
+            params={"create_pr": "1"} if create_pr else None,
+            headers=build_hf_headers(token=api.token),
+        )
+        if answer.status_code in _XET_UNCLEAR or (answer.status_code >= 500 and answer.status_code != 501):
+            hf_raise_for_status(answer)
+        has_xet = answer.is_success and constants.HUGGINGFACE_HEADER_X_XET_ENDPOINT in answer.headers
+        constants.HF_HUB_DISABLE_XET = not has_xet
+    try:
+        yield
+    finally:
+        constants.HF_HUB_DISABLE_XET = before

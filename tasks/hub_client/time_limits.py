@@ -9,6 +9,7 @@ but every one of them imports huggingface_hub again (0.5 s), and an evaluation a
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 import socket
@@ -16,7 +17,6 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -49,33 +49,26 @@ class OutOfTimeError(Exception):
         super().__init__("the deadline passed in the middle of a request")
 
 
-@dataclass
-class _Requests:
-    """The requests of this process: huggingface_hub has one HTTP client per process, and uploads from several threads."""
-
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    has_limits: bool = False
-    deadlines: list[float] = field(default_factory=list)
-    """One per caller, in seconds of the monotonic clock. A request does not know its caller, so the latest one counts."""
-    sockets: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)
-
-    def seconds_left(self) -> float:
-        """Return the time until the latest deadline; infinite outside of `time_limit`."""
-        with self.lock:
-            return max(self.deadlines, default=math.inf) - time.monotonic()
-
-    def close_if_late(self) -> None:
-        """Shut down all connections if the deadline has passed: a blocked read or write fails at once."""
-        with self.lock:
-            if self.seconds_left() > 0:
-                return
-            for connection in self.sockets:
-                with contextlib.suppress(OSError):  # it is closed already
-                    # Not the method of SSLSocket, which would change the object under a thread that reads from it.
-                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
+# huggingface_hub has one HTTP client per process, and uploads from several threads.
+_LOCK = threading.RLock()
+_DEADLINES: list[float] = []
+"""One per caller, in seconds of the monotonic clock. A request does not know its caller, so the latest one counts."""
+_SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
-_REQUESTS = _Requests()
+def _seconds_left() -> float:
+    """Return the time until the latest deadline; infinite outside of `time_limit`."""
+    with _LOCK:
+        return max(_DEADLINES, default=math.inf) - time.monotonic()
+
+
+def _close_if_late() -> None:
+    """Shut down all connections if the deadline has passed: a blocked read or write fails at once."""
+    with _LOCK:
+        for connection in _SOCKETS if _seconds_left() <= 0 else ():
+            with contextlib.suppress(OSError):  # it is closed already
+                # Not the method of SSLSocket, which would change the object under a thread that reads from it.
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
@@ -88,37 +81,35 @@ def time_limit(limit_s: float = math.inf) -> Iterator[None]:
             connect, 120 s for each read or write.
     """
     deadline = time.monotonic() + limit_s
-    with _REQUESTS.lock:
-        if not _REQUESTS.has_limits:
-            set_client_factory(_limited_client)
-            _REQUESTS.has_limits = True
-        _REQUESTS.deadlines.append(deadline)
-    timer = None
+    timer = threading.Timer(limit_s + _LATE_S, _close_if_late)
+    timer.daemon = True
+    with _LOCK:
+        _limit_client()
+        _DEADLINES.append(deadline)
     if limit_s != math.inf:
-        timer = threading.Timer(limit_s + _LATE_S, _REQUESTS.close_if_late)
-        timer.daemon = True
         timer.start()
     try:
         yield
     finally:
-        if timer:
-            timer.cancel()
-        with _REQUESTS.lock:
-            _REQUESTS.deadlines.remove(deadline)
+        timer.cancel()
+        with _LOCK:
+            _DEADLINES.remove(deadline)
+
+
+@functools.cache
+def _limit_client() -> None:
+    set_client_factory(_limited_client)
 
 
 def _limited_client() -> httpx2.Client:
     client = default_client_factory()
-    hooks = client.event_hooks
-    client.event_hooks = {
-        "request": [*hooks["request"], _limit_request],
-        "response": [*hooks["response"], _raise_requested_wait],
-    }
+    added = {"request": [_limit_request], "response": [_raise_requested_wait]}
+    client.event_hooks = {name: [*client.event_hooks[name], *hooks] for name, hooks in added.items()}
     return client
 
 
 def _limit_request(request: httpx2.Request) -> None:
-    left_s = _REQUESTS.seconds_left()
+    left_s = _seconds_left()
     if left_s <= 0:
         raise OutOfTimeError
     limits = {"connect": _CONNECT_TIMEOUT_S, "read": _ANSWER_TIMEOUT_S, "write": _ANSWER_TIMEOUT_S}
@@ -134,19 +125,18 @@ def _trace(event: str, info: Mapping[str, Any]) -> None:
     """Collect the connections; name the cause of what fails after the deadline."""
     stream = info.get("return_value")
     if isinstance(stream, httpcore2.NetworkStream):
-        with _REQUESTS.lock:
-            _REQUESTS.sockets.add(stream.get_extra_info("socket"))
-        _REQUESTS.close_if_late()
+        with _LOCK:
+            _SOCKETS.add(stream.get_extra_info("socket"))
+        _close_if_late()
     # An answer that is cut off can look complete where the Hub did not say how long it is.
-    elif event.endswith((".failed", "receive_response_body.complete")) and _REQUESTS.seconds_left() <= 0:
+    elif event.endswith((".failed", "receive_response_body.complete")) and _seconds_left() <= 0:
         raise OutOfTimeError
 
 
 def _raise_requested_wait(response: httpx2.Response) -> None:
-    if _REQUESTS.deadlines and response.status_code in _CLIENT_RETRIES:
-        wait_s = _requested_wait_s(response)
-        if wait_s is not None:
-            raise BusyError(response.status_code, wait_s)
+    is_retried = _DEADLINES and response.status_code in _CLIENT_RETRIES
+    if is_retried and (wait_s := _requested_wait_s(response)) is not None:
+        raise BusyError(response.status_code, wait_s)
 
 
 def _requested_wait_s(response: httpx2.Response) -> float | None:

@@ -31,18 +31,18 @@ def assemble(candidate: Candidate, record: Mapping[str, Any], replaced: Champion
     """
     artifacts, publish = candidate.artifacts, candidate.publish
     pictures = card_pictures(artifacts)
+    asks_for_drift = "drift" in load(artifacts.recipe_path).validation.model_fields_set
+    texts = {
+        FILE: json.dumps(record, indent=1) + "\n",
+        "report.html": render(artifacts, timings=None, quote_rows=publish.private),
+        "README.md": card_text(candidate, record, replaced, pictures=pictures),
+    }
     with replace_folder_atomically(artifacts.staged_release) as folder:
         copy_model(artifacts, publish.adapter, folder, max_length=candidate.evaluated.max_length)
-        (folder / FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        asks_for_drift = "drift" in load(artifacts.recipe_path).validation.model_fields_set
         if artifacts.data_profile.exists() and (publish.private or asks_for_drift):
             shutil.copy(artifacts.data_profile, folder)
-        for name, picture in pictures.items():
-            (folder / name).write_bytes(picture)
-        page = render(artifacts, timings=None, quote_rows=publish.private)
-        (folder / "report.html").write_text(page, encoding="utf-8")
-        card = card_text(candidate, record, replaced, pictures=pictures)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        for name, content in {**pictures, **{name: text.encode() for name, text in texts.items()}}.items():
+            (folder / name).write_bytes(content)
     return artifacts.staged_release
 
 
@@ -72,12 +72,10 @@ def copy_model(artifacts: Artifacts, form: AdapterForm, folder: Path, *, max_len
 
     `max_length`: the tokens up to which it was evaluated, if that is another limit than its tokenizer's. Then its release does not cut shorter.
     """
-    if form == "adapter":
-        shutil.copytree(artifacts.adapter, folder, dirs_exist_ok=True)
-        shutil.copytree(artifacts.tokenizer, folder, dirs_exist_ok=True)
-    else:
+    sources = (artifacts.adapter, artifacts.tokenizer) if form == "adapter" else (artifacts.model,)
+    for source in sources:
         ignored = shutil.ignore_patterns(ADAPTER) if form == "merged" else None
-        shutil.copytree(artifacts.model, folder, dirs_exist_ok=True, ignore=ignored)
+        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=ignored)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_bytes())
     if max_length and max_length > config.get("model_max_length", max_length):

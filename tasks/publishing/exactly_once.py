@@ -17,14 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-from huggingface_hub.hf_api import RepoFile
 
 from params.foundation.errors import HubRefusedError, ModelError, StaleBlessingError
 from tasks.hub_client.faults import InconsistentStateError
-from tasks.hub_client.release_file import HUBS_OWN_FILES
+from tasks.hub_client.release_file import HUBS_OWN_FILES, RELEASE_FILE, ReleaseFile
 from tasks.hub_client.release_log import PUBLISH_ID
 from tasks.hub_client.repository import MAIN, Repository, Tree, tree_weights
-from tasks.publishing.release import ANY_WEIGHTS, Outcome, ReleaseFile, ReleasePlan
+from tasks.publishing.release import ANY_WEIGHTS, Outcome, ReleasePlan
 
 _IN_MEMORY_BYTES = 10 << 20
 """Files up to this size are read once, compared with the plan and sent from memory."""
@@ -43,34 +42,31 @@ def publish_release(repository: Repository, release: ReleasePlan) -> Outcome:
         TransientError: no clear answer in time. Publishing again later is safe: nothing lands twice.
         ModelError: a file was changed since the release was planned.
     """
-    published = repository.retry_until_clear(
-        lambda: _look_and_act(repository, release),
-        fix="publish again later: what has landed is found, and nothing lands twice",
-    )
+
+    def look_and_act() -> Outcome:
+        state = RepositoryState.read(repository, release)
+        if found := state.find_release():
+            return found
+        state.refuse_stale()
+        title, trailers = f"Publish {release.tag}", {PUBLISH_ID: release.publish_id}
+        commit = repository.commit(state.operations(), parent=state.head, title=title, trailers=trailers)
+        if difference(release, repository.tree(commit)):
+            raise InconsistentStateError(f"commit {commit}, which the client returned, does not hold the release")
+        state.tag(commit)
+        return Outcome("published", commit, "committed")
+
+    fix = "publish again later: what has landed is found, and nothing lands twice"
+    published = repository.retry_until_clear(look_and_act, fix=fix)
     repository.log(f"{repository.where}: {published.how}, {published.commit} is {release.tag}")
     return published
 
 
-def _look_and_act(repository: Repository, release: ReleasePlan) -> Outcome:
-    """Make one attempt; it can be repeated whatever it raises."""
-    state = read_repository_state(repository, release)
-    if found := find_release(repository, release, state):
-        return found
-    refuse_stale(repository, release, state)
-    title, trailers = f"Publish {release.tag}", {PUBLISH_ID: release.publish_id}
-    commit = repository.commit(
-        release_commit_operations(release, state), parent=state.head, title=title, trailers=trailers
-    )
-    if difference(release, repository.tree(commit)):
-        raise InconsistentStateError(f"commit {commit}, which the client returned, does not hold the release")
-    _tag(repository, release, state, commit)
-    return Outcome("published", commit, "committed")
-
-
 @dataclass(frozen=True)
 class RepositoryState:
-    """What a repository holds when an attempt looks at it."""
+    """What a repository holds when an attempt to publish a release looks at it."""
 
+    repository: Repository
+    release: ReleasePlan
     tagged: str | None
     """The commit that the release's tag points at."""
     head: str
@@ -78,102 +74,83 @@ class RepositoryState:
     files: Tree
     """The files of that commit."""
 
+    @classmethod
+    def read(cls, repository: Repository, release: ReleasePlan) -> RepositoryState:
+        """Return what a repository holds; create it if it is not there."""
+        branches, tags = repository.ensure_exists(private=release.private)
+        tagged, head = tags.get(release.tag), branches.get(MAIN)
+        if tagged and difference(release, repository.tree(tagged)):
+            what = f"the tag {release.tag} holds other files, at {tagged}"
+            raise HubRefusedError(
+                repository.where, what, "choose another tag; a tag that others may use is never moved"
+            )
+        if head is None:
+            what = f"the repository has no branch {MAIN}"
+            raise HubRefusedError(repository.where, what, "create one, or remove the repository")
+        return cls(repository, release, tagged, head, repository.tree(head))
 
-def read_repository_state(repository: Repository, release: ReleasePlan) -> RepositoryState:
-    """Return what a repository holds; create it if it is not there.
+    def find_release(self, *, merged: Sequence[str] = ()) -> Outcome | None:
+        """Return the release if main's history has it, and tag it; None if it has not landed.
 
-    Raises:
-        HubRefusedError: it has no branch main, or the release's tag holds something else.
-    """
-    branches, tags = repository.ensure_exists(private=release.private)
-    tagged, head = tags.get(release.tag), branches.get(MAIN)
-    if tagged and difference(release, repository.tree(tagged)):
-        what = f"the tag {release.tag} holds other files, at {tagged}"
-        raise HubRefusedError(repository.where, what, "choose another tag; a tag that others may use is never moved")
-    if head is None:
-        what = f"the repository has no branch {MAIN}"
-        raise HubRefusedError(repository.where, what, "create one, or remove the repository")
-    return RepositoryState(tagged, head, repository.tree(head))
+        `merged` are commits with which pull requests of its name were merged.
+        """
+        repository, release, commits = self.repository, self.release, self.repository.history()
+        superseded = tree_weights(self.files) != release.weights  # another release followed, or it was rolled back
+        note = "it was published before, and main holds another model now" if superseded else ""
+        if self.tagged in {commit.commit_id for commit in commits}:
+            return Outcome("published", self.tagged, "found by its tag", note=note)
+        trailer = f"{PUBLISH_ID}: {release.publish_id}"
+        landed = [commit.commit_id for commit in commits[::-1] if trailer in commit.message.splitlines()]
+        places = [*((commit, "merged") for commit in merged), *((commit, "found by its id") for commit in landed)]
+        for commit, how in [*places, (self.head, "found on main")]:
+            # Whoever proposes a change words its commit: only the files say whether it is this release.
+            if not difference(release, self.files if commit == self.head else repository.tree(commit)):
+                self.tag(commit)
+                return Outcome("published", commit, how, note=note)
+            if how != "found on main":
+                told = f"has the id of {release.tag} and other files: it is not this release"
+                repository.log(f"{repository.where}: commit {commit} {told}")
+        return None
 
+    def tag(self, commit: str) -> None:
+        """Tag a release that has landed. A tag outside of main's history stays: main was moved back, and it holds the release."""
+        if not self.tagged:
+            self.repository.api.create_tag(self.release.repo_id, tag=self.release.tag, revision=commit)
 
-def find_release(
-    repository: Repository, release: ReleasePlan, state: RepositoryState, *, merged: Sequence[str] = ()
-) -> Outcome | None:
-    """Return the release if main's history has it, and tag it; None if it has not landed.
+    def refuse_stale(self) -> None:
+        """Refuse to replace another model than the one that the release was compared with."""
+        if self.release.replaces not in (ANY_WEIGHTS, tree_weights(self.files)):
+            what = f"another model was published since this one was compared with the champion: commit {self.head}"
+            fix = "evaluate again: `evergreen evaluate ...`, or start the flow, which does both"
+            raise StaleBlessingError(self.repository.where, what, fix)
 
-    `merged` are commits with which pull requests of its name were merged.
-    """
-    commits = repository.history()
-    superseded = tree_weights(state.files) != release.weights  # another release followed, or it was rolled back
-    note = "it was published before, and main holds another model now" if superseded else ""
-    if state.tagged in {commit.commit_id for commit in commits}:
-        return Outcome("published", state.tagged, "found by its tag", note=note)
-    trailer = f"{PUBLISH_ID}: {release.publish_id}"
-    landed = [commit.commit_id for commit in commits[::-1] if trailer in commit.message.splitlines()]
-    places = [*((commit, "merged") for commit in merged), *((commit, "found by its id") for commit in landed)]
-    for commit, how in [*places, (state.head, "found on main")]:
-        # Whoever proposes a change words its commit: only the files say whether it is this release.
-        if not difference(release, state.files if commit == state.head else repository.tree(commit)):
-            _tag(repository, release, state, commit)
-            return Outcome("published", commit, how, note=note)
-        if how != "found on main":
-            told = f"has the id of {release.tag} and other files: it is not this release"
-            repository.log(f"{repository.where}: commit {commit} {told}")
-    return None
-
-
-def _tag(repository: Repository, release: ReleasePlan, state: RepositoryState, commit: str) -> None:
-    """Tag a release that has landed. A tag outside of main's history stays: main was moved back, and it holds the release."""
-    if not state.tagged:
-        repository.api.create_tag(release.repo_id, tag=release.tag, revision=commit)
-
-
-def refuse_stale(repository: Repository, release: ReleasePlan, state: RepositoryState) -> None:
-    """Refuse to replace another model than the one that the release was compared with.
-
-    Raises:
-        StaleBlessingError: main holds other weights than it replaces.
-    """
-    if release.replaces not in (ANY_WEIGHTS, tree_weights(state.files)):
-        what = f"another model was published since this one was compared with the champion: commit {state.head}"
-        fix = "evaluate again: `evergreen evaluate ...`, or start the flow, which does both"
-        raise StaleBlessingError(repository.where, what, fix)
-
-
-def release_commit_operations(
-    release: ReleasePlan, state: RepositoryState
-) -> list[CommitOperationAdd | CommitOperationDelete]:
-    """Return the operations of a commit that makes main hold the release; new ones for each attempt."""
-    return [
-        CommitOperationDelete(change) if isinstance(change, str) else _addition(change)
-        for change in difference(release, state.files)
-    ]
+    def operations(self) -> list[CommitOperationAdd | CommitOperationDelete]:
+        """Return the operations of a commit that makes main hold the release; new ones for each attempt."""
+        return [
+            CommitOperationDelete(change) if isinstance(change, str) else _addition(self.release, change)
+            for change in difference(self.release, self.files)
+        ]
 
 
 def difference(release: ReleasePlan, current: Tree) -> list[ReleaseFile | str]:
     """Return what separates a commit from the release: files to write, and paths to remove."""
-    planned = {file.path: file for file in release.files}
-    write = [file for path, file in planned.items() if path not in current or not _is_equal(file, current[path])]
-    return [*write, *(path for path in current if path not in planned and path not in HUBS_OWN_FILES)]
+    planned = {file.path for file in release.files} | HUBS_OWN_FILES
+    write = [file for file in release.files if file.path not in current or not file.is_held(current[file.path])]
+    return [*write, *(path for path in current if path not in planned)]
 
 
-def _is_equal(file: ReleaseFile, remote: RepoFile) -> bool:
-    if remote.lfs is not None:
-        return (remote.lfs.sha256, remote.lfs.size) == (file.sha256, file.size)
-    return bool(remote.blob_id == file.git_sha1)
-
-
-def _addition(file: ReleaseFile) -> CommitOperationAdd:
+def _addition(release: ReleasePlan, file: ReleaseFile) -> CommitOperationAdd:
     """Return the operation that adds a file, with the content that was planned."""
-    if isinstance(file.source, bytes):
-        return CommitOperationAdd(file.path, file.source)
+    if file.path == RELEASE_FILE:
+        return CommitOperationAdd(file.path, release.record)
+    source = release.folder / file.path
     try:
-        content = file.source.read_bytes() if file.size <= _IN_MEMORY_BYTES else str(file.source)
+        content = source.read_bytes() if file.size <= _IN_MEMORY_BYTES else str(source)
         addition = CommitOperationAdd(file.path, content)
         sha256 = addition.upload_info.sha256.hex()
     except OSError as error:
         sha256 = f"unreadable ({error.strerror})"
     if sha256 != file.sha256:
         what = f"was {file.sha256} when the release was planned and is {sha256} now"
-        raise ModelError(str(file.source), what, "publish again when nothing writes to its folder")
+        raise ModelError(str(source), what, "publish again when nothing writes to its folder")
     return addition

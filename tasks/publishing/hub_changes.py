@@ -31,12 +31,7 @@ def is_still_published(artifacts: Artifacts, publish: Publish) -> bool:
 
 
 def is_blessing_current(artifacts: Artifacts, publish: Publish) -> bool:
-    """Whether the blessing is about what the Hub holds now: the same champion, or the blessed model itself.
-
-    Raises:
-        ModelError: there is no blessing.
-        HubRefusedError, TransientError: the Hub refuses, or gives no clear answer.
-    """
+    """Whether the blessing is about what the Hub holds now: the same champion, or the blessed model itself."""
     blessing = read_report(artifacts, Blessing)
     with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as repository:
         head = repository.head()

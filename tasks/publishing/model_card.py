@@ -10,27 +10,24 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from params import Recipe, load
+from params import load
+from params.foundation.artifacts import Artifacts
 from params.schema import HubDataset
-from tasks.evaluation.report import Champion, Details, SliceResult, confidence_text
+from tasks.evaluation.report import Champion, Details, EvaluationReport, SliceResult, confidence_text
 from tasks.ingestion.report import IngestReport
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.provenance import FILE
-from tasks.stages import read_report
+from tasks.stages import Report, read_report
 from tasks.tokenization.report import TokenizationReport
 from tasks.training.report import TrainingReport
 from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.model.adapters import BaseModelReference
-
-if TYPE_CHECKING:
-    from huggingface_hub import EvalResult, ModelCardData
 
 PICTURES = {
     "comparison.png": "Metrics of this model, the previous release and the model before training, with intervals",
@@ -60,23 +57,6 @@ _MAX_NAME = 80
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What a card is made from."""
-
-    candidate: Candidate
-    recipe: Recipe
-    ingested: IngestReport
-    details: Details
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The model's metrics, the one that decides first."""
-        evaluated = self.candidate.evaluated
-        names = sorted(evaluated.model, key=lambda name: name != evaluated.metric)
-        return {name: evaluated.model[name] for name in names}
-
-
 _HUB_METRICS: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
     **{name: (name, name, {}) for name in ("accuracy", "precision", "recall", "f1", "perplexity", "exact_match")},
     "macro_f1": ("f1", "macro F1", {"average": "macro"}),
@@ -92,18 +72,17 @@ def card_text(
 
     `record` is the provenance of the model, `replaced` the one that the release replaces, and `pictures` are the names in the
     release of the charts that the card shows, see `PICTURES`.
-
-    Raises:
-        RecipeError: the recipe cannot be read.
-        ModelError: a report of the run cannot be read.
     """
     import jinja2
+    from huggingface_hub import EvalResult, ModelCardData
 
-    artifacts, publish = candidate.artifacts, candidate.publish
-    ingested, trained = read_report(artifacts, IngestReport), read_report(artifacts, TrainingReport)
-    run = _Run(candidate, load(artifacts.recipe_path), ingested, read_report(artifacts, Details))
-    objective, evaluated = objectives.build(candidate.objective), candidate.evaluated
+    artifacts, publish, evaluated = candidate.artifacts, candidate.publish, candidate.evaluated
+    recipe, objective = load(artifacts.recipe_path), objectives.build(candidate.objective)
+    ingested, details = read_report(artifacts, IngestReport), read_report(artifacts, Details)
     drift = read_report(artifacts, ValidationReport).drift if artifacts.report("validate").exists() else None
+    names = sorted(evaluated.model, key=lambda name: name != evaluated.metric)
+    metrics = {name: evaluated.model[name] for name in names}  # the one that decides first
+    base = _base_repository(recipe.model.pretrained, artifacts)
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -122,108 +101,87 @@ def card_text(
         adapter=publish.adapter,
         adapted=BaseModelReference.of(artifacts.adapter) if publish.adapter != "merged" else None,
         has_own_config=(artifacts.adapter / "config.json").exists(),
-        base=run.recipe.model,
-        base_repository=_base_repository(run),
+        base=recipe.model,
+        base_repository=base,
         ingest=ingested,
         tokenize=read_report(artifacts, TokenizationReport),
-        train=trained,
+        train=read_report(artifacts, TrainingReport),
         evaluate=evaluated,
-        metrics={"model": run.metrics, "champion": evaluated.champion, "untrained": evaluated.untrained},
-        details=run.details,
-        confidence=confidence_text(run.details.confidence),
+        metrics={"model": metrics, "champion": evaluated.champion, "untrained": evaluated.untrained},
+        details=details,
+        confidence=confidence_text(details.confidence),
         blessing=candidate.blessing,
         replaced=replaced,
-        drift=[one.sentence for one in (drift, run.details.champion_confidence) if one],
-        comparisons=[one for one in run.details.comparisons if one.metric == evaluated.metric],
-        slices=_slices(run.details),
-        changed=run.details.changed[:_MAX_CHANGED] if publish.private else [],
+        drift=[one.sentence for one in (drift, details.champion_confidence) if one],
+        comparisons=[one for one in details.comparisons if one.metric == evaluated.metric],
+        slices=_slices(details),
+        changed=details.changed[:_MAX_CHANGED] if publish.private else [],
         picture={name: f"![{told}]({name})" for name, told in PICTURES.items() if name in pictures},
         record=record,
         record_file=FILE,
-        outs=list(_outs(record)),
+        outs=[
+            (out["path"], out["md5"])
+            for entry in ((record["dvc_lock"] or {}).get("stages") or {}).values()
+            for out in entry.get("outs") or ()
+        ],
         fence=code_block_fence(record["recipe"]["text"]),
     )
-    return f"---\n{_metadata(run, objective.pipeline_tag).to_yaml()}\n---\n\n{body}"
-
-
-def code_block_fence(text: str) -> str:
-    """Return marks that begin and end a code block with this text, whatever marks it holds itself."""
-    return "`" * max(3, 1 + _longest_marks(text))
-
-
-def _longest_marks(text: str) -> int:
-    return max(map(len, re.findall("`+", text)), default=0)
-
-
-def _metadata(run: _Run, pipeline_tag: str) -> ModelCardData:
-    from huggingface_hub import ModelCardData
-
-    publish = run.candidate.publish
-    is_listed = publish.license in _LICENSES
-    known = [_HUB_METRICS[name][0] for name in run.metrics if name in _HUB_METRICS]
-    source = run.recipe.data.source
-    lora = ["lora"] if run.recipe.model.lora else []
-    is_adapter = publish.adapter == "adapter"
-    return ModelCardData(
+    source, is_adapter, is_listed = recipe.data.source, publish.adapter == "adapter", publish.license in _LICENSES
+    dataset = source.repo_id if isinstance(source, HubDataset) else None
+    known = [_HUB_METRICS[name][0] for name in metrics if name in _HUB_METRICS]
+    metadata = ModelCardData(
         license=publish.license if is_listed else "other",
         license_name=None if is_listed else publish.license,
         library_name="peft" if is_adapter else "transformers",
-        pipeline_tag=pipeline_tag,
-        base_model=_base_repository(run),
+        pipeline_tag=objective.pipeline_tag,
+        base_model=base,
         base_model_relation="adapter" if is_adapter else None,
-        datasets=[source.repo_id] if isinstance(source, HubDataset) and not source.endpoint else None,
-        tags=["evergreen", run.recipe.objective.name.replace("_", "-"), *lora],
+        datasets=[dataset] if isinstance(source, HubDataset) and not source.endpoint else None,
+        tags=["evergreen", recipe.objective.name.replace("_", "-"), *(["lora"] if recipe.model.lora else [])],
         metrics=list(dict.fromkeys(known)) or None,
         model_name=publish.repo_id.split("/")[1],
-        eval_results=list(_results(run, pipeline_tag)),
+        eval_results=[
+            EvalResult(
+                task_type=objective.pipeline_tag,
+                # in the form that the Hub accepts for a dataset
+                dataset_type=dataset or re.sub(r"[^\w.-]", "-", artifacts.recipe, flags=re.ASCII),
+                dataset_name=_plain(f"{artifacts.recipe} ({ingested.source})"),
+                dataset_split=evaluated.split,
+                dataset_revision=ingested.revision,
+                metric_value=round(value, 6),
+                **_hub_metric(name, evaluated, details),
+            )
+            for name, value in metrics.items()
+        ],
     )
+    return f"---\n{metadata.to_yaml()}\n---\n\n{body}"
 
 
-def _results(run: _Run, pipeline_tag: str) -> Iterator[EvalResult]:
-    """The metrics in the Hub's form. Intervals and other models' values go into `args`: the form has no fields for them."""
-    from huggingface_hub import EvalResult
-
-    recipe, evaluated = run.candidate.artifacts.recipe, run.candidate.evaluated
-    source = run.recipe.data.source
-    intervals = run.details.intervals["model"]
-    for name, value in run.metrics.items():
-        kind, shown, own = _HUB_METRICS.get(name, (re.sub(r"[^\w.-]", "_", name), _plain(name), {}))
-        arguments: dict[str, Any] = {**own, "rows": evaluated.rows}
-        if name in intervals and isfinite(intervals[name].low) and isfinite(intervals[name].high):
-            ends = {"low": round(intervals[name].low, 6), "high": round(intervals[name].high, 6)}
-            arguments["interval"] = {**ends, "confidence": run.details.confidence}
-        for label, other in (("champion", evaluated.champion), ("base", evaluated.untrained)):
-            if other and name in other:
-                arguments[label] = round(other[name], 6)
-        for one in run.details.comparisons:
-            if one.metric == name and one.has_interval:
-                label = "champion" if one.against == "champion" else "base"
-                gain = {"gain": round(one.gain, 6), "low": round(one.low, 6), "high": round(one.high, 6)}
-                arguments[f"gain_over_{label}"] = gain
-        yield EvalResult(
-            task_type=pipeline_tag,
-            dataset_type=source.repo_id if isinstance(source, HubDataset) else _identifier(recipe),
-            dataset_name=_plain(f"{recipe} ({run.ingested.source})"),
-            dataset_split=evaluated.split,
-            dataset_revision=run.ingested.revision,
-            metric_type=kind,
-            metric_name=shown,
-            metric_value=round(value, 6),
-            metric_args=arguments,
-        )
+def _hub_metric(name: str, evaluated: EvaluationReport, details: Details) -> dict[str, Any]:
+    """Return a metric in the Hub's form. Intervals and other models' values go into the arguments: the form has no fields for them."""
+    kind, shown, own = _HUB_METRICS.get(name, (re.sub(r"[^\w.-]", "_", name), _plain(name), {}))
+    arguments: dict[str, Any] = {**own, "rows": evaluated.rows}
+    interval = details.intervals["model"].get(name)
+    if interval and isfinite(interval.low) and isfinite(interval.high):
+        arguments["interval"] = {**_rounded(interval, "low", "high"), "confidence": details.confidence}
+    for label, other in (("champion", evaluated.champion), ("base", evaluated.untrained)):
+        if other and name in other:
+            arguments[label] = round(other[name], 6)
+    for one in details.comparisons:
+        if one.metric == name and one.has_interval:
+            label = "champion" if one.against == "champion" else "base"
+            arguments[f"gain_over_{label}"] = _rounded(one, "gain", "low", "high")
+    return {"metric_type": kind, "metric_name": shown, "metric_args": arguments}
 
 
-def _base_repository(run: _Run) -> str | None:
+def _rounded(report: Report, *names: str) -> dict[str, float]:
+    return {name: round(getattr(report, name), 6) for name in names}
+
+
+def _base_repository(name: str | None, artifacts: Artifacts) -> str | None:
     """The Hub repository that training started from; None for random weights or a folder."""
-    name = run.recipe.model.pretrained
-    if name is None or (run.candidate.artifacts.root / name).exists() or not _REPOSITORY.fullmatch(name):
-        return None
-    return name
-
-
-def _identifier(name: str) -> str:
-    """A name in the form that the Hub accepts for a dataset."""
-    return re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)
+    is_folder = name is None or (artifacts.root / name).exists()
+    return None if is_folder or not _REPOSITORY.fullmatch(str(name)) else name
 
 
 def _slices(details: Details) -> list[tuple[str, list[SliceResult], int]]:
@@ -239,17 +197,15 @@ def _slices(details: Details) -> list[tuple[str, list[SliceResult], int]]:
     return shown
 
 
-def _outs(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Path and MD5 of each output of the run in dvc.lock."""
-    for entry in ((record["dvc_lock"] or {}).get("stages") or {}).values():
-        for out in entry.get("outs") or ():
-            yield out["path"], out["md5"]
-
-
 def _has_chat_template(model: Path) -> bool:
     config = model / "tokenizer_config.json"
     in_config = config.is_file() and json.loads(config.read_bytes()).get("chat_template")
     return bool(in_config) or (model / "chat_template.jinja").is_file()
+
+
+def code_block_fence(text: str, least: int = 3) -> str:
+    """Return marks that begin and end code with this text, whatever marks it holds itself."""
+    return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 
 def _plain(value: object, limit: int = _MAX_NAME) -> str:
@@ -277,7 +233,7 @@ def _python(value: str) -> str:
 def _code(value: object) -> str:
     """Text from the data or the recipe as a code span."""
     line = _plain(value).replace("|", "\\|")
-    marks = "`" * (1 + _longest_marks(line))
+    marks = code_block_fence(line, least=1)
     return f"{marks}{line}{marks}" if len(marks) == 1 else f"{marks} {line} {marks}"
 
 

@@ -17,20 +17,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from huggingface_hub.community import Discussion, DiscussionComment, DiscussionStatusChange
-from huggingface_hub.errors import RepositoryNotFoundError
 
 from params.foundation.errors import StaleBlessingError
 from tasks.hub_client.faults import InconsistentStateError
 from tasks.hub_client.release_file import ReleaseRecord
 from tasks.hub_client.release_log import PUBLISH_ID
-from tasks.hub_client.repository import Repository, tree_weights
-from tasks.publishing.exactly_once import (
-    difference,
-    find_release,
-    read_repository_state,
-    refuse_stale,
-    release_commit_operations,
-)
+from tasks.hub_client.repository import Repository, Tree, tree_weights
+from tasks.publishing.exactly_once import RepositoryState, difference
 from tasks.publishing.release import Outcome, ReleasePlan
 
 WAITING: Final = frozenset({"open", "draft"})
@@ -62,52 +55,48 @@ class Proposals:
         """Close the open proposals of the recipe, because the gate no longer says that its model may be published."""
 
         def attempt() -> None:
-            try:
-                ours = [found for found in self._of_any_recipe() if _named(found)["recipe"] == self.recipe]
-            except RepositoryNotFoundError:
-                return
+            ours = [found for found in self._of_any_recipe() if _named(found)["recipe"] == self.recipe]
             self._tag_merged(ours)
             self._close([found for found in ours if found.status in WAITING], reason)
 
-        self.repository.retry_until_clear(attempt)
+        self.repository.retry_until_clear(attempt, missing=lambda: None)
 
     def _look_and_act(self, release: ReleasePlan, *, created: bool = False) -> Outcome:
         """Make one attempt; it can be repeated whatever it raises."""
-        repository, state = self.repository, read_repository_state(self.repository, release)
+        repository, state = self.repository, RepositoryState.read(self.repository, release)
         proposals = self._of_any_recipe()
         ours = [found for found in proposals if _named(found)["recipe"] == self.recipe]
         same = [found for found in ours if _named(found)["tag"] == release.tag]
-        waiting = [
-            found
-            for found in same
-            if found.status in WAITING and not difference(release, repository.tree(_branch(found)))
-        ]
-        others = [found for found in ours if found.status in WAITING and found not in waiting[:1]]
+        is_open = [found for found in ours if found.status in WAITING]
+        waiting = [found for found in is_open if found in same and not difference(release, self._files(found))]
         self._tag_merged([found for found in ours if found not in same])
-        if published := find_release(repository, release, state, merged=self._merge_commits(same)):
-            self._close([*waiting, *others], f"{release.tag} is published.")
+        if published := state.find_release(merged=self._merge_commits(same)):
+            self._close(is_open, f"{release.tag} is published.")
             return published
         try:
-            refuse_stale(repository, release, state)
+            state.refuse_stale()
         except StaleBlessingError as error:
-            self._close([*waiting, *others], f"{error.what[0].upper()}{error.what[1:]}.")
+            self._close(is_open, f"{error.what[0].upper()}{error.what[1:]}.")
             raise
         if not waiting and (number := self._find_rejection(proposals, {release.weights or "", *release.forms})):
             return Outcome("rejected", pull_request=number, note=f"pull request {number} was closed")
-        changed = [found for found in others if found in same and found not in waiting]
-        self._close(changed, f"It holds other files than {release.tag}.")
-        older = [found for found in others if found not in changed]
-        self._close(older, f"A newer model of this recipe is proposed as {release.tag}.")
+        for found in is_open:
+            if found in same and found not in waiting:
+                self._close([found], f"It holds other files than {release.tag}.")
+            elif found not in waiting[:1]:
+                self._close([found], f"A newer model of this recipe is proposed as {release.tag}.")
         if waiting:
             number = waiting[0].num
             return Outcome("proposed", pull_request=number, note=f"pull request {number} waits for approval")
         if created:
             raise InconsistentStateError("the pull request was created and is not visible")
-        repository.propose(
-            release_commit_operations(release, state),
+        repository.commit(
+            state.operations(),
             parent=state.head,
             title=f"Publish {release.tag} of {self.recipe}",
-            description=f"{release.description}\n\n{PUBLISH_ID}: {release.publish_id}",
+            trailers={PUBLISH_ID: release.publish_id},
+            description=release.description,
+            create_pr=True,
         )
         return self._look_and_act(release, created=True)  # are there two?
 
@@ -116,31 +105,31 @@ class Proposals:
         found = self.repository.api.get_repo_discussions(self.repository.id, discussion_type="pull_request")
         return sorted((one for one in found if _TITLE.fullmatch(one.title)), key=lambda one: one.num)
 
+    def _files(self, proposal: Discussion) -> Tree:
+        return self.repository.tree(f"refs/pr/{proposal.num}")
+
     def _find_rejection(self, proposals: Sequence[Discussion], weights: Collection[str]) -> int | None:
         """Return the newest pull request of this account with one of these models that a person has closed."""
         closed = [proposal for proposal in reversed(proposals) if proposal.status == "closed"]
         account = self.repository.api.whoami(cache=True)["name"] if closed else None
         for proposal in closed:
-            if (
-                proposal.author == account
-                and tree_weights(self.repository.tree(_branch(proposal))) in weights
-                and self._is_rejected(proposal)
-            ):
+            is_ours = proposal.author == account and tree_weights(self._files(proposal)) in weights
+            if is_ours and self._is_rejected(proposal):
                 return proposal.num
         return None
 
     def _is_rejected(self, proposal: Discussion) -> bool:
         """Whether a person closed a pull request of this account: only those who may write can, and those who use the account."""
         events = self.repository.api.get_discussion_details(self.repository.id, proposal.num).events
-        closed = [n for n, event in enumerate(events) if isinstance(event, DiscussionStatusChange)]
-        if not closed:
+        last = max((n for n, event in enumerate(events) if isinstance(event, DiscussionStatusChange)), default=None)
+        if last is None:
             return True
-        closing = events[closed[-1]]
-        beside = [event for n in (closed[-1] - 1, closed[-1] + 1) for event in events[max(n, 0) : n + 1]]
-        comments = [
-            event for event in beside if isinstance(event, DiscussionComment) and event.author == closing.author
-        ]
-        return not any(comment.content.rstrip().endswith(_NO_REJECTION) for comment in comments)
+        return not any(
+            isinstance(beside, DiscussionComment)
+            and beside.author == events[last].author
+            and beside.content.rstrip().endswith(_NO_REJECTION)
+            for beside in events[max(last - 1, 0) : last + 2]
+        )
 
     def _merge_commits(self, proposals: Sequence[Discussion]) -> list[str]:
         """Return the commits with which pull requests were merged, the newest first."""
@@ -153,16 +142,14 @@ class Proposals:
         repository, landed = self.repository, [proposal for proposal in proposals if proposal.status == "merged"]
         tags = repository.refs().tags if landed else {}
         for proposal in landed:
-            tag = _named(proposal)["tag"]
-            if tag in tags:
+            if (tag := _named(proposal)["tag"]) in tags:
                 continue
             for commit in self._merge_commits([proposal]):
                 found = ReleaseRecord.of(repository, commit)
                 if found and found.tag == tag:
                     repository.api.create_tag(repository.id, tag=tag, revision=commit)
                     tags[tag] = commit
-                    break
-            else:
+            if tag not in tags:
                 told = "was merged with other files: not tagged"
                 repository.log(f"{repository.where}: pull request {proposal.num} {told}")
 
@@ -170,10 +157,6 @@ class Proposals:
         comment = f"{reason}\n\n{_NO_REJECTION}"
         for proposal in proposals:
             self.repository.api.change_discussion_status(self.repository.id, proposal.num, "closed", comment=comment)
-
-
-def _branch(proposal: Discussion) -> str:
-    return f"refs/pr/{proposal.num}"
 
 
 def _named(proposal: Discussion) -> re.Match[str]:

@@ -34,14 +34,13 @@ def provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") -> dict[st
     `adapter` is the form of the release.
 
     It has no times, no environment variables, and no paths of this machine except those in the recipe.
-
-    Raises:
-        RecipeError: the recipe cannot be read, or holds a password.
-        ModelError: a report of the run cannot be read.
     """
     recipe = load(artifacts.recipe_path)
     text = artifacts.recipe_path.read_text(encoding="utf-8")
-    _refuse_password(artifacts, text)
+    if found := _PASSWORD.search(text):
+        where = f"params/{artifacts.recipe}.yaml:{1 + text.count(chr(10), 0, found.start())}"
+        fix = "write ${NAME} instead, and set the environment variable NAME to the password"
+        raise RecipeError(where, "there is a password in a URL, but the recipe is published with the model", fix)
     ingested, trained = read_report(artifacts, IngestReport), read_report(artifacts, TrainingReport)
     return {
         "schema": SCHEMA,
@@ -70,29 +69,19 @@ def provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") -> dict[st
     }
 
 
-def _refuse_password(artifacts: Artifacts, text: str) -> None:
-    for number, line in enumerate(text.splitlines(), start=1):
-        if _PASSWORD.search(line):
-            where = f"params/{artifacts.recipe}.yaml:{number}"
-            fix = "write ${NAME} instead, and set the environment variable NAME to the password"
-            raise RecipeError(where, "there is a password in a URL, but the recipe is published with the model", fix)
-
-
 def _dvc_lock(artifacts: Artifacts) -> dict[str, Any] | None:
     """The entries of dvc.lock for the stages that decide the weights; None if DVC did not run these very stages."""
-    stages = recorded_stages(artifacts.root)
-    found = {name: stages.get(f"{name}@{artifacts.recipe}") for name in REBUILT}
-    if any(entry is None for entry in found.values()):
+    recorded, run = recorded_stages(artifacts.root), f"runs/{artifacts.recipe}"
+    stages = {f"{name}@{artifacts.recipe}": recorded.get(f"{name}@{artifacts.recipe}") for name in REBUILT}
+    if not all(stages.values()) or not is_training_recorded(artifacts):
         return None
-    run = f"runs/{artifacts.recipe}"
+
+    def md5(stage: str, kind: str, path: str) -> str | None:
+        entries = (stages[f"{stage}@{artifacts.recipe}"] or {}).get(kind) or ()
+        return next((str(one.get("md5")) for one in entries if one.get("path") == path), None)
+
     links = (("ingest", "validate", f"{run}/raw"), ("tokenize", "train", f"{run}/tokens"))
-    is_linked = all(_md5(found[a], "outs", path) == _md5(found[b], "deps", path) for a, b, path in links)
-    if not is_linked or not is_training_recorded(artifacts):
+    if any(md5(maker, "outs", path) != md5(reader, "deps", path) for maker, reader, path in links):
         return None
-    entries = {f"{name}@{artifacts.recipe}": entry for name, entry in found.items()}
-    plain: dict[str, Any] = json.loads(json.dumps({"schema": "2.0", "stages": entries}, default=str))
+    plain: dict[str, Any] = json.loads(json.dumps({"schema": "2.0", "stages": stages}, default=str))
     return plain
-
-
-def _md5(entry: Any, kind: str, path: str) -> str | None:
-    return next((str(one.get("md5")) for one in entry.get(kind) or () if one.get("path") == path), None)

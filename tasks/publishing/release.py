@@ -10,14 +10,14 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from params.foundation.errors import ModelError
 from tasks.digests import weights_digest
-from tasks.hub_client.release_file import RELEASE_FILE, release_file_content, release_id, release_tag
+from tasks.hub_client.release_file import RELEASE_FILE, ReleaseFile, release_file_content, release_id, release_tag
 from tasks.publishing.secrets import find_secrets
 
 ANY_WEIGHTS: Final = "any"
@@ -36,18 +36,6 @@ _STARTS = {
 
 
 @dataclass(frozen=True)
-class ReleaseFile:
-    """A file of a release."""
-
-    path: str
-    size: int
-    sha256: str
-    git_sha1: str
-    """The git hash of its content, which identifies a file on the Hub unless it is a git-lfs one."""
-    source: Path | bytes = field(repr=False)
-
-
-@dataclass(frozen=True)
 class ReleasePlan:
     """What is to be published, where, in whose place, and why: a dry run says it, others send it directly or propose it."""
 
@@ -58,6 +46,10 @@ class ReleasePlan:
     """SHA-256 over the files, the repository and `made_from`: the same release always has the same id."""
     files: tuple[ReleaseFile, ...]
     """Sorted by path, RELEASE_FILE included."""
+    folder: Path
+    """Has all of them but RELEASE_FILE."""
+    record: bytes
+    """The content of RELEASE_FILE."""
     replaces: str | None = ANY_WEIGHTS
     """Digest of the weights that main must hold for the release to land; None: it must hold none."""
     reasons: tuple[str, ...] = ()
@@ -100,69 +92,55 @@ def plan_release(folder: Path, *, repo_id: str, private: bool, made_from: Mappin
     Raises:
         ModelError: the folder may not be published; the error lists all problems.
     """
-    problems: list[str] = []
-    files = list(_collect(folder, problems))
-    if not files and not problems:
+    paths = sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).as_posix())
+    names = {path: path.relative_to(folder).as_posix() for path in paths}
+    problems = [problem for path, name in names.items() for problem in _problems(name, path)]
+    sources = {} if problems else {name: path for path, name in names.items() if path.is_file()}
+    if not sources and not problems:
         problems.append("there is no file in it")
+    files = [_release_file(name, path) for name, path in sources.items()]
     body = {
         "schema": 3,
         "repo": repo_id,
         "made_from": dict(made_from),
-        "files": [
-            {"path": file.path, "size": file.size, "sha256": file.sha256, "git_sha1": file.git_sha1} for file in files
-        ],
+        "files": [file.model_dump() for file in files],
     }
-    publish_id = release_id(body)
-    description = release_file_content(body)
-    problems += find_secrets(RELEASE_FILE, description)
+    publish_id, record = release_id(body), release_file_content(body)
+    problems += find_secrets(RELEASE_FILE, record)
     if problems:
         what = "cannot be published:" + "".join(f"\n    {problem}" for problem in problems)
         raise ModelError(str(folder), what, "remove or replace these files; save weights as .safetensors")
-    all_files = sorted([*files, _release_file(RELEASE_FILE, description)], key=lambda file: file.path)
-    return ReleasePlan(repo_id, private, release_tag(publish_id), publish_id, tuple(all_files))
+    files = sorted([*files, _release_file(RELEASE_FILE, record)], key=lambda file: file.path)
+    return ReleasePlan(repo_id, private, release_tag(publish_id), publish_id, tuple(files), folder, record)
 
 
-def _collect(folder: Path, problems: list[str]) -> Iterator[ReleaseFile]:
-    """Yield the files sorted by path; add what may not be published to `problems`."""
-    for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).as_posix()):
-        name = path.relative_to(folder).as_posix()
-        if find_secrets("", name.encode(errors="surrogateescape")):
-            problems.append("the name of a file holds something like a secret")
-        elif path.is_symlink():
-            problems.append(f"{name}: is a symbolic link")
-        elif any(part.startswith(".") for part in Path(name).parts):
-            problems.append(f"{name}: is hidden; such files often hold settings or secrets")
-        elif path.is_dir():
-            continue
-        elif not path.is_file():
-            problems.append(f"{name}: is not a regular file")
-        elif name == RELEASE_FILE:
-            problems.append(f"{name}: is written by the publish stage itself")
-        elif path.suffix.lower() in _PICKLES:
-            problems.append(f"{name}: is in a format that can hold pickles, which run code when they are loaded")
-        elif path.suffix.lower() in _CODE:
-            problems.append(f"{name}: is code")
-        else:
-            found = _find_content_problems(name, path)
-            problems += found
-            if not found:
-                yield _release_file(name, path)
-
-
-def _find_content_problems(name: str, path: Path) -> list[str]:
+def _problems(name: str, path: Path) -> list[str]:
+    """Return why what is there may not be published."""
+    suffix, is_file = path.suffix.lower(), path.is_file()
+    faults = {
+        "the name of a file holds something like a secret": find_secrets("", name.encode(errors="surrogateescape")),
+        f"{name}: is a symbolic link": path.is_symlink(),
+        f"{name}: is hidden; such files often hold settings or secrets": "/." in f"/{name}",
+        f"{name}: is not a regular file": not is_file and not path.is_dir(),
+        f"{name}: is written by the publish stage itself": is_file and name == RELEASE_FILE,
+        f"{name}: is in a format that can hold pickles, which run code when they are loaded": is_file
+        and suffix in _PICKLES,
+        f"{name}: is code": is_file and suffix in _CODE,
+    }
+    if not is_file or any(faults.values()):
+        return [fault for fault, is_there in faults.items() if is_there][:1]
     with path.open("rb") as file:
         start = file.read(512)
     for what, pattern in _STARTS.items():
         if pattern.match(start):
             return [f"{name}: {what}, whatever its name says"]
     problems = find_secrets(name, path)
-    file_name = Path(name).name
-    if file_name.endswith("config.json"):
+    if path.name.endswith("config.json"):
         try:
             config = json.loads(path.read_bytes())
         except ValueError as error:
             return [*problems, f"{name}: is not JSON: {error}"]
-        is_models = file_name == "config.json"  # an adapter's config may have the key with an empty value
+        is_models = path.name == "config.json"  # an adapter's config may have the key with an empty value
         if isinstance(config, dict) and ("auto_map" in config if is_models else config.get("auto_map")):
             problems.append(f"{name}: has auto_map, which makes users run code of the repository")
     return problems
@@ -176,4 +154,4 @@ def _release_file(name: str, source: Path | bytes) -> ReleaseFile:
         while block := file.read(1 << 20):
             sha256.update(block)
             git_sha1.update(block)
-    return ReleaseFile(name, size, sha256.hexdigest(), git_sha1.hexdigest(), source)
+    return ReleaseFile(path=name, size=size, sha256=sha256.hexdigest(), git_sha1=git_sha1.hexdigest())

@@ -152,19 +152,14 @@ class EvaluationSettings:
         found = []
         for row in rows.pick(chosen):
             (encoded,) = self.objective.encode([row], self.tokenizer, self.max_length, self.state)
-            place = int(np.searchsorted(ids, row["row_id"]))
-            known = {name: float(table[name][place].as_py()) for name in table.column_names if name != "row_id"}
+            (known,) = table.slice(int(np.searchsorted(ids, row["row_id"])), 1).drop_columns("row_id").to_pylist()
             found.append(JudgedRow(row, encoded, known))
         found.sort(key=lambda one: len(one.encoded.examples))
         sizes = np.cumsum([len(one.encoded.examples) for one in found])
         return found[: max(1, int((sizes <= _MAX_SEQUENCES).sum()))]
 
     def check(self, reader: LoadedCardCode, rows: Sequence[JudgedRow]) -> None:
-        """Compare what a reader gets of each row with its scores.
-
-        Raises:
-            ModelError: a score that must be equal is not, or too many answers differ.
-        """
+        """Compare what a reader gets of each row with its scores."""
         differing = {}
         for one in progress(rows, what="publish: rows asked as on the card", total=len(rows)):
             if told := self._difference(one, reader, self._answer_scores):
@@ -182,22 +177,18 @@ class EvaluationSettings:
         self,
         one: JudgedRow,
         reader: LoadedCardCode,
-        measure: Callable[[LoadedCardCode, JudgedRow], Mapping[str, float] | None],
+        measure: Callable[[LoadedCardCode, JudgedRow], Mapping[str, float]],
     ) -> str | None:
-        """Return which score of a row differs, as a sentence; None if none does.
-
-        Raises:
-            ModelError: it is one that must be equal, or the row cannot be read.
-        """
+        """Return which score of a row differs, as a sentence; None if none does."""
         import torch
 
         try:
             with torch.inference_mode():
-                found = measure(reader, one) or {}
+                found = measure(reader, one)
         except (ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
             raise self._refusal(one.row["row_id"], " ".join(str(error).split())[:500], reader) from error
         for name, value in found.items():
-            judged = one.scores[name]
+            judged = float(one.scores[name])
             if not abs(value - judged) <= TOLERANCE * max(1.0, abs(judged)):  # NaN is no answer
                 told = f"{name} is {value:.6g}, and was {judged:.6g} in the evaluation"
                 if name in self.objective.served_scores:
@@ -220,25 +211,20 @@ class EvaluationSettings:
         found = dict(zip(objective.score_names(self.state), torch.stack(parts).double().sum(0).tolist(), strict=True))
         return {name: found[name] for name in objective.served_scores}
 
-    def _answer_scores(self, reader: LoadedCardCode, one: JudgedRow) -> Mapping[str, float] | None:
-        """Return the scores of a row that follow from the call on the card; None if the row is left out.
+    def _answer_scores(self, reader: LoadedCardCode, one: JudgedRow) -> Mapping[str, float]:
+        """Return the scores of a row that follow from the call on the card; empty if the row is left out.
 
         Rows that the evaluation cut are left out if that call does not cut them at the same place, and so are those that it split.
         """
-        objective = self.objective
-        cuts_alike = reader.tokenizer.model_max_length == self.max_length and objective.reader_cuts
-        is_called = reader.pipeline is not None or objective.has_target_text
+        objective, network, tokenizer, ready = self.objective, reader.network, reader.tokenizer, reader.pipeline
+        cuts_alike = tokenizer.model_max_length == self.max_length and objective.reader_cuts
+        is_called = ready is not None or objective.has_target_text
         is_whole = len(one.encoded.examples) == 1 and (cuts_alike or not one.encoded.is_truncated)
         if not is_called or not is_whole or objective.reader_input(one.row) is None:
-            return None
-        (example,) = one.encoded.examples
-        return objective.answer_scores(self._call(reader), one.row, example, reader.tokenizer)
-
-    def _call(self, reader: LoadedCardCode) -> Callable[..., Any]:
-        """Return the call on the card, for `Objective.answer_scores`."""
-        objective, network, tokenizer, ready = self.objective, reader.network, reader.tokenizer, reader.pipeline
+            return {}
 
         def ask(text: Any, **more: Any) -> Any:
+            """The call on the card."""
             arguments = {**objective.call_arguments, **more}
             if ready is None:
                 inputs = tokenizer(text, truncation=objective.reader_cuts, return_tensors="pt").to(network.device)
@@ -247,7 +233,7 @@ class EvaluationSettings:
                 return ready(text, return_tensors=True, **arguments)[0]["generated_token_ids"]
             return ready(text, **arguments)
 
-        return ask
+        return objective.answer_scores(ask, one.row, one.encoded.examples[0], tokenizer)
 
     def _refusal(self, row_id: int, told: str, reader: LoadedCardCode) -> ModelError:
         what = f"the release would answer otherwise than it was judged: row_id {row_id}: {told}"
@@ -262,17 +248,17 @@ class EvaluationSettings:
         import torch
 
         own, judged, config = reader.tokenizer, self.tokenizer, reader.network.config
+        labels, problem_type = self.state.get("labels"), getattr(config, "problem_type", None)
         if own.model_max_length < self.max_length:
             yield f"its tokenizer cuts texts at {own.model_max_length} tokens, and the evaluation at {self.max_length}"
         if own.chat_template != judged.chat_template:
             yield "its tokenizer has another chat template"
         if own.get_vocab() != judged.get_vocab():
             yield "its tokenizer has another vocabulary"
-        labels = self.state.get("labels")
         if labels and [config.id2label.get(number) for number in range(len(labels))] != labels:
             yield "id2label in its config.json names the outputs otherwise than they were learned"
-        if labels and getattr(config, "problem_type", None) not in {None, "single_label_classification"}:
-            yield f"problem_type in its config.json is {config.problem_type}, so its probabilities do not add up to one"
+        if labels and problem_type not in {None, "single_label_classification"}:
+            yield f"problem_type in its config.json is {problem_type}, so its probabilities do not add up to one"
         kinds = {weight.dtype for weight in reader.network.parameters() if weight.dtype.is_floating_point}
         if coarse := sorted(str(kind).removeprefix("torch.") for kind in kinds - {torch.float32}):
             yield f"its weights are read as {', '.join(coarse)}"

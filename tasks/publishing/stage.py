@@ -24,8 +24,9 @@ from tasks.evaluation.receipt_log import log_receipt, log_verdict
 from tasks.evaluation.report import Champion
 from tasks.hub_client.connection import dvc_experiment_name
 from tasks.hub_client.receipt import Receipt
-from tasks.publishing.candidate import Candidate
+from tasks.publishing.candidate import Candidate, require_readable
 from tasks.stages import save_report
+from trainer.model.adapters import BaseModelReference
 
 if TYPE_CHECKING:
     from tasks.publishing.release import ReleasePlan
@@ -56,43 +57,37 @@ def publish(
         HubRefusedError: no token, no access, or the tag holds something else.
         TransientError: the Hub gives no clear answer; nothing is lost, the next run publishes.
     """
-    candidate = Candidate.read(artifacts, publish, seed=seed, objective=objective, model=model, evaluation=evaluation)
-    blessing, evaluated = candidate.blessing, candidate.evaluated
+    candidate = Candidate(artifacts, publish, objective)
+    candidate.check(seed=seed, model=model, evaluation=evaluation)
+    blessing, endpoint, repo_id = candidate.blessing, candidate.endpoint, publish.repo_id
     if name := dvc_experiment_name():
-        logger.info(
-            "publish: %s is an experiment, so nothing is published; the verdict is `%s`", name, blessing.verdict
-        )
-        for reason in blessing.reasons:
-            logger.info("publish: %s", reason)
+        why = f"{name} is an experiment, so nothing is published; the verdict is `{blessing.verdict}`"
         fix = f"`dvc exp apply {name}` and `evergreen run {artifacts.recipe}` publish it, if the gate agrees"
         reasons = (*blessing.reasons, f"it is the experiment {name}, which publishes nothing; {fix}")
-        receipt = Receipt(status="dry-run", reasons=reasons, repo_id=publish.repo_id, endpoint=candidate.endpoint)
+        receipt = Receipt(status="dry-run", reasons=reasons, repo_id=repo_id, endpoint=endpoint)
+        logger.info("publish: %s", "\npublish: ".join([why, *blessing.reasons]))
         save_report(receipt, artifacts.receipt)
         return receipt
     if blessing.verdict == "refuse":
         _withdraw_proposals(candidate)
-        log_verdict(artifacts, "refused", blessing, evaluated, repo_id=publish.repo_id, endpoint=candidate.endpoint)
+        log_verdict(artifacts, "refused", blessing, candidate.evaluated, repo_id=repo_id, endpoint=endpoint)
         what = f"the gate refuses the model: {'; '.join(blessing.reasons)}"
         fix = "read the report; change the data, the training or evaluation.gate"
         raise GateRefusedError(str(artifacts.blessing), what, fix)
     may_change_form = blessing.is_champion and len(candidate.forms) > 1 and not publish.dry_run
-    released: Receipt | None = None
+    receipt = None
     if blessing.verdict == "publish" or may_change_form:
         check_earlier_stages("publish", artifacts)
-        released = _release(candidate, inputs)
-    receipt = released or _keep_champion(candidate)
+        receipt = _release(candidate, inputs)
+    if receipt is None:
+        _withdraw_proposals(candidate)
+        assert blessing.champion is not None, "there is a champion to keep"
+        receipt = Receipt(status="kept", reasons=blessing.reasons, **blessing.champion.model_dump(exclude={"weights"}))
     for reason in receipt.reasons:
         logger.info("publish: %s: %s", receipt.status, reason)
-    log_receipt(artifacts, receipt, blessing, evaluated)  # first: a stage that was killed in between logs it only once
+    log_receipt(artifacts, receipt, blessing, candidate.evaluated)  # first: a stage that was killed logs it only once
     save_report(receipt, artifacts.receipt)
     return receipt
-
-
-def _keep_champion(candidate: Candidate) -> Receipt:
-    _withdraw_proposals(candidate)
-    champion = candidate.blessing.champion
-    assert champion is not None, "there is a champion to keep"
-    return Receipt(status="kept", reasons=candidate.blessing.reasons, **champion.model_dump(exclude={"weights"}))
 
 
 def _withdraw_proposals(candidate: Candidate) -> None:
@@ -111,14 +106,15 @@ def _release(candidate: Candidate, inputs: Inputs) -> Receipt | None:
     from tasks.publishing.proposal import Proposals
     from tasks.publishing.release import Outcome
 
-    publish, endpoint = candidate.publish, candidate.endpoint
+    publish, endpoint, artifacts = candidate.publish, candidate.endpoint, candidate.artifacts
     if publish.dry_run:
         release = _plan(candidate, candidate.blessing.champion, inputs)
         logger.info("publish: dry run: %d files would go to %s on %s", len(release.files), release.repo_id, endpoint)
         outcome = Outcome("dry-run")
     else:
         with candidate.open() as repository:
-            candidate.require_readable_base(repository)
+            if publish.adapter != "merged":
+                require_readable(repository, BaseModelReference.of(artifacts.adapter), private=publish.private)
             replaced = candidate.replaced(repository)
             if replaced and (replaced.weights == candidate.weights or candidate.is_rolled_back(repository)):
                 return None
@@ -130,8 +126,8 @@ def _release(candidate: Candidate, inputs: Inputs) -> Receipt | None:
             if publish.approval == "none":
                 outcome = publish_release(patient, release)
             else:
-                outcome = Proposals(patient, candidate.artifacts.recipe).propose(release)
-    shutil.rmtree(candidate.artifacts.staged_release)
+                outcome = Proposals(patient, artifacts.recipe).propose(release)
+    shutil.rmtree(artifacts.staged_release)
     return Receipt(
         status=outcome.status,
         reasons=(*release.reasons, *([outcome.note] if outcome.note else [])),
@@ -151,21 +147,17 @@ def _plan(candidate: Candidate, replaced: Champion | None, inputs: Inputs) -> Re
     from tasks.publishing.release import plan_release
     from tasks.publishing.served import check_same_answers
 
-    artifacts, blessing, publish = candidate.artifacts, candidate.blessing, candidate.publish
-    record = provenance(artifacts, publish.adapter)
+    blessing, publish = candidate.blessing, candidate.publish
+    record = provenance(candidate.artifacts, publish.adapter)
     folder = assemble(candidate, record, replaced)
     inputs.check()  # the release holds the recipe as it is now
-    planned = plan_release(
-        folder,
-        repo_id=publish.repo_id,
-        private=publish.private,
-        made_from={
-            "run": record["run"],
-            "data_sha256": record["data"]["sha256"],
-            "git_commit": record["git_commit"],
-            "replaces": replaced.commit if replaced else None,
-        },
-    )
+    made_from = {
+        "run": record["run"],
+        "data_sha256": record["data"]["sha256"],
+        "git_commit": record["git_commit"],
+        "replaces": replaced.commit if replaced else None,
+    }
+    planned = plan_release(folder, repo_id=publish.repo_id, private=publish.private, made_from=made_from)
     check_same_answers(candidate, folder, planned)
     reasons = blessing.reasons if blessing.verdict == "publish" else ()
     if replaced and blessing.is_in_release(replaced.weights):

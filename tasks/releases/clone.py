@@ -92,46 +92,34 @@ class Clone:
     """The root of this project."""
 
     def stage(self, name: str, recipe: str) -> None:
-        """Run a stage with the clone's code; it logs to our standard output.
-
-        Raises:
-            EvergreenError: the stage's own error.
-        """
+        """Run a stage with the clone's code; it logs to our standard output."""
         logger.info("reproduce: %s", name)
-        command = [sys.executable, "-m", "tasks", name, f"params/{recipe}.yaml"]
-        result_path = Artifacts(recipe, self.project).command_result
+        result = Artifacts(recipe, self.project).command_result
+        path = os.pathsep.join(filter(None, [str(self.project), os.environ.get("PYTHONPATH")]))
         # DVC_STAGE: as under DVC, the stage dies with this process.
-        environment = {**_environment(), **command_result.reserve_result_file(result_path), "DVC_STAGE": name}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(self.project), os.environ.get("PYTHONPATH")]))
-        process = subprocess.Popen(
-            command,
+        own = {**command_result.reserve_result_file(result), "DVC_STAGE": name, "PYTHONPATH": path}
+        with subprocess.Popen(
+            [sys.executable, "-m", "tasks", name, f"params/{recipe}.yaml"],
             cwd=self.project,
-            env=environment,
+            env=_environment() | own,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             start_new_session=True,
-        )
-        try:
-            _, output = process.communicate()
-        finally:
-            stop_group(process, _GRACE_S)
-            if process.stderr is not None:
-                process.stderr.close()
+        ) as process:
+            try:
+                _, output = process.communicate()
+            finally:
+                stop_group(process, _GRACE_S)
         if process.returncode:
-            raise command_result.error_from_result(name, process.returncode, output, command_result.read(result_path))
+            raise command_result.error_from_result(name, process.returncode, output, command_result.read(result))
 
     def dvc(self, *arguments: str, at: Path | None = None) -> str:
-        """Run DVC in the clone or in another folder, and return its output.
-
-        Raises:
-            TransientError: it failed.
-        """
-        unwrapped = {"COLUMNS": "10000"}  # DVC breaks lines at the width of the terminal, even URLs
+        """Run DVC in the clone or in another folder, and return its output."""
         quiet = {"DVC_SITE_CACHE_DIR": str(self.folder / "dvc"), "DVC_NO_ANALYTICS": "1"}
-        environment = {**_environment(), **quiet, **unwrapped}
-        return _output([sys.executable, "-m", "dvc", *arguments], at or self.project, environment, "DVC")
+        unwrapped = {"COLUMNS": "10000"}  # DVC breaks lines at the width of the terminal, even URLs
+        return _run("DVC", [sys.executable, "-m", "dvc", *arguments], at or self.project, quiet | unwrapped)
 
 
 @contextlib.contextmanager
@@ -143,29 +131,23 @@ def cloned(root: Path, commit: str, release: ReproducibleRelease, *, keep: bool)
         StorageError: no temporary folder can be created.
     """
 
-    def git(*arguments: str, problem: str) -> str:
+    def git(problem: str, *arguments: str) -> str:
         try:
-            return _output(["git", *arguments], root.absolute(), _environment(), "git")
+            return _run("git", ["git", *arguments], root.absolute(), {}).strip()
         except TransientError as error:
             raise ModelError(release.where, f"{problem}: {error.what}", "run this in a clone of the project") from None
 
-    top = Path(git("rev-parse", "--show-toplevel", problem="this is not a git repository").strip())
-    inside = git("rev-parse", "--show-prefix", problem="this is not a git repository").strip()
+    top = Path(git("this is not a git repository", "rev-parse", "--show-toplevel"))
+    inside = git("this is not a git repository", "rev-parse", "--show-prefix")
     unknown = f"its commit {commit} is not in this repository; `git fetch --all` may bring it"
-    git("cat-file", "-e", f"{commit}^{{commit}}", problem=unknown)
-    with _folder(keep=keep) as folder:
-        target = folder / top.relative_to(top.anchor)
-        git("clone", "--quiet", "--shared", "--no-checkout", str(top), str(target), problem="it cannot be cloned")
-        git("-C", str(target), "checkout", "--quiet", "--detach", commit, problem="it cannot be checked out")
-        yield Clone(folder, target / inside, top / inside)
-
-
-@contextlib.contextmanager
-def _folder(*, keep: bool) -> Iterator[Path]:
+    git(unknown, "cat-file", "-e", f"{commit}^{{commit}}")
     with storage_errors(Path(tempfile.gettempdir())):
         folder = Path(tempfile.mkdtemp(prefix="evergreen-reproduce-")).resolve()
+    target = folder / top.relative_to(top.anchor)
     try:
-        yield folder
+        git("it cannot be cloned", "clone", "--quiet", "--shared", "--no-checkout", str(top), str(target))
+        git("it cannot be checked out", "-C", str(target), "checkout", "--quiet", "--detach", commit)
+        yield Clone(folder, target / inside, top / inside)
     finally:
         if keep:
             logger.info("reproduce: the clone stays in %s", folder)
@@ -174,11 +156,7 @@ def _folder(*, keep: bool) -> Iterator[Path]:
 
 
 def write_recipe(clone: Clone, path: Path, release: ReproducibleRelease) -> None:
-    """Write the release's recipe to `path`, and link the files that it names into the clone.
-
-    Raises:
-        RecipeError: neither git nor this project has this recipe.
-    """
+    """Write the release's recipe to `path`, and link the files that it names into the clone."""
     recipe = release.record.recipe
     own = clone.original / "params" / path.name
     if not any(p.is_file() and p.read_text(encoding="utf-8") == recipe.text for p in (path, own)):
@@ -188,31 +166,23 @@ def write_recipe(clone: Clone, path: Path, release: ReproducibleRelease) -> None
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(recipe.text, encoding="utf-8")
     loaded = load(path)
-    content, source = loaded.model_dump(mode="json"), loaded.data.source
     # Neither uploads nor an earlier checkpoint belong to this training; the weights do not depend on these keys.
-    changes: dict[tuple[str, ...], str] = {("launch", "mirror"): "none", ("training", "resume"): "auto"}
+    settings: dict[tuple[str, ...], str] = {("launch", "mirror"): "none", ("training", "resume"): "auto"}
     revision = release.record.data.revision
-    if isinstance(source, HubDataset) and re.fullmatch("[0-9a-f]{40}", revision):
-        changes["data", "source", "revision"] = revision  # a branch has moved since
-    _change(path, changes)
-    for name in (*_strings(content), (recipe.dvc_item or {}).get("data", "")):
-        _link(clone, name, own_run=Path("runs", recipe.name))
-
-
-def _change(path: Path, settings: Mapping[tuple[str, ...], str]) -> None:
-    """Set the keys that the recipe has; do not write the file if nothing changes."""
-    content: Any = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+    if isinstance(loaded.data.source, HubDataset) and re.fullmatch("[0-9a-f]{40}", revision):
+        settings["data", "source", "revision"] = revision  # a branch has moved since
+    content: Any = YAML(typ="safe").load(recipe.text)
     is_changed = False
-    for (*sections, key), value in settings.items():
+    for (*sections, key), value in settings.items():  # only keys that it has: its code may not know others
         section = content
         for name in sections:
             section = section.get(name) or {}
         if section.get(key, value) != value:
-            section[key] = value
-            is_changed = True
+            section[key], is_changed = value, True
     if is_changed:
-        with path.open("w", encoding="utf-8") as file:
-            YAML(typ="safe").dump(content, file)
+        YAML(typ="safe").dump(content, path)
+    for name in (*_strings(loaded.model_dump(mode="json")), (recipe.dvc_item or {}).get("data", "")):
+        _link(clone, name, own_run=Path("runs", recipe.name))
 
 
 def _strings(value: object) -> Iterator[str]:
@@ -224,26 +194,27 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def _link(clone: Clone, name: str, *, own_run: Path) -> None:
-    """If a text of the recipe names files of this project that the clone lacks, link them into the clone."""
+    """If a text of the recipe names files of this project that the clone lacks, link them into the clone.
+
+    Not what a stage could write to: the project itself, its hidden folders, the recipe's own run.
+    """
     if not name or len(name) > 1000 or "\n" in name or Path(name).is_absolute():
         return
     is_pattern = glob.has_magic(name) and not (clone.original / name).exists()
     for found in glob.glob(name, root_dir=clone.original, recursive=True) if is_pattern else [name]:  # noqa: PTH207
         source = Path(os.path.normpath(clone.original / found))
         target = Path(os.path.normpath(clone.project / found))
-        is_missing = not os.path.lexists(target) and target.is_relative_to(clone.folder)
-        if source.exists() and is_missing and not _is_written(source, clone.original, own_run):
+        if not source.exists() or os.path.lexists(target) or not target.is_relative_to(clone.folder):
+            continue
+        if source.is_relative_to(clone.original):
+            inside = source.relative_to(clone.original)
+            is_hidden = not inside.parts or inside.parts[0].startswith(".")
+            is_written = is_hidden or own_run.is_relative_to(inside) or inside.is_relative_to(own_run)
+        else:
+            is_written = clone.original.is_relative_to(source)
+        if not is_written:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to(source.resolve())
-
-
-def _is_written(source: Path, project: Path, own_run: Path) -> bool:
-    """Return whether a stage could write there: to the project itself, its hidden folders, the recipe's own run."""
-    if not source.is_relative_to(project):
-        return project.is_relative_to(source)
-    inside = source.relative_to(project)
-    is_hidden = not inside.parts or inside.parts[0].startswith(".")
-    return is_hidden or own_run.is_relative_to(inside) or inside.is_relative_to(own_run)
 
 
 def _environment() -> dict[str, str]:
@@ -251,12 +222,13 @@ def _environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in _GIT_PLACES and k != "PYTHONSAFEPATH"}
 
 
-def _output(command: Sequence[str], folder: Path, environment: Mapping[str, str], name: str) -> str:
+def _run(name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str:
+    """Run a tool, and return its output; TransientError if it fails."""
     try:
         done = subprocess.run(
             command,
             cwd=folder,
-            env=environment,
+            env={**_environment(), **environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -264,10 +236,8 @@ def _output(command: Sequence[str], folder: Path, environment: Mapping[str, str]
             timeout=_TOOL_TIMEOUT_S,
             check=False,
         )
-    except FileNotFoundError:
-        raise TransientError(name, "is not installed", "install it") from None
-    except subprocess.TimeoutExpired:
-        raise TransientError(name, f"did not end within {_TOOL_TIMEOUT_S:.0f} s", "try again") from None
+    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+        raise TransientError(name, f"did not end: {error}", f"install {name} if it is not, or try again") from None
     if done.returncode:
         reason = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
         raise TransientError(name, f"{name} failed: {reason[:1000]}", f"fix what {name} reports")

@@ -10,10 +10,9 @@ import contextlib
 import getpass
 import logging
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,11 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def show_releases(chosen: Sequence[Path], *, must_exist: bool) -> None:
-    """Print the releases of recipes.
-
-    Raises:
-        HubRefusedError: a repository cannot be read, and it `must_exist`.
-    """
+    """Print the releases of recipes; HubRefusedError if a repository cannot be read that `must_exist`."""
     from tasks.evaluation.receipt_log import entry_line, read_entries
     from tasks.hub_client.release_log import main_commits, one_line, table
 
@@ -57,9 +52,8 @@ def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> Non
     Running it again is safe.
 
     Raises:
-        HubRefusedError: there is no such tag, or the Hub refuses.
         RecipeError: the repositories of several recipes have this tag.
-        TransientError: no clear answer in time. Running it again is safe.
+        HubRefusedError, TransientError: as `rollback.roll_back`.
     """
     from tasks.evaluation.receipt_log import ReceiptLogEntry, append_entry
     from tasks.releases import rollback
@@ -68,21 +62,14 @@ def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> Non
     publish = load(path).publish
     with _open(path, publish, to_write=True) as opened:
         repository = replace(opened, timeout_s=publish.timeout_s, log=lambda line: logger.info("rollback: %s", line))
-        by = by or _user()
-        result = rollback.roll_back(repository, tag, by=by, why=why)
-    if result.changed:
-        entry = ReceiptLogEntry(
-            event="rollback",
-            reasons=(why,),
-            by=by,
-            repo_id=publish.repo_id,
-            endpoint=chosen_endpoint(publish.endpoint),
-            commit=result.commit,
-            tag=tag,
-        )
-        append_entry(Artifacts(path.stem), entry)
-    what = "is rolled back to" if result.changed else "holds already the files of"
-    print(f"{publish.repo_id} {what} {tag}, at {result.commit}")
+        if not by:  # as git or else this machine knows the user
+            found = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, check=False).stdout
+            by = found.strip() or getpass.getuser()
+        commit, changed = rollback.roll_back(repository, tag, by=by, why=why)
+    if changed:
+        where = {"repo_id": publish.repo_id, "endpoint": chosen_endpoint(publish.endpoint), "commit": commit}
+        append_entry(Artifacts(path.stem), ReceiptLogEntry(event="rollback", reasons=(why,), by=by, tag=tag, **where))
+    print(f"{publish.repo_id} {'is rolled back to' if changed else 'holds already the files of'} {tag}, at {commit}")
 
 
 def recipes() -> Sequence[Path]:
@@ -101,7 +88,7 @@ def _recipe_with(tag: str) -> Path:
     for path in recipes():
         publish = load(path).publish
         with _open(path, publish) as repository, contextlib.suppress(HubRefusedError):
-            if tag in repository.retry_until_clear(partial(_tags, repository)):
+            if tag in repository.retry_until_clear(repository.refs).tags:
                 found.setdefault((publish.endpoint, publish.repo_id), path)
     if not found:
         fix = "choose a tag that `evergreen releases` lists"
@@ -110,18 +97,3 @@ def _recipe_with(tag: str) -> Path:
         names = " and ".join(repo_id for _, repo_id in found)
         raise RecipeError("params/", f"the tag {tag} is in {names}", "say which with --recipe params/<recipe>.yaml")
     return next(iter(found.values()))
-
-
-def _tags(repository: Repository) -> Collection[str]:
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    try:
-        return repository.refs().tags
-    except RepositoryNotFoundError:
-        return ()
-
-
-def _user() -> str:
-    """Return the name of the user, as git or else this machine knows it."""
-    name = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, check=False).stdout.strip()
-    return name or getpass.getuser()

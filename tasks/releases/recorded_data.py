@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Final
-
-from huggingface_hub.errors import RepositoryNotFoundError
 
 from params import HubRefusedError
 from params.foundation.artifacts import Artifacts
@@ -27,18 +23,15 @@ def recorded_data_hashes(repo_id: str, endpoint: str, *, last: int, must_exist: 
 
     A release is known by its record, the file `FILE`, whoever made the commit: that of a merge has a person's message.
 
-    Args:
-        repo_id: `namespace/name`.
-        endpoint: address of the Hub, or `local`.
-        last: how many releases of main, the newest first; one that was published again after a rollback counts once.
-        must_exist: whether models were published there, so that a Hub that does not find it gives no clear answer.
+    Of main, the `last` releases count, the newest first; one that was published again after a rollback counts once. If models
+    were published there, the repository `must_exist`: a Hub that does not find it gives no clear answer.
 
     Raises:
         HubRefusedError, TransientError: the Hub refuses, or gives no clear answer.
     """
     with open_repository(Artifacts("clean"), repo_id=repo_id, endpoint=endpoint) as opened:
         repository = replace(opened, timeout_s=_TIMEOUT_S)
-        records = repository.retry_until_clear(partial(_records, repository, last))
+        records = repository.retry_until_clear(lambda: _records(repository, last), missing=lambda: None)
         if records is None and must_exist:
             fix = "set HF_TOKEN to one that may read it; if it was deleted, `--releases 0` keeps the data of no release"
             raise HubRefusedError(repository.where, "is not found, and models were published there", fix)
@@ -46,31 +39,27 @@ def recorded_data_hashes(repo_id: str, endpoint: str, *, last: int, must_exist: 
 
 
 def _records(repository: Repository, last: int) -> dict[str, str] | None:
-    """Return the records by the hashes of their content; None without such a repository."""
-    try:
-        branches, tags = repository.refs()
-    except RepositoryNotFoundError:
-        return None
+    """Return the records by the hashes of their content."""
+    branches, tags = repository.refs()
     entries = main_commits(repository) if MAIN in branches else []
     records: dict[str, str] = {}
     released: set[str] = set()
+
+    def add(revision: str) -> set[str]:
+        file = repository.tree(revision).get(FILE)
+        if file:
+            content = repository.read(revision, FILE, max_bytes=MAX_BYTES) or b""
+            records[file.blob_id] = content.decode(errors="replace")
+        return {file.blob_id} if file else set()
+
     for entry in entries:
-        found = dict(_record(repository, entry.commit))
-        records |= found
-        released |= found.keys() if entry.kind != "rollback" else set()
+        found = add(entry.commit)
+        released |= found if entry.kind != "rollback" else set()
         if len(released) >= last:
             break
-    history = {entry.commit for entry in entries}
-    for commit in tags.values():
-        if commit not in history:  # of a history that was squashed, for example
-            records |= _record(repository, commit)
+    for commit in {*tags.values()} - {entry.commit for entry in entries}:
+        add(commit)  # of a history that was squashed, for example
     for proposal in repository.api.get_repo_discussions(repository.id, discussion_type="pull_request"):
         if proposal.status in WAITING:
-            records |= _record(repository, f"refs/pr/{proposal.num}")
+            add(f"refs/pr/{proposal.num}")
     return records
-
-
-def _record(repository: Repository, revision: str) -> Iterator[tuple[str, str]]:
-    file = repository.tree(revision).get(FILE)
-    if file:
-        yield file.blob_id, (repository.read(revision, FILE, max_bytes=MAX_BYTES) or b"").decode(errors="replace")

@@ -19,7 +19,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from params import ModelError, RecipeError
 from params.foundation.artifacts import Artifacts
@@ -90,18 +89,14 @@ def _read_release(root: Path, target: str, endpoint: str) -> ReproducibleRelease
     with open_repository(Artifacts("reproduce", root), repo_id=repo_id, endpoint=endpoint) as opened:
         repository = replace(opened, timeout_s=_HUB_TIMEOUT_S)
 
-        def look() -> tuple[str, str | None, dict[str, str]]:
+        def look() -> tuple[str, bytes | None, dict[str, str]]:
             commit = str(repository.api.model_info(repo_id, revision=revision).sha)
-            files = repository.tree(commit)
-            weights = {
-                name: file.lfs.sha256
-                if file.lfs
-                else hashlib.sha256(repository.read(commit, name, max_bytes=_MAX_WEIGHTS) or b"").hexdigest()
-                for name, file in files.items()
-                if name.endswith(WEIGHTS)
-            }
-            record = repository.read(commit, FILE, max_bytes=MAX_BYTES)
-            return commit, None if record is None else record.decode(errors="replace"), weights
+            weights = {}
+            for name, file in repository.tree(commit).items():
+                if name.endswith(WEIGHTS):
+                    content = b"" if file.lfs else repository.read(commit, name, max_bytes=_MAX_WEIGHTS) or b""
+                    weights[name] = file.lfs.sha256 if file.lfs else hashlib.sha256(content).hexdigest()
+            return commit, repository.read(commit, FILE, max_bytes=MAX_BYTES), weights
 
         commit, text, weights = repository.retry_until_clear(look)
     where = f"{repo_id}@{commit}"
@@ -123,11 +118,7 @@ def _end_on_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def end(number: int, _: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
     finally:

@@ -9,10 +9,9 @@ Files that the Hub has are not sent again.
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from huggingface_hub import CommitOperationCopy, CommitOperationDelete
-from huggingface_hub.errors import RepositoryNotFoundError
 
 from params.foundation.errors import HubRefusedError
 from tasks.hub_client.faults import InconsistentStateError
@@ -20,13 +19,11 @@ from tasks.hub_client.release_log import BY, GATE, REASON, ROLLBACK_ID, ROLLED_B
 from tasks.hub_client.repository import MAIN, Repository, Tree
 
 
-@dataclass(frozen=True)
-class RollbackResult:
+class RollbackResult(NamedTuple):
     """What main holds after a rollback."""
 
     commit: str
     """Holds the files of the tag."""
-    tag: str
     changed: bool
     """Whether a commit was made; false if main held the files of the tag already."""
 
@@ -40,48 +37,37 @@ def roll_back(repository: Repository, tag: str, *, by: str, why: str) -> Rollbac
         HubRefusedError: there is no such tag or repository, `by` or `why` is empty, or the Hub would refuse again.
         TransientError: no clear answer in time. Running it again is safe.
     """
-    by, why = one_line(by), one_line(why)
+    by, why, where = one_line(by), one_line(why), repository.where
     if not by or not why:
         what = f"a rollback needs {'a reason' if by else 'the name of who asks for it'}"
-        raise HubRefusedError(repository.where, what, "say who asks and why: others will want to know later")
+        raise HubRefusedError(where, what, "say who asks and why: others will want to know later")
     rollback_id = uuid.uuid4().hex  # one per call: the same rollback may be needed again later
-    trailers = {BY: by, REASON: why, ROLLBACK_ID: rollback_id}
-    return repository.retry_until_clear(
-        lambda: _look_and_act(repository, tag, trailers), fix="roll back again later: what has landed is found"
-    )
 
-
-def _look_and_act(repository: Repository, tag: str, trailers: dict[str, str]) -> RollbackResult:
-    """Make one attempt; it can be repeated whatever it raises."""
-    where = repository.where
-    try:
+    def look_and_act() -> RollbackResult:
         branches, tags = repository.refs()
-    except RepositoryNotFoundError:
-        raise HubRefusedError(where, "there is no such repository", "check its name and the token") from None
-    if tag not in tags:
-        fix = f"choose one of {', '.join(sorted(tags))}" if tags else "nothing has been published with a tag"
-        raise HubRefusedError(where, f"there is no tag {tag!r}", fix)
-    if (parent := branches.get(MAIN)) is None:
-        raise HubRefusedError(where, f"the repository has no branch {MAIN}", "create one, or remove the repository")
-    target = repository.tree(tags[tag])
-    for commit in repository.history():
-        if f"{ROLLBACK_ID}: {trailers[ROLLBACK_ID]}" in commit.message.splitlines():
-            if _changes(target, repository.tree(commit.commit_id), tags[tag]):
-                what = f"commit {commit.commit_id} has the id of this rollback and other files than {tag}"
-                raise HubRefusedError(where, what, "find out who wrote it, and roll back again")
-            return RollbackResult(commit.commit_id, tag, changed=True)  # an earlier attempt landed
-    changes = _changes(target, repository.tree(parent), tags[tag])
-    if not changes:
-        return RollbackResult(parent, tag, changed=False)
-    made = repository.commit(
-        changes,
-        parent=parent,
-        title=f"Roll back to {tag}",
-        trailers={ROLLED_BACK_TO: tag, ROLLED_BACK_FROM: parent, GATE: "overridden", **trailers},
-    )
-    if _changes(target, repository.tree(made), tags[tag]):
-        raise InconsistentStateError(f"commit {made}, which the client returned, does not hold the files of {tag}")
-    return RollbackResult(made, tag, changed=True)
+        if tag not in tags:
+            fix = f"choose one of {', '.join(sorted(tags))}" if tags else "nothing has been published with a tag"
+            raise HubRefusedError(where, f"there is no tag {tag!r}", fix)
+        if (parent := branches.get(MAIN)) is None:
+            raise HubRefusedError(where, f"the repository has no branch {MAIN}", "create one, or remove the repository")
+        target = repository.tree(tags[tag])
+        for commit in repository.history():
+            if f"{ROLLBACK_ID}: {rollback_id}" in commit.message.splitlines():
+                if _changes(target, repository.tree(commit.commit_id), tags[tag]):
+                    what = f"commit {commit.commit_id} has the id of this rollback and other files than {tag}"
+                    raise HubRefusedError(where, what, "find out who wrote it, and roll back again")
+                return RollbackResult(commit.commit_id, changed=True)  # an earlier attempt landed
+        changes = _changes(target, repository.tree(parent), tags[tag])
+        if not changes:
+            return RollbackResult(parent, changed=False)
+        trailers = {ROLLED_BACK_TO: tag, ROLLED_BACK_FROM: parent, GATE: "overridden", BY: by, REASON: why}
+        trailers[ROLLBACK_ID] = rollback_id
+        made = repository.commit(changes, parent=parent, title=f"Roll back to {tag}", trailers=trailers)
+        if _changes(target, repository.tree(made), tags[tag]):
+            raise InconsistentStateError(f"commit {made}, which the client returned, does not hold the files of {tag}")
+        return RollbackResult(made, changed=True)
+
+    return repository.retry_until_clear(look_and_act, fix="roll back again later: what has landed is found")
 
 
 def _changes(target: Tree, current: Tree, source: str) -> list[CommitOperationCopy | CommitOperationDelete]:

@@ -25,11 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def fetch_base_model(clone: Clone, release: ReproducibleRelease) -> None:
-    """Bring the model of another recipe that the recipe starts from: from DVC by the recorded lock, else from this project.
-
-    Raises:
-        ModelError: nobody has it.
-    """
+    """Bring the model of another recipe that the recipe starts from: from DVC by the recorded lock, else from this project."""
     base = (release.record.recipe.dvc_item or {}).get("base", "").rstrip("/")
     if not (maker := re.fullmatch(r"runs/([A-Za-z0-9][\w.-]*)/model", base)):
         return
@@ -52,36 +48,28 @@ def fetch_base_model(clone: Clone, release: ReproducibleRelease) -> None:
 
 
 def fetch_rows(clone: Clone, made: Artifacts, release: ReproducibleRelease) -> None:
-    """Bring the rows of the release into the clone: from DVC by the recorded lock, else by running ingest.
+    """Bring the rows of the release into the clone: from DVC by the recorded lock, else by running ingest."""
+    stage, rows, recorded = f"ingest@{made.recipe}", f"runs/{made.recipe}/raw", release.record.data
 
-    Raises:
-        DataError: the source no longer gives these rows.
-        EvergreenError: the error of the ingest stage.
-    """
-    stage, rows = f"ingest@{made.recipe}", f"runs/{made.recipe}/raw"
-    if _fetch(clone, release, stage, "outs", maker=stage, path=rows) and not _changed_splits(made, release):
+    def changes() -> list[str]:
+        found = []
+        for split in SPLITS:
+            folder, then = made.raw / split, recorded.sha256.get(split, "missing")
+            now = shards.folder_sha256(folder) if folder.is_dir() else "missing"
+            if now != then:
+                found.append(f"{split} was {then[:12]} and is {now[:12]}")
+        return found
+
+    if _fetch(clone, release, stage, "outs", maker=stage, path=rows) and not changes():
         logger.info("reproduce: the rows are in DVC's cache")
         return
     logger.info("reproduce: DVC does not have the rows: running ingest")
     shutil.rmtree(made.raw, ignore_errors=True)
     clone.stage("ingest", made.recipe)
-    if changed := _changed_splits(made, release):
-        what = "the source no longer gives the rows of the release: "
-        what += "; ".join(f"{split} was {then[:12]} and is {now[:12]}" for split, (then, now) in changed.items())
-        revision = release.record.data.revision
-        fix = f"restore revision {revision} of the source, or the rows in DVC's cache or remote"
+    if changed := changes():
+        what = f"the source no longer gives the rows of the release: {'; '.join(changed)}"
+        fix = f"restore revision {recorded.revision} of the source, or the rows in DVC's cache or remote"
         raise DataError(release.where, what, fix)
-
-
-def _changed_splits(made: Artifacts, release: ReproducibleRelease) -> dict[str, tuple[str, str]]:
-    """Return the splits whose rows are not those of the release, with the SHA-256 of then and of now."""
-    then, found = release.record.data.sha256, {}
-    for split in SPLITS:
-        folder = made.raw / split
-        now = shards.folder_sha256(folder) if folder.is_dir() else "missing"
-        if now != then.get(split):
-            found[split] = (then.get(split, "missing"), now)
-    return found
 
 
 def _fetch(clone: Clone, release: ReproducibleRelease, stage: str, kind: str, *, maker: str, path: str) -> bool:
@@ -123,5 +111,4 @@ def _add_item(project: Path, recipe: RecordedRecipe) -> None:
     recipes = content["recipes"] if path.name == RECIPES.name else content["vars"][0]["recipes"]
     if recipe.dvc_item and recipe.name not in recipes:
         recipes[recipe.name] = recipe.dvc_item
-        with path.open("w", encoding="utf-8") as file:
-            YAML(typ="safe").dump(content, file)
+        YAML(typ="safe").dump(content, path)

@@ -62,7 +62,7 @@ def test_what_a_release_says_of_itself_is_read(written: Path) -> None:
     assert ObjectiveChoice.model_validate(content["objective"]).name == "causal_lm"
     release = ReleaseRecord.parse((written / "evergreen-release.json").read_bytes())
     assert release is not None
-    assert list(release.files) == ["config.json"]
+    assert [file.path for file in release.files] == ["config.json"]
 
 
 def test_profile_of_the_rows_of_a_release_is_read(written: Path) -> None:

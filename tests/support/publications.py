@@ -9,6 +9,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi
 
+from tasks.hub_client.release_file import RELEASE_FILE
 from tasks.hub_client.repository import Repository
 from tasks.publishing.exactly_once import publish_release
 from tasks.publishing.release import ANY_WEIGHTS, Outcome, ReleasePlan, plan_release
@@ -33,6 +34,12 @@ def plan(folder: Path, *, tag: str = "", **changes: object) -> ReleasePlan:
     settings: dict[str, object] = {"repo_id": REPO, "private": False, "made_from": {"data": "abc"}}
     planned = plan_release(folder, **(settings | changes))
     return replace(planned, tag=tag or planned.tag)
+
+
+def contents(release: ReleasePlan) -> dict[str, bytes]:
+    """The content of each file of a release, by path."""
+    paths = [file.path for file in release.files if file.path != RELEASE_FILE]
+    return {RELEASE_FILE: release.record, **{path: (release.folder / path).read_bytes() for path in paths}}
 
 
 def patient(

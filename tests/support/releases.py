@@ -11,13 +11,13 @@ import torch
 from params import Recipe, load
 from params.dvc_files import Inputs
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.report import Blessing, EvaluationReport
+from tasks.evaluation.report import EvaluationReport
 from tasks.evaluation.stage import evaluate as evaluate_stage
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.stage import publish as publish_stage
-from tasks.stages import read_report, save_report
+from tasks.stages import save_report
 from tasks.training.report import TrainingReport
 from tests.support import tiny
 from trainer import objectives
@@ -120,8 +120,6 @@ def publish(artifacts: Artifacts, recipe: Recipe, **changes: Any) -> Receipt:
 
 
 def candidate(artifacts: Artifacts, **changes: Any) -> Candidate:
-    """What the publish stage makes of a judged model, some keys of the recipe's `publish` section set; without weights."""
+    """What the publish stage makes of a judged model, some keys of the recipe's `publish` section set."""
     recipe = load(artifacts.recipe_path)
-    publish = recipe.publish.model_copy(update=changes)
-    blessing, evaluated = read_report(artifacts, Blessing), read_report(artifacts, EvaluationReport)
-    return Candidate(artifacts, publish, "local", recipe.objective, blessing, evaluated, forms={})
+    return Candidate(artifacts, recipe.publish.model_copy(update=changes), recipe.objective)

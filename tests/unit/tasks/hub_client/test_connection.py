@@ -16,8 +16,8 @@ from params import EvergreenError, HubRefusedError
 from params.foundation.artifacts import Artifacts
 from params.schema import HubDataset
 from tasks.hub_client.connection import LOCAL, open_repository
+from tasks.hub_client.repository import upload_without_xet
 from tasks.hub_client.token import token_for
-from tasks.hub_client.xet import upload_without_xet
 from tasks.ingestion.source import open_source
 from tests.support.faulty_hub import quick_client
 

@@ -14,13 +14,13 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.community import Discussion
 
 from params.foundation.errors import StaleBlessingError, TransientError
-from tasks.hub_client.release_file import RELEASE_FILE, release_file_content, release_id, release_tag
+from tasks.hub_client.release_file import RELEASE_FILE, ReleaseFile, release_file_content, release_id, release_tag
 from tasks.hub_client.release_log import main_commits
 from tasks.publishing.hub_changes import status_of
 from tasks.publishing.proposal import Proposals
-from tasks.publishing.release import Outcome, ReleaseFile, ReleasePlan
+from tasks.publishing.release import Outcome, ReleasePlan
 from tests.support.faulty_hub import Clock, Fault, FaultyHub
-from tests.support.publications import REPO, patient, plan, publish, write_model
+from tests.support.publications import REPO, contents, patient, plan, publish, write_model
 
 RECIPE = "nightly"
 
@@ -154,10 +154,7 @@ def test_proposal_that_evergreen_closed_may_return(api: HfApi, folder: Path, tmp
 def copy_as_bob(hub: FaultyHub, release: ReleasePlan, **changed: bytes) -> int:
     """A pull request of a stranger with the title and the files of ours, some of them changed."""
     bob = HfApi(endpoint=hub.endpoint, token="token-of-bob")
-    files = {
-        file.path: file.source if isinstance(file.source, bytes) else file.source.read_bytes() for file in release.files
-    }
-    added = [CommitOperationAdd(path, content) for path, content in {**files, **changed}.items()]
+    added = [CommitOperationAdd(path, content) for path, content in {**contents(release), **changed}.items()]
     title, trailer = f"Publish {release.tag} of {RECIPE}", f"Publish-Id: {release.publish_id}"
     made = bob.create_commit(REPO, added, commit_message=title, commit_description=trailer, create_pr=True)
     assert made.pr_num is not None
@@ -206,9 +203,7 @@ def test_other_files_of_the_same_size_are_no_release(
 ) -> None:
     release = without_git_hashes(plan(folder)) if is_old else plan(folder)
     propose(api, release)
-    content = {file.path: file.source for file in release.files}[path]
-    forged = FORGERIES[path](content if isinstance(content, bytes) else content.read_bytes())
-    copy_as_bob(hub, release, **{path: forged})
+    copy_as_bob(hub, release, **{path: FORGERIES[path](contents(release)[path])})
     api.merge_pull_request(REPO, 2)
     withdraw(api, "It is worse.")
     assert api.list_repo_refs(REPO).tags == []
@@ -229,19 +224,16 @@ def test_release_that_lists_no_git_hashes_is_known_by_its_content(api: HfApi, fo
 
 def without_git_hashes(release: ReleasePlan) -> ReleasePlan:
     """The same release, described as earlier versions did."""
-    (described,) = [file for file in release.files if file.path == RELEASE_FILE]
-    body = json.loads(described.source)  # type: ignore[arg-type]
+    body = json.loads(release.record)
     del body["publish_id"]
     for file in body["files"]:
         del file["git_sha1"]
     publish_id, content = release_id(body), release_file_content(body)
     git_sha1 = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
     sha256 = hashlib.sha256(content).hexdigest()
-    files = tuple(
-        ReleaseFile(RELEASE_FILE, len(content), sha256, git_sha1, content) if file is described else file
-        for file in release.files
-    )
-    return replace(release, publish_id=publish_id, tag=release_tag(publish_id), files=files)
+    described = ReleaseFile(path=RELEASE_FILE, size=len(content), sha256=sha256, git_sha1=git_sha1)
+    files = tuple(described if file.path == RELEASE_FILE else file for file in release.files)
+    return replace(release, publish_id=publish_id, tag=release_tag(publish_id), files=files, record=content)
 
 
 def test_merged_release_is_found_beside_a_merge_with_its_title(api: HfApi, hub: FaultyHub, folder: Path) -> None:
@@ -311,7 +303,7 @@ def test_of_two_equal_proposals_the_older_stays(api: HfApi, folder: Path) -> Non
     release = plan(folder)
     api.create_repo(REPO)
     for _ in range(2):
-        added = [CommitOperationAdd(file.path, file.source) for file in release.files]
+        added = [CommitOperationAdd(path, content) for path, content in contents(release).items()]
         api.create_commit(REPO, added, commit_message=f"Publish {release.tag} of {RECIPE}", create_pr=True)
     assert propose(api, release) == waiting(1)
     assert [one.num for one in pull_requests(api, "open")] == [1]

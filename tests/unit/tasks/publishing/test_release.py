@@ -31,8 +31,7 @@ def test_publish_id_follows_the_content(folder: Path, tmp_path: Path) -> None:
     assert plan(folder, made_from={"data": "abd"}).publish_id != first.publish_id
     (folder / "sub/empty.txt").write_bytes(b"x")
     assert plan(folder).publish_id != first.publish_id
-    receipt = next(file for file in first.files if file.path == RELEASE_FILE)
-    content = json.loads(receipt.source)
+    content = json.loads(first.record)
     assert (content["publish_id"], content["repo"], content["made_from"]) == (first.publish_id, REPO, {"data": "abc"})
     assert [file["path"] for file in content["files"]] == sorted(
         ["README.md", "config.json", "model.safetensors", "sub/empty.txt"]

@@ -14,7 +14,7 @@ from params.foundation.errors import HubRefusedError, TransientError
 from tasks.evaluation.receipt_log import read_entries
 from tasks.hub_client.release_file import RELEASE_FILE
 from tasks.hub_client.release_log import LogEntry, main_commits, rolled_back_reason, table
-from tasks.hub_client.repository import Repository
+from tasks.hub_client.repository import Repository, tree_weights
 from tasks.hub_server import pull_requests
 from tasks.hub_server.store import Store
 from tasks.publishing.release import Outcome
@@ -23,7 +23,7 @@ from tasks.releases.rollback import RollbackResult, roll_back
 from tests.support import tiny
 from tests.support.faulty_hub import STRANGER, Fault, FaultyHub
 from tests.support.project import ROOT
-from tests.support.publications import REPO, TOKEN, patient, plan, publish, write_model
+from tests.support.publications import REPO, TOKEN, contents, patient, plan, publish, write_model
 
 
 def release(api: HfApi, folder: Path, number: int) -> Outcome:
@@ -81,7 +81,7 @@ def test_repeated_rollback_changes_nothing(api: HfApi, tmp_path: Path) -> None:
     release(api, tmp_path, 2)
     done = roll_back_to(api)
     again = roll_back(patient(api), "v1", by="ann", why="to be sure")
-    assert again == RollbackResult(done.commit, "v1", changed=False)
+    assert again == RollbackResult(done.commit, changed=False)
     assert roll_back_to(api, "v2").changed, "a rollback can be undone"
     assert blobs(api, "main") == blobs(api, "v2")
     assert roll_back_to(api).changed, "and repeated"
@@ -152,11 +152,10 @@ def test_rollback_includes_a_concurrent_foreign_commit(
     assert blobs(api, done.commit) == blobs(api, "main") == blobs(api, "v1")
     entries = main_commits(Repository(api, REPO))
     assert [entry.title for entry in entries[:2]] == ["Roll back to v1", "by hand"]
-    assert entries[0].came_from == entries[1].commit
 
 
 def test_invalid_rollbacks_are_refused(api: HfApi, hub: FaultyHub, tmp_path: Path) -> None:
-    with pytest.raises(HubRefusedError, match="no such repository"):
+    with pytest.raises(HubRefusedError, match="404"):
         roll_back_to(api)
     api.create_repo(REPO)
     with pytest.raises(HubRefusedError, match="nothing has been published"):
@@ -188,7 +187,6 @@ def test_log_lists_releases_rollbacks_and_other_commits(api: HfApi, tmp_path: Pa
     done = roll_back_to(api, by="ann\nPublish-Id: 1", why="it said:\nRolled-Back-To: v2\x1b[31m")
     entries = main_commits(Repository(api, REPO))
     assert [entry.kind for entry in entries] == ["rollback", "release", "other", "release", "other"]
-    assert [entry.is_head for entry in entries] == [True, False, False, False, False]
     back_entry, _, other, oldest, initial = entries
     made = api.list_repo_commits(REPO)[0].created_at.strftime("%Y-%m-%dT%H:%M:%SZ")
     assert back_entry == LogEntry(
@@ -198,10 +196,8 @@ def test_log_lists_releases_rollbacks_and_other_commits(api: HfApi, tmp_path: Pa
         date=made,
         kind="rollback",
         to="v1",
-        came_from=entries[1].commit,
         by="ann Publish-Id: 1",
         why="it said: Rolled-Back-To: v2 [31m",
-        is_head=True,
     )
     assert (oldest.commit, oldest.tags) == (first.commit, ("a-nickname", "v1"))
     assert (other.commit, other.by) == (by_hand.oid, None)
@@ -256,7 +252,7 @@ def test_rollback_counts_only_from_who_may_write_main(
     """A merged pull request may even bring back the files of an older release: its words are still its author's."""
     release(api, tmp_path, 1)
     second = release(api, tmp_path, 2)
-    weights = Repository(api, REPO).weights(second.commit)
+    weights = tree_weights(Repository(api, REPO).tree(second.commit))
     assert weights is not None
     bob = HfApi(endpoint=hub.endpoint, token="token-of-bob")
     old, new = (Repository(api, REPO).tree(tag) for tag in ("v1", "v2"))
@@ -281,10 +277,7 @@ def test_merged_release_is_one(api: HfApi, hub: FaultyHub, tmp_path: Path) -> No
     release(api, tmp_path, 1)
     second = write_model(tmp_path / "second")
     planned = plan(second)
-    files = {
-        file.path: file.source if isinstance(file.source, bytes) else file.source.read_bytes() for file in planned.files
-    }
-    number = propose_as_bob(hub, files, title="our new model")
+    number = propose_as_bob(hub, contents(planned), title="our new model")
     api.create_commit(
         REPO, [CommitOperationDelete("sub/only-in-1.txt")], commit_message="-", revision=f"refs/pr/{number}"
     )
@@ -310,7 +303,7 @@ def test_log_of_an_empty_repository(api: HfApi, hub: FaultyHub) -> None:
         main_commits(Repository(api, REPO))
     api.create_repo(REPO)
     (entry,) = main_commits(Repository(api, REPO))
-    assert (entry.kind, entry.is_head) == ("other", True)
+    assert entry.kind == "other"
     hub.faults.append(Fault("commits", "before", 503, times=99))
     with pytest.raises(TransientError, match="503"):
         main_commits(patient(api, attempts=2))
