@@ -17,16 +17,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from tasks.progress import note_progress
-from tasks.shards.kept_work import ShardWorkers, settings_key
+from tasks.shards.kept_work import ShardWorkers, Work, settings_key
 from tasks.shards.split_rows import SplitRows, group_of
 from trainer import objectives
-from trainer.data.shards import ROW_ID, Shard
+from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.objective import Objective
 
 if TYPE_CHECKING:
@@ -173,10 +172,14 @@ def scan(rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers) -> Sc
         columns: those that are compared.
         workers: look at each shard; what they saw is kept for the next run.
     """
-    works = [_Work(rows.only(shard), shard, columns) for shard in rows.manifest.shards]
+    types = [(name, str(rows.schema.field(name).type)) for name in columns.content]
+    options = columns.objective.options.model_dump(mode="json") if columns.objective else {}
+    settings = {"work": "drift", "types": types, "labels": columns.labelled, "options": options}
+    works = [Work(own, settings_key(shard=own.shard.sha256, **settings)) for own in rows.shards]
     smallest, labels = SmallestHashes(), {column: Counter[int]() for column in columns.labelled}
-    for work, found in zip(works, workers.run(scan_shard, works, what="shards (drift)"), strict=True):
-        smallest.add(found.smallest.hashes, found.smallest.row_ids + work.shard.first_row_id)
+    all_found = workers.run(partial(scan_shard, columns), works, what="shards (drift)")
+    for shard, found in zip(rows.manifest.shards, all_found, strict=True):
+        smallest.add(found.smallest.hashes, found.smallest.row_ids + shard.first_row_id)
         smallest.is_whole &= found.smallest.is_whole
         for column in tuple(labels):
             labels[column].update(found.labels.get(column, {}))
@@ -185,44 +188,25 @@ def scan(rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers) -> Sc
     return Scan(len(rows), smallest, labels)
 
 
-@dataclass(frozen=True)
-class _Work:
-    """One shard to look at."""
-
-    rows: SplitRows
-    shard: Shard
-    columns: ComparedColumns
-    files: Sequence[Path] = ()
-
-    @property
-    def key(self) -> str:
-        types = [(name, str(self.rows.schema.field(name).type)) for name in self.columns.content]
-        options = self.columns.objective.options.model_dump(mode="json") if self.columns.objective else {}
-        return settings_key(
-            work="drift", shard=self.shard.sha256, types=types, labels=self.columns.labelled, options=options
-        )
-
-
-def scan_shard(work: _Work) -> Scan:
+def scan_shard(columns: ComparedColumns, rows: SplitRows) -> Scan:
     """Look at the rows of one shard; the row_ids of what is found begin at 0."""
-    shard, columns = work.shard, work.columns
     smallest = SmallestHashes()
     counts = {column: Counter[str]() for column in columns.labelled}
-    for batch in work.rows.batches([ROW_ID, *columns.content]):
+    for batch in rows.batches([ROW_ID, *columns.content]):
         note_progress()
         values = [batch[column].to_pylist() for column in columns.content]
-        smallest.add(_hashes(values), batch[ROW_ID].to_numpy() - shard.first_row_id)
+        smallest.add(_hashes(values), batch[ROW_ID].to_numpy() - rows.shard.first_row_id)
         for column, labels in zip(columns.labels, values, strict=False):  # the labels come first
             counts[column].update(map(str, labels))
         if columns.listed:
-            rows = (dict(zip(columns.content, row, strict=True)) for row in zip(*values, strict=True))
-            counts[columns.listed].update(label for row in rows for label in {*columns.labels_of(row)[-1]})
+            found = (dict(zip(columns.content, row, strict=True)) for row in zip(*values, strict=True))
+            counts[columns.listed].update(label for row in found for label in {*columns.labels_of(row)[-1]})
     labels = {
         column: {label_hash(label): number for label, number in own.items()}
         for column, own in counts.items()
         if len(own) <= MAX_LABELS
     }
-    return Scan(shard.rows, smallest, labels)
+    return Scan(len(rows), smallest, labels)
 
 
 def _hashes(columns: Sequence[Sequence[Any]]) -> NDArray[np.uint64]:
@@ -238,11 +222,7 @@ def read_sampled_rows(
     """Read the rows with these ids, and keep what is compared of them; the result has the order of `row_ids`."""
     chosen = np.sort(row_ids)
     starts = np.searchsorted(chosen, [shard.first_row_id for shard in rows.manifest.shards])
-    works = [
-        (rows.only(shard), own)
-        for shard, own in zip(rows.manifest.shards, np.split(chosen, starts)[1:], strict=True)
-        if len(own)
-    ]
+    works = [own for own in zip(rows.shards, np.split(chosen, starts)[1:], strict=True) if len(own[1])]
     found: dict[int, dict[str, Any]] = {}
     for own in workers.map(partial(_compared, columns), works, what="shards (sampled rows)"):
         found |= own

@@ -12,8 +12,8 @@ leave the shards of earlier parts as they are.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from params import DataError, RecipeError
@@ -21,7 +21,7 @@ from params.dvc_files import Inputs
 from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomically
 from params.loading import suggestion
 from params.schema import Data, Launch, Split
-from tasks.ingestion.batches import Batch, Batches, to_readable_batch
+from tasks.ingestion.batches import Batch, to_readable_batch
 from tasks.ingestion.file_index import FileRowRange
 from tasks.ingestion.parquet import Column, WrittenPart, check_types, part_name, widen, write_part, write_schema
 from tasks.ingestion.parts import read_pieces, split_files_into_parts, split_into_parts
@@ -29,7 +29,7 @@ from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import OpenedSource, open_source
 from tasks.ingestion.splitting import SplitDivision
 from tasks.progress import progress
-from tasks.shards.kept_work import ShardWorkers
+from tasks.shards.kept_work import ShardWorkers, Work
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import save_report
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard, folder_sha256
@@ -55,8 +55,8 @@ def ingest(
     ):
         columns, shards, row_id = dict[str, Column](), {split: list[Shard]() for split in SPLITS}, 0
         for source_split in source.splits:
-            splitting = SplitDivision(source_split, shares if source_split == "train" else {}, data.group_by, seed)
-            for part in _write_parts(source, source_split, splitting, folder, workers):
+            division = SplitDivision(source_split, shares if source_split == "train" else {}, data.group_by, seed)
+            for part in _write_parts(source, division, folder, workers):
                 widen(columns, part.columns)
                 for split, shard in part.shards.items():
                     shards[split].append(shard.model_copy(update={"first_row_id": row_id}))
@@ -93,59 +93,38 @@ def _shares(source_splits: Sequence[str], split: Split) -> dict[str, float]:
     return shares
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A part of a split of the source, in files."""
-
-    number: int
-    pieces: tuple[FileRowRange, ...]
-    folder: Path
-    splitting: SplitDivision
-
-    @property
-    def key(self) -> str:
-        return f"{self.number} {[piece.key for piece in self.pieces]} {self.splitting}"
-
-    @property
-    def files(self) -> list[Path]:
-        splits = (
-            self.splitting.source_split,
-            *self.splitting.shares,
-        )  # the others belong to other splits of the source
-        return [self.folder / split / part_name(self.number) for split in splits]
-
-
 def _write_parts(
-    source: OpenedSource, split: str, splitting: SplitDivision, folder: Path, workers: ShardWorkers
-) -> Iterable[WrittenPart]:
+    source: OpenedSource, division: SplitDivision, folder: Path, workers: ShardWorkers
+) -> Iterator[WrittenPart]:
     """Write the parts of a split of the source."""
+    split, works = division.source_split, list[Work[tuple[int, Sequence[FileRowRange]]]]()
     files = source.indexes(split)
-    if files is not None:
-        works = [
-            _Part(number, pieces, folder, splitting) for number, pieces in enumerate(split_files_into_parts(files))
-        ]
-        return workers.run(_write_files, works, what=f"parts of {split}")
-    return progress(_write_batches(source.batches(split), splitting, folder), what=f"ingest: parts of {split}")
+    if files is None:
+        with contextlib.closing(source.batches(split)) as batches:
+            parts = enumerate(split_into_parts(batches))
+            yield from progress(map(partial(_write, division, folder), parts), what=f"ingest: parts of {split}")
+        return
+    for number, pieces in enumerate(split_files_into_parts(files)):
+        key = f"{number} {[piece.key for piece in pieces]} {division}"
+        paths = [
+            folder / own / part_name(number) for own in (split, *division.shares)
+        ]  # the source has the other splits
+        works.append(Work((number, pieces), key, paths))
+    yield from workers.run(partial(_write_files, division, folder), works, what=f"parts of {split}")
 
 
-def _write_files(part: _Part) -> WrittenPart:
-    return _write(read_pieces(part.pieces), part.number, part.splitting, part.folder)
+def _write_files(division: SplitDivision, folder: Path, part: tuple[int, Sequence[FileRowRange]]) -> WrittenPart:
+    return _write(division, folder, (part[0], read_pieces(part[1])))
 
 
-def _write_batches(source: Batches, splitting: SplitDivision, folder: Path) -> Iterator[WrittenPart]:
-    with contextlib.closing(source) as batches:
-        for number, part in enumerate(split_into_parts(batches)):
-            yield _write(part, number, splitting, folder)
-
-
-def _write(source: Iterator[Batch], number: int, splitting: SplitDivision, folder: Path) -> WrittenPart:
+def _write(division: SplitDivision, folder: Path, part: tuple[int, Iterator[Batch]]) -> WrittenPart:
     def with_splits() -> Iterator[tuple[Batch, list[str]]]:
-        for source_batch in source:
+        for source_batch in part[1]:
             batch, rows = to_readable_batch(source_batch)
-            _check_columns(batch.rows.schema.names, splitting.group_by, batch.address(0))
-            yield batch, splitting.of(rows)
+            _check_columns(batch.rows.schema.names, division.group_by, batch.address(0))
+            yield batch, division.of(rows)
 
-    return write_part(with_splits(), folder, number)
+    return write_part(with_splits(), folder, part[0])
 
 
 def _check_columns(names: Sequence[str], group_by: Sequence[str], where: str) -> None:

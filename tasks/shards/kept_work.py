@@ -24,7 +24,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from params import KilledError
 from params.dvc_files import Inputs, file_state
@@ -51,21 +51,19 @@ _AHEAD: Final = 2
 """Calls that wait for each process: it never waits for this one, and few results wait to be taken."""
 
 
-class Work(Protocol):
-    """What is to be done on one shard; a process gets it as a pickle."""
-
-    @property
-    def key(self) -> str:
-        """All that the result depends on besides code: the hash of the shard, and settings."""
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """The files that the work may write."""
-
-
-WorkT = TypeVar("WorkT", bound=Work)
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Work(Generic[ItemT]):
+    """What is to be done on one shard; a process gets it as a pickle."""
+
+    item: ItemT
+    key: str
+    """All that the result depends on besides code: the hash of the shard, and settings."""
+    files: Sequence[Path] = ()
+    """The files that the work may write."""
 
 
 class ShardWorkers:
@@ -134,8 +132,10 @@ class ShardWorkers:
             yield result
             release_unused_memory()
 
-    def run(self, function: Callable[[WorkT], ResultT], works: Sequence[WorkT], *, what: str) -> Iterator[ResultT]:
-        """Yield `function(work)` of each, in order; that of earlier runs, with its files, where nothing has changed.
+    def run(
+        self, function: Callable[[ItemT], ResultT], works: Sequence[Work[ItemT]], *, what: str
+    ) -> Iterator[ResultT]:
+        """Yield `function(work.item)` of each, in order; that of earlier runs, with its files, where nothing has changed.
 
         Args:
             function: a function of a module, or a `functools.partial` of one; its result can be pickled.
@@ -146,11 +146,11 @@ class ShardWorkers:
             EvergreenError: as `map` does.
         """
         if not self._cache:
-            yield from self.map(function, works, what=what)
+            yield from self.map(function, [work.item for work in works], what=what)
             return
         self._used.update(self._cache.entry(work).name for work in works)
         found = 0
-        for result, is_found in self.map(partial(_find_or_do, function, self._cache), works, what=what):
+        for result, is_found in self.map(partial(self._cache.find_or_do, function), works, what=what):
             found += is_found
             yield result
         if found:
@@ -207,15 +207,6 @@ class ShardWorkers:
         return partial(client.submit, pure=False)
 
 
-def _find_or_do(function: Callable[[WorkT], ResultT], cache: _Cache, work: WorkT) -> tuple[ResultT, bool]:
-    """Return what the work gives, and whether an earlier run did it."""
-    with contextlib.suppress(LookupError):
-        return cache.find(work), True
-    result = function(work)
-    cache.keep(work, result)
-    return result, False
-
-
 @dataclass(frozen=True)
 class _Cache:
     folder: Path
@@ -223,10 +214,19 @@ class _Cache:
     code: tuple[tuple[str, str], ...]
     """The files of the code that the work depends on, below `root`, each with its state."""
 
-    def entry(self, work: Work) -> Path:
+    def entry(self, work: Work[Any]) -> Path:
         return self.folder / _digest([work.key, _code_digest(self.code)])
 
-    def find(self, work: Work) -> Any:
+    def find_or_do(self, function: Callable[[ItemT], ResultT], work: Work[ItemT]) -> tuple[ResultT, bool]:
+        """Return what the work gives, and whether an earlier run did it."""
+        with contextlib.suppress(LookupError):
+            found: ResultT = self.find(work)
+            return found, True
+        result = function(work.item)
+        self.keep(work, result)
+        return result, False
+
+    def find(self, work: Work[Any]) -> Any:
         """Return what the work gave, and put its files where they belong.
 
         Raises:
@@ -251,7 +251,7 @@ class _Cache:
             raise LookupError(entry) from error
         return result
 
-    def keep(self, work: Work, result: Any) -> None:
+    def keep(self, work: Work[Any], result: Any) -> None:
         """Keep what the work gave. Without room on the disk nothing is kept; the work is done in any case."""
         if not _is_there(self.root, self.code):
             return  # this process may have imported other code

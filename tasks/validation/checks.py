@@ -140,7 +140,7 @@ def check_part(
     expectations: Sequence[Expectation], as_objects: frozenset[str], work: PartWork
 ) -> list[ExpectationResult]:
     """Check the rows of one shard."""
-    return run_expectations(expectations, work.part.frame(work.columns, as_objects, work.skip))
+    return run_expectations(expectations, work.frame(as_objects))
 
 
 def _sum(
@@ -172,8 +172,7 @@ def check_rows_with_objective(
 
 def rejected_rows(reject_reason: Callable[[Row], str | None], work: PartWork) -> Positions:
     """Return the positions of the rows of one shard that the objective rejects."""
-    rows = work.part.each(work.skip, work.columns)
-    return np.array([position for position, row in rows if reject_reason(row) is not None], np.int64)
+    return np.array([position for position, row in work.each() if reject_reason(row) is not None], np.int64)
 
 
 def check_whole_columns(expectations: Sequence[Expectation], rows: RawRows, skip: Positions) -> list[ExpectationResult]:
@@ -197,7 +196,7 @@ def read_columns_as_frame(rows: RawRows, columns: Sequence[str]) -> pd.DataFrame
 
     split = None
     if SPLIT in columns:
-        lengths = [part.shard.rows for part in rows.parts]
+        lengths = [len(part.rows) for part in rows.parts]
         split = pd.Series([part.split for part in rows.parts], dtype="str").repeat(lengths).reset_index(drop=True)
     return frame_of(rows.table([name for name in columns if name in rows.schema.names]), columns, split)
 

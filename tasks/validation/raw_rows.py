@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from params import DataError
 from params.foundation.artifacts import SPLITS, storage_errors
 from params.loading import suggestion
-from tasks.shards.kept_work import ShardWorkers, settings_key
+from tasks.shards.kept_work import ShardWorkers, Work, settings_key
 from tasks.shards.split_rows import SplitRows
-from trainer.data.shards import ROW_ID, Shard
+from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.objective import ColumnKind
 
 if TYPE_CHECKING:
@@ -48,23 +48,17 @@ def union(several: Sequence[Positions]) -> Positions:
 
 @dataclass(frozen=True)
 class ShardWithPositions:
-    """A shard, and the positions of its rows."""
+    """The rows of a shard, and their positions."""
 
     split: str
     rows: SplitRows
-    shard: Shard
     start: int
     """Position of the first row."""
 
     @property
     def stop(self) -> int:
         """Position after the last row."""
-        return self.start + self.shard.rows
-
-    @property
-    def path(self) -> Path:
-        """The shard's file."""
-        return self.rows.manifest.path(self.shard)
+        return self.start + len(self.rows)
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows, with all columns or with `row_id` and those of `columns` that the source has."""
@@ -73,30 +67,44 @@ class ShardWithPositions:
             known if columns is None else [name for name in dict.fromkeys([ROW_ID, *columns]) if name in known]
         )
 
-    def frame(
-        self, columns: Sequence[str], as_objects: frozenset[str], skip: Positions = NOTHING, *, table: Any = None
-    ) -> pd.DataFrame:
-        """Return some columns of the rows, without those at the positions in `skip`, as a frame indexed by position.
 
-        They are read, unless they are in `table`.
+@dataclass(frozen=True, eq=False)
+class PartWork:
+    """Work on one shard. Its positions begin at 0, so what comes of it is the same when rows come before the shard."""
+
+    part: ShardWithPositions
+    columns: Sequence[str]
+    """The columns that the work reads; the others may change."""
+    skip: Positions
+    """Positions of the rows that do not count."""
+    path: Path | None
+    """The file that the work writes, if it does."""
+
+    def key(self, settings: str) -> str:
+        """Return all that the result depends on; `settings` is a hash of all else."""
+        schema = self.part.rows.schema
+        return settings_key(
+            shard=self.part.rows.shard.sha256,
+            columns=[(name, str(schema.field(name).type)) for name in self.columns if name in schema.names],
+            split=self.part.split if SPLIT in self.columns else None,
+            first_row_id=self.part.rows.shard.first_row_id if ROW_ID in self.columns else None,
+            skip=hashlib.sha256(self.skip.tobytes()).hexdigest(),
+            settings=settings,
+        )
+
+    def frame(self, as_objects: frozenset[str] = frozenset()) -> pd.DataFrame:
+        """Return the rows that count as a frame indexed by position.
+
         A column of integers or booleans holds Python objects if `as_objects` names it, so that the shards of a column agree.
         """
-        frame = frame_of(self.table(columns) if table is None else table, columns, self.split)
-        frame = frame.set_axis(range(self.start, self.stop))
-        frame = frame.astype(dict.fromkeys([name for name in columns if name in as_objects], object))
-        return drop_rows(frame, within(skip, self.start, self.stop))
+        frame = frame_of(self.part.table(self.columns), self.columns, self.part.split)
+        frame = frame.astype(dict.fromkeys([name for name in self.columns if name in as_objects], object))
+        return drop_rows(frame, self.skip)
 
-    def each(
-        self, skip: Positions = NOTHING, columns: Sequence[str] | None = None
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the rows with their positions, without those in `skip`; only a batch is in memory as Python objects."""
-        skipped = set(within(skip, self.start, self.stop).tolist())
-        position = self.start
-        for batch in self.rows.batches(columns, 1000, shard=self.shard):
-            for row in batch.to_pylist():
-                if position not in skipped:
-                    yield position, row
-                position += 1
+    def each(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the rows that count with their positions; only a batch is in memory as Python objects."""
+        skipped = set(self.skip.tolist())
+        return (each for each in enumerate(self.part.rows.rows(self.columns)) if each[0] not in skipped)
 
 
 def frame_of(table: pa.Table, columns: Sequence[str], split: Any) -> pd.DataFrame:
@@ -113,32 +121,6 @@ def frame_of(table: pa.Table, columns: Sequence[str], split: Any) -> pd.DataFram
 def drop_rows(frame: pd.DataFrame, positions: Positions) -> pd.DataFrame:
     """Return a frame that is indexed by position without the rows at some positions."""
     return frame.loc[~np.isin(frame.index.to_numpy(), positions)] if len(positions) else frame
-
-
-@dataclass(frozen=True, eq=False)
-class PartWork:
-    """Work on one shard. Its positions begin at 0, so what comes of it is the same when rows come before the shard."""
-
-    part: ShardWithPositions
-    columns: Sequence[str]
-    """The columns that the work reads; the others may change."""
-    skip: Positions
-    """Positions of the rows that do not count."""
-    settings: str
-    """Hash of all else that the result depends on."""
-    files: Sequence[Path]
-
-    @property
-    def key(self) -> str:
-        schema = self.part.rows.schema
-        return settings_key(
-            shard=self.part.shard.sha256,
-            columns=[(name, str(schema.field(name).type)) for name in self.columns if name in schema.names],
-            split=self.part.split if SPLIT in self.columns else None,
-            first_row_id=self.part.shard.first_row_id if ROW_ID in self.columns else None,
-            skip=hashlib.sha256(self.skip.tobytes()).hexdigest(),
-            settings=self.settings,
-        )
 
 
 @dataclass(frozen=True)
@@ -195,11 +177,11 @@ class RawRows:
             paths: the file that is written for each shard, if one is.
             settings: all else that the result depends on, as JSON.
         """
-        key = settings_key(work=what, **settings)
-        works = [
-            PartWork(replace(part, start=0), columns, within(skip, part.start, part.stop) - part.start, key, files)
-            for part, files in zip(parts, [[path] for path in paths] if paths else [[]] * len(parts), strict=True)
-        ]
+        key, works = settings_key(work=what, **settings), list[Work[PartWork]]()
+        for part, path in zip(parts, paths or [None] * len(parts), strict=True):
+            own = within(skip, part.start, part.stop) - part.start
+            work = PartWork(replace(part, start=0), columns, own, path)
+            works.append(Work(work, work.key(key), [path] if path else []))
         return self.workers.run(function, works, what=f"shards ({what})")
 
     def span(self, split: str) -> range:
@@ -253,7 +235,7 @@ class RawRows:
         whole_numbers = [f.name for f in fields if types.is_integer(f.type) or types.is_boolean(f.type)]
         found = set[str]()
         for part in self.parts if whole_numbers else ():
-            found |= part.rows.with_nulls(part.shard, whole_numbers)
+            found |= part.rows.with_nulls(whole_numbers)
         return frozenset(found)
 
 
@@ -273,9 +255,9 @@ def read_raw_rows(
     _require_types(raw, schema, kinds)
     parts, start = list[ShardWithPositions](), 0
     for split in ORDER:
-        for shard in splits[split].manifest.shards:
-            parts.append(ShardWithPositions(split, splits[split].only(shard), shard, start))
-            start += shard.rows
+        for rows in splits[split].shards:
+            parts.append(ShardWithPositions(split, rows, start))
+            start += len(rows)
     return RawRows(splits, tuple(parts), workers, scratch)
 
 

@@ -162,7 +162,7 @@ def _labels(method: Objective[Any], rows: RawRows, skip: Positions) -> pd.DataFr
 
 def labels_of_part(as_objects: frozenset[str], work: PartWork) -> pd.DataFrame:
     """Return the labels of one shard, each once."""
-    return work.part.frame(work.columns, as_objects, work.skip).drop_duplicates()
+    return work.frame(as_objects).drop_duplicates()
 
 
 def _failures(plan: Plan) -> list[str]:
@@ -172,16 +172,17 @@ def _failures(plan: Plan) -> list[str]:
     failures = []
     for result, check in zip(plan.results, report.checks, strict=True):
         if check.stops:
-            count = "the table fails" if result.failing is None else f"{len(result.failing)} of {total} rows fail"
+            count = "the table fails" if result.found.failing is None else f"{len(result.failing)} of {total} rows fail"
             failures.append(f"{describe(result.expectation)}: {count}; {result.examples(rows)}")
     if report.share > report.max_quarantined:
         failures.append(
             f"{report.quarantined} of {total} rows ({report.share:.1%}) would be set aside, more than"
             f" validation.max_quarantined = {report.max_quarantined:g} allows"
         )
-        most_rows_first = sorted((r for r in plan.results if r.quarantines), key=_count, reverse=True)
+        setting_aside = [r for r in plan.results if len(r.quarantined)]
+        most_rows_first = sorted(setting_aside, key=lambda r: len(r.quarantined), reverse=True)
         failures += [
-            f"  {_count(r)} rows: {describe(r.expectation)}; {r.examples(rows, 3)}" for r in most_rows_first[:5]
+            f"  {len(r.failing)} rows: {describe(r.expectation)}; {r.examples(rows, 3)}" for r in most_rows_first[:5]
         ]
     emptied = [s for s in SPLITS if not report.rows_out[s] and (report.rows_in[s] or s == "train")]
     if not sum(report.rows_out.values()):
@@ -189,10 +190,6 @@ def _failures(plan: Plan) -> list[str]:
     elif emptied:
         failures.append(f"no rows remain in {' and '.join(emptied)}")
     return failures
-
-
-def _count(result: CheckResult) -> int:
-    return 0 if result.failing is None else len(result.failing)
 
 
 def _fix(report: ValidationReport) -> str:
