@@ -54,17 +54,9 @@ def measure(
     repo_id: str,
     endpoint: str,
 ) -> DriftReport | None:
-    """Write the profile into `folder`, which holds the valid rows, and compare; None if the recipe turns this off.
+    """Write the profile into `folder`, which holds the valid rows and will be `Artifacts.validated`, and compare.
 
-    Args:
-        artifacts: of the run; say where the local Hub is.
-        folder: what will be `Artifacts.validated`.
-        workers: do the work on shards.
-        drift: of the recipe.
-        objective: says what its columns hold, and which labels a row has.
-        seed: of the permutations.
-        repo_id: repository that the recipe publishes to.
-        endpoint: its Hub.
+    Return None if the recipe turns this off.
 
     Raises:
         HubRefusedError, TransientError: with `on_drift: fail`, if the Hub does not say which model is published.

@@ -165,13 +165,7 @@ class SampledRows:
 
 
 def scan(rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers) -> Scan:
-    """Look at all rows once, in memory that does not grow with them.
-
-    Args:
-        rows: of the train split.
-        columns: those that are compared.
-        workers: look at each shard; what they saw is kept for the next run.
-    """
+    """Look at all rows once, in memory that does not grow with them; what was seen of a shard is kept for the next run."""
     types = [(name, str(rows.schema.field(name).type)) for name in columns.content]
     options = columns.objective.options.model_dump(mode="json") if columns.objective else {}
     settings = {"work": "drift", "types": types, "labels": columns.labelled, "options": options}
@@ -195,7 +189,8 @@ def scan_shard(columns: ComparedColumns, rows: SplitRows) -> Scan:
     for batch in rows.batches([ROW_ID, *columns.content]):
         note_progress()
         values = [batch[column].to_pylist() for column in columns.content]
-        smallest.add(_hashes(values), batch[ROW_ID].to_numpy() - rows.shard.first_row_id)
+        hashes = np.array([hash_of(row) for row in zip(*values, strict=True)], np.uint64)
+        smallest.add(hashes, batch[ROW_ID].to_numpy() - rows.shard.first_row_id)
         for column, labels in zip(columns.labels, values, strict=False):  # the labels come first
             counts[column].update(map(str, labels))
         if columns.listed:
@@ -207,13 +202,6 @@ def scan_shard(columns: ComparedColumns, rows: SplitRows) -> Scan:
         if len(own) <= MAX_LABELS
     }
     return Scan(len(rows), smallest, labels)
-
-
-def _hashes(columns: Sequence[Sequence[Any]]) -> NDArray[np.uint64]:
-    """Return `hash_of` each row of some columns."""
-    texts = map(", ".join, zip(*(map(_to_json, values) for values in columns), strict=True))
-    digests = (hashlib.blake2b(f"[{text}]".encode(), digest_size=8).digest() for text in texts)
-    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
 
 
 def read_sampled_rows(

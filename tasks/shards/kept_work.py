@@ -69,14 +69,8 @@ class Work(Generic[ItemT]):
 class ShardWorkers:
     """Does the work of one stage on shards; to be used as a context.
 
-    Processes start when there is work for them, and end with the stage.
-
-    Args:
-        artifacts: of the run.
-        stage: its name.
-        launch: says how many processes do the work, or which cluster.
-        inputs: of the stage. Without them, or if they name no code, nothing is kept, because other code may give other results.
-        imports: modules that the work needs. They are imported once, and the processes of this machine share them.
+    Processes start when there is work for them, and end with the stage. Without the stage's `inputs`, or if they name no code, nothing is
+    kept, because other code may give other results. The modules in `imports` are imported once, and the processes of this machine share them.
     """
 
     def __init__(
@@ -116,10 +110,8 @@ class ShardWorkers:
     def map(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT], *, what: str) -> Iterator[ResultT]:
         """Yield `function(item)` of each item, in order; nothing is kept. This process computes them if they are few.
 
-        Args:
-            function: a function of a module, or a `functools.partial` of one. It travels to each process once.
-            items: its arguments.
-            what: a plural noun for the log, such as `shards`.
+        The function is one of a module, or a `functools.partial` of one; it travels to each process once. `what` is a plural noun for
+        the log, such as `shards`.
 
         Raises:
             KilledError: a process was killed while it computed the same item for the third time.
@@ -135,16 +127,7 @@ class ShardWorkers:
     def run(
         self, function: Callable[[ItemT], ResultT], works: Sequence[Work[ItemT]], *, what: str
     ) -> Iterator[ResultT]:
-        """Yield `function(work.item)` of each, in order; that of earlier runs, with its files, where nothing has changed.
-
-        Args:
-            function: a function of a module, or a `functools.partial` of one; its result can be pickled.
-            works: the work on each shard.
-            what: a plural noun for the log, such as `shards`.
-
-        Raises:
-            EvergreenError: as `map` does.
-        """
+        """Yield `function(work.item)` of each, as `map` does; that of earlier runs, with its files, where nothing has changed."""
         if not self._cache:
             yield from self.map(function, [work.item for work in works], what=what)
             return

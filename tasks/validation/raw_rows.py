@@ -168,14 +168,8 @@ class RawRows:
     ) -> Iterator[ResultT]:
         """Yield `function(work)` of each shard; that of an earlier run if nothing has changed that it depends on.
 
-        Args:
-            function: a function of a module, or a `functools.partial` of one.
-            parts: the shards.
-            what: says what is done with the shards, for the log.
-            columns: those that the work reads.
-            skip: positions of rows that do not count.
-            paths: the file that is written for each shard, if one is.
-            settings: all else that the result depends on, as JSON.
+        The work reads `columns`, without the rows at the positions in `skip`, and writes the file of the shard in `paths`, if there are any.
+        `settings` are all else that the result depends on, as JSON.
         """
         key, works = settings_key(work=what, **settings), list[Work[PartWork]]()
         for part, path in zip(parts, paths or [None] * len(parts), strict=True):

@@ -18,7 +18,7 @@ from params.dvc_files import Inputs, file_state
 from params.foundation.artifacts import Artifacts
 from tasks.ingestion.batches import Batch
 from tasks.ingestion.parquet import Column, widen, write_part, write_schema
-from tasks.ingestion.parts import PART_ROWS
+from tasks.ingestion.stage import PART_ROWS
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from trainer.checkpoints.position import Position
