@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from params import HubRefusedError, TransientError
 from params.foundation.artifacts import Artifacts
@@ -30,8 +31,6 @@ from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from trainer.objectives.bases.objective import Objective
 
 logger = logging.getLogger(__name__)

@@ -17,11 +17,14 @@ import resource
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pydantic
+from numpy.typing import NDArray
 
 from tasks.drift.rows import (
     BUCKETS,
@@ -35,17 +38,25 @@ from tasks.drift.rows import (
     label_hash,
 )
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
 SCHEMA: Final = 1
 MAX_BYTES: Final = 32 << 20
 """Most bytes of the file; a profile takes less than half of them."""
 _MAX_MEMORY: Final = 512 << 20
 """Most bytes of memory that reading it may take: few bytes of a file can stand for very many values."""
-_DAMAGE: Final = (KeyError, TypeError, OverflowError, RecursionError, UnicodeDecodeError, pydantic.ValidationError)
+_DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 _KEY: Final = b"evergreen.profile"
+_SCHEMA: Final = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("column", pa.string()),
+        ("hashes", pa.list_(pa.uint64())),
+        ("values", pa.list_(pa.float64())),
+        ("features", pa.list_(pa.list_(pa.uint32()))),
+        ("groups", pa.list_(pa.uint64())),
+    ]
+)
+_PLACES: Final[Mapping[str, tuple[str, Any]]] = {"label": ("hashes", np.uint64), "text": ("features", list)}
+"""Where the values of a measure are, if not with the `values`, and their type."""
 Kind = Literal["label", "length", "number", "text"]
 
 
@@ -142,9 +153,6 @@ class Profile:
 
     def save(self, path: Path) -> None:
         """Write the profile; equal profiles give equal bytes."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         records: list[dict[str, Any]] = [{"kind": "known", "hashes": self.known}]
         for column, counts in self.labels.items():
             codes = sorted(counts)
@@ -152,10 +160,10 @@ class Profile:
             hashes = np.array(codes, np.uint64)
             records.append({"kind": "label counts", "column": column, "hashes": hashes, "values": numbers})
         for one in self.samples:
-            place = {"label": "hashes", "text": "features"}.get(one.kind, "values")
+            place, _ = _PLACES.get(one.kind, ("values", float))
             records.append({"kind": one.kind, "column": one.column, place: one.values, "groups": one.groups})
         header = {"schema": SCHEMA, "rows": self.rows, "content": self.content, "is_whole": self.is_whole}
-        schema = _schema().with_metadata({_KEY: json.dumps(header).encode()})
+        schema = _SCHEMA.with_metadata({_KEY: json.dumps(header).encode()})
         pq.write_table(pa.Table.from_pylist(records, schema=schema), path, compression="zstd")
 
     @classmethod
@@ -165,25 +173,23 @@ class Profile:
         Raises:
             ValueError: it is damaged, or another version of Evergreen wrote it.
         """
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         try:
             with _memory_limit(_MAX_MEMORY):
                 file = pq.ParquetFile(io.BytesIO(content))
-                if not file.schema_arrow.equals(_schema()):
-                    raise ValueError("it is damaged: its columns are not those of a profile")
                 found = json.loads(file.schema_arrow.metadata[_KEY])
                 if found["schema"] != SCHEMA:
-                    raise ValueError(f"it has schema {found['schema']!r:.20}, not {SCHEMA}")
-                profile = cls._of_records(_Header.model_validate(found), file.read(use_threads=False))
-                problem = next(_problems(profile), "")
+                    problem = f"it has schema {found['schema']!r:.20}, not {SCHEMA}"
+                elif not file.schema_arrow.equals(_SCHEMA):
+                    problem = "it is damaged: its columns are not those of a profile"
+                else:
+                    profile = cls._of_records(_Header.model_validate(found), file.read(use_threads=False))
+                    problem = next(_problems(profile), "")
         except MemoryError as error:
             raise ValueError("it holds more than a profile may have") from error
-        except (pa.ArrowException, OSError, json.JSONDecodeError, *_DAMAGE) as error:
+        except _DAMAGE as error:
             raise ValueError(f"it is damaged: {type(error).__name__}") from error
         if problem:
-            raise ValueError(f"it is damaged: {problem}")
+            raise ValueError(problem)
         return profile
 
     @classmethod
@@ -194,24 +200,28 @@ class Profile:
             if record["kind"] == "known":
                 known = np.array(record["hashes"], np.uint64)
             elif record["kind"] == "label counts":
-                labels[record["column"]] = _counts(record["hashes"], record["values"])
+                counts = map(int, record["values"])  # fails for what is not finite
+                labels[record["column"]] = dict(zip(record["hashes"], counts, strict=True))
             else:
-                measures.append(_sample(record))
+                place, kind = _PLACES.get(record["kind"], ("values", float))
+                values = record[place] if record["kind"] == "text" else np.array(record[place], kind)
+                groups = None if record["groups"] is None else np.array(record["groups"], np.uint64)
+                measures.append(SampledMeasure(record["kind"], record["column"], values, groups))
         return cls(header.rows, header.content, header.is_whole, known, labels, tuple(measures))
 
 
 def _problems(profile: Profile) -> Iterator[str]:
     """Find what `save` does not write."""
     if not 0 < len(profile.known) <= MAX_KNOWN or not (profile.known[1:] > profile.known[:-1]).all():
-        yield "its hashes of rows are none, too many, or not in order"
+        yield "it is damaged: its hashes of rows are none, too many, or not in order"
     for column, counts in profile.labels.items():
         if len(counts) > MAX_LABELS or any(count < 0 for count in counts.values()):
-            yield f"its counts of the labels of {column!r:.80} are too many, or negative"
+            yield f"it is damaged: its counts of the labels of {column!r:.80} are too many, or negative"
     if len({(one.kind, one.column) for one in profile.samples}) < len(profile.samples):
-        yield "it measures something twice"
+        yield "it is damaged: it measures something twice"
     for one in profile.samples:
         if not one.is_valid() or (one.kind == "label" and one.column not in profile.labels):
-            yield f"its {one.kind!r:.80} of {one.column!r:.80} is not a measure of its rows"
+            yield f"it is damaged: its {one.kind!r:.80} of {one.column!r:.80} is not a measure of its rows"
 
 
 class _Header(pydantic.BaseModel, strict=True):
@@ -231,35 +241,3 @@ def _memory_limit(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
-def _schema() -> pa.Schema:
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            ("kind", pa.string()),
-            ("column", pa.string()),
-            ("hashes", pa.list_(pa.uint64())),
-            ("values", pa.list_(pa.float64())),
-            ("features", pa.list_(pa.list_(pa.uint32()))),
-            ("groups", pa.list_(pa.uint64())),
-        ]
-    )
-
-
-def _counts(hashes: list[int], counts: list[float]) -> dict[int, int]:
-    if len(hashes) != len(counts) or not np.isfinite(counts).all():
-        raise ValueError("it is damaged: its counts of labels are not counts")
-    return dict(zip(hashes, map(int, counts), strict=True))
-
-
-def _sample(record: Mapping[str, Any]) -> SampledMeasure:
-    kind: Kind = record["kind"]
-    values: Any = record["features"]
-    if kind == "label":
-        values = np.array(record["hashes"], np.uint64)
-    elif kind != "text":
-        values = np.array(record["values"], float)
-    groups = None if record["groups"] is None else np.array(record["groups"], np.uint64)
-    return SampledMeasure(kind, record["column"], values, groups)

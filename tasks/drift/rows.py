@@ -17,9 +17,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
+from pyarrow import types
 
 from tasks.progress import note_progress
 from tasks.shards.kept_work import ShardWorkers, Work, settings_key
@@ -27,9 +29,6 @@ from tasks.shards.split_rows import SplitRows, group_of
 from trainer import objectives
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.objective import Objective
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 MAX_KNOWN: Final = 100_000
 """Most rows whose hashes are kept, to tell new rows from known ones."""
@@ -74,8 +73,6 @@ class ComparedColumns:
     @classmethod
     def of(cls, rows: SplitRows, objective: Objective[Any], ignore: Sequence[str]) -> ComparedColumns:
         """Choose from the columns of the rows."""
-        from pyarrow import types
-
         kinds = objective.columns()
         has_lists = objectives.overrides(objective, "row_labels") and "label" not in kinds.values()
         lists = [column for column, kind in kinds.items() if kind in ("labels", "records") and has_lists]
@@ -211,37 +208,33 @@ def read_sampled_rows(
     chosen = np.sort(row_ids)
     starts = np.searchsorted(chosen, [shard.first_row_id for shard in rows.manifest.shards])
     works = [own for own in zip(rows.shards, np.split(chosen, starts)[1:], strict=True) if len(own[1])]
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, Any] = {}
     for own in workers.map(partial(_compared, columns), works, what="shards (sampled rows)"):
         found |= own
-    ordered = [found[row_id] for row_id in row_ids.tolist()]
-
-    def columns_of(kind: str, names: Sequence[str]) -> dict[str, list[Any]]:
-        return {name: [row[kind][i] for row in ordered] for i, name in enumerate(names)}
-
+    groups, labels, lengths, numbers, features = zip(*(found[row_id] for row_id in row_ids.tolist()), strict=True)
     return SampledRows(
         row_ids,
-        np.array([row["group"] for row in ordered], np.uint64) if columns.group_by else None,
-        columns_of("labels", columns.labelled),
-        {name: np.array(values, float) for name, values in columns_of("lengths", columns.texts).items()},
-        {name: np.array(values, float) for name, values in columns_of("numbers", columns.numbers).items()},
-        [row["features"] for row in ordered],
+        np.array(groups, np.uint64) if columns.group_by else None,
+        dict(zip(columns.labelled, map(list, zip(*labels, strict=True)), strict=True)),
+        dict(zip(columns.texts, np.array(lengths, float, order="F").T, strict=True)),
+        dict(zip(columns.numbers, np.array(numbers, float, order="F").T, strict=True)),
+        list(features),
     )
 
 
-def _compared(columns: ComparedColumns, work: tuple[SplitRows, NDArray[np.int64]]) -> dict[int, dict[str, Any]]:
-    """Return by row_id what is compared of some rows of a shard."""
+def _compared(columns: ComparedColumns, work: tuple[SplitRows, NDArray[np.int64]]) -> dict[int, tuple[Any, ...]]:
+    """Return by row_id what is compared of some rows of a shard: group, labels, lengths, numbers and features."""
     rows, row_ids = work
     found = {}
     for row in rows.pick(row_ids, [*columns.content, *columns.numbers, *columns.group_by]):
-        texts = {column: text_of(row[column]) for column in columns.texts}
-        found[row[ROW_ID]] = {
-            "group": hash_of((group_of(row, columns.group_by) or {ROW_ID: row[ROW_ID]}).values()),
-            "labels": columns.labels_of(row),
-            "lengths": [float(len(text)) for text in texts.values()],
-            "numbers": [np.nan if row[column] is None else float(row[column]) for column in columns.numbers],
-            "features": hashed_ngrams(texts.values()),
-        }
+        texts = [text_of(row[column]) for column in columns.texts]
+        found[row[ROW_ID]] = (
+            hash_of((group_of(row, columns.group_by) or {ROW_ID: row[ROW_ID]}).values()),
+            columns.labels_of(row),
+            [len(text) for text in texts],
+            [np.nan if row[column] is None else row[column] for column in columns.numbers],
+            hashed_ngrams(texts),
+        )
     return found
 
 

@@ -20,12 +20,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 Shares = Any
 """A sparse matrix (V, U): what share of each observation's rows is in each category."""
@@ -37,7 +35,7 @@ _CHUNK = 100
 """Permutations at a time."""
 _ENOUGH = 50
 """A test ends early after so many statistics as large as the real one: there is nothing to find."""
-Statistic = Callable[["NDArray[np.float64]", "NDArray[np.float64]", int, int], "NDArray[np.float64]"]
+Statistic = Callable[[NDArray[np.float64], NDArray[np.float64], int, int], NDArray[np.float64]]
 """From the counts of new observations by category (B, V), the counts of all (V,), and the numbers of new and all
 observations to one or more statistics, (B, S)."""
 

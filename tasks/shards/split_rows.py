@@ -14,21 +14,19 @@ import secrets
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
 from params import DataError
 from params.foundation.artifacts import GROUP_BY
 from params.foundation.hashing import file_sha256
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 SCHEMA: Final = "_common_metadata"
 """Parquet's usual name for a file without rows that has the columns of a folder's files."""

@@ -11,9 +11,13 @@ from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
 
 from params.schema import Expectation
 from tasks.shards.split_rows import group_of
@@ -32,10 +36,6 @@ from tasks.validation.expectations import (
     passes,
 )
 from tasks.validation.raw_rows import NOTHING, ORDER, PartWork, Positions, RawRows, drop_rows, frame_of
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
 
 BUCKET_ROWS: Final = 1 << 19
 """Rows of a bucket, about; while it is read, one takes around 100 bytes."""
@@ -67,8 +67,6 @@ def _find(
     expectation: Expectation, rows: RawRows, skip: Positions, set_aside: Positions, ends: Positions | None
 ) -> ExpectationResult:
     """Hash the key of each row, and compare them; with the `ends` of the splits, only rows of an earlier split are repeated."""
-    import pandas as pd
-
     if condition_columns(expectation) is None:
         everything = read_columns_as_frame(rows, columns_read(expectation, rows.schema))
         compared = compared_rows(expectation, drop_rows(everything, skip))
@@ -119,10 +117,6 @@ def write_shard_key_hashes(expectation: Expectation, work: PartWork) -> int:
 
 def encode_keys(table: pa.Table) -> list[bytes]:
     """Return bytes for each row, which are equal if pandas' `duplicated` takes the rows as equal."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    from pyarrow import types
-
     columns = []
     for column in table.columns:
         kind = column.type
@@ -157,8 +151,6 @@ def _in_bucket(
 
     Only rows whose hash begins with a number from the first to the last of the bucket are read.
     """
-    import pandas as pd
-
     first, last = map(np.uint64, bucket)
     read: list[Any] = [np.zeros((3, 0), np.uint64)]
     for path, position in zip(files, starts, strict=True):

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import types
 
 from params import DataError
 from params.foundation.artifacts import SPLITS, storage_errors
@@ -23,7 +25,6 @@ from trainer.objectives.bases.objective import ColumnKind
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
 ORDER = ("test", "validation", "train")
 """Held-out splits first: of equal rows the first one stays, and a training row must not repeat a held-out row."""
@@ -198,8 +199,6 @@ class RawRows:
 
     def table(self, columns: Sequence[str]) -> pa.Table:
         """Return some columns of all rows; they are then in memory."""
-        import pyarrow as pa
-
         empty = pa.schema([self.schema.field(name) for name in dict.fromkeys([ROW_ID, *columns])]).empty_table()
         return pa.concat_tables([empty, *(part.table(columns) for part in self.parts)])
 
@@ -223,8 +222,6 @@ class RawRows:
 
     def as_objects(self, columns: Sequence[str]) -> frozenset[str]:
         """Return those of the columns that hold integers or booleans, and nulls beside them."""
-        from pyarrow import types
-
         fields = [self.schema.field(name) for name in columns if name in self.schema.names]
         whole_numbers = [f.name for f in fields if types.is_integer(f.type) or types.is_boolean(f.type)]
         found = set[str]()
@@ -256,19 +253,13 @@ def read_raw_rows(
 
 
 def _require_columns(raw: Path, columns: Sequence[str], needed: Mapping[str, str]) -> None:
-    missing = {column: user for column, user in needed.items() if column not in columns}
-    listing = ", ".join(columns)
-    what = [
-        f"there is no column `{column}`, which {user} needs; columns: {listing}" for column, user in missing.items()
-    ]
-    fixes = [suggestion(column, list(columns), "columns") for column in missing]
-    if what:
+    if missing := [column for column in needed if column not in columns]:
+        listing, fixes = ", ".join(columns), (suggestion(column, list(columns), "columns") for column in missing)
+        what = (f"there is no column `{name}`, which {needed[name]} needs; columns: {listing}" for name in missing)
         raise DataError(str(raw), "\n".join(what), "; ".join(dict.fromkeys(fixes)))
 
 
 def _require_types(raw: Path, schema: pa.Schema, kinds: Mapping[str, ColumnKind]) -> None:
-    from pyarrow import types
-
     def is_text(kind: Any) -> bool:
         plain = kind.value_type if types.is_dictionary(kind) else kind
         return bool(types.is_string(plain) or types.is_large_string(plain) or types.is_string_view(plain))

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from params.foundation.artifacts import SPLITS
-from tasks.drift.report import DriftReport
 from tasks.validation.check_results import CheckResult, quarantined_rows, reasons
 from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, union, within
 from tasks.validation.report import ShownRow, ValidationReport, render, shorten
 from trainer.data.shards import Shard
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MAX_ROWS_ON_PAGE = 50
 _GROUP_ROWS = 65_536
@@ -52,10 +50,6 @@ class Plan:
             checks=[result.report(rows) for result in results],
         )
         return cls(rows, results, aside, report)
-
-    def with_drift(self, drift: DriftReport | None) -> Self:
-        """Return the plan with what drift found in its report."""
-        return replace(self, report=self.report.model_copy(update={"drift": drift}))
 
 
 def write_good_rows(folder: Path, plan: Plan) -> None:
@@ -97,22 +91,15 @@ def write_failing_rows(folder: Path, recipe: str, plan: Plan, *, failures: list[
     _write_quarantine(folder / "quarantine.parquet", rows, results, positions)
     checks = zip(results, plan.report.checks, strict=True)
     stopping = union([result.failing for result, check in checks if check.stops])
-    in_order = np.concatenate([NOTHING, *(_of_split(rows, positions, split) for split in SPLITS)])
+    spans = [rows.span(split) for split in SPLITS]
+    in_order = np.concatenate([within(positions, span.start, span.stop) for span in spans])
     is_first = np.isin(in_order, stopping)
     shown = _shown(rows, results, np.concatenate([in_order[is_first], in_order[~is_first]])[:MAX_ROWS_ON_PAGE])
     page = render(plan.report, recipe=recipe, failures=failures, rows=shown, failing=len(positions))
     (folder / "report.html").write_text(page, encoding="utf-8")
 
 
-def _of_split(rows: RawRows, positions: Positions, split: str) -> Positions:
-    span = rows.span(split)
-    return within(positions, span.start, span.stop)
-
-
 def _write_quarantine(path: Path, rows: RawRows, results: Sequence[CheckResult], positions: Positions) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     empty = _table(rows.schema.empty_table(), "", [])
     with pq.ParquetWriter(path, empty.schema) as writer:
         pending = empty
@@ -140,8 +127,6 @@ def failing_rows(work: PartWork) -> pa.Table:
 
 
 def _table(bad: pa.Table, split: str, why: list[list[str]]) -> pa.Table:
-    import pyarrow as pa
-
     columns = {
         "row_id": bad["row_id"],
         "split": pa.array([split] * len(bad), pa.string()),
