@@ -35,6 +35,7 @@ from tasks.progress import progress
 from tasks.shards.executor import (
     call_stage_function,
     code_and_versions,
+    connect_to_cluster,
     release_unused_memory,
     start_fork_server,
     start_process_pool,
@@ -183,9 +184,7 @@ class ShardWorkers:
         if not self._launch.data_cluster:
             start_fork_server(self._imports)
             return self._open.enter_context(start_process_pool(self._processes)).submit
-        from tasks.shards.cluster import connect
-
-        client = self._open.enter_context(connect(self._launch.data_cluster))
+        client = self._open.enter_context(connect_to_cluster(self._launch.data_cluster))
         self._processes = sum(client.nthreads().values())  # type: ignore[no-untyped-call]
         return partial(client.submit, pure=False)
 
@@ -202,37 +201,31 @@ class _Cache:
 
     def find_or_do(self, function: Callable[[ItemT], ResultT], work: Work[ItemT]) -> tuple[ResultT, bool]:
         """Return what the work gives, and whether an earlier run did it."""
-        with contextlib.suppress(LookupError):
-            found: ResultT = self.find(work)
-            return found, True
+        if found := self.find(work):
+            return found[0], True
         result = function(work.item)
         self.keep(work, result)
         return result, False
 
-    def find(self, work: Work[Any]) -> Any:
-        """Return what the work gave, and put its files where they belong.
-
-        Raises:
-            LookupError: it is not there, or damaged.
-        """
+    def find(self, work: Work[Any]) -> tuple[Any, ...]:
+        """Return what the work gave, and put its files where they belong; nothing if it is not there, or damaged."""
         entry = self.entry(work)
         try:
             digest, _, content = (entry / _RESULT).read_bytes().partition(b"\n")
-            if hashlib.sha256(content).hexdigest() != digest.decode():
-                raise LookupError(entry)
-            hashes: dict[int, str]
+            if hashlib.sha256(content).hexdigest().encode() != digest:
+                return ()
             result, hashes = pickle.loads(content)  # noqa: S301 - this project wrote it
             if any(file_sha256(entry / str(number)) != sha256 for number, sha256 in hashes.items()):
-                raise LookupError(entry)
+                return ()
             for number in hashes:
                 assert not work.files[number].exists(), f"other work wrote {work.files[number]}"
                 work.files[number].parent.mkdir(parents=True, exist_ok=True)
                 link_or_copy(entry / str(number), work.files[number])
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError:
             for file in work.files:  # equal work in another process has just replaced the entry
                 file.unlink(missing_ok=True)
-            raise LookupError(entry) from error
-        return result
+            return ()
+        return (result,)
 
     def keep(self, work: Work[Any], result: Any) -> None:
         """Keep what the work gave. Without room on the disk nothing is kept; the work is done in any case."""

@@ -28,13 +28,7 @@ from tasks.validation.checks import (
     read_columns_as_frame,
     without_condition,
 )
-from tasks.validation.expectations import (
-    ExpectationResult,
-    columns_of,
-    compared_rows,
-    expectation_key_text,
-    passes,
-)
+from tasks.validation.expectations import ExpectationResult, columns_of, compared_rows, expectation_key_text, passes
 from tasks.validation.raw_rows import NOTHING, ORDER, PartWork, Positions, RawRows, drop_rows, frame_of
 
 BUCKET_ROWS: Final = 1 << 19
@@ -141,11 +135,7 @@ def encode_keys(table: pa.Table) -> list[bytes]:
 
 
 def _in_bucket(
-    files: Sequence[Path],
-    starts: Sequence[int],
-    set_aside: Positions,
-    ends: Positions | None,
-    bucket: tuple[int, int],
+    files: Sequence[Path], starts: Sequence[int], set_aside: Positions, ends: Positions | None, bucket: tuple[int, int]
 ) -> tuple[int, pd.Series[int]]:
     """Return how many rows of a bucket have the key of another, and by position of each that fails the position of the row that stays.
 

@@ -11,12 +11,7 @@ import numpy as np
 
 from params.schema import Expectation
 from tasks.validation.by_key import find_duplicates, find_groups_across_splits
-from tasks.validation.checks import (
-    check_rows,
-    check_rows_with_objective,
-    check_whole_columns,
-    expectation_check_kind,
-)
+from tasks.validation.checks import check_rows, check_rows_with_objective, check_whole_columns, expectation_check_kind
 from tasks.validation.expectations import ExpectationResult, columns_of
 from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, union
 from tasks.validation.report import CheckReport, FailingRow, Origin, describe, shorten
