@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from params.schema import Drift
 from tasks.drift import two_sample
@@ -16,9 +16,6 @@ from tasks.drift.profile import Profile, SampledMeasure, samples
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, Change
 from tasks.drift.rows import SampledRows, label_hash
 from tasks.drift.two_sample import Observations, holm
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _PERMUTATIONS = 1999
 _NAMED_LABELS = 3

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from params import HubRefusedError, TransientError
 from params.foundation.artifacts import Artifacts
 from params.schema import Drift
 from tasks.drift.comparison import Finding, find_drift
-from tasks.drift.profile import Profile
-from tasks.drift.published import fetch
+from tasks.drift.profile import MAX_BYTES, Profile
 from tasks.drift.report import DriftReport, ExampleRow
 from tasks.drift.rows import MAX_SAMPLED, ComparedColumns, read_sampled_rows, scan, text_of, without_identifiers
 from tasks.shards.kept_work import ShardWorkers
@@ -28,14 +31,15 @@ from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from trainer.objectives.bases.objective import Objective
 
 logger = logging.getLogger(__name__)
 _MAX_EXAMPLES = 5
 _MAX_NAMED = 1000
 _MAX_TEXT = 240
+_PATIENCE_S = 15.0
+"""How long to wait for each answer of the Hub if the run can do without it."""
+_PUBLIC = "a public release has one if the recipe sets validation.drift"
 
 
 def measure(
@@ -49,17 +53,9 @@ def measure(
     repo_id: str,
     endpoint: str,
 ) -> DriftReport | None:
-    """Write the profile into `folder`, which holds the valid rows, and compare; None if the recipe turns this off.
+    """Write the profile into `folder`, which holds the valid rows and will be `Artifacts.validated`, and compare.
 
-    Args:
-        artifacts: of the run; say where the local Hub is.
-        folder: what will be `Artifacts.validated`.
-        workers: do the work on shards.
-        drift: of the recipe.
-        objective: says what its columns hold, and which labels a row has.
-        seed: of the permutations.
-        repo_id: repository that the recipe publishes to.
-        endpoint: its Hub.
+    Return None if the recipe turns this off.
 
     Raises:
         HubRefusedError, TransientError: with `on_drift: fail`, if the Hub does not say which model is published.
@@ -75,20 +71,20 @@ def measure(
     profile = Profile.of(scanned, columns, sampled)
     profile.save(folder / artifacts.data_profile.name)
 
-    published = fetch(artifacts, repo_id=repo_id, endpoint=endpoint, must_answer=drift.on_drift == "fail")
+    must_answer = drift.on_drift == "fail"
+    reference, revision, reason = _fetch(artifacts, repo_id=repo_id, endpoint=endpoint, must_answer=must_answer)
     report = DriftReport(
         status="no_reference",
-        reason=published.reason,
+        reason=reason,
         repo_id=repo_id,
-        revision=published.revision,
+        revision=revision,
         confidence=drift.confidence,
         min_confidence_fall=drift.min_confidence_fall,
         identifiers=columns.identifiers,
     )
-    reference = published.profile
     if reference is not None and reference.content != profile.content:
         learned = ", ".join(reference.content)
-        report = report.model_copy(update={"reason": f"{published.revision} learned from other columns: {learned}"})
+        report = report.model_copy(update={"reason": f"{revision} learned from other columns: {learned}"})
     elif reference is not None:
         is_new, looked_at = reference.is_new(smallest.hashes)
         report = report.model_copy(update={"status": "nothing_new", "looked_at": looked_at})
@@ -97,6 +93,42 @@ def measure(
             report = _compared(report, reference, rows, columns, new_ids, workers=workers, drift=drift, seed=seed)
     logger.info("validate: %s", report.sentence)
     return report
+
+
+def _fetch(
+    artifacts: Artifacts, *, repo_id: str, endpoint: str, must_answer: bool
+) -> tuple[Profile | None, str | None, str]:
+    """Return the profile of the rows that the published model learned from, its tag or commit, and why either is not there.
+
+    Raises:
+        HubRefusedError, TransientError: the Hub refuses or gives no clear answer, and it `must_answer`.
+    """
+    from tasks.hub_client.connection import LOCAL, chosen_endpoint, local_hub_folder, open_repository
+
+    nothing = None, None, f"no model was published yet as {repo_id}"
+    path, revision = artifacts.data_profile.name, None
+    try:
+        if chosen_endpoint(endpoint) == LOCAL and not local_hub_folder(artifacts).exists():
+            return nothing
+        with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as opened:
+            repository = opened if must_answer else replace(opened, timeout_s=_PATIENCE_S)
+            head = repository.head()
+            if head is None:
+                return nothing
+            revision = head.tag or head.commit
+            content = repository.retry_until_clear(partial(repository.read, head.commit, path, max_bytes=MAX_BYTES))
+    except (HubRefusedError, TransientError) as error:
+        if must_answer:
+            raise
+        if revision is None or isinstance(error, TransientError):
+            return None, None, f"the Hub did not say which model is published ({error.where}: {error.what})"
+        return None, revision, f"{path} of {revision} cannot be read: {error.what}"
+    profile, reason = None, f"{revision} of {repo_id} has no profile of its rows ({path}); {_PUBLIC}"
+    try:
+        profile = None if content is None else Profile.load(content)
+    except ValueError as error:
+        reason = f"{path} of {revision} cannot be read: {error}"
+    return profile, revision, "" if profile else reason
 
 
 def _compared(

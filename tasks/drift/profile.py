@@ -10,17 +10,22 @@ compares with nothing, and its report says which file of which revision is wrong
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import resource
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pydantic
+from numpy.typing import NDArray
 
-from tasks.drift.profile_pages import uncompressed_size
 from tasks.drift.rows import (
     BUCKETS,
     MAX_FEATURES,
@@ -33,32 +38,25 @@ from tasks.drift.rows import (
     label_hash,
 )
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from numpy.typing import NDArray
-
 SCHEMA: Final = 1
 MAX_BYTES: Final = 32 << 20
-"""Most bytes of the file, and of its content before compression; a profile takes less than half of them."""
-_MAX_RECORDS: Final = 4_000
-"""Measures of all columns together."""
-_MAX_VALUES: Final = 8_000_000
-"""Most values of all measures together."""
-_MAX_STRING: Final = 10_000
-"""Bytes of the name of a column."""
-_DAMAGE: Final = (
-    KeyError,
-    TypeError,
-    OverflowError,
-    RecursionError,
-    StopIteration,
-    UnicodeDecodeError,
-    json.JSONDecodeError,
-    pydantic.ValidationError,
-)
+"""Most bytes of the file; a profile takes less than half of them."""
+_MAX_MEMORY: Final = 512 << 20
+"""Most bytes of memory that reading it may take: few bytes of a file can stand for very many values."""
+_DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 _KEY: Final = b"evergreen.profile"
-_STRINGS: Final = ["kind", "column"]
+_SCHEMA: Final = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("column", pa.string()),
+        ("hashes", pa.list_(pa.uint64())),
+        ("values", pa.list_(pa.float64())),
+        ("features", pa.list_(pa.list_(pa.uint32()))),
+        ("groups", pa.list_(pa.uint64())),
+    ]
+)
+_PLACES: Final[Mapping[str, tuple[str, Any]]] = {"label": ("hashes", np.uint64), "text": ("features", list)}
+"""Where the values of a measure are, if not with the `values`, and their type."""
 Kind = Literal["label", "length", "number", "text"]
 
 
@@ -155,9 +153,6 @@ class Profile:
 
     def save(self, path: Path) -> None:
         """Write the profile; equal profiles give equal bytes."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         records: list[dict[str, Any]] = [{"kind": "known", "hashes": self.known}]
         for column, counts in self.labels.items():
             codes = sorted(counts)
@@ -165,10 +160,10 @@ class Profile:
             hashes = np.array(codes, np.uint64)
             records.append({"kind": "label counts", "column": column, "hashes": hashes, "values": numbers})
         for one in self.samples:
-            place = {"label": "hashes", "text": "features"}.get(one.kind, "values")
+            place, _ = _PLACES.get(one.kind, ("values", float))
             records.append({"kind": one.kind, "column": one.column, place: one.values, "groups": one.groups})
         header = {"schema": SCHEMA, "rows": self.rows, "content": self.content, "is_whole": self.is_whole}
-        schema = _schema().with_metadata({_KEY: json.dumps(header).encode()})
+        schema = _SCHEMA.with_metadata({_KEY: json.dumps(header).encode()})
         pq.write_table(pa.Table.from_pylist(records, schema=schema), path, compression="zstd")
 
     @classmethod
@@ -178,101 +173,71 @@ class Profile:
         Raises:
             ValueError: it is damaged, or another version of Evergreen wrote it.
         """
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         try:
-            file = pq.ParquetFile(io.BytesIO(content), read_dictionary=_STRINGS)  # a repeated string is in memory once
-            _check_size(file.metadata, content)
-            if not file.schema_arrow.equals(_schema(pa.dictionary(pa.int32(), pa.string()))):
-                raise ValueError("it is damaged: its columns are not those of a profile")
-            found = json.loads(file.schema_arrow.metadata[_KEY])
-            if found["schema"] != SCHEMA:
-                raise ValueError(f"it has schema {found['schema']!r:.20}, not {SCHEMA}")
-            header = _Header.model_validate(found)
-            table = file.read(use_threads=False)
-            _check_strings(table)
-            records = table.to_pylist()
-            known = np.array(next(one["hashes"] for one in records if one["kind"] == "known"), np.uint64)
-            labels = {
-                one["column"]: _counts(one["hashes"], one["values"]) for one in records if one["kind"] == "label counts"
-            }
-            measures = tuple(_sample(one) for one in records if one["kind"] not in {"known", "label counts"})
-            profile = cls(header.rows, header.content, header.is_whole, known, labels, measures)
-            problem = next(profile._problems(), "")
-        except (pa.ArrowException, OSError, *_DAMAGE) as error:
+            with _memory_limit(_MAX_MEMORY):
+                file = pq.ParquetFile(io.BytesIO(content))
+                found = json.loads(file.schema_arrow.metadata[_KEY])
+                if found["schema"] != SCHEMA:
+                    problem = f"it has schema {found['schema']!r:.20}, not {SCHEMA}"
+                elif not file.schema_arrow.equals(_SCHEMA):
+                    problem = "it is damaged: its columns are not those of a profile"
+                else:
+                    profile = cls._of_records(_Header.model_validate(found), file.read(use_threads=False))
+                    problem = next(_problems(profile), "")
+        except MemoryError as error:
+            raise ValueError("it holds more than a profile may have") from error
+        except _DAMAGE as error:
             raise ValueError(f"it is damaged: {type(error).__name__}") from error
         if problem:
-            raise ValueError(f"it is damaged: {problem}")
+            raise ValueError(problem)
         return profile
 
-    def _problems(self) -> Iterator[str]:
-        """Find what `save` does not write."""
-        if not 0 < len(self.known) <= MAX_KNOWN or not (self.known[1:] > self.known[:-1]).all():
-            yield "its hashes of rows are none, too many, or not in order"
-        for column, counts in self.labels.items():
-            if len(counts) > MAX_LABELS or any(count < 0 for count in counts.values()):
-                yield f"its counts of the labels of {column!r:.80} are too many, or negative"
-        if len({(one.kind, one.column) for one in self.samples}) < len(self.samples):
-            yield "it measures something twice"
-        for one in self.samples:
-            if not one.is_valid() or (one.kind == "label" and one.column not in self.labels):
-                yield f"its {one.kind!r:.80} of {one.column!r:.80} is not a measure of its rows"
+    @classmethod
+    def _of_records(cls, header: _Header, table: pa.Table) -> Self:
+        known, labels, measures = np.empty(0, np.uint64), dict[str, Mapping[int, int]](), list[SampledMeasure]()
+        for i in range(len(table)):  # one by one: Python's numbers take far more memory
+            (record,) = table.slice(i, 1).to_pylist()
+            if record["kind"] == "known":
+                known = np.array(record["hashes"], np.uint64)
+            elif record["kind"] == "label counts":
+                counts = map(int, record["values"])  # fails for what is not finite
+                labels[record["column"]] = dict(zip(record["hashes"], counts, strict=True))
+            else:
+                place, kind = _PLACES.get(record["kind"], ("values", float))
+                values = record[place] if record["kind"] == "text" else np.array(record[place], kind)
+                groups = None if record["groups"] is None else np.array(record["groups"], np.uint64)
+                measures.append(SampledMeasure(record["kind"], record["column"], values, groups))
+        return cls(header.rows, header.content, header.is_whole, known, labels, tuple(measures))
+
+
+def _problems(profile: Profile) -> Iterator[str]:
+    """Find what `save` does not write."""
+    if not 0 < len(profile.known) <= MAX_KNOWN or not (profile.known[1:] > profile.known[:-1]).all():
+        yield "it is damaged: its hashes of rows are none, too many, or not in order"
+    for column, counts in profile.labels.items():
+        if len(counts) > MAX_LABELS or any(count < 0 for count in counts.values()):
+            yield f"it is damaged: its counts of the labels of {column!r:.80} are too many, or negative"
+    if len({(one.kind, one.column) for one in profile.samples}) < len(profile.samples):
+        yield "it is damaged: it measures something twice"
+    for one in profile.samples:
+        if not one.is_valid() or (one.kind == "label" and one.column not in profile.labels):
+            yield f"it is damaged: its {one.kind!r:.80} of {one.column!r:.80} is not a measure of its rows"
 
 
 class _Header(pydantic.BaseModel, strict=True):
     rows: Annotated[int, pydantic.Field(ge=1)]
-    content: Annotated[list[str], pydantic.Field(max_length=_MAX_RECORDS)]
+    content: list[str]
     is_whole: bool
 
 
-def _check_size(metadata: pq.FileMetaData, content: bytes) -> None:
-    """Check how much a file holds before it is read: few bytes can stand for very many equal values, or for long strings."""
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
-    said = sum(one.num_values for one in columns), sum(one.total_uncompressed_size for one in columns)
-    for values, size in (said, uncompressed_size(metadata, content)):
-        if metadata.num_rows > _MAX_RECORDS or values > _MAX_VALUES or size > MAX_BYTES:
-            what = f"{metadata.num_rows:,} measures with {values:,} values and {size / 1e6:,.1f} MB"
-            raise ValueError(f"it holds {what}, more than a profile may have")
-
-
-def _check_strings(table: pa.Table) -> None:
-    """Check the length of strings, which are in dictionaries: each may occur in every row."""
-    import pyarrow.compute as pc
-
-    dictionaries = [chunk.dictionary for column in table.select(_STRINGS).columns for chunk in column.chunks]
-    longest = max((pc.max(pc.binary_length(one)).as_py() or 0 for one in dictionaries), default=0)
-    if longest > _MAX_STRING:
-        raise ValueError(f"it holds a name of {longest:,} bytes, more than a profile may have")
-
-
-def _schema(strings: pa.DataType | None = None) -> pa.Schema:
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            *((name, strings or pa.string()) for name in _STRINGS),
-            ("hashes", pa.list_(pa.uint64())),
-            ("values", pa.list_(pa.float64())),
-            ("features", pa.list_(pa.list_(pa.uint32()))),
-            ("groups", pa.list_(pa.uint64())),
-        ]
-    )
-
-
-def _counts(hashes: list[int], counts: list[float]) -> dict[int, int]:
-    if len(hashes) != len(counts) or not np.isfinite(counts).all():
-        raise ValueError("it is damaged: its counts of labels are not counts")
-    return dict(zip(hashes, map(int, counts), strict=True))
-
-
-def _sample(record: Mapping[str, Any]) -> SampledMeasure:
-    kind: Kind = record["kind"]
-    values: Any = record["features"]
-    if kind == "label":
-        values = np.array(record["hashes"], np.uint64)
-    elif kind != "text":
-        values = np.array(record["values"], float)
-    groups = None if record["groups"] is None else np.array(record["groups"], np.uint64)
-    return SampledMeasure(kind, record["column"], values, groups)
+@contextlib.contextmanager
+def _memory_limit(size: int) -> Iterator[None]:
+    """Let this process take at most `size` more bytes inside the block; what asks for more gets a MemoryError."""
+    before, held = resource.getrlimit(resource.RLIMIT_DATA), psutil.Process().memory_info()
+    most = getattr(held, "data", held.vms) + size  # only Linux has `data`
+    most = min(limit for limit in (most, *before) if limit != resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)

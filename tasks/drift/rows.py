@@ -17,20 +17,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
+from pyarrow import types
 
 from tasks.progress import note_progress
-from tasks.shards.kept_work import ShardWorkers, settings_key
+from tasks.shards.kept_work import ShardWorkers, Work, settings_key
 from tasks.shards.split_rows import SplitRows, group_of
 from trainer import objectives
-from trainer.data.shards import ROW_ID, Shard
+from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.objective import Objective
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 MAX_KNOWN: Final = 100_000
 """Most rows whose hashes are kept, to tell new rows from known ones."""
@@ -75,8 +73,6 @@ class ComparedColumns:
     @classmethod
     def of(cls, rows: SplitRows, objective: Objective[Any], ignore: Sequence[str]) -> ComparedColumns:
         """Choose from the columns of the rows."""
-        from pyarrow import types
-
         kinds = objective.columns()
         has_lists = objectives.overrides(objective, "row_labels") and "label" not in kinds.values()
         lists = [column for column, kind in kinds.items() if kind in ("labels", "records") and has_lists]
@@ -166,17 +162,15 @@ class SampledRows:
 
 
 def scan(rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers) -> Scan:
-    """Look at all rows once, in memory that does not grow with them.
-
-    Args:
-        rows: of the train split.
-        columns: those that are compared.
-        workers: look at each shard; what they saw is kept for the next run.
-    """
-    works = [_Work(rows.only(shard), shard, columns) for shard in rows.manifest.shards]
+    """Look at all rows once, in memory that does not grow with them; what was seen of a shard is kept for the next run."""
+    types = [(name, str(rows.schema.field(name).type)) for name in columns.content]
+    options = columns.objective.options.model_dump(mode="json") if columns.objective else {}
+    settings = {"work": "drift", "types": types, "labels": columns.labelled, "options": options}
+    works = [Work(own, settings_key(shard=own.shard.sha256, **settings)) for own in rows.shards]
     smallest, labels = SmallestHashes(), {column: Counter[int]() for column in columns.labelled}
-    for work, found in zip(works, workers.run(scan_shard, works, what="shards (drift)"), strict=True):
-        smallest.add(found.smallest.hashes, found.smallest.row_ids + work.shard.first_row_id)
+    all_found = workers.run(partial(scan_shard, columns), works, what="shards (drift)")
+    for shard, found in zip(rows.manifest.shards, all_found, strict=True):
+        smallest.add(found.smallest.hashes, found.smallest.row_ids + shard.first_row_id)
         smallest.is_whole &= found.smallest.is_whole
         for column in tuple(labels):
             labels[column].update(found.labels.get(column, {}))
@@ -185,51 +179,26 @@ def scan(rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers) -> Sc
     return Scan(len(rows), smallest, labels)
 
 
-@dataclass(frozen=True)
-class _Work:
-    """One shard to look at."""
-
-    rows: SplitRows
-    shard: Shard
-    columns: ComparedColumns
-    files: Sequence[Path] = ()
-
-    @property
-    def key(self) -> str:
-        types = [(name, str(self.rows.schema.field(name).type)) for name in self.columns.content]
-        options = self.columns.objective.options.model_dump(mode="json") if self.columns.objective else {}
-        return settings_key(
-            work="drift", shard=self.shard.sha256, types=types, labels=self.columns.labelled, options=options
-        )
-
-
-def scan_shard(work: _Work) -> Scan:
+def scan_shard(columns: ComparedColumns, rows: SplitRows) -> Scan:
     """Look at the rows of one shard; the row_ids of what is found begin at 0."""
-    shard, columns = work.shard, work.columns
     smallest = SmallestHashes()
     counts = {column: Counter[str]() for column in columns.labelled}
-    for batch in work.rows.batches([ROW_ID, *columns.content]):
+    for batch in rows.batches([ROW_ID, *columns.content]):
         note_progress()
         values = [batch[column].to_pylist() for column in columns.content]
-        smallest.add(_hashes(values), batch[ROW_ID].to_numpy() - shard.first_row_id)
+        hashes = np.array([hash_of(row) for row in zip(*values, strict=True)], np.uint64)
+        smallest.add(hashes, batch[ROW_ID].to_numpy() - rows.shard.first_row_id)
         for column, labels in zip(columns.labels, values, strict=False):  # the labels come first
             counts[column].update(map(str, labels))
         if columns.listed:
-            rows = (dict(zip(columns.content, row, strict=True)) for row in zip(*values, strict=True))
-            counts[columns.listed].update(label for row in rows for label in {*columns.labels_of(row)[-1]})
+            found = (dict(zip(columns.content, row, strict=True)) for row in zip(*values, strict=True))
+            counts[columns.listed].update(label for row in found for label in {*columns.labels_of(row)[-1]})
     labels = {
         column: {label_hash(label): number for label, number in own.items()}
         for column, own in counts.items()
         if len(own) <= MAX_LABELS
     }
-    return Scan(shard.rows, smallest, labels)
-
-
-def _hashes(columns: Sequence[Sequence[Any]]) -> NDArray[np.uint64]:
-    """Return `hash_of` each row of some columns."""
-    texts = map(", ".join, zip(*(map(_to_json, values) for values in columns), strict=True))
-    digests = (hashlib.blake2b(f"[{text}]".encode(), digest_size=8).digest() for text in texts)
-    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
+    return Scan(len(rows), smallest, labels)
 
 
 def read_sampled_rows(
@@ -238,42 +207,34 @@ def read_sampled_rows(
     """Read the rows with these ids, and keep what is compared of them; the result has the order of `row_ids`."""
     chosen = np.sort(row_ids)
     starts = np.searchsorted(chosen, [shard.first_row_id for shard in rows.manifest.shards])
-    works = [
-        (rows.only(shard), own)
-        for shard, own in zip(rows.manifest.shards, np.split(chosen, starts)[1:], strict=True)
-        if len(own)
-    ]
-    found: dict[int, dict[str, Any]] = {}
+    works = [own for own in zip(rows.shards, np.split(chosen, starts)[1:], strict=True) if len(own[1])]
+    found: dict[int, Any] = {}
     for own in workers.map(partial(_compared, columns), works, what="shards (sampled rows)"):
         found |= own
-    ordered = [found[row_id] for row_id in row_ids.tolist()]
-
-    def columns_of(kind: str, names: Sequence[str]) -> dict[str, list[Any]]:
-        return {name: [row[kind][i] for row in ordered] for i, name in enumerate(names)}
-
+    groups, labels, lengths, numbers, features = zip(*(found[row_id] for row_id in row_ids.tolist()), strict=True)
     return SampledRows(
         row_ids,
-        np.array([row["group"] for row in ordered], np.uint64) if columns.group_by else None,
-        columns_of("labels", columns.labelled),
-        {name: np.array(values, float) for name, values in columns_of("lengths", columns.texts).items()},
-        {name: np.array(values, float) for name, values in columns_of("numbers", columns.numbers).items()},
-        [row["features"] for row in ordered],
+        np.array(groups, np.uint64) if columns.group_by else None,
+        dict(zip(columns.labelled, map(list, zip(*labels, strict=True)), strict=True)),
+        dict(zip(columns.texts, np.array(lengths, float, order="F").T, strict=True)),
+        dict(zip(columns.numbers, np.array(numbers, float, order="F").T, strict=True)),
+        list(features),
     )
 
 
-def _compared(columns: ComparedColumns, work: tuple[SplitRows, NDArray[np.int64]]) -> dict[int, dict[str, Any]]:
-    """Return by row_id what is compared of some rows of a shard."""
+def _compared(columns: ComparedColumns, work: tuple[SplitRows, NDArray[np.int64]]) -> dict[int, tuple[Any, ...]]:
+    """Return by row_id what is compared of some rows of a shard: group, labels, lengths, numbers and features."""
     rows, row_ids = work
     found = {}
     for row in rows.pick(row_ids, [*columns.content, *columns.numbers, *columns.group_by]):
-        texts = {column: text_of(row[column]) for column in columns.texts}
-        found[row[ROW_ID]] = {
-            "group": hash_of((group_of(row, columns.group_by) or {ROW_ID: row[ROW_ID]}).values()),
-            "labels": columns.labels_of(row),
-            "lengths": [float(len(text)) for text in texts.values()],
-            "numbers": [np.nan if row[column] is None else float(row[column]) for column in columns.numbers],
-            "features": hashed_ngrams(texts.values()),
-        }
+        texts = [text_of(row[column]) for column in columns.texts]
+        found[row[ROW_ID]] = (
+            hash_of((group_of(row, columns.group_by) or {ROW_ID: row[ROW_ID]}).values()),
+            columns.labels_of(row),
+            [len(text) for text in texts],
+            [np.nan if row[column] is None else row[column] for column in columns.numbers],
+            hashed_ngrams(texts),
+        )
     return found
 
 

@@ -20,12 +20,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 Shares = Any
 """A sparse matrix (V, U): what share of each observation's rows is in each category."""
@@ -37,7 +35,7 @@ _CHUNK = 100
 """Permutations at a time."""
 _ENOUGH = 50
 """A test ends early after so many statistics as large as the real one: there is nothing to find."""
-Statistic = Callable[["NDArray[np.float64]", "NDArray[np.float64]", int, int], "NDArray[np.float64]"]
+Statistic = Callable[[NDArray[np.float64], NDArray[np.float64], int, int], NDArray[np.float64]]
 """From the counts of new observations by category (B, V), the counts of all (V,), and the numbers of new and all
 observations to one or more statistics, (B, S)."""
 
@@ -83,12 +81,7 @@ def permutation_test(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return the statistics (S,) and, if all observations are alike, the probability of one as large and its mean.
 
-    Args:
-        shares: (V, U); the last `new` observations are the new ones.
-        new: number of new observations.
-        statistic: see `Statistic`.
-        permutations: most permutations.
-        random: draws them.
+    The last `new` observations of `shares`, (V, U), are the new ones.
     """
     units = shares.shape[1]
     totals = np.asarray(shares.sum(axis=1)).ravel()
@@ -142,17 +135,10 @@ def bin_numbers(values: NDArray[np.float64]) -> NDArray[np.int64]:
 def classifier_two_sample_test(
     features: Sequence[Sequence[int]], sides: Observations, *, permutations: int, random: np.random.Generator
 ) -> tuple[float, float, NDArray[np.float64]] | None:
-    """Teach a classifier to tell new rows from known ones.
+    """Teach a classifier to tell new rows from known ones by their features.
 
-    Args:
-        features: of N rows.
-        sides: of the same rows.
-        permutations: number of permutations.
-        random: draws halves and permutations.
-
-    Returns:
-        The area under its ROC curve on rows that it did not learn from, the probability of one as large by chance, and
-        how new each row looks to it, (N,). None if there are too few observations.
+    Return the area under its ROC curve on rows that it did not learn from, the probability of one as large by chance, and how new each
+    row looks to it, (N,); None if there are too few observations.
     """
     if min(sides.known, sides.new) < FEWEST_TEXTS:
         return None
@@ -203,14 +189,7 @@ def area_under_curve(
 def mean_decrease_test(
     values: NDArray[np.float64], sides: Observations, *, permutations: int, random: np.random.Generator
 ) -> tuple[float, float, float]:
-    """Return the mean of the known and of the new observations, and the probability of a fall as large by chance.
-
-    Args:
-        values: of N rows.
-        sides: of the same rows.
-        permutations: most permutations.
-        random: draws them.
-    """
+    """Return the mean of the known and of the new observations of values (N,), and the probability of a fall as large by chance."""
     from scipy.sparse import csr_array
 
     def fall(counts: NDArray[np.float64], totals: NDArray[np.float64], new: int, units: int) -> NDArray[np.float64]:

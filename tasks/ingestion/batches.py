@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -61,12 +61,15 @@ def to_batches(rows: AddressedRows) -> Batches:
     Raises:
         DataError: a column holds values of several types, or of a type that Parquet does not have.
     """
-    counted = _each(rows)
     with contextlib.closing(rows):
-        while chunk := list(islice(counted, BATCH_ROWS)):
+        while chunk := [_count(row) for row in islice(rows, BATCH_ROWS)]:
             addresses = [address for address, _ in chunk]
             names = dict.fromkeys(name for _, row in chunk for name in row)
-            _check_names(names, chunk)
+            for name in names:
+                if not is_unicode(name):
+                    where = next(address for address, row in chunk if name in row)
+                    what = f"the column {name!a} has half of a surrogate pair in its name, which is no character"
+                    raise DataError(where, what, "rename the column")
             columns = [_column(name, [row.get(name) for _, row in chunk], addresses) for name in names]
             if not columns:
                 raise DataError(addresses[0], "the row has no columns", "give every row at least one column")
@@ -74,11 +77,9 @@ def to_batches(rows: AddressedRows) -> Batches:
             yield Batch(rows_of_chunk, addresses.__getitem__, is_inferred=True)
 
 
-def _each(rows: AddressedRows) -> AddressedRows:
-    """Yield rows; each one is progress, because a source may take minutes for a row."""
-    for row in rows:
-        note_progress()
-        yield row
+def _count(row: tuple[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
+    note_progress()  # a source may take minutes for a row
+    return row
 
 
 def to_readable_batch(batch: Batch) -> tuple[Batch, list[dict[str, Any]]]:
@@ -115,14 +116,6 @@ def type_error(where: str, name: str, found: pa.DataType, before: pa.DataType) -
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _check_names(names: Iterable[str], rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    for name in names:
-        if not is_unicode(name):
-            where = next(address for address, row in rows if name in row)
-            what = f"the column {name!a} has half of a surrogate pair in its name, which is no character"
-            raise DataError(where, what, "rename the column")
 
 
 def is_unicode(text: str) -> bool:

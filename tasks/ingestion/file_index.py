@@ -7,15 +7,13 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import IO
 
 from params import InputsChangedError
-from tasks.ingestion.batches import AddressedRows, Batches, to_batches
+from tasks.ingestion.batches import Batches, to_batches
 from tasks.ingestion.formats import (
     JSON_SUFFIXES,
     CsvColumns,
@@ -51,12 +49,8 @@ class FileRowRange:
     rows: int
     begin: TextFilePosition
     """Where to begin to read, at that row or before it."""
-    offsets: Sequence[int]
-    """Offsets in the file between which the bytes are hashed; all rows are between the first and the last."""
-    sha256: str
-    """Hash of these bytes, as `_hash_of` gives it."""
-    footer: tuple[int, str] | None
-    """For a Parquet file: the offset of its footer, and the hash."""
+    hashed: Sequence[tuple[Sequence[int], str]]
+    """Offsets in the file between which the bytes are hashed, and the hash: of all that the rows are in, and of a Parquet file's footer."""
     csv_columns: CsvColumns | None
     key: str
     """Hash of all that the rows and their addresses depend on."""
@@ -72,38 +66,25 @@ class FileRowRange:
             state = _state(self.path)
             try:
                 yield from self._unchecked()
-            except Exception:
-                self._check(state)  # if the file has changed, that is the reason
-                raise
-            self._check(state)
+            finally:  # if the file has changed, that is the reason of an error; an edit may have been undone, too
+                differ = any(_hash_of(_hashes_of(self.path, offsets)) != sha256 for offsets, sha256 in self.hashed)
+                if differ or _state(self.path) != state:
+                    fix = "run the recipe again when nothing writes to it any more"
+                    raise InputsChangedError(self.name, "changed while its rows were read", fix)
 
     def _unchecked(self) -> Batches:
-        if self.footer:
+        if _is_parquet(self.path):
             with open_parquet(self.path, self.name) as parquet:
                 yield from parquet_batches(parquet, self.name, self.first, self.rows)
             return
         with self.path.open("rb") as lines:
             lines.seek(self.begin.offset)
-            yield from to_batches(self._own(lines))
-
-    def _own(self, lines: IO[bytes]) -> AddressedRows:
-        if self.csv_columns is not None:
-            rows = csv_rows(lines, self.name, self.csv_columns, self.begin)
-        else:
-            rows = json_rows(lines, self.name, self.begin)
-        skip = self.first - self.begin.row
-        with closing(rows):
-            yield from islice(rows, skip, skip + self.rows)
-
-    def _check(self, state: tuple[int, int]) -> None:
-        """Check the bytes, and that no edit was undone since the file had this state."""
-        expected = [(self.offsets, self.sha256)]
-        if self.footer:
-            expected.append(([self.footer[0], _END], self.footer[1]))
-        differ = any(_hash_of(_hashes_of(self.path, offsets)) != sha256 for offsets, sha256 in expected)
-        if differ or _state(self.path) != state:
-            what = "changed while its rows were read"
-            raise InputsChangedError(self.name, what, "run the recipe again when nothing writes to it any more")
+            if self.csv_columns is not None:
+                rows = csv_rows(lines, self.name, self.csv_columns, self.begin)
+            else:
+                rows = json_rows(lines, self.name, self.begin)
+            skip = self.first - self.begin.row
+            yield from to_batches(row for row in islice(rows, skip, skip + self.rows))
 
 
 @dataclass(frozen=True)
@@ -124,20 +105,18 @@ class FileIndex:
     def piece(self, first: int, rows: int) -> FileRowRange:
         """Return the rows from number `first` on, at most `rows`."""
         rows = min(rows, self.rows - first)
-        is_parquet = self.path.suffix.lower() == ".parquet"
-        footer = (self.places[-1].offset, _hash_of(self.hashes[-1:])) if is_parquet else None
         start = bisect_right(self.places, first, key=lambda place: place.row) - 1
         stop = bisect_left(self.places, first + rows, key=lambda place: place.row)
-        begin, sha256 = self.places[start], _hash_of(self.hashes[start:stop])
-        offsets = [place.offset for place in self.places[start : stop + 1]]
+        begin, offsets = self.places[start], [place.offset for place in self.places[start : stop + 1]]
         if stop == len(self.places):
             offsets.append(_END)
-        columns = (
-            None if self.csv_columns is None else [(name, kind.__name__) for name, kind in self.csv_columns.items()]
-        )
-        key = repr([sha256, footer, first - begin.row, rows, self.name, begin.line, columns])
-        key = hashlib.sha256(key.encode()).hexdigest()
-        return FileRowRange(self.path, self.name, first, rows, begin, offsets, sha256, footer, self.csv_columns, key)
+        hashed = [(offsets, _hash_of(self.hashes[start:stop]))]
+        if _is_parquet(self.path):
+            hashed.append(([self.places[-1].offset, _END], _hash_of(self.hashes[-1:])))
+        columns = [(name, kind.__name__) for name, kind in (self.csv_columns or {}).items()]
+        hashes = [sha256 for _, sha256 in hashed]
+        key = _hash_of([hashes, first - begin.row, rows, self.name, begin.line, columns])
+        return FileRowRange(self.path, self.name, first, rows, begin, hashed, self.csv_columns, key)
 
 
 def index_file(path: Path, name: str) -> FileIndex:
@@ -146,11 +125,11 @@ def index_file(path: Path, name: str) -> FileIndex:
     Raises:
         DataError: the file is empty or unreadable. Rows are checked only as far as that finds them.
     """
-    suffix, columns = path.suffix.lower(), None
+    columns = None
     with translate_read_errors(path, name):
-        if suffix == ".parquet":
+        if _is_parquet(path):
             places, rows = _scan_parquet(path, name)
-        elif suffix == ".csv":
+        elif path.suffix.lower() == ".csv":
             columns, places, rows = index_csv(path, name)
         else:
             places, rows = index_json_lines(path)
@@ -209,6 +188,10 @@ def _hashes_of(path: Path, offsets: Sequence[int]) -> list[str]:
     return hashes
 
 
-def _hash_of(hashes: Sequence[str]) -> str:
-    """Return one hash for those of several ranges."""
-    return hashlib.sha256(repr(list(hashes)).encode()).hexdigest()
+def _hash_of(values: Sequence[object]) -> str:
+    """Return one hash for those of several ranges, or for other values."""
+    return hashlib.sha256(repr(list(values)).encode()).hexdigest()
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"

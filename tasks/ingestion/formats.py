@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -68,7 +67,8 @@ def read_file(path: Path, name: str, text_unit: TextUnit) -> Batches:
             with open_parquet(path, name) as parquet:
                 yield from parquet_batches(parquet, name)
         else:
-            yield from to_batches(_text_rows(path, name, text_unit))
+            with path.open(encoding="utf-8-sig") as text:
+                yield from to_batches((where, {"text": unit}) for where, unit in _text_units(text, name, text_unit))
 
 
 def columns_of(path: Path, name: str) -> set[str]:
@@ -222,7 +222,8 @@ def index_json_lines(path: Path) -> tuple[list[TextFilePosition], int]:
             is_row = data[starts] == ord("{")
             for i in np.flatnonzero(~is_row).tolist():  # a blank line, or one that begins with a space
                 stop = starts[i + 1] if i + 1 < len(starts) else len(block)
-                is_row[i] = bool(_decoded(block[starts[i] : stop], line + i).strip())
+                encoding = "utf-8" if line + i > 1 else "utf-8-sig"
+                is_row[i] = bool(block[starts[i] : stop].decode(encoding, errors="replace").strip())
             own = np.flatnonzero(is_row)
             for number in range(-rows % PLACE_ROWS, len(own), PLACE_ROWS):
                 i = int(own[number])
@@ -231,10 +232,6 @@ def index_json_lines(path: Path) -> tuple[list[TextFilePosition], int]:
             line += len(starts)
             offset += len(block)
     return places, rows
-
-
-def _decoded(line: bytes, number: int) -> str:
-    return line.decode("utf-8" if number > 1 else "utf-8-sig", errors="replace")
 
 
 def json_rows(file: IO[bytes], name: str, begin: TextFilePosition = TextFilePosition()) -> AddressedRows:
@@ -271,28 +268,19 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refu
 
 def parquet_batches(file: pq.ParquetFile, name: str, first: int = 0, rows: int | None = None) -> Batches:
     """Read some consecutive rows of a Parquet file, by default all."""
-    stop = file.metadata.num_rows if rows is None else first + rows
-    groups, begin = _groups_with(file.metadata, first, stop)
+    sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
+    starts = np.cumsum([0, *sizes]).tolist()
+    stop = starts[-1] if rows is None else first + rows
+    groups = [i for i in range(len(sizes)) if starts[i] < stop and starts[i + 1] > first]
+    begin = starts[groups[0]] if groups else first
     for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=groups) if groups else ():
         skip = max(0, first - begin)
         found = batch.slice(skip, max(0, min(stop - begin, len(batch)) - skip))
         if len(found):
-            yield Batch(found, partial(_row_address, name, begin + skip))
+            yield Batch(found, lambda row, start=begin + skip: f"{name} row {start + row}")  # type: ignore[misc]
         begin += len(batch)
         if begin >= stop:
             return
-
-
-def _groups_with(metadata: pq.FileMetaData, first: int, stop: int) -> tuple[list[int], int]:
-    """Return the row groups that have rows from number `first` to `stop`, and the number of the first row in them."""
-    groups, number, begin = list[int](), 0, first
-    for group in range(metadata.num_row_groups):
-        end = number + metadata.row_group(group).num_rows
-        if number < stop and end > first:
-            begin = number if not groups else begin
-            groups.append(group)
-        number = end
-    return groups, begin
 
 
 @contextlib.contextmanager
@@ -307,16 +295,6 @@ def open_parquet(path: Path, name: str) -> Iterator[pq.ParquetFile]:
             yield file
     except pa.ArrowException as error:
         raise DataError(name, f"cannot be read as Parquet: {error}", "write or download the file again") from error
-
-
-def _row_address(name: str, first: int, row: int) -> str:
-    return f"{name} row {first + row}"
-
-
-def _text_rows(path: Path, name: str, unit: TextUnit) -> AddressedRows:
-    with path.open(encoding="utf-8-sig") as file:
-        for where, text in _text_units(file, name, unit):
-            yield where, {"text": text}
 
 
 def _text_units(file: IO[str], name: str, unit: TextUnit) -> Iterator[tuple[str, str]]:

@@ -46,12 +46,7 @@ class WrittenPart:
 
 
 def write_part(batches: Iterable[tuple[Batch, Sequence[str]]], folder: Path, number: int) -> WrittenPart:
-    """Write a part of the source: `<split>/<number>.parquet` for each split that has some of its rows.
-
-    Args:
-        batches: the rows, each batch with the split of each of its rows.
-        folder: of the splits.
-        number: of the part.
+    """Write a part of the source, of which each batch comes with the splits of its rows: `<split>/<number>.parquet` for each split.
 
     Raises:
         DataError: a column has a type that does not fit the earlier rows.

@@ -1,45 +1,25 @@
-"""The interface of a source of rows; each kind of source is a module of its own.
+"""Open a source of rows; each kind of source is a module of its own, and checks all that can be checked without rows or a server.
 
-Opening a source checks all that can be checked without reading rows or asking a server.
+A source has `splits`, of which `train` is the first, and a `revision`, a string that changes when the rows do; only the rows of a
+database can change without it. It has two methods for a split. `batches` yields its rows in order. `indexes` returns its files, if they
+can be read from any row on; else None. Both raise a DataError with the address of what cannot be read, and a TransientError if a server
+cannot be reached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from params.schema import Files, Function, HubDataset, Sql
-from tasks.ingestion.batches import Batches
-from tasks.ingestion.file_index import FileIndex
 
+if TYPE_CHECKING:
+    from tasks.ingestion.files import FileSource
+    from tasks.ingestion.function import FunctionSource
+    from tasks.ingestion.hub_dataset import HubSource
+    from tasks.ingestion.sql import SqlSource
 
-class OpenedSource(Protocol):
-    """An open source of rows."""
-
-    @property
-    def splits(self) -> Sequence[str]:
-        """The splits that the source has; `train` is the first."""
-
-    @property
-    def revision(self) -> str:
-        """A string that changes when the rows do; only the rows of a database can change without it."""
-
-    def batches(self, split: str) -> Batches:
-        """Yield the rows of a split, in order.
-
-        Raises:
-            DataError: a row cannot be read; the error gives its address.
-            TransientError: a server cannot be reached.
-        """
-
-    def indexes(self, split: str) -> Sequence[FileIndex] | None:
-        """Return the files of a split, if they can be read from any row on; else None.
-
-        Raises:
-            DataError: a file is empty or unreadable.
-            TransientError: a server cannot be reached.
-        """
+OpenedSource: TypeAlias = "FileSource | HubSource | SqlSource | FunctionSource"
 
 
 def open_source(source: Files | HubDataset | Sql | Function, root: Path = Path()) -> OpenedSource:

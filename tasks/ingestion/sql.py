@@ -28,20 +28,9 @@ _READ_ONLY = {
     "oracle": "SET TRANSACTION READ ONLY",
 }
 """Statements after which a database refuses to write, until the transaction ends."""
-_WRITING = {
-    "insert",
-    "update",
-    "delete",
-    "merge",
-    "into",
-    "drop",
-    "truncate",
-    "alter",
-    "create",
-    "grant",
-    "exec",
-    "call",
-}
+_WRITING = re.compile(
+    r"\b(insert|update|delete|merge|into|drop|truncate|alter|create|grant|exec|call)\b", re.IGNORECASE
+)
 """Words that a query on another database may not contain: to tell code from text takes that database's parser."""
 _TRANSIENT = re.compile(
     r"could not connect|connection refused|can't connect|timed? ?out|could not translate host|name resolution|unreachable"
@@ -146,9 +135,9 @@ def _check_query(query: str, database: str) -> None:
     if ";" in statement:
         fix = "write one SELECT; for `;` in a text write char(59) or chr(59)"
         raise RecipeError.at("data.source.query", "holds `;` before its end", fix)
-    writing = _WRITING & set(re.findall(r"\w+", query.lower()))
+    writing = _WRITING.search(query)
     if database not in _READ_ONLY and writing:
-        what = f"holds the word `{min(writing)}`, and {database} has no read-only transactions"
+        what = f"holds the word `{writing[0].lower()}`, and {database} has no read-only transactions"
         raise RecipeError.at(
             "data.source.query", what, "write one SELECT; if a name or text needs it, select from a view"
         )

@@ -5,15 +5,19 @@
 
 `row_id` is a row's position in the source, counted over all of its splits. If the source lacks a split, some of its
 training rows go there. A hash of a row's content decides, or of the columns in `group_by`, so a row keeps its split when other
-rows are added, removed or moved. Each part of the source, 65,536 rows of it, gives one shard of a split: rows that are appended
-leave the shards of earlier parts as they are.
+rows are added, removed or moved.
+
+Each part of a split of the source gives one shard of a split: rows that are appended leave the shards of earlier parts as they are. A
+part has `PART_ROWS` rows, or fewer, a power of two, if the first rows of its split are long. So the rows of a part depend neither on
+how the source divides its rows into files and batches nor on the rows that come after it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from params import DataError, RecipeError
@@ -22,17 +26,21 @@ from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomic
 from params.loading import suggestion
 from params.schema import Data, Launch, Split
 from tasks.ingestion.batches import Batch, Batches, to_readable_batch
-from tasks.ingestion.file_index import FileRowRange
+from tasks.ingestion.file_index import FileIndex, FileRowRange
 from tasks.ingestion.parquet import Column, WrittenPart, check_types, part_name, widen, write_part, write_schema
-from tasks.ingestion.parts import read_pieces, split_files_into_parts, split_into_parts
 from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import OpenedSource, open_source
 from tasks.ingestion.splitting import SplitDivision
 from tasks.progress import progress
-from tasks.shards.kept_work import ShardWorkers
+from tasks.shards.kept_work import ShardWorkers, Work
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import save_report
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard, folder_sha256
+
+PART_ROWS = 65_536
+"""The most rows of a part."""
+_PART_BYTES = 64 << 20
+_MEASURED_ROWS = 512
 
 
 def ingest(
@@ -55,8 +63,8 @@ def ingest(
     ):
         columns, shards, row_id = dict[str, Column](), {split: list[Shard]() for split in SPLITS}, 0
         for source_split in source.splits:
-            splitting = SplitDivision(source_split, shares if source_split == "train" else {}, data.group_by, seed)
-            for part in _write_parts(source, source_split, splitting, folder, workers):
+            division = SplitDivision(source_split, shares if source_split == "train" else {}, data.group_by, seed)
+            for part in _write_parts(source, division, folder, workers):
                 widen(columns, part.columns)
                 for split, shard in part.shards.items():
                     shards[split].append(shard.model_copy(update={"first_row_id": row_id}))
@@ -93,59 +101,38 @@ def _shares(source_splits: Sequence[str], split: Split) -> dict[str, float]:
     return shares
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A part of a split of the source, in files."""
-
-    number: int
-    pieces: tuple[FileRowRange, ...]
-    folder: Path
-    splitting: SplitDivision
-
-    @property
-    def key(self) -> str:
-        return f"{self.number} {[piece.key for piece in self.pieces]} {self.splitting}"
-
-    @property
-    def files(self) -> list[Path]:
-        splits = (
-            self.splitting.source_split,
-            *self.splitting.shares,
-        )  # the others belong to other splits of the source
-        return [self.folder / split / part_name(self.number) for split in splits]
-
-
 def _write_parts(
-    source: OpenedSource, split: str, splitting: SplitDivision, folder: Path, workers: ShardWorkers
-) -> Iterable[WrittenPart]:
+    source: OpenedSource, division: SplitDivision, folder: Path, workers: ShardWorkers
+) -> Iterator[WrittenPart]:
     """Write the parts of a split of the source."""
+    split, works = division.source_split, list[Work[tuple[int, Sequence[FileRowRange]]]]()
     files = source.indexes(split)
-    if files is not None:
-        works = [
-            _Part(number, pieces, folder, splitting) for number, pieces in enumerate(split_files_into_parts(files))
-        ]
-        return workers.run(_write_files, works, what=f"parts of {split}")
-    return progress(_write_batches(source.batches(split), splitting, folder), what=f"ingest: parts of {split}")
+    if files is None:
+        with contextlib.closing(source.batches(split)) as batches:
+            parts = enumerate(split_into_parts(batches))
+            yield from progress(map(partial(_write, division, folder), parts), what=f"ingest: parts of {split}")
+        return
+    for number, pieces in enumerate(split_files_into_parts(files)):
+        key = f"{number} {[piece.key for piece in pieces]} {division}"
+        paths = [
+            folder / own / part_name(number) for own in (split, *division.shares)
+        ]  # the source has the other splits
+        works.append(Work((number, pieces), key, paths))
+    yield from workers.run(partial(_write_files, division, folder), works, what=f"parts of {split}")
 
 
-def _write_files(part: _Part) -> WrittenPart:
-    return _write(read_pieces(part.pieces), part.number, part.splitting, part.folder)
+def _write_files(division: SplitDivision, folder: Path, part: tuple[int, Sequence[FileRowRange]]) -> WrittenPart:
+    return _write(division, folder, (part[0], read_pieces(part[1])))
 
 
-def _write_batches(source: Batches, splitting: SplitDivision, folder: Path) -> Iterator[WrittenPart]:
-    with contextlib.closing(source) as batches:
-        for number, part in enumerate(split_into_parts(batches)):
-            yield _write(part, number, splitting, folder)
-
-
-def _write(source: Iterator[Batch], number: int, splitting: SplitDivision, folder: Path) -> WrittenPart:
+def _write(division: SplitDivision, folder: Path, part: tuple[int, Iterator[Batch]]) -> WrittenPart:
     def with_splits() -> Iterator[tuple[Batch, list[str]]]:
-        for source_batch in source:
+        for source_batch in part[1]:
             batch, rows = to_readable_batch(source_batch)
-            _check_columns(batch.rows.schema.names, splitting.group_by, batch.address(0))
-            yield batch, splitting.of(rows)
+            _check_columns(batch.rows.schema.names, division.group_by, batch.address(0))
+            yield batch, division.of(rows)
 
-    return write_part(with_splits(), folder, number)
+    return write_part(with_splits(), folder, part[0])
 
 
 def _check_columns(names: Sequence[str], group_by: Sequence[str], where: str) -> None:
@@ -168,3 +155,67 @@ def _refuse_empty_splits(rows: Mapping[str, int], source_splits: Sequence[str], 
             raise DataError(name, f"the split has no rows; all splits have {sum(rows.values())}", fix)
         what = f"none of {rows['train']} training rows fell into this split at a share of {getattr(split, name)}"
         raise DataError(name, what, f"raise data.split.{name}, add rows, or give the split its own files")
+
+
+def split_into_parts(batches: Batches) -> Iterator[Iterator[Batch]]:
+    """Divide the rows of a split; read each part to its end before the next."""
+    first = _first(batches)
+    size = _part_rows(first)
+    rest: Batch | None = None
+    remaining = chain(first, batches)
+
+    def part() -> Iterator[Batch]:
+        nonlocal rest
+        missing = size
+        while rest and missing:
+            batch, rest = rest.divide(missing)
+            missing -= len(batch.rows)
+            yield batch
+            rest = rest or next(remaining, None)
+
+    rest = next(remaining, None)
+    while rest:
+        yield part()
+
+
+def split_files_into_parts(files: Sequence[FileIndex]) -> Iterator[tuple[FileRowRange, ...]]:
+    """Divide the rows of a split into the same parts as `split_into_parts`, without reading them; a part can have pieces of several files."""
+    with contextlib.closing(read_pieces(file.piece(0, _MEASURED_ROWS) for file in files if file.rows)) as batches:
+        size = _part_rows(_first(batches))
+    part, missing = list[FileRowRange](), size
+    for file in files:
+        row = 0
+        while row < file.rows:
+            part.append(file.piece(row, missing))
+            row += part[-1].rows
+            missing -= part[-1].rows
+            if not missing:
+                yield tuple(part)
+                part, missing = [], size
+    if part:
+        yield tuple(part)
+
+
+def read_pieces(pieces: Iterable[FileRowRange]) -> Batches:
+    """Yield the rows of several pieces."""
+    for piece in pieces:
+        yield from piece.batches()
+
+
+def _first(batches: Batches) -> list[Batch]:
+    """Read the batches that the first rows are in."""
+    first, count = list[Batch](), 0
+    while count < _MEASURED_ROWS and (batch := next(batches, None)):
+        first.append(batch)
+        count += len(batch.rows)
+    return first
+
+
+def _part_rows(first: Sequence[Batch]) -> int:
+    """Return the rows of a part of the split that begins with these batches."""
+    count = size = 0
+    for batch in first:
+        measured = batch.rows.slice(0, _MEASURED_ROWS - count)
+        count, size = count + len(measured), size + int(measured.nbytes)
+    rows = _PART_BYTES * count // size if size else PART_ROWS
+    return min(PART_ROWS, 1 << max(0, rows.bit_length() - 1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import logging
 import multiprocessing
 import os
 import pickle
@@ -18,17 +19,22 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor
 from functools import lru_cache
 from importlib.metadata import version
 from multiprocessing.forkserver import ensure_running, set_forkserver_preload
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from params import RecipeError
+from params import KilledError, RecipeError, TransientError
 from trainer.runtime.memory import reduce_garbage_collection, return_freed_memory
 
+if TYPE_CHECKING:
+    from distributed import Client
+
 _LIBRARIES: Final = ("great_expectations", "numpy", "pandas", "pyarrow", "tokenizers", "transformers")
+_CLUSTER_KEY: Final = "launch.data_cluster"
+_CLUSTER_TIMEOUT_S: Final = 30
 _FREE_EVERY_S: Final = 1.0
 """Seconds of work after which a process gives back the memory that is free: the next work has to ask for it again."""
 _freed_at_s = time.monotonic()
@@ -85,7 +91,7 @@ def _function(path: Path) -> Callable[[Any], Any]:
     except OSError as error:
         what = f"the worker on {socket.gethostname()} cannot read {path}: {error.strerror}"
         fix = "give all machines of the cluster the project's folder at the same path"
-        raise RecipeError.at("launch.data_cluster", what, fix) from error
+        raise RecipeError.at(_CLUSTER_KEY, what, fix) from error
     with file:
         own, wanted = code_and_versions(), pickle.load(file)  # noqa: S301 - the stage wrote it
         if own != wanted:
@@ -94,7 +100,7 @@ def _function(path: Path) -> Callable[[Any], Any]:
             )
             what = f"the worker on {socket.gethostname()} has {', '.join(differences)}"
             fix = "give all machines of the cluster the same project and packages, and start the workers again"
-            raise RecipeError.at("launch.data_cluster", what, fix)
+            raise RecipeError.at(_CLUSTER_KEY, what, fix)
         function: Callable[[Any], Any] = pickle.load(file)  # noqa: S301
     return function
 
@@ -137,3 +143,43 @@ def _end_with_stage() -> None:
     assert stage, "this is a process of a stage"
     stage.join()
     os._exit(os.EX_TEMPFAIL)
+
+
+@contextlib.contextmanager
+def connect_to_cluster(address: str) -> Iterator[Client]:
+    """Connect to the Dask scheduler at `address`, for example `tcp://scheduler:8786`; inside the block, its errors are ours.
+
+    A call whose worker is killed goes to another one. Dask's own executor (`Client.get_executor`) is not used: when the scheduler has gone,
+    its futures never end (distributed 2026.8.0).
+
+    Raises:
+        RecipeError: Dask is not installed.
+        TransientError: nothing answers there, the cluster has no worker, or it has gone.
+        KilledError: several workers were killed at a call.
+    """
+    try:
+        from distributed import Client, KilledWorker
+        from distributed.comm.core import CommClosedError
+    except ImportError as error:
+        fix = "install the extra `cluster`, for example with `pip install evergreen[cluster]`"
+        raise RecipeError.at(_CLUSTER_KEY, "Dask is not installed", fix) from error
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what it logs is raised as well
+    with contextlib.ExitStack() as stack:
+        try:
+            client = stack.enter_context(
+                Client(address, timeout=_CLUSTER_TIMEOUT_S, set_as_default=False)  # type: ignore[no-untyped-call]
+            )
+            client.wait_for_workers(1, timeout=_CLUSTER_TIMEOUT_S)
+        except (OSError, TimeoutError, ValueError) as error:
+            what = f"the cluster at {address} cannot be used: {error}"
+            fix = "start it with `dask scheduler` and `dask worker`, and check the address"
+            raise TransientError(_CLUSTER_KEY, what, fix) from error
+        try:
+            yield client
+        except KilledWorker as error:
+            what = f"a worker was killed several times at the same shard: memory may be short ({error})"
+            fix = "give the workers more memory, or let fewer of them share a machine"
+            raise KilledError(_CLUSTER_KEY, what, fix) from error
+        except (CancelledError, CommClosedError) as error:
+            what = f"the cluster at {address} does not answer any more"
+            raise TransientError(_CLUSTER_KEY, what, "start it again; what is done of the shards is kept") from error

@@ -24,7 +24,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from params import KilledError
 from params.dvc_files import Inputs, file_state
@@ -35,6 +35,7 @@ from tasks.progress import progress
 from tasks.shards.executor import (
     call_stage_function,
     code_and_versions,
+    connect_to_cluster,
     release_unused_memory,
     start_fork_server,
     start_process_pool,
@@ -51,34 +52,26 @@ _AHEAD: Final = 2
 """Calls that wait for each process: it never waits for this one, and few results wait to be taken."""
 
 
-class Work(Protocol):
-    """What is to be done on one shard; a process gets it as a pickle."""
-
-    @property
-    def key(self) -> str:
-        """All that the result depends on besides code: the hash of the shard, and settings."""
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """The files that the work may write."""
-
-
-WorkT = TypeVar("WorkT", bound=Work)
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Work(Generic[ItemT]):
+    """What is to be done on one shard; a process gets it as a pickle."""
+
+    item: ItemT
+    key: str
+    """All that the result depends on besides code: the hash of the shard, and settings."""
+    files: Sequence[Path] = ()
+    """The files that the work may write."""
 
 
 class ShardWorkers:
     """Does the work of one stage on shards; to be used as a context.
 
-    Processes start when there is work for them, and end with the stage.
-
-    Args:
-        artifacts: of the run.
-        stage: its name.
-        launch: says how many processes do the work, or which cluster.
-        inputs: of the stage. Without them, or if they name no code, nothing is kept, because other code may give other results.
-        imports: modules that the work needs. They are imported once, and the processes of this machine share them.
+    Processes start when there is work for them, and end with the stage. Without the stage's `inputs`, or if they name no code, nothing is
+    kept, because other code may give other results. The modules in `imports` are imported once, and the processes of this machine share them.
     """
 
     def __init__(
@@ -118,10 +111,8 @@ class ShardWorkers:
     def map(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT], *, what: str) -> Iterator[ResultT]:
         """Yield `function(item)` of each item, in order; nothing is kept. This process computes them if they are few.
 
-        Args:
-            function: a function of a module, or a `functools.partial` of one. It travels to each process once.
-            items: its arguments.
-            what: a plural noun for the log, such as `shards`.
+        The function is one of a module, or a `functools.partial` of one; it travels to each process once. `what` is a plural noun for
+        the log, such as `shards`.
 
         Raises:
             KilledError: a process was killed while it computed the same item for the third time.
@@ -134,23 +125,16 @@ class ShardWorkers:
             yield result
             release_unused_memory()
 
-    def run(self, function: Callable[[WorkT], ResultT], works: Sequence[WorkT], *, what: str) -> Iterator[ResultT]:
-        """Yield `function(work)` of each, in order; that of earlier runs, with its files, where nothing has changed.
-
-        Args:
-            function: a function of a module, or a `functools.partial` of one; its result can be pickled.
-            works: the work on each shard.
-            what: a plural noun for the log, such as `shards`.
-
-        Raises:
-            EvergreenError: as `map` does.
-        """
+    def run(
+        self, function: Callable[[ItemT], ResultT], works: Sequence[Work[ItemT]], *, what: str
+    ) -> Iterator[ResultT]:
+        """Yield `function(work.item)` of each, as `map` does; that of earlier runs, with its files, where nothing has changed."""
         if not self._cache:
-            yield from self.map(function, works, what=what)
+            yield from self.map(function, [work.item for work in works], what=what)
             return
         self._used.update(self._cache.entry(work).name for work in works)
         found = 0
-        for result, is_found in self.map(partial(_find_or_do, function, self._cache), works, what=what):
+        for result, is_found in self.map(partial(self._cache.find_or_do, function), works, what=what):
             found += is_found
             yield result
         if found:
@@ -200,20 +184,9 @@ class ShardWorkers:
         if not self._launch.data_cluster:
             start_fork_server(self._imports)
             return self._open.enter_context(start_process_pool(self._processes)).submit
-        from tasks.shards.cluster import connect
-
-        client = self._open.enter_context(connect(self._launch.data_cluster))
+        client = self._open.enter_context(connect_to_cluster(self._launch.data_cluster))
         self._processes = sum(client.nthreads().values())  # type: ignore[no-untyped-call]
         return partial(client.submit, pure=False)
-
-
-def _find_or_do(function: Callable[[WorkT], ResultT], cache: _Cache, work: WorkT) -> tuple[ResultT, bool]:
-    """Return what the work gives, and whether an earlier run did it."""
-    with contextlib.suppress(LookupError):
-        return cache.find(work), True
-    result = function(work)
-    cache.keep(work, result)
-    return result, False
 
 
 @dataclass(frozen=True)
@@ -223,35 +196,38 @@ class _Cache:
     code: tuple[tuple[str, str], ...]
     """The files of the code that the work depends on, below `root`, each with its state."""
 
-    def entry(self, work: Work) -> Path:
+    def entry(self, work: Work[Any]) -> Path:
         return self.folder / _digest([work.key, _code_digest(self.code)])
 
-    def find(self, work: Work) -> Any:
-        """Return what the work gave, and put its files where they belong.
+    def find_or_do(self, function: Callable[[ItemT], ResultT], work: Work[ItemT]) -> tuple[ResultT, bool]:
+        """Return what the work gives, and whether an earlier run did it."""
+        if found := self.find(work):
+            return found[0], True
+        result = function(work.item)
+        self.keep(work, result)
+        return result, False
 
-        Raises:
-            LookupError: it is not there, or damaged.
-        """
+    def find(self, work: Work[Any]) -> tuple[Any, ...]:
+        """Return what the work gave, and put its files where they belong; nothing if it is not there, or damaged."""
         entry = self.entry(work)
         try:
             digest, _, content = (entry / _RESULT).read_bytes().partition(b"\n")
-            if hashlib.sha256(content).hexdigest() != digest.decode():
-                raise LookupError(entry)
-            hashes: dict[int, str]
+            if hashlib.sha256(content).hexdigest().encode() != digest:
+                return ()
             result, hashes = pickle.loads(content)  # noqa: S301 - this project wrote it
             if any(file_sha256(entry / str(number)) != sha256 for number, sha256 in hashes.items()):
-                raise LookupError(entry)
+                return ()
             for number in hashes:
                 assert not work.files[number].exists(), f"other work wrote {work.files[number]}"
                 work.files[number].parent.mkdir(parents=True, exist_ok=True)
                 link_or_copy(entry / str(number), work.files[number])
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError:
             for file in work.files:  # equal work in another process has just replaced the entry
                 file.unlink(missing_ok=True)
-            raise LookupError(entry) from error
-        return result
+            return ()
+        return (result,)
 
-    def keep(self, work: Work, result: Any) -> None:
+    def keep(self, work: Work[Any], result: Any) -> None:
         """Keep what the work gave. Without room on the disk nothing is kept; the work is done in any case."""
         if not _is_there(self.root, self.code):
             return  # this process may have imported other code

@@ -14,21 +14,19 @@ import secrets
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
 from params import DataError
 from params.foundation.artifacts import GROUP_BY
 from params.foundation.hashing import file_sha256
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 SCHEMA: Final = "_common_metadata"
 """Parquet's usual name for a file without rows that has the columns of a folder's files."""
@@ -39,7 +37,7 @@ _known = dict[str, bytes]()
 
 
 class SplitRows:
-    """The rows of one split; they stay on disk until they are read.
+    """The rows of one split, or of one of its shards; they stay on disk until they are read.
 
     Raises:
         DataError: a file is missing or damaged; so does every method that reads rows.
@@ -60,19 +58,32 @@ class SplitRows:
     def __len__(self) -> int:
         return self.manifest.rows
 
-    def batches(
-        self, columns: Sequence[str] | None = None, batch_rows: int = _BATCH_ROWS, *, shard: Shard | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, with the split's columns or some of them; a batch and the file of its shard are in memory.
+    @property
+    def shards(self) -> list[Self]:
+        """The rows of each shard, with the columns of the split; a process gets no list of all shards with one."""
+        found = [copy.copy(self) for _ in self.manifest.shards]
+        for own, shard in zip(found, self.manifest.shards, strict=True):
+            own.manifest = Manifest(self.folder, (shard,))
+        return found
 
-        With `shard`, the rows of that shard only.
-        """
-        schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
-        for one in self.manifest.shards if shard is None else [shard]:
-            with pq.ParquetFile(self._file(one)) as file:
+    @property
+    def shard(self) -> Shard:
+        """The shard, if these are the rows of one."""
+        (found,) = self.manifest.shards
+        return found
+
+    def batches(self, columns: Sequence[str] | None = None, batch_rows: int = _BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in order, with the split's columns or some of them; a batch and the file of its shard are in memory."""
+        schema = self._schema(columns)
+        for shard in self.manifest.shards:
+            with pq.ParquetFile(self._file(shard)) as file:
                 stored = [ROW, *(name for name in schema.names if name in file.schema_arrow.names)]
                 for batch in file.iter_batches(batch_rows, columns=stored):
-                    yield from self._of_split(pa.Table.from_batches([batch]), one, schema).to_batches()
+                    table = pa.Table.from_batches([batch])
+                    if ROW_ID in schema.names:
+                        ids = pc.add(table[ROW].cast(pa.int64()), shard.first_row_id)
+                        table = table.append_column(ROW_ID, ids)
+                    yield from conform(table, schema, str(self.manifest.path(shard))).to_batches()
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the rows one by one as mappings."""
@@ -81,8 +92,10 @@ class SplitRows:
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all rows, with the split's columns or some of them."""
-        schema = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
-        return pa.Table.from_batches(self.batches(columns), schema)
+        return pa.Table.from_batches(self.batches(columns), self._schema(columns))
+
+    def _schema(self, columns: Sequence[str] | None) -> pa.Schema:
+        return self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
 
     def pick(self, row_ids: Collection[int], columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the rows with these ids in the split's order, with all columns or `row_id` and some; skip unknown ids.
@@ -92,19 +105,13 @@ class SplitRows:
         wanted = np.unique(np.fromiter(row_ids, np.int64))
         names = None if columns is None else list(dict.fromkeys([ROW_ID, *columns]))
         starts = np.searchsorted(wanted, [shard.first_row_id for shard in self.manifest.shards])
-        for shard, own in zip(self.manifest.shards, np.split(wanted, starts)[1:], strict=True):
-            for batch in self.batches(names, shard=shard) if len(own) else ():
+        for rows, own in zip(self.shards, np.split(wanted, starts)[1:], strict=True):
+            for batch in rows.batches(names) if len(own) else ():
                 yield from batch.filter(pa.array(np.isin(batch[ROW_ID].to_numpy(), own))).to_pylist()
 
-    def only(self, shard: Shard) -> Self:
-        """Return the rows of one shard, with the columns of the split; a process gets no list of all shards with it."""
-        found = copy.copy(self)
-        found.manifest = Manifest(self.folder, (shard,))
-        return found
-
-    def with_nulls(self, shard: Shard, columns: Sequence[str]) -> set[str]:
-        """Return those of the columns that have a null in a shard; no values are read. Columns with fields are not known."""
-        metadata = _read(self.manifest.path(shard), pq.read_metadata)
+    def with_nulls(self, columns: Sequence[str]) -> set[str]:
+        """Return those of the columns that have a null in the shard; no values are read. Columns with fields are not known."""
+        metadata = _read(self.manifest.path(self.shard), pq.read_metadata)
         found = set(columns)
         for number in range(metadata.num_columns):
             groups = [metadata.row_group(group).column(number) for group in range(metadata.num_row_groups)]
@@ -113,9 +120,9 @@ class SplitRows:
                 found.discard(metadata.schema.column(number).path)
         return found
 
-    def write_some(self, shard: Shard, keep: NDArray[np.bool_], path: Path) -> dict[str, Any]:
-        """Write those rows of a shard that `keep`, (N,), is true for to another file, and return its `rows` and `sha256`."""
-        table = pq.read_table(self._file(shard)).filter(pa.array(keep))
+    def write_some(self, keep: NDArray[np.bool_], path: Path) -> dict[str, Any]:
+        """Write those rows of the shard that `keep`, (N,), is true for to another file, and return its `rows` and `sha256`."""
+        table = pq.read_table(self._file(self.shard)).filter(pa.array(keep))
         pq.write_table(table, path, compression="zstd", row_group_size=_BATCH_ROWS)
         return {"rows": len(table), "sha256": file_sha256(path)}
 
@@ -133,12 +140,6 @@ class SplitRows:
             raise DataError(str(self.manifest.path(shard)), what, "run the stage that writes it again")
         _known[shard.sha256] = fast
         return pa.BufferReader(content)
-
-    def _of_split(self, table: pa.Table, shard: Shard, schema: pa.Schema) -> pa.Table:
-        if ROW_ID in schema.names:
-            ids = pc.add(table[ROW].cast(pa.int64()), shard.first_row_id)
-            table = table.append_column(ROW_ID, ids)
-        return conform(table, schema, str(self.manifest.path(shard)))
 
 
 def group_of(row: Mapping[str, Any], group_by: Sequence[str]) -> dict[str, Any] | None:

@@ -30,17 +30,8 @@ def write_sequences(examples: Iterable[Example], target: Path, *, first_row_id: 
             if writer is None:
                 schema = _schema(batch)
                 writer = stack.enter_context(pa.ipc.new_stream(str(target), schema))
-            columns = {f.name: [e.get(f.name) for e in batch] for f in schema if f.name != ROW}
-            columns[ROW] = [example[ROW_ID] - first_row_id for example in batch]
-            arrays = {
-                name: pa.array(column, schema.field(name).type) for name, column in columns.items() if name != "labels"
-            }
-            if "labels" in columns:
-                shared = all(labels is ids for labels, ids in zip(columns["labels"], columns["input_ids"], strict=True))
-                arrays["labels"] = (
-                    arrays["input_ids"] if shared else pa.array(columns["labels"], schema.field("labels").type)
-                )
-            written = pa.record_batch(arrays, schema=schema)
+            rows = [example | {ROW: example[ROW_ID] - first_row_id} for example in batch]
+            written = pa.RecordBatch.from_pylist(rows, schema)
             writer.write_batch(written)
             lengths += [sum(len(example[name]) for name in token_columns(schema.names)) for example in batch]
             learned += _count_learned(written)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 from params import DataError
 from params.foundation.hashing import file_sha256
 from tasks.progress import progress
-from tasks.shards.kept_work import ShardWorkers
+from tasks.shards.kept_work import ShardWorkers, Work
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.arrow import sort_longest_first, write_sequences
 from tasks.tokenization.report import SplitStatistics
 from trainer import objectives
-from trainer.data.shards import Manifest, Shard
+from trainer.data.shards import Manifest
 from trainer.objectives.bases.objective import EncodedRow, Example, Objective, ObjectiveState, Row
 
 if TYPE_CHECKING:
@@ -69,9 +70,9 @@ class Encoder:
         return {IS_CUT: int(encoded.is_truncated), SAYS_ALL: int(says_all)}
 
 
-def read_batches(rows: SplitRows, shard: Shard | None = None) -> Iterator[list[Row]]:
+def read_batches(rows: SplitRows) -> Iterator[list[Row]]:
     """Yield the rows of a split, or of one shard, in batches; only one of them is in memory at a time."""
-    for batch in rows.batches(batch_rows=_BATCH_ROWS, shard=shard):
+    for batch in rows.batches(batch_rows=_BATCH_ROWS):
         size = max(1, batch.num_rows * _BATCH_BYTES // max(batch.nbytes, _BATCH_BYTES))
         for start in range(0, batch.num_rows, size):
             yield batch.slice(start, size).to_pylist()
@@ -86,167 +87,102 @@ def collect_labels(rows: SplitRows, objective: Objective[Any], workers: ShardWor
     """Return the `row_labels` of all rows of a split; `settings` is a hash of the objective's options."""
     if not objectives.overrides(objective, "row_labels"):
         return set()
-    works = [_LabelsWork(rows.only(shard), shard, settings) for shard in rows.manifest.shards]
+    works = [Work(own, f"labels {own.shard.sha256} {rows.schema} {settings}") for own in rows.shards]
     found: set[str] = set()
     return found.union(*workers.run(partial(_labels_of_shard, objective), works, what="shards (labels)"))
 
 
-@dataclass(frozen=True)
-class _LabelsWork:
-    """One shard of rows whose labels are to be found."""
-
-    rows: SplitRows
-    shard: Shard
-    settings: str
-    files: tuple[Path, ...] = ()
-
-    @property
-    def key(self) -> str:
-        return f"labels {self.shard.sha256} {self.rows.schema} {self.settings}"
-
-
-def _labels_of_shard(objective: Objective[Any], work: _LabelsWork) -> set[str]:
-    rows = work.rows.rows(list(objective.columns()))
-    return {label for row in rows for label in objective.row_labels(row)}
-
-
-@dataclass(frozen=True)
-class EncodedSplit:
-    """What the rows of a split became."""
-
-    statistics: SplitStatistics
-    characters: int
-    """Characters of the rows' text."""
+def _labels_of_shard(objective: Objective[Any], rows: SplitRows) -> set[str]:
+    return {label for row in rows.rows(list(objective.columns())) for label in objective.row_labels(row)}
 
 
 def encode_splits(
     splits: Mapping[str, SplitRows], folder: Path, encoder: Encoder, workers: ShardWorkers, *, settings: str = ""
-) -> dict[str, EncodedSplit]:
+) -> dict[str, tuple[SplitStatistics, int]]:
     """Encode the rows of each split into Arrow shards in `folder`/<split>, one for each shard of the rows.
 
     The train split is packed as its objective does it; the other splits are sorted longest first. Both happen within a shard.
-
-    Args:
-        splits: the rows by name of the split.
-        folder: where the splits go.
-        encoder: encodes the rows.
-        workers: do the work.
-        settings: hash of what the encoder depends on, for shards that are kept.
+    Return what the rows of each split became, and the characters of their texts. `settings` is a hash of what the encoder depends on,
+    for shards that are kept.
 
     Raises:
         DataError: a row cannot be encoded, or the rows of a split give no sequence.
     """
-    for split in splits:
+    works = list[Work[tuple[SplitRows, str, Path]]]()
+    for split, rows in splits.items():
         (folder / split).mkdir()
-    works = [
-        _Work(rows.only(shard), shard, split, folder / split, settings)
-        for split, rows in splits.items()
-        for shard in rows.manifest.shards
-    ]
-    counts = list(workers.run(partial(_encode_shard, encoder), works, what="shards"))
+        for own in rows.shards:
+            target = folder / split / Path(own.shard.name).with_suffix(".arrow")
+            key = f"{own.shard.sha256} {split == 'train'} {rows.schema} {settings}"
+            works.append(Work((own, split, target), key, [target]))
+    done = zip(works, workers.run(partial(_encode_shard, encoder), works, what="shards"), strict=True)
+    encoded = [(work.item, found) for work, found in done]
     return {
-        split: _encoded(rows, split, encoder, [(w, c) for w, c in zip(works, counts, strict=True) if w.split == split])
+        split: _describe(
+            rows, split, encoder, [(own, target, found) for (own, of, target), found in encoded if of == split]
+        )
         for split, rows in splits.items()
     }
 
 
-def _encoded(rows: SplitRows, split: str, encoder: Encoder, done: Sequence[tuple[_Work, _Counts]]) -> EncodedSplit:
+@dataclass(frozen=True)
+class _EncodedShard:
+    counts: Counter[str]
+    longest: int
+    sha256: str
+
+
+def _describe(
+    rows: SplitRows, split: str, encoder: Encoder, done: Sequence[tuple[SplitRows, Path, _EncodedShard]]
+) -> tuple[SplitStatistics, int]:
     """Write the manifest of a split, and sum the counts of its shards."""
-    counts = sum((own for _, own in done), _Counts())
-    if not counts.sequences and not encoder.marks_rows:
+    counts = sum((found.counts for _, _, found in done), Counter[str]())
+    if not counts["sequences"] and not encoder.marks_rows:
         what = f"its {len(rows)} rows give no sequence of {encoder.max_length} tokens"
         raise DataError(str(rows.folder), what, "add rows, or lower tokenization.max_length")
-    Manifest.write(done[0][0].folder, [work.written(own) for work, own in done if own.sequences])
-    if counts.unused and not encoder.marks_rows:
+    shards = [
+        own.shard.model_copy(update={"name": target.name, "rows": found.counts["sequences"], "sha256": found.sha256})
+        for own, target, found in done
+        if found.sha256
+    ]
+    Manifest.write(done[0][1].parent, shards)
+    if counts["unused"] and not encoder.marks_rows:
         message = "tokenize: %d of %d %s rows are not used: their first %d tokens hold nothing to learn"
-        logger.warning(message, counts.unused, len(rows), split, encoder.max_length)
+        logger.warning(message, counts["unused"], len(rows), split, encoder.max_length)
     statistics = SplitStatistics(
         rows=len(rows),
-        sequences=counts.sequences,
-        tokens=counts.tokens,
-        longest=counts.longest,
-        mean_length=round(counts.tokens / counts.sequences, 2),
-        learned_tokens=counts.learned,
-        truncated_rows=counts.truncated,
-        unused_rows=counts.unused,
+        sequences=counts["sequences"],
+        tokens=counts["tokens"],
+        longest=max(found.longest for _, _, found in done),
+        mean_length=round(counts["tokens"] / counts["sequences"], 2),
+        learned_tokens=counts["learned"],
+        truncated_rows=counts["truncated"],
+        unused_rows=counts["unused"],
     )
-    return EncodedSplit(statistics, counts.characters)
+    return statistics, counts["characters"]
 
 
-@dataclass(frozen=True)
-class _Counts:
-    sequences: int = 0
-    tokens: int = 0
-    longest: int = 0
-    learned: int = 0
-    truncated: int = 0
-    unused: int = 0
-    characters: int = 0
-    sha256: str = ""
-    """Hash of the file of one shard."""
-
-    def __add__(self, other: _Counts) -> _Counts:
-        return _Counts(
-            self.sequences + other.sequences,
-            self.tokens + other.tokens,
-            max(self.longest, other.longest),
-            self.learned + other.learned,
-            self.truncated + other.truncated,
-            self.unused + other.unused,
-            self.characters + other.characters,
-        )
-
-
-@dataclass(frozen=True)
-class _Work:
-    """One shard of rows to encode."""
-
-    rows: SplitRows
-    shard: Shard
-    split: str
-    folder: Path
-    settings: str
-
-    @property
-    def key(self) -> str:
-        return f"{self.shard.sha256} {self.split == 'train'} {self.rows.schema} {self.settings}"
-
-    @property
-    def target(self) -> Path:
-        return self.folder / Path(self.shard.name).with_suffix(".arrow")
-
-    @property
-    def files(self) -> list[Path]:
-        return [self.target]
-
-    def written(self, counts: _Counts) -> Shard:
-        """Return the shard of sequences."""
-        changes = {"name": self.target.name, "rows": counts.sequences, "sha256": counts.sha256}
-        return self.shard.model_copy(update=changes)
-
-
-def _encode_shard(encoder: Encoder, work: _Work) -> _Counts:
+def _encode_shard(encoder: Encoder, work: tuple[SplitRows, str, Path]) -> _EncodedShard:
     """Encode a shard; there is no file if it gives no sequence."""
-    truncated = unused = characters = 0
-    shard, is_train = work.shard, work.split == "train"
+    rows, split, target = work
+    counts = Counter[str]()
 
     def encoded_rows() -> Iterator[tuple[Row, EncodedRow]]:
-        for batch in read_batches(work.rows, shard):
-            yield from zip(batch, encoder.encode(batch, split=work.split), strict=True)
+        for batch in read_batches(rows):
+            yield from zip(batch, encoder.encode(batch, split=split), strict=True)
 
     def examples() -> Iterator[Example]:
-        nonlocal truncated, unused, characters
-        what = f"tokenize: {work.split} rows of {shard.name}"
-        for row, encoded in progress(encoded_rows(), what=what, total=shard.rows):
-            truncated += encoded.is_truncated
-            unused += not encoded.examples
-            characters += sum(map(len, encoder.objective.texts(row)))
+        what = f"tokenize: {split} rows of {rows.shard.name}"
+        for row, encoded in progress(encoded_rows(), what=what, total=len(rows)):
+            counts["truncated"] += encoded.is_truncated
+            counts["unused"] += not encoded.examples
+            counts["characters"] += sum(map(len, encoder.objective.texts(row)))
             marks = encoder.marks(row, encoded) if encoder.marks_rows else {}
             yield from (example | marks for example in encoded.examples)
 
-    packed = encoder.objective.pack(examples(), encoder.max_length) if is_train else examples()
-    lengths, learned = write_sequences(packed, work.target, first_row_id=shard.first_row_id)
-    if not is_train:
-        sort_longest_first(work.target, lengths)
-    sha256 = file_sha256(work.target) if lengths else ""
-    return _Counts(len(lengths), sum(lengths), max(lengths, default=0), learned, truncated, unused, characters, sha256)
+    packed = encoder.objective.pack(examples(), encoder.max_length) if split == "train" else examples()
+    lengths, learned = write_sequences(packed, target, first_row_id=rows.shard.first_row_id)
+    if split != "train":
+        sort_longest_first(target, lengths)
+    counts.update(sequences=len(lengths), tokens=sum(lengths), learned=learned)
+    return _EncodedShard(counts, max(lengths, default=0), file_sha256(target) if lengths else "")

@@ -79,13 +79,13 @@ def tokenize(
         )
         encoder = Encoder(method, tokenizer, tokenization.max_length, state)
         encoded = encode_splits(rows, folder, encoder, workers, settings=settings)
-        train, characters = encoded["train"].statistics, encoded["train"].characters
+        train, characters = encoded["train"]
         target_tokens = train.learned_tokens if method.has_target_text else 0
         report = TokenizationReport(
             vocab_size=len(tokenizer),
             max_length=tokenization.max_length,
             characters_per_token=round(characters / (train.tokens + target_tokens), 3),
-            splits={split: one.statistics for split, one in encoded.items()},
+            splits={split: statistics for split, (statistics, _) in encoded.items()},
         )
         save_report(report, folder / artifacts.report("tokenize").name)
     return report

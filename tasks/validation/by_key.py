@@ -6,15 +6,18 @@ buckets by their first bits; a bucket is read from all files, and has all rows o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
 
 from params.schema import Expectation
 from tasks.shards.split_rows import group_of
@@ -25,61 +28,39 @@ from tasks.validation.checks import (
     read_columns_as_frame,
     without_condition,
 )
-from tasks.validation.expectations import columns_of, compared_rows, expectation_key_text
-from tasks.validation.raw_rows import ORDER, PartWork, Positions, RawRows, drop_rows
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
+from tasks.validation.expectations import ExpectationResult, columns_of, compared_rows, expectation_key_text, passes
+from tasks.validation.raw_rows import NOTHING, ORDER, PartWork, Positions, RawRows, drop_rows, frame_of
 
 BUCKET_ROWS: Final = 1 << 19
 """Rows of a bucket, about; while it is read, one takes around 100 bytes."""
 _NULL: Final = b"\xfe"
 _SEPARATOR: Final = b"\xff"
 """Bytes that UTF-8 never has."""
-_POSITION_BITS: Final = np.uint64(48)
-_POSITION: Final = np.uint64((1 << 48) - 1)
 
 
-@dataclass(frozen=True)
-class Duplicates:
-    """The rows that repeat an earlier row."""
-
-    considered: int
-    """Number of rows that the expectation does not ignore."""
-    members: int
-    """Number of all rows that have the key of another row; the first of them too."""
-    failing: Positions
-    """Positions of the rows that repeat an earlier one."""
-    repeats: NDArray[np.int64]
-    """For each of them the position of the row that stays."""
-
-
-def find_duplicates(expectation: Expectation, rows: RawRows, skip: Positions, set_aside: Positions) -> Duplicates:
+def find_duplicates(
+    expectation: Expectation, rows: RawRows, skip: Positions, set_aside: Positions
+) -> ExpectationResult:
     """Return the rows that repeat another, among those that the expectation does not ignore and that are not in `skip`.
 
-    Rows at the positions in `set_aside` come last among those with their key.
+    Rows at the positions in `set_aside` come last among those with their key. The data pass as Great Expectations has it, for which all
+    equal rows fail.
     """
-    return _find(partial(_repeats, set_aside), expectation, rows, skip)
+    return _find(expectation, rows, skip, set_aside, None)
 
 
-def find_groups_across_splits(rows: RawRows, skip: Positions) -> tuple[Expectation, Duplicates]:
+def find_groups_across_splits(rows: RawRows, skip: Positions) -> tuple[Expectation, ExpectationResult]:
     """Return the check of `data.group_by`, and the rows whose group is in an earlier split, too."""
     columns: Any = {"column_list": rows.splits["train"].group_by}
     expectation = Expectation(type=GROUP_IS_IN_ONE_SPLIT, **columns)
-    ends = np.array([rows.span(split).stop for split in ORDER])
-    return expectation, _find(partial(_in_later_split, ends), expectation, rows, skip)
+    found = _find(expectation, rows, skip, NOTHING, np.array([rows.span(split).stop for split in ORDER]))
+    return expectation, replace(found, success=not len(found.failing))
 
 
-_Find = Callable[["pd.DataFrame"], "pd.Series[int]"]
-"""Returns for each row that fails the position of the row that stays; from the `one`, `two`, `form` and `position` of rows
-with equal keys, indexed by position."""
-
-
-def _find(find: _Find, expectation: Expectation, rows: RawRows, skip: Positions) -> Duplicates:
-    """Hash the key of each row, and return what `find` finds among all rows with equal keys."""
-    import pandas as pd
-
+def _find(
+    expectation: Expectation, rows: RawRows, skip: Positions, set_aside: Positions, ends: Positions | None
+) -> ExpectationResult:
+    """Hash the key of each row, and compare them; with the `ends` of the splits, only rows of an earlier split are repeated."""
     if condition_columns(expectation) is None:
         everything = read_columns_as_frame(rows, columns_read(expectation, rows.schema))
         compared = compared_rows(expectation, drop_rows(everything, skip))
@@ -96,42 +77,40 @@ def _find(find: _Find, expectation: Expectation, rows: RawRows, skip: Positions)
         buckets = 1 << max(0, (considered // BUCKET_ROWS).bit_length())
         width = (1 << 64) // buckets
         ranges = [(n * width, (n + 1) * width - 1) for n in range(buckets)]
-        work = partial(_in_bucket, find, files, [part.start for part in rows.parts])
+        work = partial(_in_bucket, files, [part.start for part in rows.parts], set_aside, ends)
         found = list(rows.workers.map(work, ranges, what="buckets (equal rows)"))
     repeats = pd.concat([own for _, own in found]).sort_index()
-    failing, stays = np.asarray(repeats.index, np.int64), np.asarray(repeats, np.int64)
-    return Duplicates(considered, sum(own for own, _ in found), failing, stays)
+    success = passes(expectation, sum(own for own, _ in found), considered)
+    known, places = np.unique(np.asarray(repeats, np.int64), return_inverse=True)
+    stays = np.stack([known, rows.row_ids(known)])[:, places]
+    return ExpectationResult(success, np.asarray(repeats.index, np.int64), considered=considered, repeats=stays)
 
 
 def write_shard_key_hashes(expectation: Expectation, work: PartWork) -> int:
     """Write the hashed keys of one shard, and return how many there are.
 
-    They are an array (3, N) of uint64: first and second half of the hash; place in the shard, with its form in the upper 16 bits.
+    They are an array (3, N) of uint64: first and second half of the hash; place in the shard.
     """
     columns, part = columns_of([expectation]), work.part
-    read = columns_read(expectation, part.rows.schema)
-    table = part.table(read)
+    table = part.table(work.columns)
     if expectation.type == GROUP_IS_IN_ONE_SPLIT:
         is_grouped = [group_of(row, columns) is not None for row in table.select(columns).to_pylist()]
         compared = np.setdiff1d(np.flatnonzero(is_grouped), work.skip)
     else:
-        frame = part.frame(read, frozenset(), work.skip, table=table)
+        frame = drop_rows(frame_of(table, work.columns, part.split), work.skip)
         compared = compared_rows(expectation, frame)
-    table = table.select(columns).take(compared)
-    digests = b"".join(blake2b(key, digest_size=16).digest() for key in encode_keys(table))
+    digests = b"".join(
+        blake2b(key, digest_size=16).digest() for key in encode_keys(table.select(columns).take(compared))
+    )
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2).T
-    places = compared.astype(np.uint64) | (key_variant_numbers(table) << _POSITION_BITS)
     order = np.lexsort((halves[1], halves[0]))
-    np.save(work.files[0], np.concatenate([halves, places[None]])[:, order])
+    assert work.path
+    np.save(work.path, np.concatenate([halves, compared.astype(np.uint64)[None]])[:, order])
     return len(compared)
 
 
 def encode_keys(table: pa.Table) -> list[bytes]:
     """Return bytes for each row, which are equal if pandas' `duplicated` takes the rows as equal."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    from pyarrow import types
-
     columns = []
     for column in table.columns:
         kind = column.type
@@ -155,29 +134,13 @@ def encode_keys(table: pa.Table) -> list[bytes]:
     return found
 
 
-def key_variant_numbers(table: pa.Table) -> NDArray[np.uint64]:
-    """Return a number for each row, below 2**16, that tells -0.0 from 0.0 and NaN from null in equal keys."""
-    import pyarrow.compute as pc
-    from pyarrow import types
-
-    forms = np.zeros(len(table), np.uint64)
-    for column in table.columns:
-        if types.is_floating(column.type):
-            numbers = pc.fill_null(column, 0.0).to_numpy().astype(np.float64)
-            own = np.isnan(numbers) * 2 + (np.signbit(numbers) & (numbers == 0))
-            forms = (forms * np.uint64(3) + own.astype(np.uint64)) % np.uint64(65521)
-    return forms
-
-
 def _in_bucket(
-    find: _Find, files: Sequence[Path], starts: Sequence[int], bucket: tuple[int, int]
+    files: Sequence[Path], starts: Sequence[int], set_aside: Positions, ends: Positions | None, bucket: tuple[int, int]
 ) -> tuple[int, pd.Series[int]]:
-    """Return how many rows of a bucket have the key of another, and what `find` finds among them.
+    """Return how many rows of a bucket have the key of another, and by position of each that fails the position of the row that stays.
 
     Only rows whose hash begins with a number from the first to the last of the bucket are read.
     """
-    import pandas as pd
-
     first, last = map(np.uint64, bucket)
     read: list[Any] = [np.zeros((3, 0), np.uint64)]
     for path, position in zip(files, starts, strict=True):
@@ -185,21 +148,14 @@ def _in_bucket(
         own = slice(np.searchsorted(stored[0], first), np.searchsorted(stored[0], last, side="right"))
         read.append(np.array(stored[:, own]))
         read[-1][2] += np.uint64(position)
-    one, two, places = np.concatenate(read, axis=1)
-    is_equal = pd.Series(one).duplicated(keep=False).to_numpy()  # few are, so the rest takes no time
-    one, two, places = one[is_equal], two[is_equal], places[is_equal]
-    position = (places & _POSITION).astype(np.int64)
-    rows = pd.DataFrame({"one": one, "two": two, "form": places >> _POSITION_BITS, "position": position}, position)
+    keys = np.concatenate(read, axis=1)
+    keys = keys[:, pd.Series(keys[0]).duplicated(keep=False).to_numpy()]  # few are, so the rest takes no time
+    position = keys[2].astype(np.int64)
+    rows = pd.DataFrame({"one": keys[0], "two": keys[1], "position": position}, position)
     rows = rows[rows.duplicated(["one", "two"], keep=False)].sort_index()
-    return len(rows), find(rows)
-
-
-def _repeats(set_aside: Positions, rows: pd.DataFrame) -> pd.Series[int]:
     rows = rows.iloc[np.argsort(rows.index.isin(set_aside), kind="stable")]
-    first = rows.groupby(["one", "two", "form"], sort=False)["position"].transform("first")
-    return first[first != rows["position"]]
-
-
-def _in_later_split(ends: NDArray[np.int64], rows: pd.DataFrame) -> pd.Series[int]:
-    first = rows.groupby(["one", "two"], sort=False)["position"].transform("first")
-    return first[np.searchsorted(ends, rows.index, side="right") > np.searchsorted(ends, first, side="right")]
+    stays = rows.groupby(["one", "two"], sort=False)["position"].transform("first")
+    if ends is None:
+        return len(rows), stays[stays != rows["position"]]
+    split, earlier = (np.searchsorted(ends, own, side="right") for own in (rows["position"], stays))
+    return len(rows), stays[split > earlier]

@@ -8,18 +8,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from params.schema import Expectation
-from tasks.validation.by_key import Duplicates, find_duplicates, find_groups_across_splits
-from tasks.validation.checks import (
-    Kind,
-    check_rows,
-    check_rows_with_objective,
-    check_whole_columns,
-    expectation_check_kind,
-)
-from tasks.validation.expectations import ExpectationResult, columns_of, passes
+from tasks.validation.by_key import find_duplicates, find_groups_across_splits
+from tasks.validation.checks import check_rows, check_rows_with_objective, check_whole_columns, expectation_check_kind
+from tasks.validation.expectations import ExpectationResult, columns_of
 from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, union
 from tasks.validation.report import CheckReport, FailingRow, Origin, describe, shorten
 from trainer import objectives
@@ -39,30 +32,26 @@ MAX_EXAMPLES_IN_ERROR = 10
 class CheckResult:
     """A check, and the rows that fail it."""
 
-    expectation: Expectation
     origin: Origin
-    success: bool
-    """Whether the data pass; with `mostly`, they pass although some rows fail."""
-    failing: Positions | None
-    """Positions of the failing rows; None for a check of the table as a whole."""
-    observed: Any = None
-    """The observed value of a check of the table as a whole, as JSON."""
-    repeats: NDArray[np.int64] | None = None
-    """For each failing row the position of the earlier row that it repeats, if the check is for duplicates."""
-    repeated_ids: NDArray[np.int64] | None = None
-    """The row_id of each of those rows."""
+    expectation: Expectation
+    found: ExpectationResult
     explain: Callable[[Row], str | None] | None = None
     """Returns the objective's reason for a failing row, if it checked the rows itself."""
 
     @property
-    def quarantines(self) -> bool:
-        """Whether the failing rows go to quarantine."""
-        return not self.success and self.expectation.on_failure == "quarantine" and self.failing is not None
+    def failing(self) -> Positions:
+        """Positions of the failing rows; none for a check of the table as a whole."""
+        return NOTHING if self.found.failing is None else self.found.failing
 
     @property
-    def rejects(self) -> bool:
-        """Whether the failing rows go to quarantine or end the stage."""
-        return not self.success and self.expectation.on_failure != "report"
+    def quarantined(self) -> Positions:
+        """Positions of the rows that go to quarantine."""
+        return self.failing if not self.found.success and self.expectation.on_failure == "quarantine" else NOTHING
+
+    @property
+    def rejected(self) -> Positions:
+        """Positions of the rows that go to quarantine or end the stage."""
+        return self.failing if not self.found.success and self.expectation.on_failure != "report" else NOTHING
 
     def report(self, rows: RawRows) -> CheckReport:
         """Return the check's entry in the report."""
@@ -71,31 +60,30 @@ class CheckResult:
             arguments=self.expectation.arguments,
             on_failure=self.expectation.on_failure,
             origin=self.origin,
-            success=self.success,
-            unexpected_count=None if self.failing is None else len(self.failing),
-            observed=self.observed,
+            success=self.found.success,
+            unexpected_count=None if self.found.failing is None else len(self.failing),
+            observed=self.found.observed,
             examples=self._first(rows, MAX_EXAMPLES_IN_REPORT),
         )
 
     def examples(self, rows: RawRows, limit: int = MAX_EXAMPLES_IN_ERROR) -> str:
         """Return the first failing rows with their values, for an error message."""
-        if self.failing is None:
-            return f"observed {shorten(self.observed, 200)}"
+        if self.found.failing is None:
+            return f"observed {shorten(self.found.observed, 200)}"
         first = [f"row {row.row_id} of {row.split}: {row.value}" for row in self._first(rows, limit)]
         return "; ".join(first) + ("; …" if len(self.failing) > limit else "")
 
     def _first(self, rows: RawRows, limit: int) -> list[FailingRow]:
-        positions = (NOTHING if self.failing is None else self.failing)[:limit].tolist()
         columns = None if self.explain else columns_of([self.expectation])
         return [
-            FailingRow(row_id=row["row_id"], split=rows.split_of(position), value=self._value(row, columns or ()))
-            for position, row in rows.pick(positions, columns).items()
+            FailingRow(row_id=row["row_id"], split=rows.split_of(position), value=self._value(row))
+            for position, row in rows.pick(self.failing[:limit].tolist(), columns).items()
         ]
 
-    def _value(self, row: Row, columns: Sequence[str]) -> str:
+    def _value(self, row: Row) -> str:
         if self.explain:
             return self.explain(row) or ""
-        values = {column: row[column] for column in columns if column in row}
+        values = {column: row[column] for column in columns_of([self.expectation]) if column in row}
         if len(values) == 1:
             return shorten(next(iter(values.values())), 80)
         return ", ".join(f"{column}={shorten(value, 40)}" for column, value in values.items())
@@ -110,33 +98,22 @@ def run_checks(
     that a good row is not set aside as the duplicate of a bad one. The objective, if there is one, checks every row
     that passes its own expectations.
     """
-    plan: dict[Kind, list[int]] = {"row by row": [], "column by column": [], "by key": []}
-    for number, (_, expectation) in enumerate(checks):
-        kind = expectation_check_kind(expectation, rows.schema)
-        # Great Expectations says what it makes of no rows
-        plan["column by column" if kind == "row by row" and not rows.parts else kind].append(number)
+    kinds = [expectation_check_kind(expectation, rows.schema) for _, expectation in checks]
     results: dict[int, CheckResult] = {}
-    for numbers, check in ((plan["row by row"], check_rows), (plan["column by column"], check_whole_columns)):
+    for kind, check in (("row by row", check_rows), ("column by column", check_whole_columns)):
+        numbers = [number for number, own in enumerate(kinds) if own == kind]
         found = check([checks[number][1] for number in numbers], rows, skip)
-        results |= {number: _result(checks[number], own) for number, own in zip(numbers, found, strict=True)}
+        results |= {number: CheckResult(*checks[number], own) for number, own in zip(numbers, found, strict=True)}
     if objective is not None and objectives.check_needs_rows(objective, "reject_reason"):
-        failed = [r.failing for r in results.values() if r.origin == "objective" and r.failing is not None]
-        own = check_rows_with_objective(objective.reject_reason, rows, union(failed), objective=_identity(objective))
-        results[len(checks)] = _result(("objective", ROW_IS_USABLE), own, explain=objective.reject_reason)
+        failed = union([result.failing for result in results.values() if result.origin == "objective"])
+        own = check_rows_with_objective(objective.reject_reason, rows, failed, objective=_identity(objective))
+        results[len(checks)] = CheckResult("objective", ROW_IS_USABLE, own, objective.reject_reason)
     quarantined = quarantined_rows(results.values())
-    for number in plan["by key"]:
-        origin, expectation = checks[number]
-        equal = find_duplicates(expectation, rows, skip, quarantined)
-        # success as Great Expectations has it, for which all equal rows fail
-        success = passes(expectation, equal.members, equal.considered)
-        results[number] = _repeating((origin, expectation), equal, rows, success=success)
-        quarantined = union([quarantined, quarantined_rows([results[number]])])
+    for number in (number for number, kind in enumerate(kinds) if kind == "by key"):
+        equal = find_duplicates(checks[number][1], rows, skip, quarantined)
+        results[number] = CheckResult(*checks[number], equal)
+        quarantined = union([quarantined, results[number].quarantined])
     return [results[number] for number in sorted(results)]
-
-
-def _result(check: Check, found: ExpectationResult, explain: Callable[[Row], str | None] | None = None) -> CheckResult:
-    origin, expectation = check
-    return CheckResult(expectation, origin, found.success, found.failing, found.observed, explain=explain)
 
 
 def check_groups_across_splits(rows: RawRows, set_aside: Positions) -> CheckResult:
@@ -144,14 +121,7 @@ def check_groups_across_splits(rows: RawRows, set_aside: Positions) -> CheckResu
 
     Those in the later split fail: training must not see what the model is evaluated on. Rows without a group are on their own.
     """
-    groups, found = find_groups_across_splits(rows, set_aside)
-    return _repeating(("recipe", groups), found, rows, success=not len(found.failing))
-
-
-def _repeating(check: Check, found: Duplicates, rows: RawRows, *, success: bool) -> CheckResult:
-    known, places = np.unique(found.repeats, return_inverse=True)
-    ids = rows.row_ids(known)[places]
-    return CheckResult(check[1], check[0], success, found.failing, repeats=found.repeats, repeated_ids=ids)
+    return CheckResult("recipe", *find_groups_across_splits(rows, set_aside))
 
 
 def check_known_to_training(method: Objective[Any], rows: RawRows, set_aside: Positions) -> CheckResult:
@@ -167,12 +137,12 @@ def check_known_to_training(method: Objective[Any], rows: RawRows, set_aside: Po
     state = method.state_of(set().union(*labels))
     unseen_label = partial(method.unseen_label, state=state)
     found = check_rows_with_objective(unseen_label, rows, set_aside, objective=_identity(method), state=state)
-    return _result(("objective", ROW_IS_KNOWN), found, explain=unseen_label)
+    return CheckResult("objective", ROW_IS_KNOWN, found, unseen_label)
 
 
 def shard_row_labels(method: Objective[Any], work: PartWork) -> set[str]:
     """Return the labels in the rows of one shard, as the objective sees them."""
-    return {label for _, row in work.part.each(work.skip, work.columns) for label in method.row_labels(row)}
+    return {label for _, row in work.each() for label in method.row_labels(row)}
 
 
 def _identity(objective: Objective[Any]) -> list[Any]:
@@ -182,7 +152,7 @@ def _identity(objective: Objective[Any]) -> list[Any]:
 
 def quarantined_rows(results: Iterable[CheckResult]) -> Positions:
     """Return the positions of the rows that go to quarantine."""
-    return union([result.failing for result in results if result.quarantines and result.failing is not None])
+    return union([result.quarantined for result in results])
 
 
 def reasons(results: Sequence[CheckResult], rows: RawRows, positions: Positions) -> list[list[str]]:
@@ -194,14 +164,12 @@ def reasons(results: Sequence[CheckResult], rows: RawRows, positions: Positions)
     if not found:
         return found
     for result in results:
-        if not result.rejects or result.failing is None:
-            continue
-        first, end = np.searchsorted(result.failing, [positions[0], positions[-1] + 1])
-        own, places, of = np.intersect1d(positions, result.failing[first:end], return_indices=True)
+        first, end = np.searchsorted(result.rejected, [positions[0], positions[-1] + 1])
+        own, places, of = np.intersect1d(positions, result.rejected[first:end], return_indices=True)
         details = [""] * len(own)
-        if result.repeats is not None and result.repeated_ids is not None:
-            earlier, ids = result.repeats[first + of].tolist(), result.repeated_ids[first + of].tolist()
-            details = [f", repeats row {i} of {rows.split_of(p)}" for i, p in zip(ids, earlier, strict=True)]
+        if result.found.repeats is not None:
+            repeats = result.found.repeats[:, first + of].T.tolist()
+            details = [f", repeats row {row_id} of {rows.split_of(position)}" for position, row_id in repeats]
         elif result.explain:
             picked = rows.pick(own.tolist())
             details = [f": {result.explain(picked[position])}" for position in own.tolist()]

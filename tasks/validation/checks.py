@@ -12,6 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import types
 
 from params.schema import Expectation
 from tasks.validation.expectations import ExpectationResult, columns_of, expectation_key_text, passes, run_expectations
@@ -30,39 +32,23 @@ from trainer.objectives.bases.objective import Row
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
-ROW_BY_ROW = frozenset(
-    {
-        "expect_column_pair_values_a_to_be_greater_than_b",
-        "expect_column_pair_values_to_be_equal",
-        "expect_column_pair_values_to_be_in_set",
-        "expect_column_value_lengths_to_be_between",
-        "expect_column_value_lengths_to_equal",
-        "expect_column_values_to_be_between",
-        "expect_column_values_to_be_dateutil_parseable",
-        "expect_column_values_to_be_in_set",
-        "expect_column_values_to_be_in_type_list",
-        "expect_column_values_to_be_json_parseable",
-        "expect_column_values_to_be_null",
-        "expect_column_values_to_be_of_type",
-        "expect_column_values_to_match_json_schema",
-        "expect_column_values_to_match_like_pattern",
-        "expect_column_values_to_match_like_pattern_list",
-        "expect_column_values_to_match_regex",
-        "expect_column_values_to_match_regex_list",
-        "expect_column_values_to_match_strftime_format",
-        "expect_column_values_to_not_be_in_set",
-        "expect_column_values_to_not_be_null",
-        "expect_column_values_to_not_match_like_pattern",
-        "expect_column_values_to_not_match_like_pattern_list",
-        "expect_column_values_to_not_match_regex",
-        "expect_column_values_to_not_match_regex_list",
-        "expect_multicolumn_sum_to_equal",
-        "expect_multicolumn_values_to_be_equal",
-        "expect_select_column_values_to_be_unique_within_record",
-    }
-)
+ROW_BY_ROW = frozenset({
+    "expect_column_pair_values_a_to_be_greater_than_b", "expect_column_pair_values_to_be_equal",
+    "expect_column_pair_values_to_be_in_set", "expect_column_value_lengths_to_be_between",
+    "expect_column_value_lengths_to_equal", "expect_column_values_to_be_between",
+    "expect_column_values_to_be_dateutil_parseable", "expect_column_values_to_be_in_set",
+    "expect_column_values_to_be_in_type_list", "expect_column_values_to_be_json_parseable",
+    "expect_column_values_to_be_null", "expect_column_values_to_be_of_type",
+    "expect_column_values_to_match_json_schema", "expect_column_values_to_match_like_pattern",
+    "expect_column_values_to_match_like_pattern_list", "expect_column_values_to_match_regex",
+    "expect_column_values_to_match_regex_list", "expect_column_values_to_match_strftime_format",
+    "expect_column_values_to_not_be_in_set", "expect_column_values_to_not_be_null",
+    "expect_column_values_to_not_match_like_pattern", "expect_column_values_to_not_match_like_pattern_list",
+    "expect_column_values_to_not_match_regex", "expect_column_values_to_not_match_regex_list",
+    "expect_multicolumn_sum_to_equal", "expect_multicolumn_values_to_be_equal",
+    "expect_select_column_values_to_be_unique_within_record",
+})  # fmt: skip
 BY_KEY = frozenset({"expect_column_values_to_be_unique", "expect_compound_columns_to_be_unique"})
 """Expectations that flag every row of a group of equal rows, although one of them may stay."""
 GROUP_IS_IN_ONE_SPLIT = "group_is_in_one_split"
@@ -73,8 +59,6 @@ Kind = Literal["row by row", "by key", "column by column"]
 
 def expectation_check_kind(expectation: Expectation, schema: pa.Schema) -> Kind:
     """Return how an expectation is checked on rows with these columns."""
-    from pyarrow import types
-
     if expectation.type in BY_KEY:
         return "by key"
     if expectation.type not in ROW_BY_ROW or condition_columns(expectation) is None:
@@ -140,7 +124,7 @@ def check_part(
     expectations: Sequence[Expectation], as_objects: frozenset[str], work: PartWork
 ) -> list[ExpectationResult]:
     """Check the rows of one shard."""
-    return run_expectations(expectations, work.part.frame(work.columns, as_objects, work.skip))
+    return run_expectations(expectations, work.frame(as_objects))
 
 
 def _sum(
@@ -172,23 +156,16 @@ def check_rows_with_objective(
 
 def rejected_rows(reject_reason: Callable[[Row], str | None], work: PartWork) -> Positions:
     """Return the positions of the rows of one shard that the objective rejects."""
-    rows = work.part.each(work.skip, work.columns)
-    return np.array([position for position, row in rows if reject_reason(row) is not None], np.int64)
+    return np.array([position for position, row in work.each() if reject_reason(row) is not None], np.int64)
 
 
 def check_whole_columns(expectations: Sequence[Expectation], rows: RawRows, skip: Positions) -> list[ExpectationResult]:
     """Check all rows but those at the positions in `skip`; the columns that an expectation names are in memory, for all rows.
 
-    Numbers take 8 bytes a row, and text takes its own length. Expectations of the same columns share their frame.
+    Numbers take 8 bytes a row, and text takes its own length.
     """
-    by_columns: dict[tuple[str, ...], list[int]] = {}
-    for number, expectation in enumerate(expectations):
-        by_columns.setdefault(tuple(columns_read(expectation, rows.schema)), []).append(number)
-    found: dict[int, ExpectationResult] = {}
-    for columns, numbers in by_columns.items():
-        results = run_expectations([expectations[number] for number in numbers], _frame(rows, columns, skip))
-        found.update(zip(numbers, results, strict=True))
-    return [found[number] for number in range(len(expectations))]
+    frames = (_frame(rows, columns_read(expectation, rows.schema), skip) for expectation in expectations)
+    return [run_expectations([one], frame)[0] for one, frame in zip(expectations, frames, strict=True)]
 
 
 def read_columns_as_frame(rows: RawRows, columns: Sequence[str]) -> pd.DataFrame:
@@ -197,7 +174,7 @@ def read_columns_as_frame(rows: RawRows, columns: Sequence[str]) -> pd.DataFrame
 
     split = None
     if SPLIT in columns:
-        lengths = [part.shard.rows for part in rows.parts]
+        lengths = [len(part.rows) for part in rows.parts]
         split = pd.Series([part.split for part in rows.parts], dtype="str").repeat(lengths).reset_index(drop=True)
     return frame_of(rows.table([name for name in columns if name in rows.schema.names]), columns, split)
 

@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from params import Problem, RecipeError, ValidationEngineError
 from params.loading import Key, suggestion
@@ -38,6 +39,8 @@ class ExpectationResult:
     """The observed value of a check of the table as a whole, as JSON."""
     considered: int = 0
     """Number of rows that can fail: not those that the check ignores, such as nulls."""
+    repeats: NDArray[np.int64] | None = None
+    """(2, N) for each failing row the position and the row_id of the row that it repeats, if the check is for equal rows."""
 
 
 def passes(expectation: Expectation, failing: int, considered: int) -> bool:

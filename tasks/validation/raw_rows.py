@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import types
 
 from params import DataError
 from params.foundation.artifacts import SPLITS, storage_errors
 from params.loading import suggestion
-from tasks.shards.kept_work import ShardWorkers, settings_key
+from tasks.shards.kept_work import ShardWorkers, Work, settings_key
 from tasks.shards.split_rows import SplitRows
-from trainer.data.shards import ROW_ID, Shard
+from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.objective import ColumnKind
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
 ORDER = ("test", "validation", "train")
 """Held-out splits first: of equal rows the first one stays, and a training row must not repeat a held-out row."""
@@ -48,23 +49,17 @@ def union(several: Sequence[Positions]) -> Positions:
 
 @dataclass(frozen=True)
 class ShardWithPositions:
-    """A shard, and the positions of its rows."""
+    """The rows of a shard, and their positions."""
 
     split: str
     rows: SplitRows
-    shard: Shard
     start: int
     """Position of the first row."""
 
     @property
     def stop(self) -> int:
         """Position after the last row."""
-        return self.start + self.shard.rows
-
-    @property
-    def path(self) -> Path:
-        """The shard's file."""
-        return self.rows.manifest.path(self.shard)
+        return self.start + len(self.rows)
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows, with all columns or with `row_id` and those of `columns` that the source has."""
@@ -73,30 +68,44 @@ class ShardWithPositions:
             known if columns is None else [name for name in dict.fromkeys([ROW_ID, *columns]) if name in known]
         )
 
-    def frame(
-        self, columns: Sequence[str], as_objects: frozenset[str], skip: Positions = NOTHING, *, table: Any = None
-    ) -> pd.DataFrame:
-        """Return some columns of the rows, without those at the positions in `skip`, as a frame indexed by position.
 
-        They are read, unless they are in `table`.
+@dataclass(frozen=True, eq=False)
+class PartWork:
+    """Work on one shard. Its positions begin at 0, so what comes of it is the same when rows come before the shard."""
+
+    part: ShardWithPositions
+    columns: Sequence[str]
+    """The columns that the work reads; the others may change."""
+    skip: Positions
+    """Positions of the rows that do not count."""
+    path: Path | None
+    """The file that the work writes, if it does."""
+
+    def key(self, settings: str) -> str:
+        """Return all that the result depends on; `settings` is a hash of all else."""
+        schema = self.part.rows.schema
+        return settings_key(
+            shard=self.part.rows.shard.sha256,
+            columns=[(name, str(schema.field(name).type)) for name in self.columns if name in schema.names],
+            split=self.part.split if SPLIT in self.columns else None,
+            first_row_id=self.part.rows.shard.first_row_id if ROW_ID in self.columns else None,
+            skip=hashlib.sha256(self.skip.tobytes()).hexdigest(),
+            settings=settings,
+        )
+
+    def frame(self, as_objects: frozenset[str] = frozenset()) -> pd.DataFrame:
+        """Return the rows that count as a frame indexed by position.
+
         A column of integers or booleans holds Python objects if `as_objects` names it, so that the shards of a column agree.
         """
-        frame = frame_of(self.table(columns) if table is None else table, columns, self.split)
-        frame = frame.set_axis(range(self.start, self.stop))
-        frame = frame.astype(dict.fromkeys([name for name in columns if name in as_objects], object))
-        return drop_rows(frame, within(skip, self.start, self.stop))
+        frame = frame_of(self.part.table(self.columns), self.columns, self.part.split)
+        frame = frame.astype(dict.fromkeys([name for name in self.columns if name in as_objects], object))
+        return drop_rows(frame, self.skip)
 
-    def each(
-        self, skip: Positions = NOTHING, columns: Sequence[str] | None = None
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the rows with their positions, without those in `skip`; only a batch is in memory as Python objects."""
-        skipped = set(within(skip, self.start, self.stop).tolist())
-        position = self.start
-        for batch in self.rows.batches(columns, 1000, shard=self.shard):
-            for row in batch.to_pylist():
-                if position not in skipped:
-                    yield position, row
-                position += 1
+    def each(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the rows that count with their positions; only a batch is in memory as Python objects."""
+        skipped = set(self.skip.tolist())
+        return (each for each in enumerate(self.part.rows.rows(self.columns)) if each[0] not in skipped)
 
 
 def frame_of(table: pa.Table, columns: Sequence[str], split: Any) -> pd.DataFrame:
@@ -113,32 +122,6 @@ def frame_of(table: pa.Table, columns: Sequence[str], split: Any) -> pd.DataFram
 def drop_rows(frame: pd.DataFrame, positions: Positions) -> pd.DataFrame:
     """Return a frame that is indexed by position without the rows at some positions."""
     return frame.loc[~np.isin(frame.index.to_numpy(), positions)] if len(positions) else frame
-
-
-@dataclass(frozen=True, eq=False)
-class PartWork:
-    """Work on one shard. Its positions begin at 0, so what comes of it is the same when rows come before the shard."""
-
-    part: ShardWithPositions
-    columns: Sequence[str]
-    """The columns that the work reads; the others may change."""
-    skip: Positions
-    """Positions of the rows that do not count."""
-    settings: str
-    """Hash of all else that the result depends on."""
-    files: Sequence[Path]
-
-    @property
-    def key(self) -> str:
-        schema = self.part.rows.schema
-        return settings_key(
-            shard=self.part.shard.sha256,
-            columns=[(name, str(schema.field(name).type)) for name in self.columns if name in schema.names],
-            split=self.part.split if SPLIT in self.columns else None,
-            first_row_id=self.part.shard.first_row_id if ROW_ID in self.columns else None,
-            skip=hashlib.sha256(self.skip.tobytes()).hexdigest(),
-            settings=self.settings,
-        )
 
 
 @dataclass(frozen=True)
@@ -186,20 +169,14 @@ class RawRows:
     ) -> Iterator[ResultT]:
         """Yield `function(work)` of each shard; that of an earlier run if nothing has changed that it depends on.
 
-        Args:
-            function: a function of a module, or a `functools.partial` of one.
-            parts: the shards.
-            what: says what is done with the shards, for the log.
-            columns: those that the work reads.
-            skip: positions of rows that do not count.
-            paths: the file that is written for each shard, if one is.
-            settings: all else that the result depends on, as JSON.
+        The work reads `columns`, without the rows at the positions in `skip`, and writes the file of the shard in `paths`, if there are any.
+        `settings` are all else that the result depends on, as JSON.
         """
-        key = settings_key(work=what, **settings)
-        works = [
-            PartWork(replace(part, start=0), columns, within(skip, part.start, part.stop) - part.start, key, files)
-            for part, files in zip(parts, [[path] for path in paths] if paths else [[]] * len(parts), strict=True)
-        ]
+        key, works = settings_key(work=what, **settings), list[Work[PartWork]]()
+        for part, path in zip(parts, paths or [None] * len(parts), strict=True):
+            own = within(skip, part.start, part.stop) - part.start
+            work = PartWork(replace(part, start=0), columns, own, path)
+            works.append(Work(work, work.key(key), [path] if path else []))
         return self.workers.run(function, works, what=f"shards ({what})")
 
     def span(self, split: str) -> range:
@@ -222,8 +199,6 @@ class RawRows:
 
     def table(self, columns: Sequence[str]) -> pa.Table:
         """Return some columns of all rows; they are then in memory."""
-        import pyarrow as pa
-
         empty = pa.schema([self.schema.field(name) for name in dict.fromkeys([ROW_ID, *columns])]).empty_table()
         return pa.concat_tables([empty, *(part.table(columns) for part in self.parts)])
 
@@ -247,13 +222,11 @@ class RawRows:
 
     def as_objects(self, columns: Sequence[str]) -> frozenset[str]:
         """Return those of the columns that hold integers or booleans, and nulls beside them."""
-        from pyarrow import types
-
         fields = [self.schema.field(name) for name in columns if name in self.schema.names]
         whole_numbers = [f.name for f in fields if types.is_integer(f.type) or types.is_boolean(f.type)]
         found = set[str]()
         for part in self.parts if whole_numbers else ():
-            found |= part.rows.with_nulls(part.shard, whole_numbers)
+            found |= part.rows.with_nulls(whole_numbers)
         return frozenset(found)
 
 
@@ -273,26 +246,20 @@ def read_raw_rows(
     _require_types(raw, schema, kinds)
     parts, start = list[ShardWithPositions](), 0
     for split in ORDER:
-        for shard in splits[split].manifest.shards:
-            parts.append(ShardWithPositions(split, splits[split].only(shard), shard, start))
-            start += shard.rows
+        for rows in splits[split].shards:
+            parts.append(ShardWithPositions(split, rows, start))
+            start += len(rows)
     return RawRows(splits, tuple(parts), workers, scratch)
 
 
 def _require_columns(raw: Path, columns: Sequence[str], needed: Mapping[str, str]) -> None:
-    missing = {column: user for column, user in needed.items() if column not in columns}
-    listing = ", ".join(columns)
-    what = [
-        f"there is no column `{column}`, which {user} needs; columns: {listing}" for column, user in missing.items()
-    ]
-    fixes = [suggestion(column, list(columns), "columns") for column in missing]
-    if what:
+    if missing := [column for column in needed if column not in columns]:
+        listing, fixes = ", ".join(columns), (suggestion(column, list(columns), "columns") for column in missing)
+        what = (f"there is no column `{name}`, which {needed[name]} needs; columns: {listing}" for name in missing)
         raise DataError(str(raw), "\n".join(what), "; ".join(dict.fromkeys(fixes)))
 
 
 def _require_types(raw: Path, schema: pa.Schema, kinds: Mapping[str, ColumnKind]) -> None:
-    from pyarrow import types
-
     def is_text(kind: Any) -> bool:
         plain = kind.value_type if types.is_dictionary(kind) else kind
         return bool(types.is_string(plain) or types.is_large_string(plain) or types.is_string_view(plain))

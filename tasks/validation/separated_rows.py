@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from params.foundation.artifacts import SPLITS
-from tasks.drift.report import DriftReport
 from tasks.validation.check_results import CheckResult, quarantined_rows, reasons
 from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, union, within
 from tasks.validation.report import ShownRow, ValidationReport, render, shorten
 from trainer.data.shards import Shard
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MAX_ROWS_ON_PAGE = 50
 _GROUP_ROWS = 65_536
@@ -53,10 +51,6 @@ class Plan:
         )
         return cls(rows, results, aside, report)
 
-    def with_drift(self, drift: DriftReport | None) -> Self:
-        """Return the plan with what drift found in its report."""
-        return replace(self, report=self.report.model_copy(update={"drift": drift}))
-
 
 def write_good_rows(folder: Path, plan: Plan) -> None:
     """Write the rows of each split but those that go to quarantine; a shard without good rows has no file.
@@ -65,52 +59,47 @@ def write_good_rows(folder: Path, plan: Plan) -> None:
     """
     rows, quarantined = plan.rows, plan.aside
     bad = [len(within(quarantined, part.start, part.stop)) for part in rows.parts]
-    mixed = [part for part, count in zip(rows.parts, bad, strict=True) if 0 < count < part.shard.rows]
+    mixed = [part for part, count in zip(rows.parts, bad, strict=True) if 0 < count < len(part.rows)]
     for split in SPLITS:
         (folder / split).mkdir(parents=True)
-    paths = [folder / part.split / part.shard.name for part in mixed]
+    paths = [folder / part.split / part.rows.shard.name for part in mixed]
     written = iter(rows.run(write_part, mixed, what="good rows", columns=(), skip=quarantined, paths=paths))
     kept: dict[str, list[Shard]] = {split: [] for split in SPLITS}
     for part, count in zip(rows.parts, bad, strict=True):
+        shard = part.rows.shard
         if not count:
-            shutil.copyfile(part.path, folder / part.split / part.shard.name)
-            kept[part.split].append(part.shard)
-        elif count < part.shard.rows:
-            kept[part.split].append(part.shard.model_copy(update=next(written)))
+            shutil.copyfile(part.rows.manifest.path(shard), folder / part.split / shard.name)
+            kept[part.split].append(shard)
+        elif count < shard.rows:
+            kept[part.split].append(shard.model_copy(update=next(written)))
     for split in SPLITS:
         rows.splits[split].write_manifest(folder / split, kept[split])
 
 
 def write_part(work: PartWork) -> dict[str, Any]:
     """Write the good rows of one shard, and return what the manifest says of the new one."""
-    keep = np.ones(work.part.shard.rows, np.bool_)
+    keep = np.ones(len(work.part.rows), np.bool_)
     keep[work.skip] = False
-    return work.part.rows.write_some(work.part.shard, keep, work.files[0])
+    assert work.path
+    return work.part.rows.write_some(keep, work.path)
 
 
 def write_failing_rows(folder: Path, recipe: str, plan: Plan, *, failures: list[str]) -> None:
     """Write quarantine.parquet and report.html; if the stage fails, they also hold the rows that made it fail."""
     rows, results = plan.rows, plan.results
-    positions = union([r.failing for r in results if r.rejects and r.failing is not None])
+    positions = union([result.rejected for result in results])
     _write_quarantine(folder / "quarantine.parquet", rows, results, positions)
     checks = zip(results, plan.report.checks, strict=True)
-    stopping = union([r.failing for r, check in checks if check.stops and r.failing is not None])
-    in_order = np.concatenate([NOTHING, *(_of_split(rows, positions, split) for split in SPLITS)])
+    stopping = union([result.failing for result, check in checks if check.stops])
+    spans = [rows.span(split) for split in SPLITS]
+    in_order = np.concatenate([within(positions, span.start, span.stop) for span in spans])
     is_first = np.isin(in_order, stopping)
     shown = _shown(rows, results, np.concatenate([in_order[is_first], in_order[~is_first]])[:MAX_ROWS_ON_PAGE])
     page = render(plan.report, recipe=recipe, failures=failures, rows=shown, failing=len(positions))
     (folder / "report.html").write_text(page, encoding="utf-8")
 
 
-def _of_split(rows: RawRows, positions: Positions, split: str) -> Positions:
-    span = rows.span(split)
-    return within(positions, span.start, span.stop)
-
-
 def _write_quarantine(path: Path, rows: RawRows, results: Sequence[CheckResult], positions: Positions) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     empty = _table(rows.schema.empty_table(), "", [])
     with pq.ParquetWriter(path, empty.schema) as writer:
         pending = empty
@@ -138,8 +127,6 @@ def failing_rows(work: PartWork) -> pa.Table:
 
 
 def _table(bad: pa.Table, split: str, why: list[list[str]]) -> pa.Table:
-    import pyarrow as pa
-
     columns = {
         "row_id": bad["row_id"],
         "split": pa.array([split] * len(bad), pa.string()),

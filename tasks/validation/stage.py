@@ -7,11 +7,9 @@
         report.html             the report as a page that needs no network
         evergreen-data-profile.dat    what a later run compares its rows with
 
-The stage first plans which rows to set aside, without writing anything but notes for itself; then it carries out the plan.
-The checks of the objective and of the recipe are expectations of Great Expectations, for the rows of all splits together; a
-condition can name a column `split`. Some are checked row by row, one shard at a time, some by key, and the others column by column
-(kinds.py). No group of `data.group_by` may be in two splits. The objective may also check each row as a whole (`row_is_usable`, `row_is_known_to_training`). An expectation's
-`on_failure` says what happens:
+The stage first plans which rows to set aside, then carries out the plan. The checks of the objective and of the recipe are
+expectations of Great Expectations, for the rows of all splits together; a condition can name a column `split` (checks.py). No group of
+`data.group_by` may be in two splits. The objective may also check each row as a whole. An expectation's `on_failure` says what happens:
 
 - `quarantine`: failing rows are set aside. Of equal rows the first stays: one from test, else validation, else train.
   A check of the table as a whole names no rows to set aside, so it ends the stage like `fail`.
@@ -28,8 +26,11 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
+
+import pandas as pd
 
 from params import DataError
 from params.dvc_files import Inputs
@@ -53,9 +54,6 @@ from tasks.validation.separated_rows import Plan, write_failing_rows, write_good
 from trainer import objectives
 from trainer.data.shards import Manifest
 from trainer.objectives.bases.objective import Objective
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 logger = logging.getLogger(__name__)
 _DRIFT_FIX = (
@@ -97,7 +95,12 @@ def validate(
         logger.info("validate: checking %d rows", len(rows))
         plan = Plan.of(rows, _run_all_checks(method, validation.expectations, rows), validation.max_quarantined)
         if failures := _failures(plan):
-            _fail(artifacts, plan, failures, _fix(plan.report))
+            fix = "fix the data"
+            if plan.report.share > plan.report.max_quarantined:
+                fix += ", or raise validation.max_quarantined"
+            if any(check.stops for check in plan.report.checks):
+                fix += ", or change the check"
+            _fail(artifacts, plan, failures, f"{fix}; ")
         with replace_folder_atomically(artifacts.validated) as folder:
             write_good_rows(folder / artifacts.rows.name, plan)
             drift = measure(
@@ -110,7 +113,7 @@ def validate(
                 repo_id=repo_id,
                 endpoint=endpoint,
             )
-            plan = plan.with_drift(drift)
+            plan = replace(plan, report=plan.report.model_copy(update={"drift": drift}))
             if drift and drift.moved and validation.drift.on_drift == "fail":
                 _fail(artifacts, plan, [drift.sentence], _DRIFT_FIX, shows="examples")
             write_failing_rows(folder, artifacts.recipe, plan, failures=[])
@@ -143,8 +146,6 @@ def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation],
 
 def _labels(method: Objective[Any], rows: RawRows, skip: Positions) -> pd.DataFrame:
     """Return the labels of the train split, each once; rows at the positions in `skip` do not count."""
-    import pandas as pd
-
     columns = [column for column, kind in method.columns().items() if kind == "label"]
     as_objects = rows.as_objects(columns)
     found: pd.DataFrame = rows.schema.empty_table().to_pandas()[columns].astype(dict.fromkeys(as_objects, object))
@@ -162,7 +163,7 @@ def _labels(method: Objective[Any], rows: RawRows, skip: Positions) -> pd.DataFr
 
 def labels_of_part(as_objects: frozenset[str], work: PartWork) -> pd.DataFrame:
     """Return the labels of one shard, each once."""
-    return work.part.frame(work.columns, as_objects, work.skip).drop_duplicates()
+    return work.frame(as_objects).drop_duplicates()
 
 
 def _failures(plan: Plan) -> list[str]:
@@ -172,16 +173,17 @@ def _failures(plan: Plan) -> list[str]:
     failures = []
     for result, check in zip(plan.results, report.checks, strict=True):
         if check.stops:
-            count = "the table fails" if result.failing is None else f"{len(result.failing)} of {total} rows fail"
+            count = "the table fails" if result.found.failing is None else f"{len(result.failing)} of {total} rows fail"
             failures.append(f"{describe(result.expectation)}: {count}; {result.examples(rows)}")
     if report.share > report.max_quarantined:
         failures.append(
             f"{report.quarantined} of {total} rows ({report.share:.1%}) would be set aside, more than"
             f" validation.max_quarantined = {report.max_quarantined:g} allows"
         )
-        most_rows_first = sorted((r for r in plan.results if r.quarantines), key=_count, reverse=True)
+        setting_aside = [r for r in plan.results if len(r.quarantined)]
+        most_rows_first = sorted(setting_aside, key=lambda r: len(r.quarantined), reverse=True)
         failures += [
-            f"  {_count(r)} rows: {describe(r.expectation)}; {r.examples(rows, 3)}" for r in most_rows_first[:5]
+            f"  {len(r.failing)} rows: {describe(r.expectation)}; {r.examples(rows, 3)}" for r in most_rows_first[:5]
         ]
     emptied = [s for s in SPLITS if not report.rows_out[s] and (report.rows_in[s] or s == "train")]
     if not sum(report.rows_out.values()):
@@ -189,17 +191,6 @@ def _failures(plan: Plan) -> list[str]:
     elif emptied:
         failures.append(f"no rows remain in {' and '.join(emptied)}")
     return failures
-
-
-def _count(result: CheckResult) -> int:
-    return 0 if result.failing is None else len(result.failing)
-
-
-def _fix(report: ValidationReport) -> str:
-    fix = "fix the data"
-    if report.share > report.max_quarantined:
-        fix += ", or raise validation.max_quarantined"
-    return fix + (", or change the check; " if any(check.stops for check in report.checks) else "; ")
 
 
 def _fail(

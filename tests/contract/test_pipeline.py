@@ -29,7 +29,6 @@ RECIPES = YAML(typ="safe").load(ROOT / "recipes.yaml")["recipes"]
 PACKAGES = ("params", "trainer", "tasks")
 # What may change without making a stage's result stale, beside what decides no weights (trainer.identity.HARMLESS_CODE).
 HARMLESS = {module_of(place): reason for place, reason in HARMLESS_CODE.items()} | {
-    "tasks.shards.cluster": "calls functions whose results do not depend on where they run",
     "tasks.shards.executor": "calls functions whose results do not depend on where they run",
     "tasks.hub_client.token": "finds a token",
     "tasks.mirror": "copies checkpoints to a Hub",

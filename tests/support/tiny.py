@@ -18,7 +18,7 @@ from params.dvc_files import Inputs, file_state
 from params.foundation.artifacts import Artifacts
 from tasks.ingestion.batches import Batch
 from tasks.ingestion.parquet import Column, widen, write_part, write_schema
-from tasks.ingestion.parts import PART_ROWS
+from tasks.ingestion.stage import PART_ROWS
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from trainer.checkpoints.position import Position
@@ -157,11 +157,11 @@ def write_some(rows: SplitRows, folder: Path, keep: Sequence[bool]) -> None:
     """Those rows that `keep` is true for, as the validate stage writes them."""
     folder.mkdir(parents=True)
     kept, start = [], 0
-    for shard in rows.manifest.shards:
-        own = np.array(keep[start : start + shard.rows])
-        start += shard.rows
+    for shard in rows.shards:
+        own = np.array(keep[start : start + len(shard)])
+        start += len(shard)
         if own.any():
-            kept.append(shard.model_copy(update=rows.write_some(shard, own, folder / shard.name)))
+            kept.append(shard.shard.model_copy(update=shard.write_some(own, folder / shard.shard.name)))
     rows.write_manifest(folder, kept)
 
 

@@ -29,7 +29,7 @@ def written(tmp_path: Path, values: list[Any], *, group_by: list[str]) -> SplitR
 
 
 def test_rows_of_equal_values_are_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 2)
+    monkeypatch.setattr("tasks.ingestion.stage.PART_ROWS", 2)
     rows = written(tmp_path, [{"id": 7}, None, {"id": 8}, {"id": 7}, None, {"id": None}], group_by=["customer"])
     ids = np.array(rows.table()["row_id"])
     found = RowGroups.read(rows)

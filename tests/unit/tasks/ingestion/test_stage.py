@@ -253,7 +253,7 @@ class TestParts:
 
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 1000)
+        monkeypatch.setattr("tasks.ingestion.stage.PART_ROWS", 1000)
 
     def test_appended_rows_leave_the_shards_of_other_parts_as_they_are(self, tmp_path: Path) -> None:
         write_json_lines(tmp_path / "train.jsonl", rows_of(2500))
@@ -293,7 +293,7 @@ class TestParts:
         assert run(tmp_path, train="part-*.jsonl").data_sha256 == whole
 
     def test_long_rows_make_small_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("tasks.ingestion.parts._PART_BYTES", 100_000)
+        monkeypatch.setattr("tasks.ingestion.stage._PART_BYTES", 100_000)
         write_json_lines(tmp_path / "train.jsonl", [{"text": "x" * 1000, "label": i} for i in range(200)])
         run(tmp_path)
         shards = SplitRows(tmp_path / "runs/r/raw/train").manifest.shards
@@ -309,7 +309,7 @@ class TestParts:
     def test_integer_of_an_earlier_part_too_large_for_a_double_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 1024)
+        monkeypatch.setattr("tasks.ingestion.stage.PART_ROWS", 1024)
         write_json_lines(tmp_path / "train.jsonl", [{"n": 2**60 + 1}] * 2048 + [{"n": 0.5}] * 1000)
         with pytest.raises(DataError, match=r"column `n` is double in other rows, which cannot hold all values here"):
             run(tmp_path)
@@ -320,7 +320,7 @@ class TestWorkInProportion:
 
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 100)
+        monkeypatch.setattr("tasks.ingestion.stage.PART_ROWS", 100)
         monkeypatch.setattr("tasks.ingestion.formats.PLACE_ROWS", 50)
         self.written: list[int] = []
         write = stage._write_files
@@ -342,7 +342,7 @@ class TestWorkInProportion:
         self, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.undo()
-        monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 100)
+        monkeypatch.setattr("tasks.ingestion.stage.PART_ROWS", 100)
         for part in range(3):
             write(tmp_path, suffix, rows_of(1000)[part * 300 : part * 300 + 300], str(part))
         (tmp_path / "test.jsonl").write_text((json.dumps(rows_of(1)[0]) + "\n") * 50)

@@ -114,7 +114,7 @@ def test_work_that_kills_each_worker_ends_the_stage(tmp_path: Path) -> None:
 def test_a_cluster_that_goes_away_is_worth_another_try(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.shards.cluster._TIMEOUT_S", 15)
+    monkeypatch.setattr("tasks.shards.executor._CLUSTER_TIMEOUT_S", 15)
 
     def work() -> None:
         with ShardWorkers(Artifacts("trial", tmp_path), "tests", cluster.launch()) as workers:
@@ -151,7 +151,7 @@ def test_a_worker_without_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_a_scheduler_the_error_names_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.shards.cluster._TIMEOUT_S", 1)
+    monkeypatch.setattr("tasks.shards.executor._CLUSTER_TIMEOUT_S", 1)
     nobody = Launch(micro_batch_size=1, data_cluster=f"tcp://127.0.0.1:{free_port()}")
     with pytest.raises(TransientError, match=f"the cluster at {nobody.data_cluster} cannot be used"):
         run_all(nobody, tmp_path, nap, range(4))
@@ -181,7 +181,7 @@ def test_the_data_stages_give_the_same_bytes_wherever_they_run(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one process, in two, and on a cluster that loses a worker while it validates."""
-    monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 100)
+    monkeypatch.setattr("tasks.ingestion.stage.PART_ROWS", 100)
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     texts = [*tiny.sentences(700, 1), *tiny.sentences(60, 2)[::2] * 2]

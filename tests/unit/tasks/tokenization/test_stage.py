@@ -136,7 +136,8 @@ class TestEarlierRuns:
         encode = encoding._encode_shard
 
         def noted(encoder, work):
-            self.encoded.append(f"{work.split}/{work.shard.name[:5]}")
+            rows, split, _ = work
+            self.encoded.append(f"{split}/{rows.shard.name[:5]}")
             return encode(encoder, work)
 
         monkeypatch.setattr(encoding, "_encode_shard", noted)

@@ -89,12 +89,8 @@ class TestEarlierRuns:
         @functools.wraps(own)
         def noted(*arguments):
             work = arguments[-1]
-            if name == "drift":
-                places = [f"train {int(work.shard.name[:5])}"]
-            else:
-                parts = [one.part for one in getattr(work, "works", [work])]
-                places = [f"{part.split} {int(part.shard.name[:5])}" for part in parts]
-            self.done.setdefault(name, []).extend(places)
+            split, rows = ("train", work) if name == "drift" else (work.part.split, work.part.rows)
+            self.done.setdefault(name, []).append(f"{split} {int(rows.shard.name[:5])}")
             return own(*arguments)
 
         monkeypatch.setattr(module, function, noted)

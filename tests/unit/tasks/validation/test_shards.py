@@ -165,9 +165,9 @@ def test_columns_with_nulls_are_known_without_their_values(tmp_path):
     Manifest.write(tmp_path, shards)
     pq.write_metadata(pa.schema([(ROW_ID, pa.int64()), ("n", pa.int64()), ("flag", pa.bool_())]), tmp_path / SCHEMA)
     rows = SplitRows(tmp_path)
-    parts = [(shard, rows.only(shard).table()) for shard in rows.manifest.shards]
-    found = [rows.with_nulls(shard, ["n", "flag"]) for shard, _ in parts]
-    assert found == [{name for name in ("n", "flag") if table[name].null_count} for _, table in parts]
+    parts = [part.table() for part in rows.shards]
+    found = [part.with_nulls(["n", "flag"]) for part in rows.shards]
+    assert found == [{name for name in ("n", "flag") if table[name].null_count} for table in parts]
     assert found == [{"flag"}, {"n"}, {"n"}]
 
 
