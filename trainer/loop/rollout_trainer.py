@@ -24,8 +24,7 @@ from trainer.data.randomness import seeded
 from trainer.data.tokens import Sequences
 from trainer.loop.reference import StartModelTrainer
 from trainer.objectives.bases.generative import GenerativeObjective
-from trainer.objectives.bases.rollout import Rollout, TrainingSample, token_logprobs, training_batch
-from trainer.objectives.bases.sampling import decode_completions, sample
+from trainer.objectives.bases.rollout import Rollout, TrainingSample, sample, token_logprobs, training_batch
 
 _FILE = "rollouts_{}.pt"
 """A process's completions that were not yet trained on, and its metrics since the last log line."""
@@ -124,7 +123,7 @@ class RolloutTrainer(StartModelTrainer):
                 keys=[(self.args.seed, at, place, i) for at, place, _ in own for i in range(count)],
                 on_token=lambda: self.heartbeat.beat("training", step),
             )
-        texts = decode_completions(completions, self.processing_class)
+        texts = self.processing_class.batch_decode(completions, skip_special_tokens=True)
         rewards = self.objective.rewards(texts, [row for row in rows for _ in range(count)])
         rollouts = []
         for i, ((at, place, _), example, row) in enumerate(zip(own, examples, rows, strict=True)):

@@ -26,8 +26,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 from params import Problem
 from params.defaults import Defaults
 from params.schema import Fraction, Launch, Model, Training
-from trainer.objectives.bases.generation_options import GenerationOptions
-from trainer.objectives.bases.generative import GenerativeObjective
+from trainer.objectives.bases.generative import GenerationOptions, GenerativeObjective
 
 if TYPE_CHECKING:
     import torch
@@ -96,16 +95,10 @@ class GRPO(GenerativeObjective[Options]):
         from trainer.objectives.bases.rollout import TrainingSample
 
         advantages = self.advantages(torch.tensor(rollout.rewards)).tolist()
-        return [
-            TrainingSample(
-                rollout.prompt,
-                completion,
-                advantages[i],
-                old_logprobs=rollout.old_logprobs[i] if rollout.old_logprobs else None,
-                ref_logprobs=rollout.ref_logprobs[i] if rollout.ref_logprobs else None,
-            )
-            for i, completion in enumerate(rollout.completions)
-        ]
+        unknown = [None] * len(advantages)
+        old, ref = rollout.old_logprobs or unknown, rollout.ref_logprobs or unknown
+        samples = zip(rollout.completions, advantages, old, ref, strict=True)
+        return [TrainingSample(rollout.prompt, *sample) for sample in samples]
 
     def loss_denominator(self, *, sequences: int, tokens: int) -> float:
         by_type = {"grpo": sequences, "dapo": tokens, "dr_grpo": sequences * self.options.max_new_tokens}

@@ -18,8 +18,7 @@ from pydantic import PositiveInt
 from params import Problem
 from params.defaults import Defaults
 from params.schema import Launch, Model, Training
-from trainer.objectives.bases.generation_options import GenerationOptions
-from trainer.objectives.bases.generative import GenerativeObjective
+from trainer.objectives.bases.generative import GenerationOptions, GenerativeObjective
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, ObjectiveState, Row
 from trainer.objectives.bases.texts import token_ids
 
@@ -56,14 +55,6 @@ class IterativeSFT(GenerativeObjective[Options]):
     @property
     def steps_per_round(self) -> int:
         return self.options.steps_per_round
-
-    @property
-    def needs_old_logprobs(self) -> bool:
-        return False
-
-    @property
-    def needs_ref_logprobs(self) -> bool:
-        return False
 
     def columns(self) -> Mapping[str, ColumnKind]:
         columns, reference = dict(super().columns()), self.options.reference_completion_column

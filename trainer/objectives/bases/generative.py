@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import statistics
+import string
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from params import ModelError, Problem, RecipeError
 from params.distribution import read_distribution_type
-from params.schema import Direction, Launch, Model, Training
+from params.schema import CallOrName, Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.chat import default_template
-from trainer.objectives.bases.generation_options import GenerationOptions, template_columns, text_around_column
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import (
     ColumnKind,
@@ -37,8 +39,47 @@ if TYPE_CHECKING:
 
     from trainer.objectives.bases.rollout import Rollout, TrainingSample
 
-OptionsT = TypeVar("OptionsT", bound=GenerationOptions)
 _SCORES = ("reward", "completion_length", "terminated")
+
+
+class GenerationOptions(Section):
+    """Recipe keys that all generative objectives share: prompts, rewards, and how completions are sampled.
+
+    `training.global_batch_size` and `launch.micro_batch_size` count prompts, each with all its completions.
+    """
+
+    prompt: str = "{prompt}"
+    """The prompt, with column names in braces: `Question: {question}`."""
+    chat: bool = False
+    """Render the prompt as a user's message by the tokenizer's chat template."""
+    reference_columns: list[str] = Field(default=["answer"])
+    """Columns that rewards get, in addition to `prompt` and `row_id`."""
+    rewards: list[CallOrName] = Field(default=[])
+    """Functions of (completions, rows) that return one number per completion; trainer.rewards has some."""
+    reward_weights: list[float] = Field(default=[])
+    """The weight of each reward in their sum; by default 1."""
+    num_generations: PositiveInt = 8
+    """Completions to sample per prompt."""
+    max_new_tokens: PositiveInt = 64
+    """Maximum length of a completion in tokens. `tokenization.max_length` limits prompts, which lose their beginning."""
+    temperature: PositiveFloat = 1.0
+    """Logits are divided by it; below 1, likely tokens become likelier."""
+    top_k: NonNegativeInt = 0
+    """Sample from the k likeliest tokens only; 0 samples from all."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Sample from the smallest set of likeliest tokens with at least this total probability."""
+    generation_batch_size: PositiveInt | None = None
+    """Maximum number of completions that a process samples at once, to save memory; by default all of a round."""
+
+    @field_validator("prompt")
+    @classmethod
+    def _names_columns(cls, value: str) -> str:
+        if not template_columns(value):
+            raise ValueError("it names no column, so all rows would have the same prompt: name one as {column}")
+        return value
+
+
+OptionsT = TypeVar("OptionsT", bound=GenerationOptions)
 
 
 class GenerativeObjective(Objective[OptionsT]):
@@ -63,14 +104,14 @@ class GenerativeObjective(Objective[OptionsT]):
         """Optimizer steps that train on one round of completions."""
 
     @property
-    @abstractmethod
     def needs_old_logprobs(self) -> bool:
         """Whether the loss needs the tokens' log-probabilities under the model that sampled them."""
+        return False
 
     @property
-    @abstractmethod
     def needs_ref_logprobs(self) -> bool:
         """Whether the loss needs the tokens' log-probabilities under the model as it was before training."""
+        return False
 
     @abstractmethod
     def training_samples(self, rollout: Rollout) -> list[TrainingSample]:
@@ -106,6 +147,7 @@ class GenerativeObjective(Objective[OptionsT]):
         return kinds | dict.fromkeys(template_columns(self.options.prompt), "string")
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
+        yield from super().conflicts(model=model, training=training, launch=launch)
         options = self.options
         if not options.rewards:
             what = "is empty: without a reward all completions are equal, and nothing is learned"
@@ -118,7 +160,15 @@ class GenerativeObjective(Objective[OptionsT]):
                 Rewards([call], [])
             except RecipeError as error:
                 yield Problem(("objective", "rewards", i), f"{call.name}: {error.what}", error.fix)
-        yield from _training_conflicts(training)
+        if training.streaming:
+            what = "a round of completions needs the prompts of the next steps, which a stream does not know"
+            yield Problem(("training", "streaming"), what, "set it to false: prompts take little memory")
+        if training.loss:
+            what = "the objective computes its own loss, so this function would never be called"
+            yield Problem(("training", "loss"), what, "remove it, or use another objective")
+        if training.precision == "fp16":
+            what = "fp16 rounds log-probabilities so coarsely that equal models seem to differ"
+            yield Problem(("training", "precision"), what, "use bf16 or fp32")
         positions = (model.config or {}).get("max_position_embeddings", (model.config or {}).get("n_positions"))
         if isinstance(positions, int) and options.max_new_tokens >= positions:
             what = f"is {options.max_new_tokens} and the model has {positions} positions, so a prompt has no room"
@@ -148,9 +198,8 @@ class GenerativeObjective(Objective[OptionsT]):
         texts = [self.text(row) for row in rows]
         if self.options.chat:
             if not default_template(tokenizer):
-                raise ModelError(
-                    "tokenization.tokenizer", "has no default chat template", "set objective.chat to false"
-                )
+                what = "has no default chat template"
+                raise ModelError("tokenization.tokenizer", what, "set objective.chat to false")
             turns = [[{"role": "user", "content": text}] for text in texts]
             texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         encoded = []
@@ -159,8 +208,8 @@ class GenerativeObjective(Objective[OptionsT]):
             if ids and ids[-1] == tokenizer.eos_token_id and not self.options.chat:  # some tokenizers end every text
                 ids.pop()
             prompt = ids[-max_length:]
-            reward_row = {"row_id": row["row_id"], "prompt": text}
-            reward_row |= {name: row[name] for name in self.options.reference_columns}
+            references = {name: row[name] for name in self.options.reference_columns}
+            reward_row = {"row_id": row["row_id"], "prompt": text} | references
             example = {
                 "row_id": row["row_id"],
                 "input_ids": prompt,
@@ -172,7 +221,14 @@ class GenerativeObjective(Objective[OptionsT]):
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        return PromptForm(*text_around_column(str(options.get("prompt", ""))), is_chat=bool(options.get("chat")))
+        template, around = str(options.get("prompt", "")), ["", ""]
+        try:
+            (column,) = template_columns(template)  # several cannot be filled with one text
+            before, after = template.format_map({column: "\0"}).split("\0")
+            around = [before, after]
+        except ValueError:  # a release may say anything
+            pass
+        return PromptForm(*around, is_chat=bool(options.get("chat")))
 
     @property
     def call_arguments(self) -> Mapping[str, Any]:
@@ -211,12 +267,13 @@ class GenerativeObjective(Objective[OptionsT]):
         """Reward, tokens, and whether it terminated, of each prompt's greedy completion, (B, 3)."""
         import torch
 
-        from trainer.objectives.bases.sampling import decode_completions, sample
+        from trainer.objectives.bases.rollout import sample
 
         lengths = batch["attention_mask"].sum(1).tolist()
         prompts = [ids[:length] for ids, length in zip(batch["input_ids"].tolist(), lengths, strict=True)]
         completions, terminated = sample(model, prompts, tokenizer=tokenizer, options=self.options, keys=None)
-        rewards = self.rewards(decode_completions(completions, tokenizer), batch["reward_rows"])
+        texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
+        rewards = self.rewards(texts, batch["reward_rows"])
         scores = [(r, len(c), t) for r, c, t in zip(rewards, completions, terminated, strict=True)]
         return torch.tensor(scores, dtype=torch.float64, device=batch["input_ids"].device)
 
@@ -234,16 +291,12 @@ class GenerativeObjective(Objective[OptionsT]):
         return -scores["reward"]
 
 
-def _training_conflicts(training: Training) -> Iterator[Problem]:
-    if training.streaming:
-        what = "a round of completions needs the prompts of the next steps, which a stream does not know"
-        yield Problem(("training", "streaming"), what, "set it to false: prompts take little memory")
-    if training.loss:
-        what = "the objective computes its own loss, so this function would never be called"
-        yield Problem(("training", "loss"), what, "remove it, or use another objective")
-    if training.arguments.get("label_smoothing_factor"):
-        what = "there are no labels to smooth, so it would do nothing"
-        yield Problem(("training", "arguments", "label_smoothing_factor"), what, "remove it")
-    if training.precision == "fp16":
-        what = "fp16 rounds log-probabilities so coarsely that equal models seem to differ"
-        yield Problem(("training", "precision"), what, "use bf16 or fp32")
+def template_columns(template: str) -> list[str]:
+    """Return the columns that a prompt template names; ValueError if braces hold anything else or do not match."""
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise ValueError(f"braces do not match ({error}): write {{{{ for a literal brace") from error
+    if invalid := [name for name in names if not name.isidentifier()]:
+        raise ValueError(f"{{{invalid[0]}}} is not a column name: write {{column}}, and {{{{ for a literal brace")
+    return names

@@ -1,15 +1,28 @@
-"""Completions that a model generated, and how they become batches to train on."""
+"""Completions: how a model samples them, and how they become batches to train on.
+
+The randomness of each sequence comes from a key of its own, one number per token. So the same model gives the same
+completions whatever else is in the batch: on any number of processes and for any micro-batch, up to the rounding of
+logits, which can change a draw that falls on the border between two tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from trainer.objectives.bases.padding import pad
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from trainer.objectives.bases.generative import GenerationOptions
 
 
 @dataclass
@@ -38,8 +51,7 @@ class Rollout:
     """Log-probabilities of each completion's tokens under the reference model."""
 
 
-@dataclass(frozen=True)
-class TrainingSample:
+class TrainingSample(NamedTuple):
     """One sequence to train on."""
 
     prompt: list[int]
@@ -48,6 +60,79 @@ class TrainingSample:
     """What the losses of its tokens are multiplied by."""
     old_logprobs: torch.Tensor | None = None
     ref_logprobs: torch.Tensor | None = None
+
+
+@torch.no_grad()
+def sample(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    options: GenerationOptions,
+    keys: Sequence[object] | None,
+    on_token: Callable[[], None] = lambda: None,
+) -> tuple[list[list[int]], list[bool]]:
+    """Return one completion for each of n prompts, with its end-of-text token, and whether it terminated.
+
+    The randomness of each prompt depends on its key alone, and `on_token` is called before each token; without keys, decoding is
+    greedy. The model is in evaluation mode while it generates.
+    """
+    network: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # adapters stay active
+    own, was_training = network.generation_config, model.training
+    configured = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
+    ends = {int(token) for token in (tokenizer.eos_token_id, *configured) if token is not None}
+    config = GenerationConfig(
+        do_sample=False,  # `_Draw` leaves a single token to choose
+        max_new_tokens=options.max_new_tokens,
+        eos_token_id=sorted(ends) or None,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    size = options.generation_batch_size or len(prompts)
+    completions: list[list[int]] = []
+    model.eval()
+    network.generation_config = config  # `generate` takes from its own what an argument leaves unset
+    try:
+        for start in range(0, len(prompts), size):
+            batch = [list(reversed(prompt)) for prompt in prompts[start : start + size]]
+            ids = pad(batch, int(config.pad_token_id)).flip(1)  # padded on the left
+            processors = LogitsProcessorList()
+            if keys is not None:
+                processors.append(TemperatureLogitsWarper(float(options.temperature)))
+                processors += [TopKLogitsWarper(options.top_k)] if options.top_k else []
+                processors += [TopPLogitsWarper(options.top_p)] if options.top_p < 1.0 else []
+                processors.append(_Draw(keys[start : start + size], options.max_new_tokens, ids.shape[1], on_token))
+            out = network.generate(
+                input_ids=ids.to(network.device),
+                attention_mask=pad([[1] * len(prompt) for prompt in batch], 0).flip(1).to(network.device),
+                generation_config=config,
+                logits_processor=processors,
+            )
+            for completion in out[:, ids.shape[1] :].tolist():
+                end = next((i + 1 for i, token in enumerate(completion) if token in ends), None)
+                completions.append(completion[:end])  # what follows is padding
+    finally:
+        network.generation_config = own
+    model.train(was_training)
+    return completions, [bool(ids) and ids[-1] in ends for ids in completions]
+
+
+class _Draw(LogitsProcessor):
+    """Leaves one token per sequence: the one at whose share of the cumulative distribution the sequence's number falls."""
+
+    def __init__(self, keys: Sequence[object], count: int, prompt_length: int, on_token: Callable[[], None]) -> None:
+        digests = [hashlib.blake2b(repr(key).encode(), digest_size=7).digest() for key in keys]
+        generators = [torch.Generator().manual_seed(int.from_bytes(digest, "big")) for digest in digests]
+        self._uniforms = torch.stack([torch.rand(count, generator=g, dtype=torch.float64) for g in generators])
+        self._prompt_length = prompt_length
+        self._on_token = on_token
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """(B, T) tokens and (B, V) scores to (B, V) scores."""
+        self._on_token()
+        number = self._uniforms[:, input_ids.shape[1] - self._prompt_length, None].to(scores.device)  # (B, 1)
+        cumulative = scores.double().softmax(-1).cumsum(-1)
+        token = torch.searchsorted(cumulative, number * cumulative[:, -1:], right=True).clamp(max=scores.shape[1] - 1)
+        return torch.full_like(scores, -torch.inf).scatter(1, token, 0.0)
 
 
 def training_batch(samples: Sequence[TrainingSample], pad_token_id: int) -> dict[str, torch.Tensor]:
