@@ -19,12 +19,7 @@ from tasks.history.metric_chart import axis_range, draw_metric, newest_deciding_
 from tasks.history.recipe_history import RecipeHistory
 from tasks.history.run_log import RunEntry
 from tasks.report.canvas import svg
-from tasks.report.formatting import (
-    amount,
-    duration,
-    one_line,
-)
-from tasks.report.lineage import release_link
+from tasks.report.formatting import amount, duration, one_line, release_link
 from tasks.report.templates import render_template
 from trainer.runtime.lifetime import hold_file_lock
 
