@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final, Literal
@@ -47,16 +48,12 @@ def reason(run: RunEntry) -> str:
 
 def outcome_reasons_and_fixes(run: RunEntry) -> list[str]:
     """Return why a run ended as it did, and how to fix it."""
+    found = [*run.reasons]
     if run.error:
-        found = [reason(run), f"fix: {run.error.fix}" if run.error.fix else ""]
-    else:
-        found = [reason(run)] if run.outcome == "rolled back" else [*run.reasons]
-    return [truncate(each, _MAX_PARAGRAPH) for each in found if each or not run.error]
-
-
-def metric(run: RunEntry) -> str:
-    """Return the metric that decided with its value, for example `accuracy 0.912`."""
-    return f"{one_line(run.evaluated.metric, 40)} {number(run.evaluated.value)}" if run.evaluated else ""
+        found = [reason(run), *([f"fix: {run.error.fix}"] if run.error.fix else [])]
+    elif run.outcome == "rolled back":
+        found = [reason(run)]
+    return [truncate(each, _MAX_PARAGRAPH) for each in found]
 
 
 def gain(run: RunEntry) -> tuple[str, str]:
@@ -73,16 +70,6 @@ def valid_row_count(run: RunEntry) -> str:
     return number(sum(count for split, count in run.rows.items() if split != "quarantined")) if run.rows else ""
 
 
-def drift(run: RunEntry) -> str:
-    """Return what moved in the new rows, `none` or `unknown`; empty if drift was not measured."""
-    return one_line(run.drift, 60) if run.drift else ""
-
-
-def time(run: RunEntry) -> str:
-    """Return how long a run took."""
-    return "" if run.seconds is None else duration(run.seconds)
-
-
 def age(seconds: float) -> str:
     """Return how long ago something was, for example `12 days`, `5 h` or `20 min`."""
     for unit, length in (("day", 86_400), ("h", 3_600), ("min", 60)):
@@ -90,11 +77,6 @@ def age(seconds: float) -> str:
         if count >= 2 or (count == 1 and unit != "day"):
             return plural(count, unit) if unit == "day" else f"{count} {unit}"
     return "less than a minute"
-
-
-def cost(run: RunEntry) -> str:
-    """Return what a run cost."""
-    return "" if run.cost is None else amount(run.cost)
 
 
 def longest_stage(run: RunEntry) -> str:
@@ -113,32 +95,29 @@ def terminal_table(runs: Sequence[RunEntry]) -> list[str]:
 
 def markdown_table(runs: Sequence[RunEntry]) -> str:
     """Return the runs as a Markdown table."""
-    headings = [heading for heading in _HEADINGS if heading != "recipe"]
-    lines = [f"| {' | '.join(headings)} |", f"| {' | '.join('---' for _ in headings)} |"]
-    for run in runs:
-        when, _, *others = _cells(run)
-        lines.append(f"| {' | '.join(_escape(cell) for cell in (when, *others))} |")
-    return "\n".join(lines)
+    table = [_HEADINGS, ["---"] * len(_HEADINGS), *(list(map(_escape, _cells(run))) for run in runs)]
+    return "\n".join(f"| {' | '.join([row[0], *row[2:]])} |" for row in table)  # the recipe is known
 
 
 def _cells(run: RunEntry) -> tuple[str, ...]:
     difference, ends = gain(run)
+    found = run.evaluated
     return (
         when(run),
         run.recipe,
         run.outcome,
-        metric(run),
+        f"{one_line(found.metric, 40)} {number(found.value)}" if found else "",
         f"{difference} ({ends})" if ends else difference,
         valid_row_count(run),
-        drift(run),
-        time(run),
-        cost(run),
+        one_line(run.drift, 60) if run.drift else "",
+        "" if run.seconds is None else duration(run.seconds),
+        "" if run.cost is None else amount(run.cost),
         one_line(reason(run), _MAX_TERMINAL),
     )
 
 
 def _escape(cell: str) -> str:
-    return "".join(f"\\{char}" if char in "\\`*_{}[]<>()#+-!|" else char for char in cell)
+    return re.sub(r"[\\`*_{}\[\]<>()#+\-!|]", r"\\\g<0>", cell)
 
 
 def summary(runs: Sequence[RunEntry]) -> str:

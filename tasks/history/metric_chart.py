@@ -24,23 +24,21 @@ _MANY = 120
 """With more runs than this, dots are smaller and intervals thinner."""
 
 
-def newest_deciding_metric(runs: Sequence[RunEntry]) -> str | None:
-    """Return the metric that decided about the newest candidate; None if none was evaluated."""
-    return next((run.evaluated.metric for run in reversed(runs) if run.evaluated), None)
+_Line = tuple[float, float, float, float]
+Judged = Sequence[tuple[RunEntry, DecidingMetric]]
+"""Runs whose candidate has a value of one metric."""
 
 
-def runs_with_metric(runs: Sequence[RunEntry], metric: str) -> list[tuple[RunEntry, DecidingMetric]]:
-    """Return the runs whose candidate has a value of the metric."""
-    return [
-        (run, run.evaluated)
-        for run in runs
-        if run.evaluated and run.evaluated.metric == metric and run.evaluated.value is not None
-    ]
+def judged_runs(runs: Sequence[RunEntry]) -> tuple[str | None, Judged]:
+    """Return the metric that decided about the newest candidate, and the runs whose candidate has a value of it."""
+    metric = next((run.evaluated.metric for run in reversed(runs) if run.evaluated), None)
+    found = [(run, run.evaluated) for run in runs if run.evaluated and run.evaluated.metric == metric]
+    return metric, [(run, one) for run, one in found if one.value is not None]
 
 
-def draw_metric(runs: Sequence[RunEntry], metric: str) -> Figure:
+def draw_metric(runs: Sequence[RunEntry]) -> Figure:
     """Draw the candidates' values over time, the champion's as a line, and runs without a candidate as ticks at the bottom."""
-    found = runs_with_metric(runs, metric)
+    metric, found = judged_runs(runs)
     failed = [run.started for run in runs if run.outcome in {"failed", "crashed", "cancelled", "budget spent"}]
     low, high = axis_range(found)
     first, last = runs[0].started, runs[-1].started
@@ -59,7 +57,7 @@ def draw_metric(runs: Sequence[RunEntry], metric: str) -> Figure:
     return figure
 
 
-def _champion(axes: Axes, found: Sequence[tuple[RunEntry, DecidingMetric]]) -> None:
+def _champion(axes: Axes, found: Judged) -> None:
     values = [(_days(run.started), one.champion) for run, one in found if one.champion is not None]
     if values:
         marker = "D" if len(values) == 1 else ""
@@ -68,29 +66,25 @@ def _champion(axes: Axes, found: Sequence[tuple[RunEntry, DecidingMetric]]) -> N
         axes.plot(times, levels, color=CHAMPION, linewidth=1.6, drawstyle="steps-pre", marker=marker, markersize=5)
 
 
-def _candidates(axes: Axes, found: Sequence[tuple[RunEntry, DecidingMetric]], low: float, high: float) -> None:
+def _candidates(axes: Axes, found: Judged, low: float, high: float) -> None:
     is_many = len(found) > _MANY
     size, edge = 5.0 if is_many else 8.0, 0.025 * (high - low)
-    ends = [
-        (_days(run.started), one.low, one.high) for run, one in found if one.low is not None and one.high is not None
-    ]
-    _lines(axes, ((x, a, x, b) for x, a, b in ends), CANDIDATE, 0.8 if is_many else 1.6)
-    places = {"published": [], "other": [], "refused": []}  # type: dict[str, list[tuple[float, float]]]
+    dots: dict[str, list[_Line]] = {"published": [], "other": [], "refused": []}
+    intervals: list[_Line] = []
     for run, one in found:
-        assert one.value is not None
-        kind = run.outcome if run.outcome in places else "other"
-        places[kind].append((_days(run.started), min(max(one.value, low + edge), high - edge)))
-    _dots(axes, places["other"], CANDIDATE, size)
-    _dots(axes, places["other"], CARD, size - 2.6)
-    _dots(axes, places["refused"], BAD, size)
-    _dots(axes, places["published"], CANDIDATE, size + 1)
+        x, value = _days(run.started), one.value or 0.0
+        if one.low is not None and one.high is not None:
+            intervals.append((x, one.low, x, one.high))
+        y = min(max(value, low + edge), high - edge)
+        dots[run.outcome if run.outcome in dots else "other"].append((x, y, x, y))
+    _lines(axes, intervals, CANDIDATE, 0.8 if is_many else 1.6)
+    _lines(axes, dots["other"], CANDIDATE, size)
+    _lines(axes, dots["other"], CARD, size - 2.6)
+    _lines(axes, dots["refused"], BAD, size)
+    _lines(axes, dots["published"], CANDIDATE, size + 1)
 
 
-def _dots(axes: Axes, places: Iterable[tuple[float, float]], colour: str, size: float) -> None:
-    _lines(axes, ((x, y, x, y) for x, y in places), colour, size)
-
-
-def _lines(axes: Axes, lines: Iterable[tuple[float, float, float, float]], colour: str, width: float) -> None:
+def _lines(axes: Axes, lines: Iterable[_Line], colour: str, width: float) -> None:
     """Draw lines as one path, which stays small for thousands of runs; a line of no length is a dot."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
@@ -104,7 +98,7 @@ def _lines(axes: Axes, lines: Iterable[tuple[float, float, float, float]], colou
     axes.add_patch(patch)
 
 
-def axis_range(evaluated: Sequence[tuple[RunEntry, DecidingMetric]]) -> tuple[float, float]:
+def axis_range(evaluated: Judged) -> tuple[float, float]:
     """Return the ends of the chart's axis: all values and intervals, without refused ones and those far outside of most."""
     found = [one for run, one in evaluated if run.outcome != "refused"] or [one for _, one in evaluated]
     values = [value for one in found for value in (one.value, one.champion) if value is not None]
@@ -137,7 +131,7 @@ def _label_axes(axes: Axes, span: timedelta) -> None:
     axes.tick_params(colors=SOFT)
 
 
-def _description(metric: str, found: Sequence[tuple[RunEntry, DecidingMetric]], failed: int) -> str:
+def _description(metric: str | None, found: Judged, failed: int) -> str:
     (first, one), (last, other) = found[0], found[-1]
     text = f"{metric} of {plural(len(found), 'candidate')}"
     text += f" from {first.started:%Y-%m-%d} ({number(one.value)}) to {last.started:%Y-%m-%d} ({number(other.value)})"

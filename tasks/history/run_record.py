@@ -14,20 +14,19 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
-from params import BudgetSpentError, EvergreenError, ModelError, Recipe, load
+from params import BudgetSpentError, EvergreenError, ModelError, Recipe
 from params.foundation.artifacts import Artifacts
 from params.foundation.secrets import without_secrets
 from tasks.drift.report import drift_summary
-from tasks.evaluation.report import Blessing, Details, EvaluationReport
+from tasks.evaluation.report import Blessing, Opponent
 from tasks.history.run_log import DecidingMetric, Outcome, RunEntry, RunError, StageRun, append_run, now
 from tasks.hub_client.receipt import Receipt
 from tasks.report.formatting import finite
+from tasks.report.run_results import RunResults, read_recipe
 from tasks.report.timings import read_timings
-from tasks.stages import ReportT, read_report
 from tasks.training.versions import git_commit
-from tasks.validation.report import ValidationReport
 
 logger = logging.getLogger(__name__)
 _DONE = {"ran", "restored", "unchanged"}
@@ -112,8 +111,8 @@ class RunRecord:
     def _log_lost_run(self) -> None:
         try:
             lost = RunEntry.model_validate_json(self.artifacts.unfinished_run.read_bytes())
-            recipe = _recipe(self.artifacts)
-            append_run(self.artifacts, lost.model_copy(update={"cost": _cost(lost, recipe)}))
+            cost = _cost(lost, read_recipe(self.artifacts))
+            append_run(self.artifacts, lost.model_copy(update={"cost": cost}))
         except FileNotFoundError:
             pass
         except (EvergreenError, OSError, ValueError):
@@ -121,15 +120,17 @@ class RunRecord:
 
     def _entry(self, error: BaseException | None) -> RunEntry:
         """Return the entry of the run, from what it left."""
-        artifacts, recipe = self.artifacts, _recipe(self.artifacts)
-        receipt = _left(artifacts, Receipt) if error is None and self._did("publish") else None
-        blessing = _left(artifacts, Blessing) if self._is_done("evaluate") else None
+        results = RunResults(self.artifacts)
+        receipt = results.receipt if error is None and self._did("publish") else None
+        blessing = results.blessing if self._is_done("evaluate") else None
+        details = results.details if self._is_done("evaluate") else None
+        validated = results.validated if self._is_done("validate") else None
         outcome = self._outcome(error, receipt, blessing)
-        judged = receipt or blessing
+        judged, recipe = receipt or blessing, results.recipe
         release = receipt or (recipe.publish if recipe else None)
         entry = RunEntry(
             run_id=self.run_id,
-            recipe=artifacts.recipe,
+            recipe=self.artifacts.recipe,
             started=self.started,
             ended=now(),
             outcome=outcome,
@@ -137,14 +138,16 @@ class RunRecord:
             reasons=judged.reasons if judged else (),
             error=_error(error) if error and outcome in {"failed", "budget spent"} else None,
             stages=self.stages,
-            rows=_rows(artifacts) if self._is_done("validate") else {},
-            drift=self._drift(),
-            evaluated=_evaluated(artifacts, blessing) if blessing else None,
+            rows={**validated.rows_out, "quarantined": validated.quarantined} if validated else {},
+            drift=drift_summary(
+                validated.drift if validated else None, details.champion_confidence if details else None
+            ),
+            evaluated=_evaluated(results, blessing) if blessing else None,
             repo_id=release.repo_id if release else None,
             endpoint=release.endpoint if release else None,
             commit=receipt.commit if receipt else None,
             tag=receipt.tag if receipt else None,
-            git_commit=git_commit(artifacts.root, recipe) if recipe else None,
+            git_commit=git_commit(self.artifacts.root, recipe) if recipe else None,
         )
         return entry.model_copy(update={"cost": _cost(entry, recipe)})
 
@@ -164,28 +167,8 @@ class RunRecord:
         """Whether the stage's output is of this run."""
         return stage in self.stages and self.stages[stage].outcome in _DONE
 
-    def _drift(self) -> str | None:
-        validated = _left(self.artifacts, ValidationReport) if self._is_done("validate") else None
-        details = _left(self.artifacts, Details) if self._is_done("evaluate") else None
-        return drift_summary(validated.drift if validated else None, details.champion_confidence if details else None)
-
     def _did(self, stage: str) -> bool:
         return self._is_done(stage) and self.stages[stage].outcome != "unchanged"
-
-
-def _recipe(artifacts: Artifacts) -> Recipe | None:
-    try:
-        return load(artifacts.recipe_path)
-    except (EvergreenError, OSError):
-        return None
-
-
-def _left(artifacts: Artifacts, kind: type[ReportT]) -> ReportT | None:
-    """Return a report that a stage has left; None if it is missing or damaged."""
-    try:
-        return read_report(artifacts, kind)
-    except ModelError:
-        return None
 
 
 def _cost(entry: RunEntry, recipe: Recipe | None) -> float | None:
@@ -194,35 +177,27 @@ def _cost(entry: RunEntry, recipe: Recipe | None) -> float | None:
 
 
 def _error(error: BaseException) -> RunError:
+    texts = {"where": "", "what": without_secrets(str(error)), "fix": ""}
     if isinstance(error, EvergreenError):
         texts = {"where": error.where, "what": error.what, "fix": error.fix}
-    else:
-        texts = {"where": "", "what": without_secrets(str(error)), "fix": ""}
     return RunError(type=type(error).__name__, **{name: text[:_MAX_TEXT] for name, text in texts.items()})
 
 
-def _rows(artifacts: Artifacts) -> dict[str, int]:
-    report = _left(artifacts, ValidationReport)
-    return {**report.rows_out, "quarantined": report.quarantined} if report else {}
-
-
-def _evaluated(artifacts: Artifacts, blessing: Blessing) -> DecidingMetric | None:
+def _evaluated(results: RunResults, blessing: Blessing) -> DecidingMetric | None:
     """Return the metric that decided, with the comparison that the gate used."""
-    evaluation, details = _left(artifacts, EvaluationReport), _left(artifacts, Details)
-    if evaluation is None or details is None:
+    metric, details = blessing.metric, results.details
+    if results.evaluated is None or details is None:
         return None
-    metric, champion = blessing.metric, evaluation.champion
-    value = finite(evaluation.model.get(metric))
-    against: Literal["champion", "untrained"] = "champion" if blessing.champion else "untrained"
-    compared = next((one for one in details.comparisons if (one.against, one.metric) == (against, metric)), None)
-    interval = details.intervals.get("model", {}).get(metric)
+    against: Opponent = "champion" if blessing.champion else "untrained"
+    compared = results.comparison(against, metric)
+    low, high = results.interval("model", metric)
     return DecidingMetric(
         metric=metric,
         direction=details.directions.get(metric),
-        value=value,
-        low=finite(interval.low) if interval else None,
-        high=finite(interval.high) if interval else None,
-        champion=value if blessing.is_champion else finite(champion.get(metric)) if champion else None,
+        value=results.value("model", metric),
+        low=low,
+        high=high,
+        champion=results.value("model" if blessing.is_champion else "champion", metric),
         against=against if compared else None,
         gain=finite(compared.gain) if compared else None,
         gain_low=finite(compared.low) if compared else None,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.report import Opponent
-from tasks.report.calibration_plot import Bin, draw_calibration
+from tasks.evaluation.report import Comparison, Opponent, SliceResult
 from tasks.report.canvas import png
 from tasks.report.formatting import finite, one_line
-from tasks.report.metric_plots import MODELS, GainBar, ModelValue, SliceBar, draw_comparison, draw_slices
-from tasks.report.run_results import RunResults, read_results
+from tasks.report.metric_plots import MODELS, Values, draw_calibration, draw_comparison, draw_slices
+from tasks.report.run_results import RunResults
 from tasks.report.training_curves import Panel, draw_curves
 
 MAX_PANELS = 6
@@ -22,8 +22,7 @@ OPPONENTS: Mapping[Opponent, str] = {"champion": "champion", "untrained": "model
 def curve_panels(results: RunResults) -> list[Panel]:
     """Return the curves of the loss, of the metric that chose the weights, and of other metrics, in this order."""
     trained = results.trained
-    best_step = float(trained.best_step) if trained else None
-    best_metric = trained.best_metric if trained else None
+    best_step, best_metric = (float(trained.best_step), trained.best_metric) if trained else (None, None)
     names = {name for row in results.validation_curve for name in row} - {"step"}
     names |= {"loss"} if any("loss" in row for row in results.train_curve) else set()
     ordered = sorted(names, key=lambda name: (name != "loss", name != best_metric, name))
@@ -35,53 +34,47 @@ def curve_panels(results: RunResults) -> list[Panel]:
     return panels
 
 
-def slice_bars(results: RunResults) -> list[SliceBar]:
-    """Return the slices that can be drawn, the worst first."""
+def drawn_slices(results: RunResults) -> list[SliceResult]:
+    """Return the slices that have a value, the worst first, each with a name for a chart and with finite numbers only."""
     ordered = results.slices_worst_first()
     several = len({one.slice_by for one in ordered}) > 1
-    bars = []
+    found = []
     for one in ordered:
-        value = finite(one.value)
-        if value is not None:
-            name = one_line(one.slice, 200)
-            name = f"{one_line(one.slice_by, 40)}: {name}" if several else name
-            bars.append(SliceBar(name, one.rows, value, finite(one.low), finite(one.high), finite(one.champion)))
-    return bars
+        name = f"{one_line(one.slice_by, 40)}: " if several else ""
+        ends = {key: finite(getattr(one, key)) for key in ("low", "high", "champion")}
+        found.append(one.model_copy(update={"slice": name + one_line(one.slice, 200), **ends}))
+    return [one for one in found if isfinite(one.value)]
 
 
-def calibration_bins(results: RunResults) -> list[Bin]:
+def calibration_bins(results: RunResults) -> list[dict[str, float]]:
     """Return the bins of the reliability diagram that have rows."""
-    bins = []
-    for one in (results.details.calibration if results.details else None) or ():
-        confidence, accuracy = finite(one.get("confidence")), finite(one.get("accuracy"))
-        if confidence is not None and accuracy is not None and one.get("rows"):
-            bins.append(Bin(confidence, accuracy, int(one["rows"])))
-    return bins
+    bins = (results.details.calibration if results.details else None) or ()
+    return [one for one in bins if one.get("rows") and isfinite(one["confidence"]) and isfinite(one["accuracy"])]
 
 
-def model_values(results: RunResults) -> dict[str, list[ModelValue]]:
-    """Return the values of all models by metric, the metric that decides first."""
-    values: dict[str, list[ModelValue]] = {}
+def model_values(results: RunResults, most: int) -> dict[str, Values]:
+    """Return the values of all models by metric, the metric that decides first, of so many metrics."""
+    values: dict[str, Values] = {}
     for metric in results.metric_names:
-        for model in MODELS:
-            value = finite(results.model_metrics(model).get(metric))
-            if value is not None:
-                values.setdefault(metric, []).append(ModelValue(model, value, *results.interval(model, metric)))
-    return values
+        known = {model: value for model in MODELS if (value := results.value(model, metric)) is not None}
+        if known:
+            values[metric] = {model: (value, *results.interval(model, metric)) for model, value in known.items()}
+    return dict(list(values.items())[:most])
 
 
-def gains_over(results: RunResults, against: Opponent) -> list[GainBar]:
-    """Return the gains over one model, the metric that decides first."""
+def gains_over(results: RunResults, against: Opponent) -> list[Comparison]:
+    """Return the gains over one model that have an interval, the metric that decides first."""
+    found = [results.comparison(against, metric) for metric in results.metric_names]
+    return [one for one in found if one and one.has_interval and isfinite(one.gain)]
+
+
+def gate_bars(results: RunResults, against: Opponent) -> dict[str, float]:
+    """Return what the gate demands the lower end of the gain to be above, by the metric that decides; empty if another model does."""
     decides = "champion" if results.blessing and results.blessing.champion else "untrained"
-    gate = results.recipe.evaluation.gate if results.recipe and against == decides else None
-    bar = None if gate is None else max(gate.bar, 0.0) if against == "untrained" else gate.bar
-    gains = []
-    for i, metric in enumerate(results.metric_names):
-        one = results.comparison(against, metric)
-        gain, low, high = (finite(one.gain), finite(one.low), finite(one.high)) if one else (None, None, None)
-        if gain is not None and low is not None and high is not None:
-            gains.append(GainBar(metric, gain, low, high, bar if i == 0 else None))
-    return gains
+    if not results.recipe or not results.metric or against != decides:
+        return {}
+    bar = results.recipe.evaluation.gate.bar
+    return {results.metric: max(bar, 0.0) if against == "untrained" else bar}
 
 
 def sliced_metric(results: RunResults) -> str:
@@ -89,22 +82,17 @@ def sliced_metric(results: RunResults) -> str:
     return next((one.metric for one in results.details.slices), "") if results.details else ""
 
 
-def value_on_all_rows(results: RunResults, metric: str) -> float | None:
-    """Return the candidate's value on all rows."""
-    return finite(results.model_metrics("model").get(metric))
-
-
 def card_pictures(artifacts: Artifacts) -> dict[str, bytes]:
     """Return the charts of the model card as PNG by file name; a chart without data is left out."""
-    results = read_results(artifacts, local=False)
-    pictures: dict[str, bytes] = {}
+    results = RunResults(artifacts, local=False)
+    drawn = {}
     if panels := curve_panels(results):
-        pictures["curves.png"] = png(draw_curves(panels[:3]))
-    if values := model_values(results):
-        pictures["comparison.png"] = png(draw_comparison(dict(list(values.items())[:6])))
-    if bars := slice_bars(results):
-        all_rows = value_on_all_rows(results, sliced_metric(results))
-        pictures["slices.png"] = png(draw_slices(bars[:MAX_SLICES], overall=all_rows, columns=2))
+        drawn["curves.png"] = draw_curves(panels[:3])
+    if values := model_values(results, 6):
+        drawn["comparison.png"] = draw_comparison(values)
+    if slices := drawn_slices(results):
+        overall = results.value("model", sliced_metric(results))
+        drawn["slices.png"] = draw_slices(slices[:MAX_SLICES], overall=overall, columns=2)
     if bins := calibration_bins(results):
-        pictures["calibration.png"] = png(draw_calibration(bins))
-    return pictures
+        drawn["calibration.png"] = draw_calibration(bins)
+    return {name: png(figure) for name, figure in drawn.items()}

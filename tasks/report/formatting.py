@@ -49,9 +49,8 @@ def interval(low: object, high: object, *, signed: bool = False) -> str:
     ends = finite(low), finite(high)
     if ends[0] is None or ends[1] is None:
         return ""
-    return " to ".join(
-        _fixed(end, interval_decimal_places(ends[0], ends[1]), signed=signed) for end in ends if end is not None
-    )
+    places = interval_decimal_places(ends[0], ends[1])
+    return f"{_fixed(ends[0], places, signed=signed)} to {_fixed(ends[1], places, signed=signed)}"
 
 
 def signed_gain(value: object, low: object = None, high: object = None) -> str:
@@ -59,12 +58,8 @@ def signed_gain(value: object, low: object = None, high: object = None) -> str:
     known, ends = finite(value), (finite(low), finite(high))
     if known is None:
         return MISSING
-    places = (
-        interval_decimal_places(0.0, known)
-        if ends[0] is None or ends[1] is None
-        else interval_decimal_places(ends[0], ends[1])
-    )
-    return _fixed(known, places, signed=True)
+    first, last = (0.0, known) if ends[0] is None or ends[1] is None else (ends[0], ends[1])
+    return _fixed(known, interval_decimal_places(first, last), signed=True)
 
 
 def interval_decimal_places(low: float, high: float) -> int:
@@ -123,12 +118,8 @@ def amount(money: object) -> str:
 def truncate(value: object, limit: int) -> str:
     """Return at most `limit` characters of a text, with invisible characters escaped, except line ends."""
     text = value if isinstance(value, str) else MISSING if value is None else str(value)
-    shown = "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text[:limit])
-    return shown if len(text) <= limit else f"{shown}…"
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode()
+    shown = (c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text[:limit])
+    return "".join(shown) + ("…" if len(text) > limit else "")
 
 
 def one_line(value: object, limit: int) -> str:
@@ -139,6 +130,13 @@ def one_line(value: object, limit: int) -> str:
 def plural(count: int, noun: str) -> str:
     """Return `1 row`, `2 rows` or `3,080 rows`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def release_link(repo_id: str | None, endpoint: str | None, commit: str | None) -> tuple[str, str]:
+    """Return the name of a release, and its address if its Hub is on a network, else an empty string."""
+    if endpoint and endpoint.startswith(("https://", "http://")) and repo_id and commit:
+        return f"{repo_id} on {endpoint}", f"{endpoint}/{repo_id}/tree/{commit}"
+    return f"{repo_id or ''} on {'the Hub in .hub' if endpoint == 'local' else endpoint or ''}", ""
 
 
 def gain_class(low: object, high: object) -> str:

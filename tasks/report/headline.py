@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from params.foundation.artifacts import STAGES
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.receipt import Receipt
-from tasks.report.chart_data import OPPONENTS, gains_over
-from tasks.report.formatting import finite, interval, number, truncate
-from tasks.report.metric_plots import GainBar
+from tasks.report.formatting import truncate
 from tasks.report.run_results import RunResults
 from tasks.report.timings import Timing
 
@@ -26,6 +24,8 @@ _RELEASED: Mapping[str, tuple[Tone, str, str]] = {
     "dry-run": ("good", "To be published", " This was a dry run: nothing was sent."),
 }
 """By the status of the receipt: tone, title and what follows."""
+_STATUSES = {"publish": set(_RELEASED), "keep": {"kept", "dry-run"}, "refuse": {"kept"}}
+"""The statuses that the receipt of a verdict may have."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,31 @@ class Headline:
     reasons: Sequence[str] = ()
     failed: str | None = None
     """The stage that failed."""
-    stale: Sequence[str] = field(default=())
+    stale: Sequence[str] = ()
     """The stages that the run did not reach, but whose results of an earlier run are on the page."""
 
 
 def headline(results: RunResults, timings: Mapping[str, Timing] | None) -> Headline:
     """Return how the run ended, from its results and from what its stages recorded."""
     failed = next((timing for timing in (timings or {}).values() if timing.failed), None)
-    blessing = results.blessing
+    blessing, finished = results.blessing, results.finished
     # the publish stage fails for a refused model; the gate's reasons say more than that error
     if failed is not None and not (failed.stage == "publish" and blessing and blessing.verdict == "refuse"):
-        return _failed(results, failed)
-    return _judged(results, blessing) if blessing else _unfinished(results)
+        stale = [later for later in STAGES[STAGES.index(failed.stage) : -1] if later in finished]
+        sentence = f"The run failed in {failed.stage}; the published model has not changed."
+        if failed.stage == "publish":
+            sentence = "The model is ready, but publishing it failed; the next run tries again."
+        reasons = [truncate(failed.error, _MAX_ERROR)] if failed.error else []
+        return Headline("bad", f"Failed in {failed.stage}", sentence, reasons, failed.stage, stale)
+    if blessing:
+        return _judged(results, blessing)
+    if results.evaluated:
+        return Headline("plain", "Evaluated", "The gate has not judged this model.")
+    if not finished:
+        return Headline("plain", "Not started", "No stage of this recipe has finished.")
+    after = STAGES[STAGES.index(finished[-1]) + 1 :]
+    sentence = f"The stages up to {finished[-1]} have finished" + (f"; {after[0]} has not run." if after else ".")
+    return Headline("plain", "Not finished", sentence)
 
 
 def _judged(results: RunResults, blessing: Blessing) -> Headline:
@@ -64,46 +77,8 @@ def _judged(results: RunResults, blessing: Blessing) -> Headline:
         return Headline("note", "Kept the champion", sentence, reasons)
     receipt = current_receipt(results)
     tone, title, then = _RELEASED.get(receipt.status if receipt else "", ("good", "To be published", ""))
-    number = receipt.pull_request if receipt else None
-    return Headline(tone, title, f"The candidate passed the gate.{then.format(number)}", reasons)
-
-
-def _unfinished(results: RunResults) -> Headline:
-    if results.evaluated:
-        return Headline("plain", "Evaluated", "The gate has not judged this model.")
-    if not results.finished:
-        return Headline("plain", "Not started", "No stage of this recipe has finished.")
-    last = results.finished[-1]
-    after = STAGES[STAGES.index(last) + 1] if last != STAGES[-1] else None
-    sentence = f"The stages up to {last} have finished" + (f"; {after} has not run." if after else ".")
-    return Headline("plain", "Not finished", sentence)
-
-
-def _failed(results: RunResults, failed: Timing) -> Headline:
-    stale = [later for later in STAGES[STAGES.index(failed.stage) : -1] if later in results.finished]
-    sentence = f"The run failed in {failed.stage}; the published model has not changed."
-    if failed.stage == "publish":
-        sentence = "The model is ready, but publishing it failed; the next run tries again."
-    reasons = [truncate(failed.error, _MAX_ERROR)] if failed.error else []
-    return Headline("bad", f"Failed in {failed.stage}", sentence, reasons, failed.stage, stale)
-
-
-def deciding_gain(results: RunResults) -> tuple[str, GainBar] | None:
-    """Return the gain that decides, with the name of the other model: the champion or, if there is none, the start."""
-    for against, name in OPPONENTS.items():
-        gain = next((one for one in gains_over(results, against) if one.metric == results.metric), None)
-        if gain is not None:
-            return name, gain
-    return None
-
-
-def deciding_metric(results: RunResults) -> tuple[str, str, str] | None:
-    """Return the metric that decides, with the candidate's value and interval."""
-    metric = results.metric
-    value = finite(results.model_metrics("model").get(metric)) if metric else None
-    if metric is None or value is None:
-        return None
-    return metric, number(value), interval(*results.interval("model", metric))
+    sentence = f"The candidate passed the gate.{then.format(receipt.pull_request if receipt else None)}"
+    return Headline(tone, title, sentence, reasons)
 
 
 def current_receipt(results: RunResults) -> Receipt | None:
@@ -111,13 +86,6 @@ def current_receipt(results: RunResults) -> Receipt | None:
     receipt, blessing = results.receipt, results.blessing
     if receipt is None or blessing is None:
         return receipt
-    expected = {
-        "publish": ("published", "proposed", "rejected", "dry-run"),
-        "keep": ("kept", "dry-run"),
-        "refuse": ("kept",),
-    }
     # a commit that was compared with is the champion's, not the candidate's
-    is_champion = (
-        receipt.status == "published" and blessing.champion is not None and (receipt.commit == blessing.champion.commit)
-    )
-    return receipt if receipt.status in expected[blessing.verdict] and not is_champion else None
+    is_champion = receipt.status == "published" and blessing.champion and receipt.commit == blessing.champion.commit
+    return receipt if receipt.status in _STATUSES[blessing.verdict] and not is_champion else None

@@ -1,15 +1,15 @@
-"""Charts of metrics: gains with their intervals, models side by side, slices.
+"""Charts of an evaluation: gains with their intervals, models side by side, slices, and the reliability diagram.
 
-They have no axis of values: the text beside each mark says its value.
+Only the last has axes of values: the text beside each mark says its value.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tasks.evaluation.report import Comparison, SliceResult
 from tasks.report.canvas import (
     BAD,
     BASE,
@@ -21,70 +21,41 @@ from tasks.report.canvas import (
     LINE,
     SOFT,
     WIDTH,
+    empty_figure,
     figure_with_pixel_axes,
     short,
     style,
 )
-from tasks.report.formatting import interval, number, one_line, plural, signed_gain
+from tasks.report.formatting import interval, number, one_line, percent, plural, signed_gain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Values = Mapping[str, tuple[float, float | None, float | None]]
+"""A metric of the models by name, each with the ends of its interval, if it has one."""
 MODELS = {"model": (CANDIDATE, "o"), "champion": (CHAMPION, "D"), "untrained": (BASE, "s")}
 NAMES = {"model": "candidate", "champion": "champion", "untrained": "before training"}
 
 
-@dataclass(frozen=True)
-class GainBar:
-    """A gain on the same rows, positive if the candidate is better, whatever the metric's direction."""
+def draw_gain(one: Comparison, *, against: str, bar: float | None = None) -> Figure:
+    """Draw one gain with its interval on a scale around zero, without text.
 
-    metric: str
-    value: float
-    low: float
-    high: float
-    bar: float | None = None
-    """What the gate demands `low` to be above, if this gain decides."""
-
-
-@dataclass(frozen=True)
-class ModelValue:
-    """A metric of one model, with its interval if it has one."""
-
-    model: str
-    """`model`, `champion` or `untrained`."""
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True)
-class SliceBar:
-    """A metric of one slice, with its interval if it has enough rows, and the champion's value."""
-
-    name: str
-    rows: int
-    value: float
-    low: float | None = None
-    high: float | None = None
-    champion: float | None = None
-
-
-def draw_gain(one: GainBar, *, against: str) -> Figure:
-    """Draw one gain with its interval on a scale around zero, without text."""
-    text = f"Gain in {one.metric} over the {against}: {signed_gain(one.value, one.low, one.high)}"
+    `bar`: what the gate demands the lower end to be above.
+    """
+    gain, ends = _texts(one)
     with style():
-        figure, axes = figure_with_pixel_axes(260, 44, f"{text}, interval {interval(one.low, one.high, signed=True)}.")
-        _strip(axes, one, y=11, left=6, right=254)
+        figure, axes = figure_with_pixel_axes(
+            260, 44, f"Gain in {one.metric} over the {against}: {gain}, interval {ends}."
+        )
+        _strip(axes, one, bar, y=11, left=6, right=254)
         _sides(axes, y=38, left=6, right=254)
     return figure
 
 
-def draw_gains(gains: Sequence[GainBar], *, against: str) -> Figure:
-    """Draw the gains over one model with their intervals, each on its own scale around zero."""
-    text = "; ".join(
-        f"{g.metric} {signed_gain(g.value, g.low, g.high)} ({interval(g.low, g.high, signed=True)})" for g in gains
-    )
+def draw_gains(gains: Sequence[Comparison], *, against: str, bars: Mapping[str, float]) -> Figure:
+    """Draw the gains over one model with their intervals, each on its own scale around zero; `bars` as in `draw_gain`, by metric."""
+    text = "; ".join("{} {} ({})".format(one.metric, *_texts(one)) for one in gains)
     with style():
         figure, axes = figure_with_pixel_axes(
             WIDTH, 46 * len(gains) + 20, f"Gain over the {against}, with intervals: {text}."
@@ -93,42 +64,42 @@ def draw_gains(gains: Sequence[GainBar], *, against: str) -> Figure:
         for i, one in enumerate(gains):
             top = 46.0 * i
             axes.text(left, top + 13, short(one_line(one.metric, 60), 18), weight="bold")
-            text = f"{signed_gain(one.value, one.low, one.high)}  ({interval(one.low, one.high, signed=True)})"
-            axes.text(right, top + 13, text, ha="right", color=_colour(one))
-            _strip(axes, one, y=top + 29, left=left, right=right)
+            axes.text(right, top + 13, "{}  ({})".format(*_texts(one)), ha="right", color=_colour(one))
+            _strip(axes, one, bars.get(one.metric), y=top + 29, left=left, right=right)
         _sides(axes, y=46.0 * len(gains) + 14, left=left, right=right)
     return figure
 
 
-def draw_comparison(metrics: Mapping[str, Sequence[ModelValue]]) -> Figure:
+def draw_comparison(metrics: Mapping[str, Values]) -> Figure:
     """Draw the models' metrics side by side with their intervals, each metric on its own scale."""
     text = "; ".join(
-        f"{m}: {', '.join(f'{NAMES[v.model]} {number(v.value)}' for v in vs)}" for m, vs in metrics.items()
+        f"{metric}: {', '.join(f'{NAMES[model]} {number(value)}' for model, (value, _, _) in values.items())}"
+        for metric, values in metrics.items()
     )
     height = sum(26 + 20 * len(values) for values in metrics.values()) + 4
     with style():
         figure, axes = figure_with_pixel_axes(WIDTH, height, f"Metrics side by side. {text}.")
         left, right, top = 102.0, WIDTH - 62, 0.0
         for metric, values in metrics.items():
-            ends = [end for v in values for end in (v.value, v.low, v.high) if end is not None]
-            low, width = min(ends), (max(ends) - min(ends)) or 1.0
+            shown = [end for ends in values.values() for end in ends if end is not None]
+            low, width = min(shown), (max(shown) - min(shown)) or 1.0
             axes.text(6, top + 14, short(one_line(metric, 60), 34), weight="bold")
-            for i, one in enumerate(values):
+            for i, (model, (value, *ends)) in enumerate(values.items()):
                 y = top + 30 + 20 * i
-                colour, marker = MODELS[one.model]
-                axes.text(6, y, NAMES[one.model], color=SOFT, va="center")
-                axes.text(WIDTH - 6, y, number(one.value), ha="right", va="center", color=colour, weight="bold")
+                colour, marker = MODELS[model]
+                axes.text(6, y, NAMES[model], color=SOFT, va="center")
+                axes.text(WIDTH - 6, y, number(value), ha="right", va="center", color=colour, weight="bold")
                 axes.plot([left, right], [y, y], color=LINE, linewidth=1)
-                at = [left + (right - left) * (v - low) / width for v in (one.low, one.high) if v is not None]
+                at = [left + (right - left) * (end - low) / width for end in ends if end is not None]
                 if len(at) == 2:
                     axes.plot(at, [y, y], color=colour, linewidth=3, solid_capstyle="butt")
-                axes.plot(left + (right - left) * (one.value - low) / width, y, marker, color=colour, markersize=7)
+                axes.plot(left + (right - left) * (value - low) / width, y, marker, color=colour, markersize=7)
             top += 26 + 20 * len(values)
     return figure
 
 
 def draw_slices(
-    bars: Sequence[SliceBar],
+    slices: Sequence[SliceResult],
     *,
     overall: float | None = None,
     scale: tuple[float, float] | None = None,
@@ -138,39 +109,44 @@ def draw_slices(
 
     `overall` is the value on all rows; `scale` is by default the range of what is drawn.
     """
-    text = "; ".join(f"{p.name} {number(p.value)} of {plural(p.rows, 'row')}" for p in bars)
-    rows = math.ceil(len(bars) / columns)
+    text = "; ".join(f"{one.slice} {number(one.value)} of {plural(one.rows, 'row')}" for one in slices)
+    rows = math.ceil(len(slices) / columns)
     head, row = 24.0, 38.0
     with style():
         figure, axes = figure_with_pixel_axes(
             WIDTH * columns, head + row * rows + 2, f"By slice, with intervals: {text}."
         )
         key = [("candidate", CANDIDATE, "o")]
-        key += [("champion", CHAMPION, "D")] if any(p.champion is not None for p in bars) else []
+        key += [("champion", CHAMPION, "D")] if any(one.champion is not None for one in slices) else []
         key += [("all rows", SOFT, "|")] if overall is not None else []
-        _key(axes, 6, 13, key)
-        for i, one in enumerate(bars):
+        x = 6.0
+        for name, colour, marker in key:
+            face = CARD if marker == "D" else colour
+            axes.plot(x + 4, 13 - 3.5, marker, color=colour, markersize=6, markerfacecolor=face)
+            axes.text(x + 13, 13, name, color=SOFT)
+            x += 30 + 6 * len(name)
+        for i, one in enumerate(slices):
             x = WIDTH * (i // rows)
-            _slice(axes, one, overall, scale=scale or value_range(bars, overall), x=x, top=head + row * (i % rows))
+            _slice(axes, one, overall, scale=scale or value_range(slices, overall), x=x, top=head + row * (i % rows))
     return figure
 
 
-def value_range(bars: Sequence[SliceBar], overall: float | None) -> tuple[float, float]:
-    """Return the smallest and the largest value that the bars show."""
-    ends = [v for p in bars for v in (p.value, p.low, p.high, p.champion) if v is not None]
-    ends += [overall] if overall is not None else []
-    return min(ends), max(ends)
+def value_range(slices: Sequence[SliceResult], overall: float | None) -> tuple[float, float]:
+    """Return the smallest and the largest value that a chart of slices shows."""
+    shown = [overall, *(end for one in slices for end in (one.value, one.low, one.high, one.champion))]
+    known = [value for value in shown if value is not None]
+    return min(known), max(known)
 
 
 def _slice(
-    axes: Axes, one: SliceBar, overall: float | None, *, scale: tuple[float, float], x: float, top: float
+    axes: Axes, one: SliceResult, overall: float | None, *, scale: tuple[float, float], x: float, top: float
 ) -> None:
     left, right, y = x + 10.0, x + WIDTH - 10.0, top + 25
 
     def at(value: float) -> float:
         return left + (right - left) * (value - scale[0]) / ((scale[1] - scale[0]) or 1.0)
 
-    axes.text(left - 4, top + 13, short(one.name, 32))
+    axes.text(left - 4, top + 13, short(one.slice, 32))
     axes.text(right + 4, top + 13, f"{number(one.value)} of {one.rows:,}", ha="right", color=SOFT)
     axes.plot([left, right], [y, y], color=LINE, linewidth=1)
     if overall is not None:
@@ -182,26 +158,52 @@ def _slice(
         axes.plot(at(one.champion), y, "D", color=CHAMPION, markerfacecolor=CARD, markersize=5, markeredgewidth=1.5)
 
 
-def _key(axes: Axes, x: float, y: float, entries: Sequence[tuple[str, str, str]]) -> None:
-    for name, colour, marker in entries:
-        axes.plot(x + 4, y - 3.5, marker, color=colour, markersize=6, markerfacecolor=CARD if marker == "D" else colour)
-        axes.text(x + 13, y, name, color=SOFT)
-        x += 30 + 6 * len(name)
+def draw_calibration(bins: Sequence[Mapping[str, float]]) -> Figure:
+    """Draw how often the model is right by its confidence, and the number of rows by confidence; bins as in `Details`."""
+    from matplotlib.ticker import FuncFormatter
+
+    confidence, accuracy, rows = ([one[name] for one in bins] for name in ("confidence", "accuracy", "rows"))
+    pairs = list(zip(confidence, accuracy, strict=True))
+    text = "; ".join(f"confidence {percent(sure)}, right {percent(right)}" for sure, right in pairs)
+    with style():
+        figure = empty_figure(WIDTH, 320, f"Accuracy by confidence: {text}.")
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
+        figure.subplots_adjust(left=0.135, right=0.965, top=0.93, bottom=0.13, hspace=0.22)
+        upper.plot([0, 1], [0, 1], color=SOFT, linewidth=1, linestyle=(0, (3, 3)), label="confidence equals accuracy")
+        for sure, right in pairs:
+            upper.plot([sure, sure], [sure, right], color=LINE, linewidth=3)
+        upper.plot(confidence, accuracy, "o-", color=CANDIDATE, markersize=6, label="the model")
+        upper.legend(loc="best")
+        upper.set(xlim=(0, 1), ylim=(0, 1.02), title="Share of rows that are right")
+        lower.bar(confidence, [one / sum(rows) for one in rows], width=0.06, color=CANDIDATE, linewidth=0)
+        lower.set(xlabel="confidence of the model", ylim=(0, None))
+        lower.set_title("share of rows", color=SOFT, fontsize=10, weight="normal")
+        lower.locator_params(axis="y", nbins=2)
+        for axes in (upper, lower):
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.0f}%"))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.0f}%"))
+            axes.xaxis.grid(visible=False)
+    return figure
 
 
-def _colour(one: GainBar) -> str:
+def _texts(one: Comparison) -> tuple[str, str]:
+    """A gain and its interval."""
+    return signed_gain(one.gain, one.low, one.high), interval(one.low, one.high, signed=True)
+
+
+def _colour(one: Comparison) -> str:
     return GOOD if one.low > 0 else BAD if one.high < 0 else SOFT
 
 
-def _strip(axes: Axes, one: GainBar, *, y: float, left: float, right: float) -> None:
+def _strip(axes: Axes, one: Comparison, bar: float | None, *, y: float, left: float, right: float) -> None:
     """Draw an interval on a scale around zero; its mark is filled if it excludes zero, and the gate's bar is dashed."""
     half = (right - left) / 2
-    scale = half / (1.1 * max(abs(one.low), abs(one.high), abs(one.value), abs(one.bar or 0)) or 1.0)
-    low, value, high = (left + half + scale * v for v in (one.low, one.value, one.high))
+    scale = half / (1.1 * max(abs(one.low), abs(one.high), abs(one.gain), abs(bar or 0)) or 1.0)
+    low, value, high = (left + half + scale * end for end in (one.low, one.gain, one.high))
     axes.plot([left, right], [y, y], color=LINE, linewidth=1)
     axes.plot([left + half] * 2, [y - 8, y + 8], color=INK, linewidth=1)
-    if one.bar:
-        axes.plot([left + half + scale * one.bar] * 2, [y - 8, y + 8], color=SOFT, linewidth=1.4, linestyle=(0, (2, 2)))
+    if bar:
+        axes.plot([left + half + scale * bar] * 2, [y - 8, y + 8], color=SOFT, linewidth=1.4, linestyle=(0, (2, 2)))
     colour = _colour(one)
     axes.plot([low, high], [y, y], color=colour, linewidth=3, solid_capstyle="butt")
     face = CARD if colour == SOFT else colour

@@ -13,11 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from params.foundation.artifacts import STAGES, Artifacts, write_text_atomically
-from tasks.evaluation.report import Champion
-from tasks.hub_client.receipt import Receipt
-from tasks.report.lineage import release_link
-from tasks.report.run_results import RunResults, read_results
+from params.foundation.artifacts import SPLITS, STAGES, Artifacts, write_text_atomically
+from tasks.report.run_results import RunResults
 from tasks.report.templates import render_template
 from tasks.report.timings import Timing, read_timings
 
@@ -28,9 +25,8 @@ def write_report(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None =
     Raises:
         StorageError: the disk is full or read-only.
     """
-    write_text_atomically(
-        artifacts.page, render(artifacts, timings=read_timings(artifacts) if timings is None else timings)
-    )
+    page = render(artifacts, timings=read_timings(artifacts) if timings is None else timings)
+    write_text_atomically(artifacts.page, page)
     return artifacts.page
 
 
@@ -40,75 +36,55 @@ def render(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None, quote_
     Without `timings` it is the page for the release, which has no times and nothing of the receipt: publishing the same
     run again gives the same page.
     """
-    results = read_results(artifacts, local=timings is not None)
-    return render_template("report/page.html.jinja", _content(artifacts, results, timings, quote_rows=quote_rows))
-
-
-def _content(
-    artifacts: Artifacts, results: RunResults, timings: Mapping[str, Timing] | None, *, quote_rows: bool
-) -> dict[str, Any]:
-    """Return the variables of the template."""
-    from tasks.evaluation.report import confidence_text
     from tasks.report import sections
-    from tasks.report.canvas import svg
-    from tasks.report.formatting import gain_class, interval, number, signed_gain
-    from tasks.report.headline import current_receipt, deciding_gain, deciding_metric, headline
-    from tasks.report.lineage import lineage_section
-    from tasks.report.metric_plots import draw_gain
+    from tasks.report.headline import current_receipt, headline
 
+    results = RunResults(artifacts, local=timings is not None)
     top = headline(results, timings)
-    difference = deciding_gain(results)
-    decided = None
-    if difference is not None:
-        against, one = difference
-        decided = {
-            "against": against,
-            "gain": signed_gain(one.value, one.low, one.high),
-            "interval": interval(one.low, one.high, signed=True),
-            "bar": None if one.bar is None else number(one.bar),
-            "class": gain_class(one.low, one.high),
-            "chart": svg(draw_gain(one, against=against)),
-        }
     receipt = None if top.failed else current_receipt(results)
-    earlier = results.receipt if top.failed else results.blessing.champion if results.blessing else None
-    local = timings is not None
-    return {
-        "recipe": results.recipe_name,
-        "run": results.trained.run if results.trained and not top.failed else None,
-        "confidence": confidence_text(results.confidence),
+    outputs = [(stage.partition("@")[0], out) for stage, of in results.dvc_lock.items() for out in of.get("outs") or ()]
+    content = {
+        "results": results,
         "headline": top,
-        "deciding_metric": deciding_metric(results),
-        "decided": decided,
-        "row_use": results.blessing.row_use.sentence() if results.blessing and results.blessing.row_use else "",
+        "decided": _decided(results),
         "receipt": receipt,
-        "release": _link(receipt),
-        "earlier": earlier,
-        "earlier_link": _link(earlier),
-        "repo_id": results.recipe.publish.repo_id if results.recipe else None,
-        "stages": _stages(results, top.failed, is_published=receipt is not None, local=local),
-        "unreadable": results.unreadable,
-        "validation_page": _validation_page(artifacts, failed=top.failed == "validate") if local else "",
+        "earlier": results.receipt if top.failed else results.blessing.champion if results.blessing else None,
+        "stages": _stages(results, top.failed, is_published=receipt is not None),
+        "validation_page": _validation_page(artifacts, failed=top.failed == "validate") if results.local else "",
+        "quote_rows": quote_rows,
+        "splits": SPLITS,
         "comparison": sections.comparison_section(results),
         "slices": sections.slices_section(results),
-        "worst_rows": sections.worst_rows_section(results) if quote_rows else None,
-        "changed_rows": sections.changed_rows_section(results) if quote_rows else None,
         "calibration": sections.calibration_section(results),
-        "curves": sections.curves_section(results),
-        "data": sections.data_section(results, quote_rows=quote_rows),
-        "tokens": sections.tokens_section(results),
-        "time": sections.time_section(timings, results.recipe) if timings else None,
-        "lineage": lineage_section(results, receipt),
+        "curves": sections.curve_charts(results),
+        "timings": timings or {},
+        "outputs": outputs[:200],
     }
+    return render_template("report/page.html.jinja", content)
 
 
-def _link(release: Receipt | Champion | None) -> tuple[str, str] | None:
-    return release_link(release.repo_id, release.endpoint, release.commit) if release and release.commit else None
+def _decided(results: RunResults) -> dict[str, Any] | None:
+    """Return the gain that decides: over the champion or, if there is none, over the model before training."""
+    from tasks.report.canvas import svg
+    from tasks.report.chart_data import OPPONENTS, gains_over, gate_bars
+    from tasks.report.metric_plots import draw_gain
+
+    for against, name in OPPONENTS.items():
+        if found := [one for one in gains_over(results, against) if one.metric == results.metric]:
+            bar = gate_bars(results, against).get(found[0].metric)
+            return {
+                "by": found[0],
+                "against": name,
+                "bar": bar,
+                "chart": svg(draw_gain(found[0], against=name, bar=bar)),
+            }
+    return None
 
 
-def _stages(results: RunResults, failed: str | None, *, is_published: bool, local: bool) -> list[tuple[str, str]]:
+def _stages(results: RunResults, failed: str | None, *, is_published: bool) -> list[tuple[str, str]]:
     """Return each stage with its state: `done`, `failed` or `open`."""
     states = []
-    for stage in STAGES if local else STAGES[:-1]:
+    for stage in STAGES if results.local else STAGES[:-1]:
         is_after = failed is not None and STAGES.index(stage) > STAGES.index(failed)
         is_missing = stage not in results.finished or (stage == "publish" and not is_published)
         states.append((stage, "failed" if stage == failed else "open" if is_after or is_missing else "done"))
@@ -117,7 +93,5 @@ def _stages(results: RunResults, failed: str | None, *, is_published: bool, loca
 
 def _validation_page(artifacts: Artifacts, *, failed: bool) -> str:
     """Return the address of validation's own page, relative to this one; empty if there is none."""
-    folder = artifacts.failed_validation if failed else artifacts.validated
-    if not (folder / "report.html").is_file():
-        return ""
-    return Path(os.path.relpath(folder / "report.html", artifacts.run)).as_posix()
+    page = (artifacts.failed_validation if failed else artifacts.validated) / "report.html"
+    return Path(os.path.relpath(page, artifacts.run)).as_posix() if page.is_file() else ""

@@ -6,22 +6,15 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from params import EvergreenError, ModelError, Recipe, load
 from params.dvc_files import recorded_stages
 from params.foundation.artifacts import STAGES, Artifacts
-from tasks.evaluation.report import (
-    Blessing,
-    Comparison,
-    Details,
-    EvaluationReport,
-    Interval,
-    Opponent,
-    SliceResult,
-)
+from tasks.evaluation.report import Blessing, Comparison, Details, EvaluationReport, Opponent, SliceResult
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
 from tasks.report.formatting import finite
@@ -33,7 +26,6 @@ from tasks.validation.report import ValidationReport
 Curve = Sequence[Mapping[str, float]]
 """Rows of a curve: `step`, and the finite values by name."""
 _EXAMPLES = 5
-_MAX_RECIPE = 60_000
 
 
 @dataclass(frozen=True)
@@ -47,31 +39,77 @@ class Quarantine:
     """A few rows of quarantine.parquet."""
 
 
-@dataclass(frozen=True)
 class RunResults:
-    """The results of a run; None or empty where they are missing."""
+    """The results that a run has left; None or empty where they are missing or cannot be read.
 
-    recipe_name: str
-    recipe_text: str
-    recipe: Recipe | None
-    """None where the recipe cannot be read."""
-    ingested: IngestReport | None
-    validated: ValidationReport | None
-    quarantine: Quarantine | None
-    tokenized: TokenizationReport | None
-    trained: TrainingReport | None
-    train_curve: Curve
-    validation_curve: Curve
-    evaluated: EvaluationReport | None
-    details: Details | None
-    blessing: Blessing | None
-    receipt: Receipt | None
-    dvc_lock: Mapping[str, Any]
-    """The stages of this recipe in dvc.lock, by name."""
-    finished: Sequence[str]
-    """The stages that have left a report."""
-    unreadable: Sequence[str] = field(default=())
-    """Files that exist and cannot be read."""
+    With `local`, also what depends on where and when the run was made: the receipt and dvc.lock.
+    """
+
+    def __init__(self, artifacts: Artifacts, *, local: bool = True) -> None:
+        self.artifacts, self.local = artifacts, local
+        self.unreadable: list[str] = []
+        """Files that exist and cannot be read."""
+        self.ingested = self._read(IngestReport)
+        self.validated = self._read(ValidationReport)
+        self.tokenized = self._read(TokenizationReport)
+        self.trained = self._read(TrainingReport)
+        self.evaluated = self._read(EvaluationReport)
+        self.details = self._read(Details)
+        self.blessing = self._read(Blessing)
+        self.receipt = self._read(Receipt) if local else None
+        self.recipe = read_recipe(artifacts)
+
+    def _read(self, kind: type[ReportT]) -> ReportT | None:
+        path = self.artifacts.report(kind.saved_as)
+        try:
+            return read_report(self.artifacts, kind) if path.exists() else None
+        except ModelError:
+            self.unreadable.append(path.name)
+            return None
+
+    @property
+    def finished(self) -> list[str]:
+        """The stages that have left a report."""
+        stages = STAGES if self.local else STAGES[:-1]
+        return [stage for stage in stages if self.artifacts.report(stage).exists()]
+
+    @cached_property
+    def recipe_text(self) -> str:
+        """The recipe as its file has it."""
+        path = self.artifacts.recipe_path
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+    @property
+    def dvc_lock(self) -> Mapping[str, Any]:
+        """The stages of this recipe in dvc.lock, by name."""
+        stages = recorded_stages(self.artifacts.root) if self.local else {}
+        return {name: body for name, body in stages.items() if name.endswith(f"@{self.artifacts.recipe}")}
+
+    @cached_property
+    def train_curve(self) -> Curve:
+        """What was logged of the training."""
+        return _curve(self.artifacts.history / "train.csv")
+
+    @cached_property
+    def validation_curve(self) -> Curve:
+        """What was measured on the validation split."""
+        return _curve(self.artifacts.history / "validation.csv")
+
+    @cached_property
+    def quarantine(self) -> Quarantine | None:
+        """The rows that were set aside."""
+        path = self.artifacts.validated / "quarantine.parquet"
+        if not path.is_file():
+            return None
+        import pyarrow.parquet as pq
+
+        counts: Counter[str] = Counter()
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(columns=["reasons"]):
+                for reasons in batch.column(0).to_pylist():
+                    counts.update(dict.fromkeys(map(_kind_of_reason, reasons or ()), 1))
+            first = next(file.iter_batches(_EXAMPLES), None)
+            return Quarantine(file.metadata.num_rows, counts.most_common(), first.to_pylist() if first else [])
 
     @property
     def metric(self) -> str | None:
@@ -91,23 +129,21 @@ class RunResults:
 
     def model_metrics(self, model: str) -> Mapping[str, float]:
         """Return the metrics of `model`, `champion` or `untrained`; empty if it was not scored."""
-        if self.evaluated is None:
-            return {}
-        return {
-            "model": self.evaluated.model,
-            "champion": self.evaluated.champion,
-            "untrained": self.evaluated.untrained,
-        }[model] or {}
+        found: Mapping[str, float] | None = getattr(self.evaluated, model) if self.evaluated else None
+        return found or {}
 
-    def comparison(self, against: Opponent, metric: str) -> Comparison | None:
+    def value(self, model: str, metric: str | None) -> float | None:
+        """Return a model's value of a metric, if it is finite."""
+        return finite(self.model_metrics(model).get(metric or ""))
+
+    def comparison(self, against: Opponent, metric: str | None) -> Comparison | None:
         """Return the comparison with another model in one metric, if there is one."""
         compared = self.details.comparisons if self.details else ()
         return next((one for one in compared if (one.against, one.metric) == (against, metric)), None)
 
-    def interval(self, model: str, metric: str) -> tuple[float | None, float | None]:
+    def interval(self, model: str, metric: str | None) -> tuple[float | None, float | None]:
         """Return the ends of the interval of a model's metric."""
-        intervals: Mapping[str, Interval] = self.details.intervals.get(model, {}) if self.details else {}
-        found = intervals.get(metric)
+        found = self.details.intervals.get(model, {}).get(metric or "") if self.details else None
         return (finite(found.low), finite(found.high)) if found else (None, None)
 
     def slices_worst_first(self) -> list[SliceResult]:
@@ -124,52 +160,10 @@ class RunResults:
         return sorted(self.details.slices, key=order)
 
 
-def read_results(artifacts: Artifacts, *, local: bool) -> RunResults:
-    """Read the results that a run has left.
-
-    With `local`, read also what depends on where and when the run was made: the receipt and dvc.lock.
-    """
-    unreadable: list[str] = []
-
-    def read(kind: type[ReportT]) -> ReportT | None:
-        path = artifacts.report(kind.saved_as)
-        if not path.exists():
-            return None
-        try:
-            return read_report(artifacts, kind)
-        except ModelError:
-            unreadable.append(path.name)
-            return None
-
-    stages = STAGES if local else STAGES[:-1]
-    return RunResults(
-        recipe_name=artifacts.recipe,
-        recipe_text=_recipe_text(artifacts.recipe_path),
-        recipe=_recipe(artifacts.recipe_path),
-        ingested=read(IngestReport),
-        validated=read(ValidationReport),
-        quarantine=_quarantine(artifacts.validated / "quarantine.parquet"),
-        tokenized=read(TokenizationReport),
-        trained=read(TrainingReport),
-        train_curve=_curve(artifacts.history / "train.csv"),
-        validation_curve=_curve(artifacts.history / "validation.csv"),
-        evaluated=read(EvaluationReport),
-        details=read(Details),
-        blessing=read(Blessing),
-        receipt=read(Receipt) if local else None,
-        dvc_lock=_recorded(artifacts) if local else {},
-        finished=[stage for stage in stages if artifacts.report(stage).exists()],
-        unreadable=unreadable,
-    )
-
-
-def _recipe_text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")[:_MAX_RECIPE] if path.is_file() else ""
-
-
-def _recipe(path: Path) -> Recipe | None:
+def read_recipe(artifacts: Artifacts) -> Recipe | None:
+    """Return the recipe of a run; None where it cannot be read."""
     try:
-        return load(path)
+        return load(artifacts.recipe_path)
     except (EvergreenError, OSError):
         return None
 
@@ -178,13 +172,10 @@ def _curve(path: Path) -> Curve:
     """Return the rows of a CSV file, without values that are missing or not finite."""
     if not path.is_file():
         return []
-    rows = []
     with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            values = {name: value for name, text in row.items() if (value := _parse(text)) is not None}
-            if "step" in values:
-                rows.append(values)
-    return rows
+        rows = [{name: _parse(text) for name, text in row.items()} for row in csv.DictReader(file)]
+    known = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    return [row for row in known if "step" in row]
 
 
 def _parse(text: object) -> float | None:
@@ -194,28 +185,8 @@ def _parse(text: object) -> float | None:
         return None
 
 
-def _quarantine(path: Path) -> Quarantine | None:
-    if not path.is_file():
-        return None
-    import pyarrow.parquet as pq
-
-    counts: Counter[str] = Counter()
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(columns=["reasons"]):
-            for reasons in batch.column(0).to_pylist():
-                counts.update(dict.fromkeys(map(_kind_of_reason, reasons or ()), 1))
-        first = next(file.iter_batches(_EXAMPLES), None)
-        return Quarantine(file.metadata.num_rows, counts.most_common(), first.to_pylist() if first else [])
-
-
 def _kind_of_reason(reason: str) -> str:
     """A reason without its details about one row: the row that it repeats, or the objective's explanation."""
     if check := re.match(r"\w+\(\)(?=: )", reason):
         return check[0]
     return re.sub(r", repeats [^,)]*$", "", reason)
-
-
-def _recorded(artifacts: Artifacts) -> Mapping[str, Any]:
-    """The entries of this recipe in dvc.lock."""
-    stages = recorded_stages(artifacts.root)
-    return {name: body for name, body in stages.items() if name.endswith(f"@{artifacts.recipe}")}

@@ -6,21 +6,14 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from tasks.report.formatting import (
-    duration,
-    finite,
-    gain_class,
-    interval,
-    memory,
-    number,
-    one_line,
-    p_value,
-    signed_gain,
-    truncate,
-)
+from tasks.evaluation.report import confidence_text
+from tasks.report import formatting
 from tasks.validation.report import escape_direction
 
-_FILTERS = (duration, finite, gain_class, interval, memory, number, one_line, p_value, signed_gain)
+_FILTERS = (
+    *("amount", "duration", "finite", "gain_class", "interval", "memory", "number", "one_line", "p_value", "percent"),
+    *("plural", "release_link", "signed_gain"),
+)
 
 
 def render_template(template: str, content: Mapping[str, Any]) -> str:
@@ -35,5 +28,6 @@ def render_template(template: str, content: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {each.__name__: each for each in _FILTERS} | {"at_most": truncate}
+    environment.filters |= {name: getattr(formatting, name) for name in _FILTERS}
+    environment.filters |= {"at_most": formatting.truncate, "confidence_text": confidence_text}
     return escape_direction(environment.get_template(template).render(content))

@@ -11,28 +11,40 @@ import matplotlib as mpl
 import pytest
 from PIL import Image
 
-from tasks.report.calibration_plot import Bin, draw_calibration
+from tasks.evaluation.report import Comparison, SliceResult
 from tasks.report.canvas import png, svg
 from tasks.report.chart_data import card_pictures
-from tasks.report.metric_plots import GainBar, ModelValue, SliceBar, draw_comparison, draw_gain, draw_gains, draw_slices
+from tasks.report.metric_plots import draw_calibration, draw_comparison, draw_gain, draw_gains, draw_slices
 from tasks.report.training_curves import Panel, draw_curves
 from tests.unit.tasks.report import example
 
-GAINS = [GainBar("accuracy", 0.02, 0.005, 0.035, bar=0.01), GainBar("loss", -0.1, -0.2, 0.01), GainBar("f1", 0, 0, 0)]
-SLICES = [SliceBar(f"$slice_{i}$ <你好>", 40, 0.1 * i, 0.1 * i - 0.05, 0.1 * i + 0.05, 0.3) for i in range(1, 9)]
-BINS = [Bin(0.55, 0.5, 40), Bin(0.95, 0.9, 4)]
+
+def gain(metric, value, low, high):
+    return Comparison(against="champion", metric=metric, gain=value, low=low, high=high, p_value=None, rows=40)
+
+
+def slice_result(name, rows, value, low=None, high=None, champion=None):
+    shown = {"slice": name, "rows": rows, "value": value, "low": low, "high": high, "champion": champion}
+    return SliceResult.model_validate(
+        dict.fromkeys(SliceResult.model_fields) | {"slice_by": "a", "metric": "b"} | shown
+    )
+
+
+GAINS = [gain("accuracy", 0.02, 0.005, 0.035), gain("loss", -0.1, -0.2, 0.01), gain("f1", 0, 0, 0)]
+SLICES = [slice_result(f"$slice_{i}$ <你好>", 40, 0.1 * i, 0.1 * i - 0.05, 0.1 * i + 0.05, 0.3) for i in range(1, 9)]
+BINS = [{"confidence": 0.55, "accuracy": 0.5, "rows": 40}, {"confidence": 0.95, "accuracy": 0.9, "rows": 4}]
 CURVE = [(float(step), 4 / (step + 1)) for step in range(0, 1000, 2)]
 CHARTS = {
-    "gains": lambda: draw_gains(GAINS, against="champion"),
-    "strip": lambda: draw_gain(GAINS[0], against="champion"),
+    "gains": lambda: draw_gains(GAINS, against="champion", bars={"accuracy": 0.01}),
+    "strip": lambda: draw_gain(GAINS[0], against="champion", bar=0.01),
     "comparison": lambda: draw_comparison(
         {
-            "accuracy": [ModelValue("model", 0.9, 0.88, 0.92), ModelValue("champion", 0.9)],
-            "one": [ModelValue("model", 3)],
+            "accuracy": {"model": (0.9, 0.88, 0.92), "champion": (0.9, None, None)},
+            "one": {"model": (3, None, None)},
         }
     ),
     "slices": lambda: draw_slices(SLICES, overall=0.4),
-    "one slice": lambda: draw_slices([SliceBar("only", 3, 0.0)]),
+    "one slice": lambda: draw_slices([slice_result("only", 3, 0.0)]),
     "columns": lambda: draw_slices(SLICES, columns=2),
     "calibration": lambda: draw_calibration(BINS),
     "curves": lambda: draw_curves([Panel("loss", CURVE, CURVE[::50], 900.0)]),
