@@ -10,6 +10,7 @@ compared with their manifest when they are read for an upload, and after a downl
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -26,7 +27,7 @@ from params import CheckpointError
 from params.schema import Publish
 from tasks.hub_client.faults import InconsistentStateError
 from tasks.hub_client.repository import Repository, RetryPolicy
-from trainer.checkpoints.sealed import IDENTITY, MANIFEST
+from trainer.checkpoints.sealed import IDENTITY, MANIFEST, find_manifest_mismatch
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,6 @@ _IN_MEMORY_BYTES = 10 << 20
 """Files up to this size are sent from memory, as they were when they were hashed; larger ones are read again to be sent."""
 _MAX_JSON_BYTES = 64 << 20
 """Most bytes of a file that is parsed: a manifest, an identity, the state of a trainer with its log."""
-DAMAGED_FIX = "wait until the other machine has uploaded its next checkpoint, or train here from the start"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,13 @@ class Branch:
 
     def put(self, folders: Mapping[str, list[CommitOperationAdd]], title: str) -> str:
         """Make each of `folders` hold exactly these files, in one commit, and return its id."""
-        head = self._head_to_write()
+        head = self.repository.ensure_exists(private=self.private).branches.get(BRANCH)
+        if head is None:  # it starts from the first commit of main
+            first = self.repository.history()[-1].commit_id
+            self.repository.api.create_branch(self.repository.id, branch=BRANCH, revision=first, exist_ok=True)
+            head = self.repository.refs().branches.get(BRANCH)
+        if head is None:
+            raise InconsistentStateError(f"the branch {BRANCH} was created and is not visible")
         added = {operation.path_in_repo for operations in folders.values() for operation in operations}
         gone = [p for p in self.repository.tree(head) if p.partition("/")[0] in folders and p not in added]
         operations = [a for operations in folders.values() for a in operations]
@@ -107,17 +113,24 @@ class Branch:
         """Download the folder `name` of the branch, as its manifest lists it, into `folder`; return where it is.
 
         Raises:
-            CheckpointError: files are missing.
+            CheckpointError: files are missing, or not as they were written.
         """
         files = {path for path in self.repository.tree(commit) if path.startswith(f"{name}/")}
         listed = [f"{name}/{MANIFEST}"]
         if listed[0] in files:
             listed += [f"{name}/{file}" for file in self._read(listed[0], commit)]
         if missing := sorted(set(listed) - files):
-            raise CheckpointError(f"{self.where}, {name}", f"lacks {', '.join(missing)}", DAMAGED_FIX)
+            raise self.damaged(name, f"lacks {', '.join(missing)}")
         for path in listed:
             self.repository.api.hf_hub_download(self.repository.id, path, revision=commit, local_dir=folder)
+        if found := find_manifest_mismatch(folder / name):
+            raise self.damaged(name, found)
         return folder / name
+
+    def damaged(self, name: str, found: str) -> CheckpointError:
+        """Return the error for a folder or a file of the branch that is not as it was written."""
+        fix = "wait until the other machine has uploaded its next checkpoint, or train here from the start"
+        return CheckpointError(f"{self.where}, {name}", found, fix)
 
     def _read(self, path: str, commit: str) -> dict[str, Any]:
         """Read a file of the branch as JSON."""
@@ -126,21 +139,8 @@ class Branch:
         except (ValueError, RecursionError) as error:
             found = str(error)
         if not isinstance(found, dict):
-            raise CheckpointError(f"{self.where}, {path}", f"is damaged: {str(found)[:80]}", DAMAGED_FIX)
+            raise self.damaged(path, f"is damaged: {str(found)[:80]}")
         return found
-
-    def _head_to_write(self) -> str:
-        """Return the newest commit of the branch; create the branch if needed, from the first commit of main."""
-        head = self.repository.ensure_exists(private=self.private).branches.get(BRANCH)
-        if head is None:
-            first = self.repository.history()[-1]
-            self.repository.api.create_branch(
-                self.repository.id, branch=BRANCH, revision=first.commit_id, exist_ok=True
-            )
-            head = self.repository.refs().branches.get(BRANCH)
-        if head is None:
-            raise InconsistentStateError(f"the branch {BRANCH} was created and is not visible")
-        return head
 
 
 def with_checkpoint_timeouts(repository: Repository, publish: Publish, command: str) -> Repository:
@@ -148,14 +148,7 @@ def with_checkpoint_timeouts(repository: Repository, publish: Publish, command: 
 
     Each reason why the Hub gives no clear answer is logged once, however long it lasts.
     """
-    last = ""
-
-    def log(line: str) -> None:
-        nonlocal last
-        if line != last:
-            logger.warning("%s: %s", command, line)
-        last = line
-
+    log = functools.lru_cache(maxsize=1)(lambda line: logger.warning("%s: %s", command, line))
     retries = RetryPolicy(attempts=math.inf)
     return replace(repository, timeout_s=publish.timeout_s, cuts_requests=False, retries=retries, log=log)
 

@@ -22,7 +22,6 @@ from trainer.checkpoints.sealed import (
     IDENTITY,
     MANIFEST,
     find_checkpoint_defect,
-    find_manifest_mismatch,
     identity_text,
     newest_valid,
     seal,
@@ -32,7 +31,7 @@ from trainer.job import Job
 from trainer.runtime.lifetime import hold_file_lock
 
 if TYPE_CHECKING:
-    from tasks.mirror.branch import Branch, MirroredCheckpoint
+    from tasks.mirror.branch import Branch
 
 logger = logging.getLogger(__name__)
 
@@ -98,52 +97,34 @@ def _fetch(branch: Branch, job: Job, staging: Path) -> None:
     """Make one attempt; it can be repeated whatever it raises."""
     from tasks.mirror.branch import BEST
 
-    mirrored = _newest_of_run(branch, job)
+    newest = None
+    for mirrored in branch.checkpoints():
+        if mirrored.identity == job.identity:
+            break
+        newest = newest or mirrored
+    else:
+        if newest is None:
+            fix = "train on the other machine with `launch.mirror: last` or `all`"
+            raise HubRefusedError(branch.where, "there is no checkpoint", fix)
+        what = f"is of another run: {differences(newest.identity, job.identity)}"
+        fix = "use the recipe, data and code of the other machine, or train here from the start"
+        raise CheckpointError(f"{branch.where}, {newest.folder}", what, fix)
     own = newest_valid(job.folder, identity_text(job.identity))
     if own is not None and step_of(own) >= mirrored.step:
         message = "fetch: nothing to do: this machine is at step %d of run %s, the branch at step %d"
         logger.info(message, step_of(own), job.folder.name, mirrored.step)
         return
-    checkpoint = _sound(branch, mirrored.folder, mirrored.commit, staging)
+    checkpoint = branch.load_sealed(mirrored.folder, mirrored.commit, staging)
     if found := find_checkpoint_defect(checkpoint):
-        raise _damaged(branch, mirrored.folder, found)
+        raise branch.damaged(mirrored.folder, found)
     # As in a training, the best weights come before the checkpoint that refers to them.
     if f"{BEST}/{MANIFEST}" in branch.repository.tree(mirrored.commit):
-        best = _sound(branch, BEST, mirrored.commit, staging)
+        best = branch.load_sealed(BEST, mirrored.commit, staging)
         if (best / IDENTITY).read_text(encoding="utf-8") == identity_text(job.identity):
             step = json.loads((best / BEST_NOTE).read_text(encoding="utf-8"))["step"]
             if not isinstance(step, int):  # it becomes a part of a path
-                raise _damaged(branch, BEST, f"{BEST_NOTE} names no step")
+                raise branch.damaged(BEST, f"{BEST_NOTE} names no step")
             seal(best, job.folder / f"best-{step}", "best")
     seal(checkpoint, job.folder / f"checkpoint-{mirrored.step}")
     message = "fetch: step %d of run %s from %s (%s); `evergreen train` resumes from it"
     logger.info(message, mirrored.step, job.folder.name, branch.where, mirrored.folder)
-
-
-def _newest_of_run(branch: Branch, job: Job) -> MirroredCheckpoint:
-    """Return the newest checkpoint of this run on the branch."""
-    newest = None
-    for mirrored in branch.checkpoints():
-        if mirrored.identity == job.identity:
-            return mirrored
-        newest = newest or mirrored
-    if newest is None:
-        what = "there is no checkpoint"
-        raise HubRefusedError(branch.where, what, "train on the other machine with `launch.mirror: last` or `all`")
-    what = f"is of another run: {differences(newest.identity, job.identity)}"
-    fix = "use the recipe, data and code of the other machine, or train here from the start"
-    raise CheckpointError(f"{branch.where}, {newest.folder}", what, fix)
-
-
-def _sound(branch: Branch, name: str, commit: str, staging: Path) -> Path:
-    """Download a sealed folder of the branch and verify it."""
-    folder = branch.load_sealed(name, commit, staging)
-    if found := find_manifest_mismatch(folder):
-        raise _damaged(branch, name, found)
-    return folder
-
-
-def _damaged(branch: Branch, name: str, found: str) -> CheckpointError:
-    from tasks.mirror.branch import DAMAGED_FIX
-
-    return CheckpointError(f"{branch.where}, {name}", found, DAMAGED_FIX)

@@ -1,8 +1,8 @@
 """mirror: copy a training's checkpoints to a Hub while it runs, so that another machine can continue it.
 
 The train stage starts `evergreen mirror` in a separate process, whose failure is only a warning in the log. Sealed
-checkpoints are hard-linked into a queue (tasks.mirror.queue), where retention does not delete them, and uploaded from there
-(tasks.mirror.branch). The next mirror uploads what is left in the queue.
+checkpoints are hard-linked into a queue, where retention does not delete them, and uploaded from there (tasks.mirror.branch).
+The next mirror uploads what is left in the queue.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import CheckpointError, RecipeError, load
-from params.foundation.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts, link_or_copy
 from params.schema import Launch, Publish
-from tasks.mirror.queue import UploadQueue
-from trainer.checkpoints.sealed import IDENTITY, step_of
+from trainer.checkpoints.sealed import IDENTITY, MANIFEST, all_checkpoints, step_of
 from trainer.runtime.lifetime import die_with_parent, hold_file_lock
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ _RUN_KEY = re.compile("[0-9a-f]{16}")
 _POLL_S = 0.1
 """How often to look at the run's folder; each checkpoint stays there longer than this."""
 _NICE = 5
+_ROOM = 3
+"""With less free disk than this many checkpoints, older ones are dropped from the queue: the training needs the space."""
 
 
 @contextlib.contextmanager
@@ -63,25 +65,19 @@ def upload_during_run(artifacts: Artifacts, launch: Launch, run: str) -> Iterato
         yield
         wait_s = launch.stall_timeout_s
     finally:
-        _end(process, wait_s, artifacts)
-
-
-def _end(process: subprocess.Popen[bytes], wait_s: float, artifacts: Artifacts) -> None:
-    """Tell the mirror that the training has ended, and let it finish."""
-    assert process.stdin
-    process.stdin.close()
-    logger.info("train: waiting for the mirror, at most %g s; Ctrl-C ends the wait", wait_s)
-    try:
-        status: object = process.wait(wait_s)
-        outcome = f"ended with exit status {status}, see above"
-    except subprocess.TimeoutExpired:
-        status, outcome = "none", f"was not done within {wait_s:g} s"
-    finally:
-        process.kill()
-        process.wait()
-    if status != os.EX_OK:
-        fix = f"`evergreen mirror {artifacts.recipe_path}` uploads what is left"
-        logger.warning("train: the Hub may lack the last checkpoint: the mirror %s; %s", outcome, fix)
+        assert process.stdin
+        process.stdin.close()  # tells the mirror that the training has ended
+        logger.info("train: waiting for the mirror, at most %g s; Ctrl-C ends the wait", wait_s)
+        try:
+            outcome = f"ended with exit status {process.wait(wait_s)}, see above"
+        except subprocess.TimeoutExpired:
+            outcome = f"was not done within {wait_s:g} s"
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode != os.EX_OK:
+            fix = f"`evergreen mirror {artifacts.recipe_path}` uploads what is left"
+            logger.warning("train: the Hub may lack the last checkpoint: the mirror %s; %s", outcome, fix)
 
 
 def mirror(recipe_path: Path, *, run: str | None = None) -> None:
@@ -211,3 +207,81 @@ def _watch(queue: UploadQueue, run: Path, ended: threading.Event) -> None:
         queue.collect(run)
     finally:
         ended.set()
+
+
+class UploadQueue:
+    """Checkpoints and best weights to upload.
+
+    `folder` holds the hard links of one run. Without `keep_all`, only the newest checkpoint is uploaded.
+    """
+
+    def __init__(self, folder: Path, *, keep_all: bool) -> None:
+        self.keep_all = keep_all
+        self._folder = folder
+        self._tries: Counter[tuple[str, int]] = Counter()
+        self._taken: set[Path] = set()
+        self._lock = threading.Lock()
+
+    def collect(self, run: Path) -> None:
+        """Add what is new in a run's folder; drop what newer uploads replace, and older checkpoints if the disk is nearly full.
+
+        Best weights are linked after the checkpoints, so they are at least as new as those that the checkpoints refer to.
+        """
+        checkpoints = all_checkpoints(run)
+        for sealed in (*(reversed(checkpoints) if self.keep_all else checkpoints[:1]), *_best(run)):
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                stamp = (sealed.name, (sealed / MANIFEST).stat().st_mtime_ns)
+                if self._tries[stamp] < 2:  # what is incomplete may be being deleted: the second time it is damaged
+                    self._tries[stamp] += 1
+                    damage = self._link(sealed)
+                    if damage is None:
+                        self._tries[stamp] = 2
+                    elif self._tries[stamp] == 2:
+                        logger.warning("mirror: %s is left out: %s", sealed, damage)
+        with self._lock:
+            checkpoints, best = all_checkpoints(self._folder), _best(self._folder)
+            older = [p for p in checkpoints[1:] if p not in self._taken]
+            if older and self.keep_all:
+                size = sum(p.stat().st_size for p in checkpoints[0].rglob("*"))
+                if shutil.disk_usage(self._folder).free > _ROOM * size:
+                    older = []
+                else:
+                    logger.warning("mirror: no room on the disk: not uploaded: %s", ", ".join(p.name for p in older))
+            replaced = (p for p in self._folder.glob("best-*") if p not in best and p not in self._taken)
+            for path in (*older, *replaced):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def next(self) -> list[Path]:
+        """Return what to upload next: a checkpoint, best weights, both or neither. They stay until `remove`."""
+        with self._lock:
+            checkpoints = all_checkpoints(self._folder)
+            found = [*(checkpoints[-1:] if self.keep_all else checkpoints[:1]), *_best(self._folder)]
+            self._taken = set(found)
+            return found
+
+    def remove(self, sealed: Path) -> None:
+        """Remove what was uploaded, or cannot be."""
+        with self._lock:
+            self._taken.discard(sealed)
+            shutil.rmtree(sealed, ignore_errors=True)
+
+    def _link(self, sealed: Path) -> str | None:
+        """Link a folder, whole or not at all; return the reason if it failed."""
+        partial, target = self._folder / ".partial", self._folder / sealed.name
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            shutil.copytree(sealed, partial, copy_function=link_or_copy)
+            names = {p.relative_to(partial).as_posix() for p in partial.rglob("*") if p.is_file()}
+            if names != {MANIFEST, *json.loads((partial / MANIFEST).read_text(encoding="utf-8"))}:
+                return "files are missing"
+        except (OSError, ValueError) as error:
+            return str(error)
+        with self._lock:
+            shutil.rmtree(target, ignore_errors=True)
+            partial.rename(target)
+        return None
+
+
+def _best(folder: Path) -> list[Path]:
+    """Return the newest best weights in a folder, if any."""
+    return sorted(folder.glob("best-*"), key=lambda path: int(path.name.removeprefix("best-")))[-1:]

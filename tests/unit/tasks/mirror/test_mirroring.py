@@ -18,8 +18,7 @@ from params import RecipeError, load
 from params.foundation.artifacts import Artifacts
 from tasks.commands import main
 from tasks.hub_server.server import LocalHub
-from tasks.mirror.queue import UploadQueue
-from tasks.mirror.upload import upload_during_run
+from tasks.mirror.upload import UploadQueue, upload_during_run
 from tests.support import tiny
 from tests.support.project import ROOT
 from tests.support.training import plan_job
