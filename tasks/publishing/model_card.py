@@ -90,15 +90,13 @@ def card_text(
         autoescape=False,  # noqa: S701 (Markdown)
     )
     environment.filters.update(text=_text, code=_code, number=_number, notes=_notes, python=_python)
+    environment.globals.update(confidence_text=confidence_text, record_file=FILE)
     body = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
-        repo_id=publish.repo_id,
-        pipeline_tag=objective.pipeline_tag,
-        auto_class=objective.auto_class,
+        publish=publish,
+        objective=objective,
         call=", ".join(f"{name}={value!r}" for name, value in objective.call_arguments.items()),
-        cuts=objective.reader_cuts,
         form=objectives.prompt_form(record["objective"], has_template=_has_chat_template(artifacts.model)),
         recipe_name=artifacts.recipe,
-        adapter=publish.adapter,
         adapted=BaseModelReference.of(artifacts.adapter) if publish.adapter != "merged" else None,
         has_own_config=(artifacts.adapter / "config.json").exists(),
         base=recipe.model,
@@ -109,7 +107,6 @@ def card_text(
         evaluate=evaluated,
         metrics={"model": metrics, "champion": evaluated.champion, "untrained": evaluated.untrained},
         details=details,
-        confidence=confidence_text(details.confidence),
         blessing=candidate.blessing,
         replaced=replaced,
         drift=[one.sentence for one in (drift, details.champion_confidence) if one],
@@ -118,7 +115,6 @@ def card_text(
         changed=details.changed[:_MAX_CHANGED] if publish.private else [],
         picture={name: f"![{told}]({name})" for name, told in PICTURES.items() if name in pictures},
         record=record,
-        record_file=FILE,
         outs=[
             (out["path"], out["md5"])
             for entry in ((record["dvc_lock"] or {}).get("stages") or {}).values()
