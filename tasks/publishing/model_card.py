@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from params import load
-from params.foundation.artifacts import Artifacts
 from params.schema import HubDataset
 from tasks.evaluation.report import Champion, Details, EvaluationReport, SliceResult, confidence_text
 from tasks.ingestion.report import IngestReport
@@ -82,14 +81,24 @@ def card_text(
     drift = read_report(artifacts, ValidationReport).drift if artifacts.report("validate").exists() else None
     names = sorted(evaluated.model, key=lambda name: name != evaluated.metric)
     metrics = {name: evaluated.model[name] for name in names}  # the one that decides first
-    base = _base_repository(recipe.model.pretrained, artifacts)
+    base = recipe.model.pretrained  # the Hub repository that training started from; None for random weights or a folder
+    if base and ((artifacts.root / base).exists() or not _REPOSITORY.fullmatch(base)):
+        base = None
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,  # noqa: S701 (Markdown)
     )
-    environment.filters.update(text=_text, code=_code, number=_number, notes=_notes, python=_python)
+    environment.filters.update(
+        text=_text,
+        code=_code,
+        number=lambda value: f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}",
+        # what a model's scores of a row say, before another fact
+        notes=lambda notes: "".join(f"{_text(name)} {_text(note)}, " for name, note in notes.items()),
+        # a text on one line; JSON writes printable text as Python does, in double quotes
+        python=lambda value: json.dumps(value, ensure_ascii=False) if value.isprintable() else repr(value),
+    )
     environment.globals.update(confidence_text=confidence_text, record_file=FILE)
     body = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         publish=publish,
@@ -174,12 +183,6 @@ def _rounded(report: Report, *names: str) -> dict[str, float]:
     return {name: round(getattr(report, name), 6) for name in names}
 
 
-def _base_repository(name: str | None, artifacts: Artifacts) -> str | None:
-    """The Hub repository that training started from; None for random weights or a folder."""
-    is_folder = name is None or (artifacts.root / name).exists()
-    return None if is_folder or not _REPOSITORY.fullmatch(str(name)) else name
-
-
 def _slices(details: Details) -> list[tuple[str, list[SliceResult], int]]:
     """For each column or function to slice by: its name, the slices to show, the worst first, and how many are left out."""
     by_name: dict[str, list[SliceResult]] = {}
@@ -216,22 +219,8 @@ def _text(value: object, limit: int = _MAX_NAME) -> str:
     return re.sub(r"([\\`*_{}\[\]<>|~&#!$@]|:(?=//)|(?<=www)\.)", r"\\\1", _plain(value, limit))
 
 
-def _notes(notes: Mapping[str, str]) -> str:
-    """What a model's scores of a row say, before another fact."""
-    return "".join(f"{_text(name)} {_text(note)}, " for name, note in notes.items())
-
-
-def _python(value: str) -> str:
-    """A text as Python code, on one line; JSON writes printable text as Python does, in double quotes."""
-    return json.dumps(value, ensure_ascii=False) if value.isprintable() else repr(value)
-
-
 def _code(value: object) -> str:
     """Text from the data or the recipe as a code span."""
     line = _plain(value).replace("|", "\\|")
     marks = code_block_fence(line, least=1)
     return f"{marks}{line}{marks}" if len(marks) == 1 else f"{marks} {line} {marks}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}"
