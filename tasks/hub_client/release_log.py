@@ -38,7 +38,6 @@ class LogEntry:
 
     commit: str
     tags: tuple[str, ...]
-    """The tags of this commit, sorted."""
     title: str
     date: str
     """When it was made, by the Hub's clock: ISO 8601 in UTC, to the second."""

@@ -141,7 +141,7 @@ def card_text(
         pipeline_tag=objective.pipeline_tag,
         base_model=base,
         base_model_relation="adapter" if is_adapter else None,
-        datasets=[dataset] if isinstance(source, HubDataset) and not source.endpoint else None,
+        datasets=[source.repo_id] if isinstance(source, HubDataset) and not source.endpoint else None,
         tags=["evergreen", recipe.objective.name.replace("_", "-"), *(["lora"] if recipe.model.lora else [])],
         metrics=list(dict.fromkeys(known)) or None,
         model_name=publish.repo_id.split("/")[1],

@@ -54,23 +54,25 @@ def publish(
     """
     candidate = Candidate(artifacts, publish, objective)
     candidate.check(seed=seed, model=model, evaluation=evaluation)
-    blessing, endpoint, repo_id = candidate.blessing, candidate.endpoint, publish.repo_id
+    blessing, evaluated, endpoint = candidate.blessing, candidate.evaluated, candidate.endpoint
+    repo_id = publish.repo_id
     if name := dvc_experiment_name():
         why = f"{name} is an experiment, so nothing is published; the verdict is `{blessing.verdict}`"
         fix = f"`dvc exp apply {name}` and `evergreen run {artifacts.recipe}` publish it, if the gate agrees"
         reasons = (*blessing.reasons, f"it is the experiment {name}, which publishes nothing; {fix}")
-        receipt = Receipt(status="dry-run", reasons=reasons, repo_id=repo_id, endpoint=endpoint)
-        logger.info("publish: %s", "\npublish: ".join([why, *blessing.reasons]))
-        save_report(receipt, artifacts.receipt)
-        return receipt
+        dry_run = Receipt(status="dry-run", reasons=reasons, repo_id=repo_id, endpoint=endpoint)
+        for line in (why, *blessing.reasons):
+            logger.info("publish: %s", line)
+        save_report(dry_run, artifacts.receipt)
+        return dry_run
     if blessing.verdict == "refuse":
         _withdraw_proposals(candidate)
-        log_verdict(artifacts, "refused", blessing, candidate.evaluated, repo_id=repo_id, endpoint=endpoint)
+        log_verdict(artifacts, "refused", blessing, evaluated, repo_id=repo_id, endpoint=endpoint)
         what = f"the gate refuses the model: {'; '.join(blessing.reasons)}"
         fix = "read the report; change the data, the training or evaluation.gate"
         raise GateRefusedError(str(artifacts.blessing), what, fix)
     may_change_form = blessing.is_champion and len(candidate.forms) > 1 and not publish.dry_run
-    receipt = None
+    receipt: Receipt | None = None
     if blessing.verdict == "publish" or may_change_form:
         check_earlier_stages("publish", artifacts)
         receipt = _release(candidate, inputs)
@@ -80,7 +82,7 @@ def publish(
         receipt = Receipt(status="kept", reasons=blessing.reasons, **blessing.champion.model_dump(exclude={"weights"}))
     for reason in receipt.reasons:
         logger.info("publish: %s: %s", receipt.status, reason)
-    log_receipt(artifacts, receipt, blessing, candidate.evaluated)  # first: a stage that was killed logs it only once
+    log_receipt(artifacts, receipt, blessing, evaluated)  # first: a stage that was killed logs it only once
     save_report(receipt, artifacts.receipt)
     return receipt
 

@@ -211,13 +211,10 @@ def _link(clone: Clone, name: str, *, own_run: Path) -> None:
         target = Path(os.path.normpath(clone.project / found))
         if not source.exists() or os.path.lexists(target) or not target.is_relative_to(clone.folder):
             continue
-        if source.is_relative_to(clone.original):
-            inside = source.relative_to(clone.original)
-            is_hidden = not inside.parts or inside.parts[0].startswith(".")
-            is_written = is_hidden or own_run.is_relative_to(inside) or inside.is_relative_to(own_run)
-        else:
-            is_written = clone.original.is_relative_to(source)
-        if not is_written:
+        inside = Path(os.path.relpath(source, clone.original))
+        is_around = all(part == ".." for part in inside.parts)
+        is_hidden = not is_around and inside.parts[0] != ".." and inside.parts[0].startswith(".")
+        if not (is_around or is_hidden or own_run.is_relative_to(inside) or inside.is_relative_to(own_run)):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to(source.resolve())
 
