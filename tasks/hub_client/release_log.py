@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Final, Literal
 
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.hf_api import GitCommitInfo, RepoFile
+from huggingface_hub.hf_api import GitCommitInfo
 
 from params.foundation.errors import HubRefusedError
 from tasks.hub_client.release_file import RELEASE_FILE, TAG_PREFIX, ReleaseRecord
@@ -38,18 +38,15 @@ class LogEntry:
 
     commit: str
     tags: tuple[str, ...]
-    """The tags of this commit, sorted."""
     title: str
     date: str
     """When it was made, by the Hub's clock: ISO 8601 in UTC, to the second."""
     kind: Literal["release", "rollback", "other"]
     """`other`: a commit that neither publishing nor a rollback made."""
     to: str | None
-    """For a rollback: the tag with the files that main got back."""
     by: str | None
-    """For a rollback: who asked for it."""
     why: str | None
-    """For a rollback: the reason."""
+    """For a rollback: the tag with the files that main got back, who asked for it, and the reason."""
 
 
 def main_commits(repository: Repository) -> list[LogEntry]:
@@ -114,16 +111,13 @@ class _Main:
     def file_of_release(self, number: int, known: Collection[str | None]) -> str | None:
         """Return the git hash of a release's RELEASE_FILE, which is none of `known`; None if a commit is no release."""
         commit, repository = self.commits[number].commit_id, self.repository
-
-        def look() -> str | None:
-            file = next(iter(repository.api.get_paths_info(repository.id, [RELEASE_FILE], revision=commit)), None)
-            if not isinstance(file, RepoFile) or file.blob_id in known:
-                return None
-            # Who may write main has tagged it; publishing does so after a look at its files.
-            is_tagged = any(target == commit and tag.startswith(TAG_PREFIX) for tag, target in self.tags.items())
-            return file.blob_id if is_tagged or ReleaseRecord.of(repository, commit) else None
-
-        return repository.retry_until_clear(look)
+        file = self.tree(commit).get(RELEASE_FILE)
+        if file is None or file.blob_id in known:
+            return None
+        # Who may write main has tagged it; publishing does so after a look at its files.
+        is_tagged = any(target == commit and tag.startswith(TAG_PREFIX) for tag, target in self.tags.items())
+        is_release = is_tagged or repository.retry_until_clear(lambda: ReleaseRecord.of(repository, commit))
+        return file.blob_id if is_release else None
 
     def rollback(self, number: int) -> Mapping[str, str] | None:
         """Return the trailers of a rollback: a commit that brings back the files of a tag, made by who may write main."""

@@ -62,9 +62,7 @@ class RetryPolicy:
     attempts: float = 8
     """How often at most; math.inf: until the time is up."""
     sleep: Callable[[float], None] = time.sleep
-    """Waits between attempts."""
     clock: Callable[[], float] = time.monotonic
-    """Gives the time in seconds."""
 
 
 class Refs(NamedTuple):
@@ -94,9 +92,7 @@ class Repository:
     """
 
     api: HfApi
-    """The client, with its endpoint and token."""
     id: str
-    """`namespace/name`."""
     timeout_s: float = LOOK_TIMEOUT_S
     """No attempt and no wait begins later than this after the start of a call."""
     cuts_requests: bool = True

@@ -103,8 +103,8 @@ def _limit_client() -> None:
 
 def _limited_client() -> httpx2.Client:
     client = default_client_factory()
-    added = {"request": [_limit_request], "response": [_raise_requested_wait]}
-    client.event_hooks = {name: [*client.event_hooks[name], *hooks] for name, hooks in added.items()}
+    client.event_hooks["request"].append(_limit_request)
+    client.event_hooks["response"].append(_raise_requested_wait)
     return client
 
 

@@ -15,7 +15,7 @@ def token_for(endpoint: str) -> str | None:
     """
     from huggingface_hub import get_token
 
-    return get_token() if _same(endpoint, _home()) else None
+    return get_token() if _is_home(endpoint) else None
 
 
 def user_token(endpoint: str) -> str:
@@ -24,11 +24,10 @@ def user_token(endpoint: str) -> str:
     Raises:
         HubRefusedError: there is none, or it belongs to another Hub.
     """
-    token = token_for(endpoint)
-    if token:
+    if token := token_for(endpoint):
         return token
     what, fix = f"there is no token for {endpoint}", "set HF_TOKEN, or log in with `hf auth login`"
-    if not _same(endpoint, _home()):
+    if not _is_home(endpoint):
         what += f": the user's token belongs to {_home()}"
         fix = f"set HF_TOKEN to a token for this Hub, and HF_ENDPOINT={endpoint}"
     raise HubRefusedError(endpoint, what, fix)
@@ -38,5 +37,5 @@ def _home() -> str:
     return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
 
-def _same(endpoint: str, other: str) -> bool:
-    return endpoint.rstrip("/").lower() == other.rstrip("/").lower()
+def _is_home(endpoint: str) -> bool:
+    return endpoint.rstrip("/").lower() == _home().rstrip("/").lower()

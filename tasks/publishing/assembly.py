@@ -8,19 +8,49 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from params import load
+from params.dvc_files import Inputs
 from params.foundation.artifacts import ADAPTER, Artifacts, replace_folder_atomically
 from params.schema import AdapterForm
 from tasks.evaluation.report import Champion
+from tasks.publishing import served
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.model_card import card_text, code_block_fence
-from tasks.publishing.provenance import FILE
+from tasks.publishing.provenance import FILE, provenance
+from tasks.publishing.release import ReleasePlan, plan_release
 from tasks.report.chart_data import card_pictures
 from tasks.report.formatting import metrics_table
 from tasks.report.page import render
+
+
+def plan_candidate_release(candidate: Candidate, replaced: Champion | None, inputs: Inputs) -> ReleasePlan:
+    """Assemble the files of the release that replaces a model, and plan it; whoever reads it gets the answers that were judged."""
+    blessing, publish = candidate.blessing, candidate.publish
+    record = provenance(candidate.artifacts, publish.adapter)
+    folder = assemble(candidate, record, replaced)
+    inputs.check()  # the release holds the recipe as it is now
+    made_from = {
+        "run": record["run"],
+        "data_sha256": record["data"]["sha256"],
+        "git_commit": record["git_commit"],
+        "replaces": replaced.commit if replaced else None,
+    }
+    planned = plan_release(folder, repo_id=publish.repo_id, private=publish.private, made_from=made_from)
+    served.check_same_answers(candidate, planned)
+    reasons = blessing.reasons if blessing.verdict == "publish" else ()
+    if replaced and blessing.is_in_release(replaced.weights):
+        reasons += (f"the model was published in another form; publish.adapter is `{publish.adapter}`",)
+    return replace(
+        planned,
+        replaces=replaced.weights if replaced else None,
+        reasons=reasons,
+        description=pull_request_description(candidate, reasons, replaced),
+        forms=frozenset() if blessing.is_champion else frozenset(candidate.forms.values()),
+    )
 
 
 def assemble(candidate: Candidate, record: Mapping[str, Any], replaced: Champion | None) -> Path:

@@ -67,13 +67,13 @@ class Candidate:
             RecipeError: the recipe asks for a form that nobody else could load.
             ModelError: the model has no such form, or the blessing is for something else.
         """
-        blessing, repo_id = self.blessing, self.publish.repo_id
         if self.publish.adapter != "merged" and (found := find_sharing_problem(model)):
             raise RecipeError("publish.adapter", *found)
         if self.publish.adapter not in self.forms:
             what = "the adapters are not there by themselves: the base model lacks layers that they do not hold, its commit was not known"
             what += " when they were trained, or an older version of Evergreen trained them"
             raise ModelError(str(self.artifacts.adapter), what, "run the train stage again, or remove publish.adapter")
+        blessing, repo_id = self.blessing, self.publish.repo_id
         recipe = digests.recipe_digest(seed=seed, objective=self.objective, model=model, evaluation=evaluation)
         pairs = {
             "model": (blessing.model, self.forms["merged"]),
@@ -82,10 +82,8 @@ class Candidate:
             "repository": (blessing.champion.repo_id if blessing.champion else repo_id, repo_id),
         }
         if different := [what for what, (blessed, current) in pairs.items() if blessed != current]:
-            what = f"the blessing is for another {' and '.join(different)}"
-            raise ModelError(
-                str(self.artifacts.blessing), what, "run the evaluate stage again: it writes a new blessing"
-            )
+            what, fix = f"the blessing is for another {' and '.join(different)}", "run the evaluate stage again"
+            raise ModelError(str(self.artifacts.blessing), what, f"{fix}: it writes a new blessing")
 
     def open(self) -> AbstractContextManager[Repository]:
         """Open the repository that it is published to, to write."""

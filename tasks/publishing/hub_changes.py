@@ -35,13 +35,10 @@ def is_blessing_current(artifacts: Artifacts, publish: Publish) -> bool:
     blessing = read_report(artifacts, Blessing)
     with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as repository:
         head = repository.head()
-    champion = blessing.champion
+    compared = blessing.champion and (blessing.champion.endpoint, blessing.champion.weights)
     if head is None:
-        return champion is None
-    if blessing.is_in_release(head.weights):
-        return True
-    endpoint = chosen_endpoint(publish.endpoint)
-    return champion is not None and (champion.endpoint, champion.weights) == (endpoint, head.weights)
+        return compared is None
+    return blessing.is_in_release(head.weights) or compared == (chosen_endpoint(publish.endpoint), head.weights)
 
 
 def status_of(repository: Repository, number: int) -> str | None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from params import load
-from params.foundation.artifacts import Artifacts
 from params.schema import HubDataset
 from tasks.evaluation.report import Champion, Details, EvaluationReport, SliceResult, confidence_text
 from tasks.ingestion.report import IngestReport
@@ -82,23 +81,31 @@ def card_text(
     drift = read_report(artifacts, ValidationReport).drift if artifacts.report("validate").exists() else None
     names = sorted(evaluated.model, key=lambda name: name != evaluated.metric)
     metrics = {name: evaluated.model[name] for name in names}  # the one that decides first
-    base = _base_repository(recipe.model.pretrained, artifacts)
+    base = recipe.model.pretrained  # the Hub repository that training started from; None for random weights or a folder
+    if base and ((artifacts.root / base).exists() or not _REPOSITORY.fullmatch(base)):
+        base = None
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,  # noqa: S701 (Markdown)
     )
-    environment.filters.update(text=_text, code=_code, number=_number, notes=_notes, python=_python)
+    environment.filters.update(
+        text=_text,
+        code=_code,
+        number=lambda value: f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}",
+        # what a model's scores of a row say, before another fact
+        notes=lambda notes: "".join(f"{_text(name)} {_text(note)}, " for name, note in notes.items()),
+        # a text on one line; JSON writes printable text as Python does, in double quotes
+        python=lambda value: json.dumps(value, ensure_ascii=False) if value.isprintable() else repr(value),
+    )
+    environment.globals.update(confidence_text=confidence_text, record_file=FILE)
     body = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
-        repo_id=publish.repo_id,
-        pipeline_tag=objective.pipeline_tag,
-        auto_class=objective.auto_class,
+        publish=publish,
+        objective=objective,
         call=", ".join(f"{name}={value!r}" for name, value in objective.call_arguments.items()),
-        cuts=objective.reader_cuts,
         form=objectives.prompt_form(record["objective"], has_template=_has_chat_template(artifacts.model)),
         recipe_name=artifacts.recipe,
-        adapter=publish.adapter,
         adapted=BaseModelReference.of(artifacts.adapter) if publish.adapter != "merged" else None,
         has_own_config=(artifacts.adapter / "config.json").exists(),
         base=recipe.model,
@@ -109,7 +116,6 @@ def card_text(
         evaluate=evaluated,
         metrics={"model": metrics, "champion": evaluated.champion, "untrained": evaluated.untrained},
         details=details,
-        confidence=confidence_text(details.confidence),
         blessing=candidate.blessing,
         replaced=replaced,
         drift=[one.sentence for one in (drift, details.champion_confidence) if one],
@@ -118,7 +124,6 @@ def card_text(
         changed=details.changed[:_MAX_CHANGED] if publish.private else [],
         picture={name: f"![{told}]({name})" for name, told in PICTURES.items() if name in pictures},
         record=record,
-        record_file=FILE,
         outs=[
             (out["path"], out["md5"])
             for entry in ((record["dvc_lock"] or {}).get("stages") or {}).values()
@@ -136,7 +141,7 @@ def card_text(
         pipeline_tag=objective.pipeline_tag,
         base_model=base,
         base_model_relation="adapter" if is_adapter else None,
-        datasets=[dataset] if isinstance(source, HubDataset) and not source.endpoint else None,
+        datasets=[source.repo_id] if isinstance(source, HubDataset) and not source.endpoint else None,
         tags=["evergreen", recipe.objective.name.replace("_", "-"), *(["lora"] if recipe.model.lora else [])],
         metrics=list(dict.fromkeys(known)) or None,
         model_name=publish.repo_id.split("/")[1],
@@ -178,12 +183,6 @@ def _rounded(report: Report, *names: str) -> dict[str, float]:
     return {name: round(getattr(report, name), 6) for name in names}
 
 
-def _base_repository(name: str | None, artifacts: Artifacts) -> str | None:
-    """The Hub repository that training started from; None for random weights or a folder."""
-    is_folder = name is None or (artifacts.root / name).exists()
-    return None if is_folder or not _REPOSITORY.fullmatch(str(name)) else name
-
-
 def _slices(details: Details) -> list[tuple[str, list[SliceResult], int]]:
     """For each column or function to slice by: its name, the slices to show, the worst first, and how many are left out."""
     by_name: dict[str, list[SliceResult]] = {}
@@ -220,22 +219,8 @@ def _text(value: object, limit: int = _MAX_NAME) -> str:
     return re.sub(r"([\\`*_{}\[\]<>|~&#!$@]|:(?=//)|(?<=www)\.)", r"\\\1", _plain(value, limit))
 
 
-def _notes(notes: Mapping[str, str]) -> str:
-    """What a model's scores of a row say, before another fact."""
-    return "".join(f"{_text(name)} {_text(note)}, " for name, note in notes.items())
-
-
-def _python(value: str) -> str:
-    """A text as Python code, on one line; JSON writes printable text as Python does, in double quotes."""
-    return json.dumps(value, ensure_ascii=False) if value.isprintable() else repr(value)
-
-
 def _code(value: object) -> str:
     """Text from the data or the recipe as a code span."""
     line = _plain(value).replace("|", "\\|")
     marks = code_block_fence(line, least=1)
     return f"{marks}{line}{marks}" if len(marks) == 1 else f"{marks} {line} {marks}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}"

@@ -69,7 +69,6 @@ class Outcome:
     """What became of a release."""
 
     status: Literal["dry-run", "published", "proposed", "rejected"]
-    """As in the receipt."""
     commit: str | None = None
     """In main's history. If main was moved back by hand, the tag stays at an earlier commit with the same files."""
     how: str = ""

@@ -14,6 +14,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,8 +67,8 @@ class JudgedRow:
     scores: Mapping[str, float]
 
 
-def check_same_answers(candidate: Candidate, folder: Path, release: ReleasePlan) -> None:
-    """Refuse the planned files in `folder` if they give other answers than those that were judged.
+def check_same_answers(candidate: Candidate, release: ReleasePlan) -> None:
+    """Refuse the planned files if they give other answers than those that were judged.
 
     A release that was found to give them is not looked at again, however often publishing it is retried.
 
@@ -75,6 +76,7 @@ def check_same_answers(candidate: Candidate, folder: Path, release: ReleasePlan)
         ModelError: they do, or the card's code fails.
         TransientError: the base model of adapters cannot be loaded now.
     """
+    folder = release.folder
     if release.weights != candidate.weights:
         what = "the release holds other weights than those that were evaluated"
         raise ModelError(str(folder), what, "run the evaluate stage again")
@@ -159,42 +161,36 @@ class EvaluationSettings:
         return found[: max(1, int((sizes <= _MAX_SEQUENCES).sum()))]
 
     def check(self, reader: LoadedCardCode, rows: Sequence[JudgedRow]) -> None:
-        """Compare what a reader gets of each row with its scores."""
-        differing = {}
-        for one in progress(rows, what="publish: rows asked as on the card", total=len(rows)):
-            if told := self._difference(one, reader, self._answer_scores):
-                differing[int(one.row["row_id"])] = told
-        if len(differing) > _MAY_DIFFER * len(rows):
-            row_id, told = next(iter(differing.items()))
-            raise self._refusal(row_id, f"{told}; {len(differing)} of {len(rows)} rows differ", reader)
+        """Compare what a reader gets of each row with its scores; ModelError if it is something else."""
+        import torch
+
+        own = self.objective.served_scores
+        for what, measure in self._comparisons(reader):
+            differing: dict[int, str] = {}
+            for one in progress(rows, what=f"publish: {what}", total=len(rows)):
+                row_id = int(one.row["row_id"])
+                try:
+                    with torch.inference_mode():
+                        found = measure(one)
+                except (ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
+                    raise self._refusal(row_id, " ".join(str(error).split())[:500], reader) from error
+                for name, value in found.items():
+                    judged = float(one.scores[name])
+                    if not abs(value - judged) <= TOLERANCE * max(1.0, abs(judged)):  # NaN is no answer
+                        told = f"{name} is {value:.6g}, and was {judged:.6g} in the evaluation"
+                        if name in own:
+                            raise self._refusal(row_id, told, reader)
+                        differing.setdefault(row_id, told)
+            if len(differing) > _MAY_DIFFER * len(rows):
+                row_id, told = next(iter(differing.items()))
+                raise self._refusal(row_id, f"{told}; {len(differing)} of {len(rows)} rows differ", reader)
+
+    def _comparisons(self, reader: LoadedCardCode) -> Iterator[tuple[str, Callable[[JudgedRow], Mapping[str, float]]]]:
+        yield "rows asked as on the card", partial(self._answer_scores, reader)
         if self.objective.served_scores:
             network = self.objective.remap_labels(reader.network, self.state)
             self.objective.set_reference(lambda: network)
-            for one in progress(rows, what="publish: rows scored as the release reads them", total=len(rows)):
-                self._difference(one, replace(reader, network=network), self._row_scores)
-
-    def _difference(
-        self,
-        one: JudgedRow,
-        reader: LoadedCardCode,
-        measure: Callable[[LoadedCardCode, JudgedRow], Mapping[str, float]],
-    ) -> str | None:
-        """Return which score of a row differs, as a sentence; None if none does."""
-        import torch
-
-        try:
-            with torch.inference_mode():
-                found = measure(reader, one)
-        except (ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
-            raise self._refusal(one.row["row_id"], " ".join(str(error).split())[:500], reader) from error
-        for name, value in found.items():
-            judged = float(one.scores[name])
-            if not abs(value - judged) <= TOLERANCE * max(1.0, abs(judged)):  # NaN is no answer
-                told = f"{name} is {value:.6g}, and was {judged:.6g} in the evaluation"
-                if name in self.objective.served_scores:
-                    raise self._refusal(one.row["row_id"], told, reader)
-                return told
-        return None
+            yield "rows scored as the release reads them", partial(self._row_scores, replace(reader, network=network))
 
     def _row_scores(self, reader: LoadedCardCode, one: JudgedRow) -> Mapping[str, float]:
         """Return the `served_scores` of a row under a model, as the reader's own tokenizer encodes the row."""

@@ -14,22 +14,17 @@ from __future__ import annotations
 import logging
 import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from params import GateRefusedError
 from params.dvc_files import Inputs, check_earlier_stages
 from params.foundation.artifacts import Artifacts
 from params.schema import Evaluation, Model, ObjectiveChoice, Publish
 from tasks.evaluation.receipt_log import log_receipt, log_verdict
-from tasks.evaluation.report import Champion
 from tasks.hub_client.connection import dvc_experiment_name
 from tasks.hub_client.receipt import Receipt
 from tasks.publishing.candidate import Candidate, require_readable
 from tasks.stages import save_report
 from trainer.model.adapters import BaseModelReference
-
-if TYPE_CHECKING:
-    from tasks.publishing.release import ReleasePlan
 
 logger = logging.getLogger(__name__)
 
@@ -59,23 +54,25 @@ def publish(
     """
     candidate = Candidate(artifacts, publish, objective)
     candidate.check(seed=seed, model=model, evaluation=evaluation)
-    blessing, endpoint, repo_id = candidate.blessing, candidate.endpoint, publish.repo_id
+    blessing, evaluated, endpoint = candidate.blessing, candidate.evaluated, candidate.endpoint
+    repo_id = publish.repo_id
     if name := dvc_experiment_name():
         why = f"{name} is an experiment, so nothing is published; the verdict is `{blessing.verdict}`"
         fix = f"`dvc exp apply {name}` and `evergreen run {artifacts.recipe}` publish it, if the gate agrees"
         reasons = (*blessing.reasons, f"it is the experiment {name}, which publishes nothing; {fix}")
-        receipt = Receipt(status="dry-run", reasons=reasons, repo_id=repo_id, endpoint=endpoint)
-        logger.info("publish: %s", "\npublish: ".join([why, *blessing.reasons]))
-        save_report(receipt, artifacts.receipt)
-        return receipt
+        dry_run = Receipt(status="dry-run", reasons=reasons, repo_id=repo_id, endpoint=endpoint)
+        for line in (why, *blessing.reasons):
+            logger.info("publish: %s", line)
+        save_report(dry_run, artifacts.receipt)
+        return dry_run
     if blessing.verdict == "refuse":
         _withdraw_proposals(candidate)
-        log_verdict(artifacts, "refused", blessing, candidate.evaluated, repo_id=repo_id, endpoint=endpoint)
+        log_verdict(artifacts, "refused", blessing, evaluated, repo_id=repo_id, endpoint=endpoint)
         what = f"the gate refuses the model: {'; '.join(blessing.reasons)}"
         fix = "read the report; change the data, the training or evaluation.gate"
         raise GateRefusedError(str(artifacts.blessing), what, fix)
     may_change_form = blessing.is_champion and len(candidate.forms) > 1 and not publish.dry_run
-    receipt = None
+    receipt: Receipt | None = None
     if blessing.verdict == "publish" or may_change_form:
         check_earlier_stages("publish", artifacts)
         receipt = _release(candidate, inputs)
@@ -85,7 +82,7 @@ def publish(
         receipt = Receipt(status="kept", reasons=blessing.reasons, **blessing.champion.model_dump(exclude={"weights"}))
     for reason in receipt.reasons:
         logger.info("publish: %s: %s", receipt.status, reason)
-    log_receipt(artifacts, receipt, blessing, candidate.evaluated)  # first: a stage that was killed logs it only once
+    log_receipt(artifacts, receipt, blessing, evaluated)  # first: a stage that was killed logs it only once
     save_report(receipt, artifacts.receipt)
     return receipt
 
@@ -102,13 +99,14 @@ def _withdraw_proposals(candidate: Candidate) -> None:
 
 def _release(candidate: Candidate, inputs: Inputs) -> Receipt | None:
     """Plan the release, and send it; None if main holds it, or somebody rolled back from it."""
+    from tasks.publishing.assembly import plan_candidate_release
     from tasks.publishing.exactly_once import publish_release
     from tasks.publishing.proposal import Proposals
     from tasks.publishing.release import Outcome
 
     publish, endpoint, artifacts = candidate.publish, candidate.endpoint, candidate.artifacts
     if publish.dry_run:
-        release = _plan(candidate, candidate.blessing.champion, inputs)
+        release = plan_candidate_release(candidate, candidate.blessing.champion, inputs)
         logger.info("publish: dry run: %d files would go to %s on %s", len(release.files), release.repo_id, endpoint)
         outcome = Outcome("dry-run")
     else:
@@ -118,7 +116,7 @@ def _release(candidate: Candidate, inputs: Inputs) -> Receipt | None:
             replaced = candidate.replaced(repository)
             if replaced and (replaced.weights == candidate.weights or candidate.is_rolled_back(repository)):
                 return None
-            release = _plan(candidate, replaced, inputs)
+            release = plan_candidate_release(candidate, replaced, inputs)
             logger.info("publish: %s to %s on %s", release.tag, release.repo_id, endpoint)
             patient = replace(
                 repository, timeout_s=publish.timeout_s, log=lambda line: logger.info("publish: %s", line)
@@ -137,35 +135,4 @@ def _release(candidate: Candidate, inputs: Inputs) -> Receipt | None:
         tag=release.tag,
         pull_request=outcome.pull_request,
         publish_id=release.publish_id,
-    )
-
-
-def _plan(candidate: Candidate, replaced: Champion | None, inputs: Inputs) -> ReleasePlan:
-    """Assemble the files of the release that replaces a model, and plan it; whoever reads it gets the answers that were judged."""
-    from tasks.publishing.assembly import assemble, pull_request_description
-    from tasks.publishing.provenance import provenance
-    from tasks.publishing.release import plan_release
-    from tasks.publishing.served import check_same_answers
-
-    blessing, publish = candidate.blessing, candidate.publish
-    record = provenance(candidate.artifacts, publish.adapter)
-    folder = assemble(candidate, record, replaced)
-    inputs.check()  # the release holds the recipe as it is now
-    made_from = {
-        "run": record["run"],
-        "data_sha256": record["data"]["sha256"],
-        "git_commit": record["git_commit"],
-        "replaces": replaced.commit if replaced else None,
-    }
-    planned = plan_release(folder, repo_id=publish.repo_id, private=publish.private, made_from=made_from)
-    check_same_answers(candidate, folder, planned)
-    reasons = blessing.reasons if blessing.verdict == "publish" else ()
-    if replaced and blessing.is_in_release(replaced.weights):
-        reasons += (f"the model was published in another form; publish.adapter is `{publish.adapter}`",)
-    return replace(
-        planned,
-        replaces=replaced.weights if replaced else None,
-        reasons=reasons,
-        description=pull_request_description(candidate, reasons, replaced),
-        forms=frozenset() if blessing.is_champion else frozenset(candidate.forms.values()),
     )

@@ -3,13 +3,12 @@
     release --evergreen-provenance.json--> a temporary clone of the project at its commit: recipe, rows, validate, tokenize, train
             --weights--------------------> SHA-256 of each file, compared with those from the clone
 
-tasks.releases.clone makes the clone, tasks.releases.rows brings the rows into it.
+tasks.releases.clone makes the clone, and brings the rows into it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import re
@@ -25,15 +24,19 @@ from params.foundation.artifacts import Artifacts
 from tasks.digests import WEIGHTS, release_files, weight_file_hashes
 from tasks.hub_client.connection import open_repository
 from tasks.publishing.provenance import FILE, MAX_BYTES, REBUILT
-from tasks.releases.clone import ProvenanceRecord, ReproducibleRelease, cloned, write_recipe
-from tasks.releases.rows import fetch_base_model, fetch_rows
+from tasks.releases.clone import (
+    ProvenanceRecord,
+    ReproducibleRelease,
+    cloned,
+    fetch_base_model,
+    fetch_rows,
+    write_recipe,
+)
 from tasks.training.versions import versions
 
 logger = logging.getLogger(__name__)
 _TARGET = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)@([A-Za-z0-9][\w./-]*)")
 _HUB_TIMEOUT_S = 120.0
-_MAX_WEIGHTS = 64 << 20
-"""Bytes of a file of weights that is not a git-lfs file, of which the Hub tells no SHA-256. Hubs take no larger ones."""
 
 
 def reproduce(root: Path, target: str, *, endpoint: str, keep: bool = False) -> None:
@@ -91,11 +94,10 @@ def _read_release(root: Path, target: str, endpoint: str) -> ReproducibleRelease
 
         def look() -> tuple[str, bytes | None, dict[str, str]]:
             commit = str(repository.api.model_info(repo_id, revision=revision).sha)
-            weights = {}
-            for name, file in repository.tree(commit).items():
-                if name.endswith(WEIGHTS):
-                    content = b"" if file.lfs else repository.read(commit, name, max_bytes=_MAX_WEIGHTS) or b""
-                    weights[name] = file.lfs.sha256 if file.lfs else hashlib.sha256(content).hexdigest()
+            files = repository.tree(commit).items()
+            weights = {
+                path: file.lfs.sha256 if file.lfs else file.blob_id for path, file in files if path.endswith(WEIGHTS)
+            }
             return commit, repository.read(commit, FILE, max_bytes=MAX_BYTES), weights
 
         commit, text, weights = repository.retry_until_clear(look)

@@ -23,7 +23,6 @@ class RollbackResult(NamedTuple):
     """What main holds after a rollback."""
 
     commit: str
-    """Holds the files of the tag."""
     changed: bool
     """Whether a commit was made; false if main held the files of the tag already."""
 

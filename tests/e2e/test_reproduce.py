@@ -20,8 +20,7 @@ from params.foundation.artifacts import Artifacts
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.provenance import FILE
 from tasks.releases import reproduce
-from tasks.releases.clone import cloned, write_recipe
-from tasks.releases.rows import fetch_base_model, fetch_rows
+from tasks.releases.clone import cloned, fetch_base_model, fetch_rows, write_recipe
 from tests.support.project import STAGES, Project, copy_project, wait_for, write_sentences
 
 REPO, TOKEN = "tests/tiny", "hf_tests"

@@ -252,7 +252,7 @@ def test_faults_of_other_requests(api: HfApi, hub: FaultyHub, folder: Path, requ
     assert_published_once(api, release, publish(api, release, attempts=2))
 
 
-@pytest.mark.parametrize("status", [400, 403, 404, 410])
+@pytest.mark.parametrize("status", [403, 410])
 def test_expired_upload_is_begun_again(api: HfApi, hub: FaultyHub, folder: Path, status: int) -> None:
     """Its URL is signed for a limited time; the parts in which huggingface.co takes a file are gone once they were joined."""
     release = plan(folder)
@@ -325,7 +325,7 @@ class StrangerClock(Clock):
 def test_random_faults_with_concurrent_writers_land_one_release(hub: FaultyHub, api: HfApi, folder: Path) -> None:
     """Random faults, two publishers of one release and a foreign writer."""
     stranger = HfApi(endpoint=hub.endpoint, token=TOKEN, headers=STRANGER)
-    for seed in range(8):
+    for seed in range(4):
         rng, repo = random.Random(seed), f"alice/model-{seed}"
         release = plan(folder, repo_id=repo)
         api.create_repo(repo)

@@ -191,9 +191,9 @@ def test_other_weights_than_the_judged_ones_are_refused(prepared, plant, kind):
 def test_answers_show_other_weights_by_themselves(prepared, plant, monkeypatch, kind, fault):
     check = served.check_same_answers
 
-    def trusting(candidate: Candidate, folder: Path, release: Any) -> None:
+    def trusting(candidate: Candidate, release: Any) -> None:
         candidate.forms[candidate.publish.adapter] = release.weights
-        check(candidate, folder, release)
+        check(candidate, release)
 
     monkeypatch.setattr(served, "check_same_answers", trusting)
     plant(fault)

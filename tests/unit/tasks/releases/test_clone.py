@@ -7,8 +7,14 @@ from ruamel.yaml import YAML
 
 from params import load
 from params.schema import HubDataset
-from tasks.releases.clone import Clone, ProvenanceRecord, RecordedRecipe, ReproducibleRelease, write_recipe
-from tasks.releases.rows import _add_item
+from tasks.releases.clone import (
+    Clone,
+    ProvenanceRecord,
+    RecordedRecipe,
+    ReproducibleRelease,
+    _add_item,
+    write_recipe,
+)
 from tests.support.project import TINY
 
 COMMIT = "c" * 40
