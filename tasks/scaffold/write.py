@@ -63,8 +63,10 @@ def scalar(value: Any) -> str:
         text = f"{value:.12g}"
         return f"{value:.3e}".replace("e-0", "e-").replace(".000e", "e") if 0 < value < 0.01 and len(text) > 4 else text
     if isinstance(value, str):
-        is_plain = _PLAIN.fullmatch(value) and value.lower() not in _RESERVED
-        return value if is_plain else _quoted(value)
+        if _PLAIN.fullmatch(value) and value.lower() not in _RESERVED:
+            return value
+        known = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}  # other characters that YAML does not allow are escaped
+        return f'"{"".join(known.get(c, c if c.isprintable() else f"{chr(92)}U{ord(c):08x}") for c in value)}"'
     if isinstance(value, list):
         return f"[{', '.join(map(scalar, value))}]"
     return str(value)
@@ -73,9 +75,3 @@ def scalar(value: Any) -> str:
 def to_comment_line(line: str) -> str:
     """Return a line whose comment may quote rows: what ends a line, or is not allowed in YAML, is a space. Values have none of that."""
     return "".join(c if c.isprintable() else " " for c in line)
-
-
-def _quoted(text: str) -> str:
-    """Return a text in double quotes; characters that YAML does not allow are escaped."""
-    known = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}
-    return f'"{"".join(known.get(c, c if c.isprintable() else f"{chr(92)}U{ord(c):08x}") for c in text)}"'
