@@ -214,6 +214,10 @@ def _sharded_content(folder: Path) -> dict[str, Any]:
     return state
 
 
+def _digest(path: Path) -> str:
+    return f"SHA-256 {file_sha256(path)[:16]}"
+
+
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values in nested dictionaries and lists with their paths, except those that depend on the clock."""
     if isinstance(value, dict) and value:
@@ -225,10 +229,6 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(inner, f"{name}[{i}]")
     else:
         yield name, value
-
-
-def _digest(path: Path) -> str:
-    return f"SHA-256 {file_sha256(path)[:16]}"
 
 
 def _difference(where: str, a: Any, b: Any) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,11 +33,7 @@ _SLUG: Final = "schedule"
 
 
 def project_root() -> Path:
-    """Return the project's root, which is the working directory.
-
-    Raises:
-        RecipeError: it is another folder.
-    """
+    """Return the project's root, which is the working directory; RecipeError if that is another folder."""
     missing = [name for name in ("params", "recipes.yaml", "prefect.yaml") if not Path(name).exists()]
     if missing:
         raise RecipeError(str(Path().absolute()), f"has no {', '.join(missing)}", "run this in the root of the project")
@@ -66,7 +62,7 @@ def with_item(text: str, name: str, *, data: str, objective: str, base: str = NO
         raise RecipeError(str(RECIPES), what, f"choose another name, or remove it first: evergreen remove {name}")
     if not recipes:
         text = re.sub(r"^recipes: *\{\}", "recipes:", text, flags=re.MULTILINE)
-    lines = [f"  {scalar(name)}:", *(f"    {key}: {scalar(path)}" for key, path in item.items())]
+    lines = "\n".join([f"  {scalar(name)}:", *(f"    {key}: {scalar(path)}" for key, path in item.items())])
     return _checked(_extended(text, lines), content | {"recipes": {**recipes, name: item}}, RECIPES)
 
 
@@ -107,7 +103,7 @@ def with_deployment(text: str, name: str, schedule: str) -> str:
       - slug: {_SLUG}
         cron: {scalar(schedule)}
         timezone: UTC"""
-    return _checked(_extended(text, [lines]), content | {"deployments": [*deployments, item]}, PREFECT)
+    return _checked(_extended(text, lines), content | {"deployments": [*deployments, item]}, PREFECT)
 
 
 def remove(name: str, *, yes: bool) -> None:
@@ -219,6 +215,6 @@ def _deployments(content: Any) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _extended(text: str, lines: Iterable[str]) -> str:
+def _extended(text: str, lines: str) -> str:
     """Return a file with more lines at its end, where no later version of the project changes a line."""
-    return "".join(f"{line}\n" for line in (text.rstrip("\n"), *lines))
+    return "\n".join([text.rstrip("\n"), lines, ""])
