@@ -243,8 +243,8 @@ def _model_keys(proposal: Proposal, facts: ModelFacts | None) -> Keys:
     keys: dict[str, Any] = {"pretrained": Choice(facts.path, f"{facts.model_type}, {facts.size} parameters")}
     if facts.revision:
         keys["revision"] = Choice(facts.revision, "the commit of today")
-    if why := choices.why_lora(facts.parameters, choices.memory_bytes()):
-        keys[f"# Adapters instead of all weights: {why}."] = ""
+    if reason := choices.why_lora(facts.parameters, choices.memory_bytes()):
+        keys[f"# Adapters instead of all weights: {reason}."] = ""
         keys["lora"] = {"r": Choice(Lora().r, "rank"), "alpha": Choice(Lora().alpha, "twice the rank")}
     return keys
 
