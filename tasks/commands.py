@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.completion import shell_complete
 
 from params import EvergreenError, load
@@ -37,7 +38,7 @@ app = typer.Typer(
 
 def recipe_argument(parser: Callable[[str], Any], meaning: str = "default, or params/default.yaml.") -> Any:
     """Return the argument of a command that names a recipe."""
-    return typer.Argument(parser=parser, metavar="RECIPE", help=f"Name or path: {meaning}", autocompletion=recipes_like)
+    return Argument(parser=parser, metavar="RECIPE", help=f"Name or path: {meaning}", autocompletion=recipes_like)
 
 
 RecipePath = Annotated[Path, recipe_argument(find_recipe)]
@@ -114,7 +115,7 @@ def resolve(recipe: RecipePath) -> None:
 def trace(
     recipe: RecipePath,
     *,
-    row: Annotated[int, typer.Option(help="The row's row_id in the raw data.")],
+    row: Annotated[int, Option(help="The row's row_id in the raw data.")],
 ) -> None:
     """Show what each stage makes of one row."""
     from tasks.diagnostics.trace import trace
@@ -142,9 +143,9 @@ def verify_resume(
     recipe: RecipePath,
     *,
     steps: Annotated[
-        int | None, typer.Option(help="Optimizer steps to train. By default three save intervals, but at most 30.")
+        int | None, Option(help="Optimizer steps to train. By default three save intervals, but at most 30.")
     ] = None,
-    kills: Annotated[int, typer.Option(help="How often to kill a process.")] = 2,
+    kills: Annotated[int, Option(help="How often to kill a process.")] = 2,
 ) -> None:
     """Test that a killed training ends with the same weights.
 
@@ -171,7 +172,7 @@ def report(recipe: RecipePath) -> None:
 def join(
     recipe: RecipePath,
     *,
-    machine: Annotated[int, typer.Option(help="This machine's number, from 1.")],
+    machine: Annotated[int, Option(help="This machine's number, from 1.")],
 ) -> None:
     """Take part in a training of several machines.
 
@@ -187,7 +188,7 @@ def mirror(
     recipe: RecipePath,
     *,
     run: Annotated[
-        str | None, typer.Option(help="Key of a run: watch it and upload its checkpoints until standard input closes.")
+        str | None, Option(help="Key of a run: watch it and upload its checkpoints until standard input closes.")
     ] = None,
 ) -> None:
     """Upload checkpoints that launch.mirror has not uploaded yet."""
@@ -209,13 +210,13 @@ def fetch(recipe: RecipePath) -> None:
 
 @app.command()
 def rollback(
-    tag: Annotated[str, typer.Argument(help="Tag of the release, for example release-0123456789ab.")],
+    tag: Annotated[str, Argument(help="Tag of the release, for example release-0123456789ab.")],
     *,
-    why: Annotated[str, typer.Option(help="The reason; `releases` shows it.")],
-    by: Annotated[str | None, typer.Option(help="Your name. By default the user.name of git.")] = None,
+    why: Annotated[str, Option(help="The reason; `releases` shows it.")],
+    by: Annotated[str | None, Option(help="Your name. By default the user.name of git.")] = None,
     recipe: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             parser=find_recipe,
             metavar="RECIPE",
             help="The recipe that published it. By default the one whose repository has the tag.",
@@ -233,9 +234,9 @@ def rollback(
 
 @app.command()
 def reproduce(
-    target: Annotated[str, typer.Argument(help="owner/name@revision; the revision is a tag, a commit or a branch.")],
+    target: Annotated[str, Argument(help="owner/name@revision; the revision is a tag, a commit or a branch.")],
     *,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary clone.")] = False,
+    keep: Annotated[bool, Option("--keep", help="Keep the temporary clone.")] = False,
 ) -> None:
     """Train a release again, and compare the weights.
 
@@ -251,25 +252,20 @@ def reproduce(
 def try_model(
     name: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="NAME",
             help="A recipe, or owner/name; with @revision an older release.",
             autocompletion=recipes_like,
         ),
     ],
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="By default the lines of standard input.")
-    ] = None,
+    texts: Annotated[list[str] | None, Argument(metavar="TEXT", help="By default the lines of standard input.")] = None,
     *,
     against: Annotated[
-        str | None,
-        typer.Option(metavar="REVISION", help="Answer by this revision, too, or by another owner/name@revision."),
+        str | None, Option(metavar="REVISION", help="Answer by this revision, too, or by another owner/name@revision.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of a generated text.")] = 64,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="Above 0, draw the words of a generated text at random.")
-    ] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each text.")] = False,
+    max_new_tokens: Annotated[int, Option(min=1, help="Maximum length of a generated text.")] = 64,
+    temperature: Annotated[float, Option(min=0.0, help="Above 0, draw the words of a generated text at random.")] = 0.0,
+    as_json: Annotated[bool, Option("--json", help="Print a line of JSON for each text.")] = False,
 ) -> None:
     """Let a published model answer texts.
 
@@ -285,14 +281,12 @@ def try_model(
 @app.command()
 def hub(
     *,
-    folder: Annotated[Path, typer.Option(help="Where the repositories are.")] = Path(".hub"),
-    host: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1 is this machine only.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 7860,
-    tokens: Annotated[
-        Path | None, typer.Option(help="File of access tokens and users. Required for any other host.")
-    ] = None,
+    folder: Annotated[Path, Option(help="Where the repositories are.")] = Path(".hub"),
+    host: Annotated[str, Option(help="Address to listen on; 127.0.0.1 is this machine only.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 7860,
+    tokens: Annotated[Path | None, Option(help="File of access tokens and users. Required for any other host.")] = None,
     answer: Annotated[
-        bool, typer.Option("--try", help="Let signed-in users try the models on their pages; this machine computes.")
+        bool, Option("--try", help="Let signed-in users try the models on their pages; this machine computes.")
     ] = False,
 ) -> None:
     """Serve the local Hub to browsers and to the Hub's client.

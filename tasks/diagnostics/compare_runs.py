@@ -12,7 +12,6 @@ import json
 import math
 import warnings
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,25 +49,21 @@ Pair = tuple[str, Any, Any, int | None]
 """A place, what two runs have there (`_ABSENT` for nothing), and the optimizer step if it was recorded in one."""
 
 
-class Difference(NamedTuple):
-    """One place in which two runs differ, with the two values, for people."""
-
-    text: str
-    step: int | None = None
-
-
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """The result of comparing one component of two runs."""
 
     component: str
     compared: int
     unit: str
     """What was counted: steps, micro-batches, tensors, values, files."""
-    differences: list[Difference]
+    differing: int
+    first: str = ""
+    """The first difference: its place and the two values, for people."""
+    step: int | None = None
+    """The optimizer step of it, if it was recorded in one."""
 
     def __str__(self) -> str:
-        return f"{len(self.differences)} differ; first {self.differences[0].text}" if self.differences else "equal"
+        return f"{self.differing} differ; first {self.first}" if self.differing else "equal"
 
 
 def compare(one: Path, other: Path, direction: Direction) -> list[Comparison]:
@@ -87,24 +82,21 @@ def compare(one: Path, other: Path, direction: Direction) -> list[Comparison]:
         pairs = _file_pairs(a.folder, b.folder, _file_names(a.folder, b.folder))
         best = _comparison("best weights", "tensors and values", pairs)
     else:
-        steps = [f"at step {best.step}" if best else "none" for best in (a, b)]
-        best = _comparison("best weights", "evaluations", [("the best evaluation", *steps, None)])
+        one_step, other_step = (f"at step {found.step}" if found else "none" for found in (a, b))
+        best = _comparison("best weights", "evaluations", [("the best evaluation", one_step, other_step, None)])
     return [*_compare_steps(one, other), *_compare_checkpoints(*newest), best]
 
 
 def earliest_differing_comparison(comparisons: Iterable[Comparison]) -> Comparison | None:
     """Return the comparison with the earliest difference: that of the lowest recorded step, then the first component."""
-
-    def step(comparison: Comparison) -> float:
-        first = comparison.differences[0].step
-        return math.inf if first is None else first
-
-    return min((comparison for comparison in comparisons if comparison.differences), key=step, default=None)
+    differing = [comparison for comparison in comparisons if comparison.differing]
+    return min(differing, key=lambda found: math.inf if found.step is None else found.step, default=None)
 
 
 def _comparison(component: str, unit: str, pairs: Iterable[Pair]) -> Comparison:
     texts = [(_difference(*values), step) for *values, step in pairs]
-    return Comparison(component, len(texts), unit, [Difference(text, step) for text, step in texts if text])
+    differences = [(text, step) for text, step in texts if text]
+    return Comparison(component, len(texts), unit, len(differences), *(differences[0] if differences else ()))
 
 
 def _compare_steps(one: Path, other: Path) -> Iterator[Comparison]:
@@ -207,11 +199,16 @@ def _sharded_content(folder: Path) -> dict[str, Any]:
 
     state: dict[str, Any] = {}
     for name, kind in FileSystemReader(folder).read_metadata().state_dict_metadata.items():
-        is_tensor = isinstance(kind, TensorStorageMetadata)
-        state[name] = torch.empty(kind.size, dtype=kind.properties.dtype) if is_tensor else None
+        state[name] = None
+        if isinstance(kind, TensorStorageMetadata):
+            state[name] = torch.empty(kind.size, dtype=kind.properties.dtype)
     with warnings.catch_warnings(action="ignore"):  # that there is only one process
         load(state, checkpoint_id=folder, no_dist=True)
     return state
+
+
+def _digest(path: Path) -> str:
+    return f"SHA-256 {file_sha256(path)[:16]}"
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -225,10 +222,6 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(inner, f"{name}[{i}]")
     else:
         yield name, value
-
-
-def _digest(path: Path) -> str:
-    return f"SHA-256 {file_sha256(path)[:16]}"
 
 
 def _difference(where: str, a: Any, b: Any) -> str | None:

@@ -23,12 +23,6 @@ _HUB_S = 10.0
 """How long to wait for a Hub."""
 
 
-def find_unusable_start_models(sections: Mapping[str, Any]) -> Iterator[Problem]:
-    """Find folders and repositories that a training cannot start from."""
-    for key, path in _starts(sections).items():
-        yield from _pretrained_problems(key, path, "config.json" if key[0] == "model" else "tokenizer.json")
-
-
 def _starts(sections: Mapping[str, Any]) -> dict[Key, str]:
     """Return the folders or repositories of the tokenizer and the model that a recipe starts from, by the keys that name them."""
     found: dict[Key, str] = {}
@@ -40,32 +34,35 @@ def _starts(sections: Mapping[str, Any]) -> dict[Key, str]:
     return found
 
 
-def _pretrained_problems(key: Key, path: str, required: str) -> Iterator[Problem]:
+def find_unusable_start_models(sections: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find folders and repositories that a training cannot start from."""
     from trainer.model.network import has_only_pickle
 
-    folder, made = Path(path), re.fullmatch(r"runs/([^/]+)/model/?", path)
-    if folder.is_dir():
-        if made and required == "config.json":
-            _warn_of_unpublished(made[1])
-        if required == "config.json" and has_only_pickle(folder):
-            what = f"{path} has weights only as pickle files, which are never loaded"
-            yield Problem(key, what, "load them where you trust them, and write safetensors with `save_pretrained`")
-        else:
+    for key, path in _starts(sections).items():
+        folder, made, is_model = Path(path), re.fullmatch(r"runs/([^/]+)/model/?", path), key[0] == "model"
+        required = "config.json" if is_model else "tokenizer.json"
+        if folder.is_dir():
+            if made and is_model:
+                _warn_of_unpublished(made[1])
+            if is_model and has_only_pickle(folder):
+                what = f"{path} has weights only as pickle files, which are never loaded"
+                yield Problem(key, what, "load them where you trust them, and write safetensors with `save_pretrained`")
+                continue
             try:
-                check_model_files(folder, weights=required == "config.json")
+                check_model_files(folder, weights=is_model)
             except ModelError as error:
-                yield Problem(key, f"{error.where}: {error.what}", error.fix)
-            else:
-                if not (folder / required).exists():
-                    yield Problem(key, f"{path} has no {required}", "check the folder")
-    elif made and Path("params", f"{made[1]}.yaml").is_file():
-        fix = f"make it: `evergreen run {made[1]} --no-publish`; or fetch it: `dvc pull train@{made[1]}`"
-        yield Problem(key, f"there is no folder {path}, and the recipe {made[1]} makes it", fix)
-    elif path.startswith((".", "/", "~")) or path.count("/") != 1:
-        fix = "give a local folder, or owner/name for a repository on the Hub"
-        yield Problem(key, f"there is no folder {path}", fix)
-    elif problem := repo_id_problem(path):
-        yield Problem(key, f"the Hub refuses {path!a}: {problem}", "write another `owner/name`")
+                yield Problem.of(error, key)
+                continue
+            if not (folder / required).exists():
+                yield Problem(key, f"{path} has no {required}", "check the folder")
+        elif made and Path("params", f"{made[1]}.yaml").is_file():
+            fix = f"make it: `evergreen run {made[1]} --no-publish`; or fetch it: `dvc pull train@{made[1]}`"
+            yield Problem(key, f"there is no folder {path}, and the recipe {made[1]} makes it", fix)
+        elif path.startswith((".", "/", "~")) or path.count("/") != 1:
+            fix = "give a local folder, or owner/name for a repository on the Hub"
+            yield Problem(key, f"there is no folder {path}", fix)
+        elif problem := repo_id_problem(path):
+            yield Problem(key, f"the Hub refuses {path!a}: {problem}", "write another `owner/name`")
 
 
 def _warn_of_unpublished(recipe: str) -> None:
@@ -124,6 +121,6 @@ def adapter_problems(model: Model, publish: Publish) -> Iterator[Problem]:
             base = BaseModelReference(str(model.pretrained), model.revision)
             require_readable(hurried, base, private=publish.private)
     except HubRefusedError as error:
-        yield Problem(key, f"{error.where}: {error.what}", error.fix)
+        yield Problem.of(error, key)
     except TransientError as error:
         logger.warning("check: whether others can load %s was not checked: %s", model.pretrained, error.what)

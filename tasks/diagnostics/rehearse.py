@@ -197,8 +197,11 @@ def _run(
     artifacts, seconds = Artifacts("rehearsal", root), {}
     small = _small(recipe, root, list(rows), steps)
     for stage in names:
-        if stage == "train":
-            small = _with_enough_sequences(small, artifacts)
+        if stage == "train":  # packing may leave too few sequences for a global batch
+            sequences = read_report(artifacts, TokenizationReport).splits["train"].sequences
+            processes, size = recipe.launch.num_processes, recipe.training.global_batch_size
+            size = min(size, max(processes, sequences // processes * processes))
+            small = small.model_copy(update={"training": small.training.model_copy(update={"global_batch_size": size})})
         save(small, artifacts.recipe_path)
         logger.info("rehearse: %s: %s", what, stage)
         start = time.monotonic()
@@ -218,11 +221,9 @@ def _run(
 def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Recipe:
     """Return the recipe of a rehearsal: its rows, its steps, and a Hub of its own; nothing else is another one."""
     content: dict[str, Any] = recipe.model_dump(mode="json")
-    content["data"]["source"] = {
-        "kind": "files",
-        **{split: str(root / "data" / f"{split}.parquet") for split in splits},
-    }
-    content["data"]["group_by"] = []  # rows are dealt one by one, and would be set aside as groups in two splits
+    files = {split: str(root / "data" / f"{split}.parquet") for split in splits}
+    # rows are dealt one by one, and would be set aside as groups in two splits
+    content["data"] |= {"source": {"kind": "files", **files}, "group_by": []}
     content["validation"] |= {"max_quarantined": 0.99, "drift": "off"}
     for expectation in content["validation"]["expectations"]:
         if expectation["type"] not in ROW_BY_ROW | BY_KEY:  # few rows say nothing about a whole column
@@ -237,16 +238,6 @@ def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Rec
     content["publish"] |= {"endpoint": LOCAL, "approval": "none", "dry_run": False}
     content["publish"]["adapter"] = "merged"  # its Hub does not have the base model
     return Recipe.model_validate(content)
-
-
-def _with_enough_sequences(recipe: Recipe, artifacts: Artifacts) -> Recipe:
-    """Return the recipe with a global batch that the sequences of few rows can fill: packing leaves few of them."""
-    sequences = read_report(artifacts, TokenizationReport).splits["train"].sequences
-    processes, size = recipe.launch.num_processes, recipe.training.global_batch_size
-    if sequences >= size:
-        return recipe
-    size = max(processes, sequences // processes * processes)
-    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"global_batch_size": size})})
 
 
 def _dealt(recipe: Recipe, rows: Sequence[Row], source: Mapping[str, RehearsalRows]) -> dict[str, pa.Table]:
@@ -315,10 +306,9 @@ def _estimate(
     if on_gpu := max(clock.gpu_memory_bytes, hardest.clock.gpu_memory_bytes):
         memory += f", and {on_gpu / 2**30:.1f} GiB of its GPU"
     disk = usual.disk_bytes * (training.keep_checkpoints + 1) / 2**30
-    basis = f"{len(usual.steps_s)} steps of {duration(step_s)} and evaluations of {speed:,.0f} rows/s"
     return [
         f"time: about {duration(all_s)} ({by_stage}; {steps:,} steps){alone}",
-        f"the time follows from {basis}",
+        f"the time follows from {len(usual.steps_s)} steps of {duration(step_s)} and evaluations of {speed:,.0f} rows/s",
         f"memory: {memory} for each training process, with the longest rows",
         f"disk: {disk:.1f} GiB for checkpoints",
         *([_ADVICE] if is_busy and "OMP_WAIT_POLICY" not in os.environ else []),

@@ -47,8 +47,8 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
     if not artifacts.validated.exists():
         yield "checks", ["validate has not run"]
         return
-    quarantined = _find_row(artifacts.validated / "quarantine.parquet", row_id)
-    if quarantined is not None:
+    quarantine = ds.dataset(artifacts.validated / "quarantine.parquet")
+    for quarantined in quarantine.to_table(filter=ds.field("row_id") == row_id).to_pylist():
         yield "checks", ["set aside:", *quarantined["reasons"]]
         return
     yield "checks", ["passed"]
@@ -86,10 +86,8 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
         scores = objective.score_batch(model, inputs, tokenizer)
         prediction = objective.prediction_lines(row, model, tokenizer, encoder.max_length, state)
     for row_scores in scores.tolist():
-        yield (
-            "score",
-            [f"{name}: {value:.6g}" for name, value in zip(objective.score_names(state), row_scores, strict=True)],
-        )
+        named = zip(objective.score_names(state), row_scores, strict=True)
+        yield "score", [f"{name}: {value:.6g}" for name, value in named]
     if prediction:
         yield "answer  (of the model)", prediction
 
@@ -106,11 +104,6 @@ def _raw_row(artifacts: Artifacts, row_id: int) -> tuple[str, dict[str, Any]]:
     raise DataError(str(artifacts.raw), f"there is no row {row_id}", f"use a row_id from 0 to {count - 1}")
 
 
-def _find_row(path: Path, row_id: int) -> dict[str, Any] | None:
-    rows: list[dict[str, Any]] = ds.dataset(path).to_table(filter=ds.field("row_id") == row_id).to_pylist()
-    return rows[0] if rows else None
-
-
 def token_lines(encoder: Encoder, example: Example) -> list[str]:
     """Return a line for each of the first tokens of a sequence, and its label."""
     ids, labels, names = example["input_ids"], example.get("labels"), encoder.state.get("labels")
@@ -118,7 +111,12 @@ def token_lines(encoder: Encoder, example: Example) -> list[str]:
         return [*_numbered(encoder, ids, " "), "target:", *_numbered(encoder, labels or [], "*")]
     if not isinstance(labels, list) or isinstance(labels[0], float):
         lines = [line for name in token_columns(example) for line in ("", *_numbered(encoder, example[name], " "))][1:]
-        return lines if labels is None else [*lines, f"label of the sequence: {_label(labels, names)}"]
+        if labels is None:
+            return lines
+        if isinstance(labels, list):
+            numbered = zip(names or range(len(labels)), labels, strict=True)
+            return [*lines, f"label of the sequence: {', '.join(f'{name}: {value:g}' for name, value in numbered)}"]
+        return [*lines, f"label of the sequence: {labels}{f' ({names[labels]})' if names else ''}"]
     marks = ["*" if label != IGNORE_INDEX else " " for label in labels]
     if names:
         marks = [f"* {names[label]}" if label != IGNORE_INDEX else "" for label in labels]
@@ -126,21 +124,11 @@ def token_lines(encoder: Encoder, example: Example) -> list[str]:
     return _numbered(encoder, ids, *(mark.ljust(width) for mark in marks))
 
 
-def _label(labels: Any, names: Sequence[str] | None) -> str:
-    """Return the label of a sequence with its name, or the numbers of several."""
-    if isinstance(labels, list):
-        return ", ".join(f"{name}: {value:g}" for name, value in zip(names or range(len(labels)), labels, strict=True))
-    return f"{labels} ({names[labels]})" if names else f"{labels}"
-
-
 def _numbered(encoder: Encoder, ids: Sequence[int], *marks: str) -> list[str]:
     """Return a line for each of the first tokens with its mark, or all with the same one."""
-    return _shortened(
-        [
-            f"{i:4d} {token_id:7d} {marks[i % len(marks)]} {encoder.tokenizer.decode([token_id])!r}"
-            for i, token_id in enumerate(ids)
-        ]
-    )
+    texts = [repr(encoder.tokenizer.decode([token_id])) for token_id in ids]
+    lines = [f"{i:4d} {ids[i]:7d} {marks[i % len(marks)]} {text}" for i, text in enumerate(texts)]
+    return _shortened(lines)
 
 
 def _loss_lines(encoder: Encoder, example: Example, losses: Any) -> list[str]:
@@ -150,13 +138,8 @@ def _loss_lines(encoder: Encoder, example: Example, losses: Any) -> list[str]:
         names = encoder.state.get("labels") or range(len(losses))
         return [f"{loss:9.4f} {name}" for loss, name in zip(losses.tolist(), names, strict=True)]
     targets = example["labels"] if encoder.objective.has_target_text else example["input_ids"]
-    return _shortened(
-        [
-            f"{loss:9.4f} {encoder.tokenizer.decode([token_id])!r}"
-            for loss, token_id in zip(losses.tolist(), targets, strict=False)
-            if not math.isnan(loss)
-        ]
-    )
+    pairs = [(loss, token) for loss, token in zip(losses.tolist(), targets, strict=False) if not math.isnan(loss)]
+    return _shortened([f"{loss:9.4f} {encoder.tokenizer.decode([token])!r}" for loss, token in pairs])
 
 
 def _shortened(lines: list[str]) -> list[str]:

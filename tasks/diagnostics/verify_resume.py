@@ -151,16 +151,13 @@ def diagnose_resume_difference(killed: list[Comparison], repeated: list[Comparis
     assert lost
     runs = f"the runs are in {folder}"
     if noise is None:
-        what = f"a killed run ends differently; first difference in the {lost.component}, {lost.differences[0].text}"
+        what = f"a killed run ends differently; first difference in the {lost.component}, {lost.first}"
         fix = f"find the state that checkpoints lack, as two uninterrupted runs are equal; {runs}"
         return ModelError("verify-resume", what, fix)
-    what = "the training is not deterministic: two uninterrupted runs differ, first in the "
-    what += f"{noise.component}, {noise.differences[0].text}"
-    exact = {comparison.component for comparison in repeated if not comparison.differences}.intersection(_INDEPENDENT)
+    what = f"the training is not deterministic: two uninterrupted runs differ, first in the {noise.component}, {noise.first}"
+    exact = {comparison.component for comparison in repeated if not comparison.differing}.intersection(_INDEPENDENT)
     if lost := earliest_differing_comparison(comparison for comparison in killed if comparison.component in exact):
-        what += (
-            f"; and resuming is not exact: only after kills the {lost.component} differ(s), {lost.differences[0].text}"
-        )
+        what += f"; and resuming is not exact: only after kills the {lost.component} differ(s), {lost.first}"
     return ModelError("verify-resume", what, f"{_FIXES.get(noise.component, _FIXES['loss'])}; {runs}")
 
 
@@ -180,11 +177,7 @@ def _job(recipe: Recipe, artifacts: Artifacts, folder: Path, planned: Plan) -> J
 
 
 def _train_with_kills(job: Job, planned: Plan) -> int:
-    """Train to the last step, starting again after each kill; return the number of kills.
-
-    Raises:
-        ModelError: the training ended before the first kill.
-    """
+    """Train to the last step, starting again after each kill; return the number of kills."""
     sent = 0
     for kill in (*planned.kills, None):
         if not _train(job, kill) or newest_step(job.folder) == planned.steps:  # a kill after the last save is none

@@ -29,9 +29,6 @@ _MEMORY_SHARE: Final = 0.5
 """Share of the memory that these may take; activations and the system need the rest."""
 
 
-_SCHEDULERS: Final = {"linear": "down to 0, usual for fine-tuning", "cosine": "usual for language models"}
-
-
 def learning_rate(proposal: Proposal, parameters: int | None, *, lora: bool) -> Choice:
     """Return the peak learning rate; `parameters` is None for a model from random weights."""
     advice = proposal.advice
@@ -41,18 +38,6 @@ def learning_rate(proposal: Proposal, parameters: int | None, *, lora: bool) -> 
         return Choice(advice.lora_rate, "usual for adapters, ten times that of all weights")
     why = f"usual for {proposal.objective} with a pretrained model of this size; a larger model takes a smaller one"
     return Choice(_up_to_size(advice.rates, parameters), why)
-
-
-def scheduler(proposal: Proposal) -> Choice:
-    """Return the shape of the learning rate."""
-    return Choice(proposal.advice.scheduler, _SCHEDULERS[proposal.advice.scheduler])
-
-
-def weight_decay(proposal: Proposal, *, is_new: bool) -> Choice:
-    """Return the decoupled weight decay."""
-    if proposal.advice.weight_decay:
-        return proposal.advice.weight_decay
-    return Choice(0.1, "usual for training from random weights") if is_new else Choice(0.01, "usual for fine-tuning")
 
 
 def why_lora(parameters: int, memory_bytes: float) -> str | None:
@@ -75,9 +60,7 @@ def memory_bytes() -> float:
     import psutil
     import torch
 
-    if has_gpu():
-        return float(torch.cuda.get_device_properties(0).total_memory)
-    return float(psutil.virtual_memory().total)
+    return float(torch.cuda.get_device_properties(0).total_memory if has_gpu() else psutil.virtual_memory().total)
 
 
 def precision() -> Choice:
@@ -158,13 +141,8 @@ def epochs(proposal: Proposal, rows: int, tokens: float, *, is_new: bool) -> Cho
 
 def eval_steps(steps: int) -> Choice:
     """Return the steps between evaluations: a round number, about `EVALUATIONS` of them in a run."""
-    every = _round(steps / EVALUATIONS)
+    every = round_number(steps / EVALUATIONS)
     return Choice(every, f"about {max(1, steps // every)} evaluations in {steps:,} steps")
-
-
-def logging_steps(steps: int) -> Choice:
-    """Return the steps between points of the loss curve."""
-    return Choice(_round(steps / 100))
 
 
 def max_quarantined(share: float) -> Choice:
@@ -179,7 +157,7 @@ def _up_to_size(values: UpTo, size: float) -> float:
     return next(value for limit, value in values if size <= limit)
 
 
-def _round(number: float) -> int:
+def round_number(number: float) -> int:
     """Return a round number close to another: 59.2 becomes 60, and 7 becomes 5."""
     if number < 10:
         return min((1, 2, 5, 10), key=lambda rounded: abs(rounded - number))
@@ -189,6 +167,4 @@ def _round(number: float) -> int:
 
 def _percent(share: float) -> str:
     """Return a share for people, never rounded to all or nothing."""
-    if share in (0.0, 1.0):
-        return f"{share:.0%}".replace("%", " %")
-    return f"{min(max(100 * share, 0.1), 99.9):.1f} %"
+    return f"{100 * share:.0f} %" if share in (0.0, 1.0) else f"{min(max(100 * share, 0.1), 99.9):.1f} %"

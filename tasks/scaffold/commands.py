@@ -5,46 +5,39 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new recipe.")],
+    name: Annotated[str, Argument(metavar="NAME", help="Name of the new recipe.")],
     *,
     data: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="WHERE",
             help="File, folder or glob; hub:owner/name[@revision]; or a database, such as sqlite:///rows.db.",
         ),
     ],
-    query: Annotated[str | None, typer.Option(help="SELECT that gives the rows of a database.")] = None,
-    test: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Held-out rows. By default a file named test.")
-    ] = None,
-    validation: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Rows that choose the best checkpoint.")
-    ] = None,
+    query: Annotated[str | None, Option(help="SELECT that gives the rows of a database.")] = None,
+    test: Annotated[str | None, Option(metavar="FILE", help="Held-out rows. By default a file named test.")] = None,
+    validation: Annotated[str | None, Option(metavar="FILE", help="Rows that choose the best checkpoint.")] = None,
     model: Annotated[
-        str | None,
-        typer.Option(metavar="WHERE", help="Folder; owner/name[@revision] on the Hub; or new, a small one."),
+        str | None, Option(metavar="WHERE", help="Folder; owner/name[@revision] on the Hub; or new, a small one.")
     ] = None,
-    objective: Annotated[str | None, typer.Option(metavar="NAME", help="What to learn.")] = None,
-    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the text.")] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the label.")] = None,
-    spans: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with spans.")] = None,
-    prompt: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the prompt, or the input.")] = None,
-    completion: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column with the answer, or the target.")
-    ] = None,
-    messages: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with conversations.")] = None,
-    chosen: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the better answer.")] = None,
-    rejected: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the worse answer.")] = None,
+    objective: Annotated[str | None, Option(metavar="NAME", help="What to learn.")] = None,
+    text: Annotated[str | None, Option(metavar="COLUMN", help="Column with the text.")] = None,
+    label: Annotated[str | None, Option(metavar="COLUMN", help="Column with the label.")] = None,
+    spans: Annotated[str | None, Option(metavar="COLUMN", help="Column with spans.")] = None,
+    prompt: Annotated[str | None, Option(metavar="COLUMN", help="Column with the prompt, or the input.")] = None,
+    completion: Annotated[str | None, Option(metavar="COLUMN", help="Column with the answer, or the target.")] = None,
+    messages: Annotated[str | None, Option(metavar="COLUMN", help="Column with conversations.")] = None,
+    chosen: Annotated[str | None, Option(metavar="COLUMN", help="Column with the better answer.")] = None,
+    rejected: Annotated[str | None, Option(metavar="COLUMN", help="Column with the worse answer.")] = None,
     repo_id: Annotated[
-        str | None, typer.Option(metavar="OWNER/NAME", help="Where to publish. By default evergreen/NAME.")
+        str | None, Option(metavar="OWNER/NAME", help="Where to publish. By default evergreen/NAME.")
     ] = None,
-    schedule: Annotated[str, typer.Option(metavar="CRON", help="When to run, in UTC.")] = "0 3 * * *",
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask; an open question is an error.")] = False,
+    schedule: Annotated[str, Option(metavar="CRON", help="When to run, in UTC.")] = "0 3 * * *",
+    yes: Annotated[bool, Option("--yes", help="Do not ask; an open question is an error.")] = False,
 ) -> None:
     """Write a recipe for your data and model, and schedule it.
 
@@ -65,9 +58,9 @@ def new(
 
 
 def remove(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe.")],
+    name: Annotated[str, Argument(metavar="NAME", help="Name of the recipe.")],
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove a recipe with its item and its deployments.
 

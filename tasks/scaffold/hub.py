@@ -30,10 +30,7 @@ def list_dataset_files(repo_id: str, revision: str) -> list[str]:
 
 
 def fetch_model_files(repo_id: str, revision: str, patterns: list[str]) -> tuple[str, Path, int | None]:
-    """Return the commit of a model, a folder with the small files that match, and its number of parameters, None without safetensors.
-
-    The errors are those of `list_dataset_files`.
-    """
+    """Return the commit of a model, a folder with its files that match, and its number of parameters (None without safetensors)."""
     from huggingface_hub import errors, snapshot_download
 
     with _api(repo_id, revision) as api:
@@ -48,11 +45,7 @@ def fetch_model_files(repo_id: str, revision: str, patterns: list[str]) -> tuple
 
 
 def count_local_parameters(folder: Path) -> int | None:
-    """Return the number of parameters of a model in a folder, from the headers of its safetensors; None if it has none.
-
-    Raises:
-        ModelError: a file is damaged.
-    """
+    """Return the number of parameters of a model in a folder, from the headers of its safetensors; None if it has none."""
     from huggingface_hub import parse_local_safetensors_file_metadata
     from huggingface_hub.errors import SafetensorsParsingError
 

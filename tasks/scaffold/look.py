@@ -126,7 +126,7 @@ def read_source_sample(source: Files | HubDataset | Sql, root: Path = Path()) ->
         TransientError: a Hub or a database cannot be reached.
     """
     opened = open_source(source, root)
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, Sequence[Row]] = {}
     totals: dict[str, int | None] = {}
     for split in opened.splits:
         is_scanned = isinstance(source, HubDataset)

@@ -21,7 +21,6 @@ from tasks.scaffold.model_facts import ModelFacts, model_facts
 from tasks.scaffold.plan import Plan, make_plan
 from tasks.scaffold.request import NEW_MODEL, Request
 from tasks.scaffold.sources import FoundSource, find_source
-from tasks.scaffold.write import recipe_text
 from trainer.objectives.bases.advice import ModelKind
 from trainer.runtime.imports import hide_packages_in_block
 
@@ -59,7 +58,7 @@ def new(request: Request) -> None:
         plan = make_plan(found, chosen, sample, facts, request.repo_id or f"evergreen/{request.name}")
     for note in plan.quality.notes():
         print(f"  note: {note}")
-    text = recipe_text(request.name, chosen, sample, facts, plan)
+    text = project.recipe_text(request.name, chosen, sample, facts, plan)
     base = facts.path if facts and facts.revision is None else project.NO_BASE
     item = {"data": found.watched, "objective": chosen.objective, "base": base}
     _write(root, request, item, text)

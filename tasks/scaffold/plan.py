@@ -31,6 +31,9 @@ _MEASURED_ROWS: Final = 5_000
 """The most rows that are tokenized for their lengths."""
 _BATCH_ROWS: Final = 500
 _MAX_SLICES: Final = 100
+_SCHEDULERS: Final = {"linear": "down to 0, usual for fine-tuning", "cosine": "usual for language models"}
+_NEW_DECAY: Final = Choice(0.1, "usual for training from random weights")
+_TUNING_DECAY: Final = Choice(0.01, "usual for fine-tuning")
 _WIDTHS: Final = {"hidden_size": 192, "intermediate_size": 512}
 _NEW_MODELS: Final[Mapping[ModelKind, Mapping[str, Any]]] = {
     "decoder": {"model_type": "llama", **_WIDTHS, "num_hidden_layers": 4, "num_attention_heads": 6}
@@ -118,14 +121,14 @@ def make_plan(found: FoundSource, proposal: Proposal, sample: Sample, facts: Mod
             "epochs": epochs,
             "global_batch_size": batch,
             "learning_rate": rate,
-            "lr_scheduler": choices.scheduler(proposal),
+            "lr_scheduler": Choice(advice.scheduler, _SCHEDULERS[advice.scheduler]),
             "warmup_steps": Choice(0.1, "a tenth of all steps"),
-            "weight_decay": choices.weight_decay(proposal, is_new=facts is None),
+            "weight_decay": advice.weight_decay or (_TUNING_DECAY if facts else _NEW_DECAY),
             "precision": choices.precision(),
             "group_by_length": Choice(not packs, why),
             "eval_steps": eval_steps,
             "save_steps": Choice(eval_steps.value, "an interrupted run loses no more than these steps"),
-            "logging_steps": choices.logging_steps(steps),
+            "logging_steps": Choice(choices.round_number(steps / 100)),
             "best_metric": best_metric,
         },
         "launch": {
@@ -240,8 +243,8 @@ def _model_keys(proposal: Proposal, facts: ModelFacts | None) -> Keys:
     keys: dict[str, Any] = {"pretrained": Choice(facts.path, f"{facts.model_type}, {facts.size} parameters")}
     if facts.revision:
         keys["revision"] = Choice(facts.revision, "the commit of today")
-    if why := choices.why_lora(facts.parameters, choices.memory_bytes()):
-        keys[f"# Adapters instead of all weights: {why}."] = ""
+    if reason := choices.why_lora(facts.parameters, choices.memory_bytes()):
+        keys[f"# Adapters instead of all weights: {reason}."] = ""
         keys["lora"] = {"r": Choice(Lora().r, "rank"), "alpha": Choice(Lora().alpha, "twice the rank")}
     return keys
 

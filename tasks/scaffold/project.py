@@ -1,7 +1,7 @@
-"""What a project says of a recipe beside its file: the item in recipes.yaml and the deployments in prefect.yaml.
+"""What a project says of a recipe: the text of its file, its item in recipes.yaml and its deployments in prefect.yaml.
 
-Both are added and removed as text, because ruamel.yaml would write comments and spaces of other lines anew. Each edit is checked
-by reading the file before and after: only the recipe's own item may differ. `remove` undoes all that `evergreen new` has written.
+The last two are added and removed as text, because ruamel.yaml would write comments and spaces of other lines anew. Each edit is
+checked by reading the file before and after: only the recipe's own item may differ.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from ruamel.yaml import YAML
@@ -21,7 +21,13 @@ from params import RecipeError
 from params.dvc_files import RECIPES
 from params.foundation.artifacts import Artifacts, write_text_atomically
 from params.loading import name_problem
-from tasks.scaffold.write import scalar
+from trainer.objectives.bases.advice import Choice
+
+if TYPE_CHECKING:
+    from tasks.scaffold.look import Sample
+    from tasks.scaffold.model_facts import ModelFacts
+    from tasks.scaffold.plan import Keys, Plan
+    from tasks.scaffold.proposal import Proposal
 
 PREFECT: Final = Path("prefect.yaml")
 _FLOW: Final = "flows/retrain.py:retrain"
@@ -30,14 +36,13 @@ NO_BASE: Final = "trainer/rewards.py"
 _CODE: Final = "trainer/losses.py"
 _SLUG: Final = "schedule"
 """By it, and without `active`, `prefect deploy` finds a schedule again, and leaves it paused if somebody has paused it."""
+_WIDTH: Final = 120
+_PLAIN: Final = re.compile(r"(\.\.?/)*[A-Za-z/][\w./@+-]*", re.ASCII)
+_RESERVED: Final = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
 
 
 def project_root() -> Path:
-    """Return the project's root, which is the working directory.
-
-    Raises:
-        RecipeError: it is another folder.
-    """
+    """Return the project's root, which is the working directory; RecipeError if that is another folder."""
     missing = [name for name in ("params", "recipes.yaml", "prefect.yaml") if not Path(name).exists()]
     if missing:
         raise RecipeError(str(Path().absolute()), f"has no {', '.join(missing)}", "run this in the root of the project")
@@ -66,7 +71,7 @@ def with_item(text: str, name: str, *, data: str, objective: str, base: str = NO
         raise RecipeError(str(RECIPES), what, f"choose another name, or remove it first: evergreen remove {name}")
     if not recipes:
         text = re.sub(r"^recipes: *\{\}", "recipes:", text, flags=re.MULTILINE)
-    lines = [f"  {scalar(name)}:", *(f"    {key}: {scalar(path)}" for key, path in item.items())]
+    lines = "\n".join([f"  {scalar(name)}:", *(f"    {key}: {scalar(path)}" for key, path in item.items())])
     return _checked(_extended(text, lines), content | {"recipes": {**recipes, name: item}}, RECIPES)
 
 
@@ -107,7 +112,7 @@ def with_deployment(text: str, name: str, schedule: str) -> str:
       - slug: {_SLUG}
         cron: {scalar(schedule)}
         timezone: UTC"""
-    return _checked(_extended(text, [lines]), content | {"deployments": [*deployments, item]}, PREFECT)
+    return _checked(_extended(text, lines), content | {"deployments": [*deployments, item]}, PREFECT)
 
 
 def remove(name: str, *, yes: bool) -> None:
@@ -219,6 +224,64 @@ def _deployments(content: Any) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _extended(text: str, lines: Iterable[str]) -> str:
+def _extended(text: str, lines: str) -> str:
     """Return a file with more lines at its end, where no later version of the project changes a line."""
-    return "".join(f"{line}\n" for line in (text.rstrip("\n"), *lines))
+    return "\n".join([text.rstrip("\n"), lines, ""])
+
+
+def recipe_text(name: str, proposal: Proposal, sample: Sample, facts: ModelFacts | None, plan: Plan) -> str:
+    """Return the recipe as YAML; the same arguments give the same text."""
+    model = f"{facts.model_type} of {facts.size} parameters" if facts else "a small model from random weights"
+    counts = ", ".join(f"{sample.estimated(split):,} {split}" for split in sample.rows)
+    of = "" if sample.is_whole else f", of which {len(sample.train):,} training rows were looked at"
+    notes = [f"#   - {note}" for note in plan.quality.notes()]
+    head = [
+        f"# {name}: learn {proposal.advice.meaning}, with {model}. Written by `evergreen new`; every value may be changed.",
+        "#",
+        f"#   evergreen check {name}      find mistakes in this recipe, in seconds",
+        f"#   evergreen run {name}        run every stage that is out of date, and publish the model",
+        "#",
+        f"# The rows: {counts}{of}.{' What is in them:' if notes else ''}",
+        *notes,
+    ]
+    texts = (head, *(_lines({key: section}) for key, section in plan.sections.items()))
+    return "\n\n".join("\n".join(map(to_comment_line, lines)) for lines in texts) + "\n"
+
+
+def _lines(keys: Keys, indent: str = "") -> Iterator[str]:
+    """Yield keys with their values; a reason is behind its value, or above it where the line would be too long."""
+    for key, value in keys.items():
+        if key.startswith("#"):
+            yield f"{indent}{key}"
+        elif isinstance(value, Mapping):
+            yield f"{indent}{key}:"
+            yield from _lines(value, f"{indent}  ")
+        else:
+            choice = value if isinstance(value, Choice) else Choice(value)
+            line = f"{indent}{key}: {scalar(choice.value)}"
+            is_short = len(line) + len(choice.why) + 4 <= _WIDTH
+            if choice.why and not is_short:
+                yield f"{indent}# {choice.why}"
+            yield f"{line}  # {choice.why}" if choice.why and is_short else line
+
+
+def scalar(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, float):
+        text = f"{value:.12g}"
+        return f"{value:.3e}".replace("e-0", "e-").replace(".000e", "e") if 0 < value < 0.01 and len(text) > 4 else text
+    if isinstance(value, str):
+        if _PLAIN.fullmatch(value) and value.lower() not in _RESERVED:
+            return value
+        known = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}  # other characters that YAML does not allow are escaped
+        return f'"{"".join(known.get(c, c if c.isprintable() else f"{chr(92)}U{ord(c):08x}") for c in value)}"'
+    if isinstance(value, list):
+        return f"[{', '.join(map(scalar, value))}]"
+    return str(value)
+
+
+def to_comment_line(line: str) -> str:
+    """Return a line whose comment may quote rows: what ends a line, or is not allowed in YAML, is a space. Values have none of that."""
+    return "".join(c if c.isprintable() else " " for c in line)

@@ -79,7 +79,7 @@ def judge(sample: Sample, proposal: Proposal, objective: Objective[Any]) -> Qual
         where = f"column `{proposal.columns['label']}`"
         what = f"every row has the label {next(iter(labels))!r}, so there is nothing to learn"
         raise DataError(where, what, "name another column with --label, or add rows with other labels")
-    column, target = input_column(proposal), proposal.columns.get("label") or proposal.columns.get("spans")
+    column, target = input_column(proposal) or "", proposal.columns.get("label") or proposal.columns.get("spans", "")
     answers: dict[str, set[str]] = {}
     for row in train if column else ():
         answers.setdefault(str(row.get(column)), set()).add(str(row.get(target)))

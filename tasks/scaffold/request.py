@@ -34,11 +34,7 @@ class Request:
     """Whether somebody at a terminal can answer; else an open question is an error that names the flag."""
 
     def choose(self, flag: str, what: str, options: Mapping[str, str]) -> str:
-        """Return one of `options`, each with what speaks for it; the first is the proposal. Without a choice, nobody is asked.
-
-        Raises:
-            RecipeError: there are several, and nobody to ask.
-        """
+        """Return one of `options`, each with what speaks for it; the first is the proposal. RecipeError if nobody can choose."""
         first, *others = options
         if not others:
             return first
@@ -52,11 +48,7 @@ class Request:
         return answer
 
     def ask(self, flag: str, question: str, fix: str) -> str:
-        """Return what the user types.
-
-        Raises:
-            RecipeError: there is nobody to ask.
-        """
+        """Return what the user types; RecipeError if there is nobody to ask."""
         if not self.may_ask:
             raise RecipeError(flag, f"is needed: {question[0].lower()}{question[1:]}", fix)
         return str(typer.prompt(f"\n{question}"))

@@ -22,7 +22,7 @@ from params import CheckpointError, KilledError, ModelError, PreemptedError, Rec
 from params.foundation.artifacts import Artifacts
 from tasks.commands import main
 from tasks.diagnostics import verify_resume
-from tasks.diagnostics.compare_runs import Comparison, Difference, compare, earliest_differing_comparison
+from tasks.diagnostics.compare_runs import Comparison, compare, earliest_differing_comparison
 from tasks.diagnostics.verify_resume import Kill, comparison_lines, diagnose_resume_difference, plan
 from tests.support import tiny
 from trainer.checkpoints.sealed import seal, seal_best
@@ -262,11 +262,11 @@ def test_difference_is_reported_in_its_component(tmp_path, change, component, ex
     change(other)
     found = {c.component: c for c in compare(one, other, "min")}
     assert list(found) == COMPONENTS
-    assert [name for name, c in found.items() if c.differences] == [component]
-    first = found[component].differences[0].text
+    assert [name for name, c in found.items() if c.differing] == [component]
+    first = found[component].first
     assert first.startswith(expected) if expected.endswith(" ") else first == expected
     assert earliest_differing_comparison(found.values()) is found[component]
-    assert len(found[component].differences) <= found[component].compared
+    assert found[component].differing <= found[component].compared
     assert f"  {component} " in comparison_lines(list(found.values()))
 
 
@@ -310,7 +310,7 @@ def test_sharded_weights_are_compared_without_their_index(tmp_path):
     assert earliest_differing_comparison(compare(one, other, "min")) is None
     write(other, 3.0)
     found = earliest_differing_comparison(compare(one, other, "min"))
-    assert found.differences[0].text == "pytorch_model_fsdp_0 model.weight[1]: 2 and 3, up to 1 apart"
+    assert found.first == "pytorch_model_fsdp_0 model.weight[1]: 2 and 3, up to 1 apart"
 
 
 def test_run_without_a_checkpoint_cannot_be_compared(tmp_path):
@@ -348,7 +348,9 @@ def test_too_few_steps_or_kills_are_refused(steps, kills):
 
 
 def comparison(component, where=None):
-    return Comparison(component, 1, "values", [Difference(f"{where}: 1 and 2")] if where else [])
+    return (
+        Comparison(component, 1, "values", 1, f"{where}: 1 and 2") if where else Comparison(component, 1, "values", 0)
+    )
 
 
 def test_what_two_comparisons_show_together(tmp_path):

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from params import RecipeError
-from tasks.scaffold.project import with_deployment, with_item
-from tasks.scaffold.write import _lines, scalar, to_comment_line
+from tasks.scaffold.project import _lines, scalar, to_comment_line, with_deployment, with_item
 from tests.support.project import ROOT
 from trainer.objectives.bases.advice import Choice
 
