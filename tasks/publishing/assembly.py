@@ -18,9 +18,9 @@ from tasks.evaluation.report import Champion
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.model_card import card_text, code_block_fence
 from tasks.publishing.provenance import FILE
-from tasks.report.chart_data import card_pictures
 from tasks.report.formatting import metrics_table
 from tasks.report.page import render
+from tasks.report.sections import card_pictures
 
 
 def assemble(candidate: Candidate, record: Mapping[str, Any], replaced: Champion | None) -> Path:
