@@ -71,9 +71,10 @@ class Resampled(Family):
         directions = {**learned.metrics, **learned.evaluate_only_metrics}
         for start in range(0, pairs, _BATCH):
             drawn = [self.pair(chance, gain) for _ in range(min(_BATCH, pairs - start))]
-            scores = [(Scores(ids, own, self.groups), Scores(ids, other, self.groups)) for own, other in drawn]
             resampler = Resampler(learned, self.state, resamples=2000, confidence=confidence, seed=seed + start)
-            yield from (found[self.metric] for found in resampler.gains(scores, directions))
+            for pair in drawn:
+                own, other = (Scores(ids, columns, self.groups) for columns in pair)
+                yield resampler.gains(own, other, directions)[self.metric]
 
 
 @dataclass(frozen=True)

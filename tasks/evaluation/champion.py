@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from trainer.objectives.bases.objective import Objective, ObjectiveState
 
 logger = logging.getLogger(__name__)
-_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
-"""The files of a model and its tokenizer: no code and no pictures."""
 
 
 class _Record(BaseModel):
@@ -77,7 +75,8 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: Collect
             shutil.rmtree(folder.parent, ignore_errors=True)
             logger.info("evaluate: downloading the champion, %s of %s", champion.tag or champion.commit, repo_id)
             with replace_folder_atomically(folder) as staging:
-                _download(repository, champion.commit, staging)
+                repository.download_model(champion.commit, staging)
+                shutil.rmtree(staging / ".cache", ignore_errors=True)  # the client's notes on the download
         return ChampionStatus(champion, folder, reason)
 
 
@@ -92,16 +91,6 @@ def _released_limit(repository: Repository, champion: Champion) -> int:
     with champion_errors(champion):
         found = int(json.loads(content).get("model_max_length", 0))
         return found if found < NO_LIMIT else 0
-
-
-def _download(repository: Repository, commit: str, folder: Path) -> None:
-    def download() -> None:
-        repository.refuse_large_settings(commit, repository.tree(commit))
-        repository.api.snapshot_download(repository.id, revision=commit, local_dir=folder, allow_patterns=_FILES)
-
-    # A large model may take longer than a look at the Hub.
-    replace(repository, cuts_requests=False).retry_until_clear(download)
-    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's notes on the download
 
 
 def champion_reading(
@@ -130,8 +119,7 @@ def champion_reading(
         objective.prepare_tokenizer(tokenizer)
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         own = int(tokenizer.model_max_length)
-        where = f"{champion.endpoint}/{champion.repo_id}"
-        return ModelInputReader(objective, tokenizer, folder, own if own < NO_LIMIT else max_length, where)
+        return ModelInputReader(objective, tokenizer, folder, own if own < NO_LIMIT else max_length, champion.where)
 
 
 def load(folder: Path, objective: Objective[Any], state: ObjectiveState, champion: Champion) -> PreTrainedModel:
@@ -154,14 +142,14 @@ def champion_errors(champion: Champion) -> Iterator[None]:
     except TransientError:
         raise
     except Exception as error:
-        where, name = f"{champion.endpoint}/{champion.repo_id}", champion.tag or champion.commit
-        what = f"the champion, {name}, cannot be scored: {type(error).__name__}: {error}"
+        what = f"the champion, {champion.tag or champion.commit}, cannot be scored: "
         fix = "if it is a model for another task, publish to another repository (publish.repo_id)"
+        why = f"{type(error).__name__}: {error}"
         if isinstance(error, ValidationError):
             wrong = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in error.errors())
-            what = f"the champion, {name}, cannot be scored: its {PROVENANCE} cannot be used: {wrong}"
+            why = f"its {PROVENANCE} cannot be used: {wrong}"
             fix = "roll back to a release that Evergreen has made, or publish to another repository (publish.repo_id)"
-        raise remote_code_error(where, error) or ModelError(where, what, fix) from error
+        raise remote_code_error(champion.where, error) or ModelError(champion.where, what + why, fix) from error
 
 
 def _released_options(folder: Path, name: str) -> dict[str, Any] | None:

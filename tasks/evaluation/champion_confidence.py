@@ -6,15 +6,11 @@ It learned from neither. The train rows that it did learn from would not do: a m
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from params import DataError, ModelError
-from params.foundation.hashing import file_sha256
 from tasks.drift import two_sample
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, ChampionConfidence, Change, DriftReport
 from tasks.evaluation.champion import ChampionStatus
@@ -22,13 +18,10 @@ from tasks.evaluation.groups import RowGroups
 from tasks.evaluation.scoring import Scores, score
 from tasks.progress import progress
 from tasks.shards.split_rows import SplitRows
-from tasks.tokenization.arrow import sort_longest_first, write_sequences
 from tasks.tokenization.encoding import Encoder
 from trainer import objectives
-from trainer.data.shards import Manifest, Shard
-from trainer.data.tokens import Sequences
 from trainer.loop.metrics import EvaluationMetrics
-from trainer.objectives.bases.objective import Example, Objective
+from trainer.objectives.bases.objective import Objective
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,44 +47,36 @@ def reason_not_comparable(objective: Objective[Any], drift: DriftReport | None, 
     return f"validate did not look at {revision}, which is published now: {seen}"
 
 
-def score_new_rows(
-    network: PreTrainedModel, encoder: Encoder, rows: SplitRows, drift: DriftReport, *, batch_size: int, folder: Path
-) -> Scores:
-    """Return the champion's scores of the new rows; `folder` does not exist yet and holds their tokens meanwhile.
-
-    Raises:
-        DataError: the rows cannot be encoded.
-        ModelError: a score is not finite.
-    """
-    folder.mkdir()
-    path, first = folder / "00000.arrow", min(drift.new_row_ids)
-
-    def examples() -> Iterator[Example]:
-        picked = rows.pick(drift.new_row_ids)
-        for row in progress(picked, what="evaluate: new rows for the champion", total=len(drift.new_row_ids)):
-            for encoded in encoder.encode([row]):
-                yield from encoded.examples
-
+def measure_confidence(
+    network: PreTrainedModel,
+    encoder: Encoder,
+    drift: DriftReport,
+    held_out: Scores,
+    *,
+    train: SplitRows,
+    batch_size: int,
+    split: str,
+    seed: int,
+) -> ChampionConfidence:
+    """Score the new rows, a sample that fits into memory, and compare; what goes wrong is a reason, because this only reports."""
+    objective, ids = encoder.objective, drift.new_row_ids
     try:
-        lengths, _ = write_sequences(examples(), path, first_row_id=first)
-        if not lengths:
-            raise DataError(str(rows.folder), "the new rows give no sequence of tokens", "add rows")
-        sort_longest_first(path, lengths)
-        sha256 = file_sha256(path)
-        Manifest.write(folder, [Shard(name=path.name, rows=len(lengths), first_row_id=first, sha256=sha256)])
-        return score(
+        picked = progress(train.pick(ids), what="evaluate: new rows for the champion", total=len(ids))
+        examples = [example for row in picked for encoded in encoder.encode([row]) for example in encoded.examples]
+        if not examples:
+            return ChampionConfidence(reason=f"{train.folder}: the new rows give no sequence of tokens")
+        new = score(
             network,
-            Sequences(folder),
-            objective=encoder.objective,
-            metrics=EvaluationMetrics(
-                encoder.objective, state=encoder.state, tokenizer=encoder.tokenizer, metrics=None
-            ),
+            sorted(examples, key=objective.length, reverse=True),
+            objective=objective,
+            metrics=EvaluationMetrics(objective, state=encoder.state, tokenizer=encoder.tokenizer, metrics=None),
             batch_size=batch_size,
             name="champion on new rows",
-            groups=RowGroups.read(rows, drift.new_row_ids),
+            groups=RowGroups.read(train, ids),
         )
-    finally:
-        shutil.rmtree(folder)
+    except (DataError, ModelError) as error:
+        return ChampionConfidence(reason=f"{error.where}: {error.what}")
+    return compare_confidence(objective, drift, held_out, new, split=split, seed=seed)
 
 
 def compare_confidence(
@@ -119,23 +104,3 @@ def compare_confidence(
         detail=f"mean {now:.3f} on {len(new):,} new rows, {before:.3f} on {len(held_out):,} {split} rows",
     )
     return ChampionConfidence(revision=drift.revision, change=change)
-
-
-def measure_confidence(
-    network: PreTrainedModel,
-    encoder: Encoder,
-    drift: DriftReport,
-    held_out: Scores,
-    *,
-    train: SplitRows,
-    batch_size: int,
-    split: str,
-    seed: int,
-    folder: Path,
-) -> ChampionConfidence:
-    """Score the new rows and compare; what goes wrong is a reason, because this only reports."""
-    try:
-        new = score_new_rows(network, encoder, train, drift, batch_size=batch_size, folder=folder)
-    except (DataError, ModelError) as error:
-        return ChampionConfidence(reason=f"{error.where}: {error.what}")
-    return compare_confidence(encoder.objective, drift, held_out, new, split=split, seed=seed)

@@ -12,70 +12,65 @@ does not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
 
 from params.schema import Direction, Gate
 from tasks.drift.two_sample import holm
-from tasks.evaluation.report import Comparison, RowUse, SliceResult, Verdict
-
-if TYPE_CHECKING:
-    from tasks.evaluation.scoring import ScoredModels
+from tasks.evaluation.report import Comparison, Details, RowUse, SliceResult, Verdict
 
 
 def judge(
     gate: Gate,
-    scored: ScoredModels,
+    details: Details,
     *,
-    comparisons: Sequence[Comparison],
-    slices: Sequence[SliceResult],
+    metric: str,
+    metrics: Mapping[str, float],
+    has_champion: bool,
     is_champion: bool,
     rolled_back_reason: str | None,
     row_use: RowUse | None = None,
-) -> Verdict:
-    """Return the verdict on the candidate.
+) -> tuple[Verdict, list[str]]:
+    """Return the verdict on the candidate, and its reasons.
 
-    `is_champion`: the candidate has the champion's weights, so the champion was not scored. `rolled_back_reason`: why a
-    release of the same weights was rolled back, if one was. `row_use`: with `over: test_rows`, unless nothing was compared.
+    Args:
+        gate: what the recipe demands.
+        details: comparisons and slices.
+        metric: the one that decides.
+        metrics: the candidate's.
+        has_champion: whether a champion was scored.
+        is_champion: the candidate has the champion's weights, so the champion was not scored.
+        rolled_back_reason: why a release of the same weights was rolled back, if one was.
+        row_use: with `over: test_rows`, unless nothing was compared.
     """
-    has_champion = is_champion or scored.champion is not None
-
-    def verdict(word: Literal["publish", "keep", "refuse"], *reasons: str) -> Verdict:
-        return Verdict(
-            verdict=word,
-            reasons=reasons,
-            metric=scored.metric,
-            first_release=not has_champion,
-            confidence=gate.comparison_confidence,
-            row_use=row_use,
-        )
-
     if is_champion:
-        return verdict("keep", "the published model has the same weights: there is nothing to publish")
-    deciding = {one.against: one for one in comparisons if one.metric == scored.metric}
+        return "keep", ["the published model has the same weights: there is nothing to publish"]
+    deciding = {one.against: one for one in details.comparisons if one.metric == metric}
     start = deciding.get("untrained")
     failures = [
-        *_missed_floors(gate, scored.directions, scored.model.metrics),
-        *_missed_slice_floors(gate, slices),
+        *_missed_floors(gate, details.directions, metrics),
+        *_missed_slice_floors(gate, details.slices),
     ]
     if not has_champion and start and not passes(start, gate):
         failures.append(f"a first release must be better than the model before training: {describe(start, gate)}")
-    used_up = [_used_up(row_use)] if row_use and row_use.is_up else []
-    if not has_champion:
-        failures += used_up
-    if failures:
-        return verdict("refuse", *failures)
-    kept = [f"a release of the same weights was rolled back: {rolled_back_reason}"] if rolled_back_reason else used_up
-    if kept:
-        return verdict("keep", *kept)
-    warning = [_nearly_used_up(row_use)] if row_use and row_use.left <= row_use.comparisons / 4 + 1 else []
+    new_rows = "take rows that no comparison has used and no model has learned from (docs/gate.md)"
+    used_up, warning = list[str](), list[str]()
+    if row_use and row_use.is_up:
+        used = f"the held-out rows are used up: {row_use.sentence()}, and this one could not pass"
+        used_up.append(f"{used}; {new_rows}")
+    elif row_use and row_use.left <= row_use.comparisons / 4 + 1:
+        left = f"after this comparison, {max(row_use.left - 1, 0.0):.1f} of {row_use.comparisons} are left"
+        warning.append(f"the held-out rows are soon used up: {left}; {new_rows}")
+    if failures or (used_up and not has_champion):
+        return "refuse", failures + ([] if has_champion else used_up)
+    if rolled_back_reason:
+        return "keep", [f"a release of the same weights was rolled back: {rolled_back_reason}"]
+    if used_up:
+        return "keep", used_up
     if not has_champion:
         better = [describe(start, gate)] if start else []
-        return verdict("publish", "first release: no model is published yet", *better, *warning)
-    champion = deciding["champion"]
-    fallen = list(_fallen_slices(gate, slices))
-    if not passes(champion, gate) or fallen:
-        return verdict("keep", describe(champion, gate), *fallen, *warning)
-    return verdict("publish", describe(champion, gate), *warning)
+        return "publish", ["first release: no model is published yet", *better, *warning]
+    champion, fallen = deciding["champion"], list(_fallen_slices(gate, details.slices))
+    is_better = passes(champion, gate) and not fallen
+    return "publish" if is_better else "keep", [describe(champion, gate), *fallen, *warning]
 
 
 def passes(comparison: Comparison, gate: Gate) -> bool:
@@ -99,18 +94,6 @@ def describe(comparison: Comparison, gate: Gate) -> str:
     return f"{text}; the gain's lower end must be {demand}"
 
 
-_NEW_ROWS = "rows that no comparison has used and no model has learned from (docs/gate.md)"
-
-
-def _used_up(use: RowUse) -> str:
-    return f"the held-out rows are used up: {use.sentence()}, and this one could not pass; take {_NEW_ROWS}"
-
-
-def _nearly_used_up(use: RowUse) -> str:
-    left = max(use.left - 1, 0.0)
-    return f"the held-out rows are soon used up: after this comparison, {left:.1f} of {use.comparisons} are left; take {_NEW_ROWS}"
-
-
 def _bar(comparison: Comparison, gate: Gate) -> float:
     """The bar, which a `margin` lowers for the champion only: a model no better than before training learned nothing."""
     return max(gate.bar, 0.0) if comparison.against == "untrained" else gate.bar
@@ -125,19 +108,23 @@ def _missed_floors(gate: Gate, directions: Mapping[str, Direction], metrics: Map
 
 
 def _missed_slice_floors(gate: Gate, slices: Sequence[SliceResult]) -> Iterator[str]:
-    tested = [(one, one.floor_p_value) for one in slices if one.floor_p_value is not None]
-    for (one, _), misses in zip(tested, holm([p for _, p in tested], 1 - gate.confidence), strict=True):
-        if misses:
-            floor = gate.slice_floors[one.metric]
-            yield f"{one.metric} {one.value:.4g} of {_name(one)} misses {floor:.4g}, the recipe's floor of slices"
+    for one in _rejected(slices, [one.floor_p_value for one in slices], gate):
+        floor = gate.slice_floors[one.metric]
+        yield f"{one.metric} {one.value:.4g} of {_name(one)} misses {floor:.4g}, the recipe's floor of slices"
 
 
 def _fallen_slices(gate: Gate, slices: Sequence[SliceResult]) -> Iterator[str]:
-    tested = [(one, one.margin_p_value) for one in slices if one.margin_p_value is not None]
-    for (one, _), falls in zip(tested, holm([p for _, p in tested], 1 - gate.confidence), strict=True):
-        if falls and one.gain is not None:
+    for one in _rejected(slices, [one.margin_p_value for one in slices], gate):
+        if one.gain is not None:
             worse = f"{one.metric} of {_name(one)} is {-one.gain:.4g} worse than the champion's"
             yield f"{worse}, more than {gate.slice_margin:.4g}"
+
+
+def _rejected(slices: Sequence[SliceResult], p_values: Sequence[float | None], gate: Gate) -> Iterator[SliceResult]:
+    """The slices that Holm's method rejects, of those that have a p-value."""
+    tested = [(one, p_value) for one, p_value in zip(slices, p_values, strict=True) if p_value is not None]
+    rejected = holm([p_value for _, p_value in tested], 1 - gate.confidence)
+    return (one for (one, _), is_rejected in zip(tested, rejected, strict=True) if is_rejected)
 
 
 def _name(one: SliceResult) -> str:

@@ -106,7 +106,7 @@ class ModelInputReader:
         Raises:
             ModelError: the model cannot read a row as it learned to read.
         """
-        folder.mkdir()
+        folder.mkdir(parents=True)
         try:
             encode_splits({"rows": rows}, folder, encoder, workers)
         except DataError as error:
@@ -147,6 +147,10 @@ class CommonText:
     is_cut: bool = False
     """Whether the champion's network has fewer positions than the candidate reads by itself."""
 
+    def skipped(self, *, written: bool) -> NDArray[np.int64]:
+        """Return the `row_id`s that do not count; with `written`, also those of which one model's labels do not say all."""
+        return np.union1d(self.left_out, self.unwritten) if written else self.left_out
+
     @classmethod
     def find(
         cls,
@@ -172,8 +176,7 @@ class CommonText:
             two = champion.encode(rows, champion.encoder(None, state), folder / "champion", workers)
             return cls(champion=two, incomparable=incomparable)
         wanted = max(own.limits + champion.limits)
-        own_limit, champion_limit = own.readable(wanted), champion.readable(wanted)
-        limit = min(own_limit, champion_limit)
+        limit = min(own.readable(wanted), champion.readable(wanted))
         encoders = [reading.encoder(limit, state, marks_rows=True) for reading in (own, champion)]
         one = two = own.encode(rows, encoders[0], folder / "own", workers)
         if not is_alike:
@@ -188,8 +191,16 @@ class CommonText:
             whole = (_whole_rows(sequences, one_window=limit < wanted) for sequences in written)
             left_out = np.setdiff1d(every, np.intersect1d(next(whole), next(whole)))
         if len(left_out) > _MAX_LEFT_OUT * len(every):
-            refusal = _refusal(rows.pick(left_out.tolist()), encoders)
-            raise _too_long(len(left_out), len(every), limit, wanted, refusal)
+            what = (
+                f"{len(left_out)} of {len(every)} held-out rows are not read as a whole by both candidate and champion"
+            )
+            what += f" with {limit} tokens, so they cannot be compared"
+            fix = "set tokenization.max_length to a number of tokens that nearly all rows fit into"
+            if limit < wanted:
+                fix = f"use a model with {wanted} positions or more, which the other model reads"
+            if refusal := _refusal(rows.pick(left_out.tolist()), encoders):
+                what, fix = f"{what}; {refusal}", "set such rows aside by validation.expectations"
+            raise ModelError("evaluation", what, f"{fix}, or publish to another repository (publish.repo_id)")
         if objective.restated and not has_tokens and not is_alike:
             said = (ids[says_all > 0] for ids, says_all in (sequences.numbers(SAYS_ALL) for sequences in written))
             unwritten = np.setdiff1d(every, np.intersect1d(next(said), next(said)))
@@ -213,19 +224,8 @@ def _refusal(rows: Iterable[Row], encoders: Sequence[Encoder]) -> str:
             for encoder in encoders:
                 replace(encoder, marks_rows=False).encode([row])
     except DataError as error:
-        return f"; {error.where} {error.what}"
+        return f"{error.where} {error.what}"
     return ""
-
-
-def _too_long(left_out: int, rows: int, limit: int, wanted: int, refusal: str) -> ModelError:
-    what = f"{left_out} of {rows} held-out rows are not read as a whole by both candidate and champion"
-    what += f" with {limit} tokens, so they cannot be compared{refusal}"
-    fix = "set tokenization.max_length to a number of tokens that nearly all rows fit into"
-    if limit < wanted:
-        fix = f"use a model with {wanted} positions or more, which the other model reads"
-    if refusal:
-        fix = "set such rows aside by validation.expectations"
-    return ModelError("evaluation", what, f"{fix}, or publish to another repository (publish.repo_id)")
 
 
 def _positions(folder: Path) -> int | None:

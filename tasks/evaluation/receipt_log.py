@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.report import Blessing, EvaluationReport
+from tasks.evaluation.report import Blessing, EvaluationReport, Verdict
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import Report, append_to_log, read_log
 
@@ -29,7 +29,7 @@ class ReceiptLogEntry(Report):
     """When it was logged: ISO 8601 in UTC."""
     event: Literal["verdict", "refused", "published", "proposed", "rejected", "kept", "dry-run", "rollback"]
     """`verdict`: the evaluate stage judged; `refused`: the publish stage refused; then the statuses of a receipt."""
-    verdict: Literal["publish", "keep", "refuse"] | None = None
+    verdict: Verdict | None = None
     """The gate's; None for a rollback."""
     reasons: tuple[str, ...]
     """The gate's, or the reason of a rollback."""
@@ -72,7 +72,9 @@ def log_verdict(
     row_sketch: tuple[str, ...] = (),
 ) -> None:
     """Log the gate's verdict, or that a model was not published because of it."""
-    champion = blessing.champion
+    champion, used = blessing.champion, {}
+    if row_sketch:
+        used = {"confidence": blessing.confidence, "row_sketch": row_sketch, "row_sketch_of": "inputs"}
     entry = ReceiptLogEntry(
         event=event,
         reasons=blessing.reasons,
@@ -80,9 +82,7 @@ def log_verdict(
         endpoint=endpoint,
         commit=champion.commit if champion else None,
         tag=champion.tag if champion else None,
-        confidence=blessing.confidence if row_sketch else None,
-        row_sketch=row_sketch,
-        row_sketch_of="inputs" if row_sketch else "texts",
+        **used,
         **_evaluation(blessing, evaluated),
     )
     append_entry(artifacts, entry)
@@ -114,11 +114,11 @@ def append_entry(artifacts: Artifacts, entry: ReceiptLogEntry) -> None:
         StorageError, TransientError: as `append_to_log`.
     """
     timed = entry.model_copy(update={"time": datetime.now(UTC).isoformat(timespec="seconds")})
-    append_to_log(artifacts, artifacts.receipt_log, timed, _is_same)
 
+    def is_same(one: ReceiptLogEntry, other: ReceiptLogEntry) -> bool:
+        return one.model_copy(update={"time": other.time}) == other
 
-def _is_same(one: ReceiptLogEntry, other: ReceiptLogEntry) -> bool:
-    return one.model_copy(update={"time": other.time}) == other
+    append_to_log(artifacts, artifacts.receipt_log, timed, is_same)
 
 
 def read_entries(artifacts: Artifacts) -> list[ReceiptLogEntry]:

@@ -13,6 +13,7 @@ from tasks.stages import Report
 
 Number = Annotated[float, BeforeValidator(lambda value: nan if value is None else value)]
 """A number that may be NaN, for which JSON has only null."""
+Verdict = Literal["publish", "keep", "refuse"]
 Opponent = Literal["champion", "untrained"]
 """A model that the candidate is compared with."""
 _SMALLEST_P_VALUE = 1e-12
@@ -42,7 +43,7 @@ class EvaluationReport(Report):
     sequences: int
     metric: str
     """The metric that decides."""
-    verdict: Literal["publish", "keep", "refuse"]
+    verdict: Verdict
     """The gate's."""
     model: dict[str, Number]
     """Metrics of the best weights of the training."""
@@ -196,6 +197,11 @@ class Champion(Report):
     weights: str
     """Digest of its weights."""
 
+    @property
+    def where(self) -> str:
+        """Its repository in messages."""
+        return f"{self.endpoint}/{self.repo_id}"
+
 
 class RowUse(Report):
     """How often earlier comparisons have used the held-out rows, with `evaluation.gate.over: test_rows`."""
@@ -220,10 +226,11 @@ class RowUse(Report):
         return f"earlier comparisons used the held-out rows {self.uses:.1f} of {self.comparisons} times"
 
 
-class Verdict(Report):
-    """Whether the candidate may be published, and why."""
+class Blessing(Report):
+    """Whether the candidate may be published and why, with the hashes of what this is about."""
 
-    verdict: Literal["publish", "keep", "refuse"]
+    saved_as: ClassVar[str] = "blessing"
+    verdict: Verdict
     reasons: tuple[str, ...]
     metric: str
     """The metric that decides."""
@@ -233,12 +240,6 @@ class Verdict(Report):
     """Confidence of the comparison that decided; None in a blessing of an earlier version."""
     row_use: RowUse | None = None
     """None with `over: release`, and where nothing was compared."""
-
-
-class Blessing(Verdict):
-    """A verdict, with the hashes of what it is about."""
-
-    saved_as: ClassVar[str] = "blessing"
     model: str
     """Digest of the candidate's weights."""
     releases: tuple[str, ...] = ()

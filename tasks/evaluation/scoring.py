@@ -1,4 +1,4 @@
-"""Scores of every row of a split, and the record of the models that were scored.
+"""Scores of every row of a split.
 
 Logits are reduced to scores batch by batch. Memory holds only the scores: for each row 8 bytes per score name (float64)
 and 8 for the row_id.
@@ -7,7 +7,7 @@ and 8 for the row_id.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params import ModelError
-from params.schema import Direction
-from tasks.drift.report import ChampionConfidence
 from tasks.evaluation.groups import RowGroups, resampling_units
 from tasks.progress import progress
 
@@ -26,10 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
-    from tasks.evaluation.reading import CommonText
     from trainer.data.tokens import Sequences
     from trainer.loop.metrics import EvaluationMetrics
-    from trainer.objectives.bases.objective import Objective
+    from trainer.objectives.bases.objective import Example, Objective
 
 _MAX_IDS_IN_ERROR = 5
 
@@ -78,61 +75,20 @@ class ScoredModel:
     """How many sequences of tokens the rows are."""
 
 
-@dataclass(frozen=True)
-class ScoredModels:
-    """The candidate, and the models that were scored on the same split to compare with it."""
-
-    metric: str
-    """The metric that decides."""
-    directions: Mapping[str, Direction]
-    """Whether the smallest or the largest value of each metric is best."""
-    model: ScoredModel
-    """The candidate: the best weights of the training."""
-    untrained: ScoredModel | None
-    champion: ScoredModel | None
-    text: CommonText | None = None
-    """What candidate and champion both read; None without a champion."""
-    confidence: ChampionConfidence | None = None
-    """The champion's on the new rows."""
-    compared: Scores | None = None
-    """The candidate's on the text that the champion can read, too, if that is less than it reads by itself."""
-
-    def can_compare(self, metric: str) -> bool:
-        """Whether a metric can be compared with the champion's."""
-        return self.text is None or metric not in self.text.incomparable
-
-    def common(self, *, written: bool = False) -> tuple[Scores, Scores] | None:
-        """The scores of candidate and champion on the rows that both read as a whole; None without a champion.
-
-        With `written`, only of the rows whose text both tokenizers give back.
-        """
-        if self.champion is None:
-            return None
-        one, other = self.compared or self.model.scores, self.champion.scores
-        skipped = (self.text.left_out, self.text.unwritten) if self.text else ()
-        left_out = [rows for rows in skipped[: 1 + written] if len(rows)]
-        if not left_out and np.array_equal(one.row_ids, other.row_ids):
-            return _in_same_units(one, other)
-        shared = np.setdiff1d(np.intersect1d(one.row_ids, other.row_ids), np.concatenate([*left_out, one.row_ids[:0]]))
-        return _in_same_units(one.take(np.isin(one.row_ids, shared)), other.take(np.isin(other.row_ids, shared)))
-
-    def __iter__(self) -> Iterator[tuple[str, ScoredModel]]:
-        """The models that were scored, by name, the candidate first."""
-        named = {"model": self.model, "untrained": self.untrained, "champion": self.champion}
-        return ((name, one) for name, one in named.items() if one is not None)
-
-
-def _in_same_units(one: Scores, other: Scores) -> tuple[Scores, Scores]:
-    """Return scores of the same rows in the same groups: one of the models may lack a row that joined two of them."""
+def common_rows(one: Scores, other: Scores, left_out: NDArray[np.int64]) -> tuple[Scores, Scores]:
+    """Return the scores of two models of the rows that both have, in the same groups, without the `row_id`s that are left out."""
+    if len(left_out) or not np.array_equal(one.row_ids, other.row_ids):
+        shared = np.setdiff1d(np.intersect1d(one.row_ids, other.row_ids), left_out)
+        one, other = one.take(np.isin(one.row_ids, shared)), other.take(np.isin(other.row_ids, shared))
     if one.groups is None or other.groups is None or np.array_equal(one.groups, other.groups):
         return one, other
-    groups = resampling_units(one.groups, other.groups.astype(float))
+    groups = resampling_units(one.groups, other.groups.astype(float))  # one may lack a row that joined two of them
     return replace(one, groups=groups), replace(other, groups=groups)
 
 
 def score(
     model: PreTrainedModel,
-    sequences: Sequences,
+    sequences: Sequences | list[Example],
     *,
     objective: Objective[Any],
     metrics: EvaluationMetrics,
@@ -141,8 +97,6 @@ def score(
     groups: RowGroups | None = None,
 ) -> Scores:
     """Score every row of a split, whose groups are `groups`.
-
-    Every score must be finite.
 
     Raises:
         ModelError: a score is not finite.
@@ -160,23 +114,11 @@ def score(
     ids, table = np.concatenate(row_ids), np.concatenate(measured)
     order = np.lexsort((*table.T, ids))  # the windows of a row in the same order for every batch size: equal sums
     rows, starts = np.unique(ids[order], return_index=True)
-    columns = dict(zip(names, np.add.reduceat(table[order], starts).T, strict=True))
-    scores = Scores(
-        rows, columns, resampling_units(groups.of(rows) if groups else None, columns.get(objective.group_score or ""))
-    )
-    _refuse_non_finite(scores, name)
-    return scores
-
-
-def _refuse_non_finite(scores: Scores, name: str) -> None:
-    bad = np.zeros(len(scores), bool)
-    for column in scores.columns.values():
-        bad |= ~np.isfinite(column)
-    if bad.any():
-        ids = ", ".join(map(str, scores.row_ids[bad][:_MAX_IDS_IN_ERROR]))
-        ids += ", ..." if bad.sum() > _MAX_IDS_IN_ERROR else ""
-        raise ModelError(
-            name,
-            f"scores of {bad.sum()} of {len(scores)} rows are not finite (row_id {ids})",
-            "inspect one of them with `evergreen trace`; lower training.learning_rate",
-        )
+    sums = np.add.reduceat(table[order], starts)
+    if len(bad := rows[~np.isfinite(sums).all(axis=1)]):
+        shown = ", ".join([*map(str, bad[:_MAX_IDS_IN_ERROR]), *(["..."] if len(bad) > _MAX_IDS_IN_ERROR else [])])
+        what = f"scores of {len(bad)} of {len(rows)} rows are not finite (row_id {shown})"
+        raise ModelError(name, what, "inspect one of them with `evergreen trace`; lower training.learning_rate")
+    columns = dict(zip(names, sums.T, strict=True))
+    belonging = groups.of(rows) if groups else None
+    return Scores(rows, columns, resampling_units(belonging, columns.get(objective.group_score or "")))

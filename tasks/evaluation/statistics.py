@@ -116,22 +116,9 @@ class Resampler:
             high = np.quantile(np.where(unknown, math.inf, resampled), 1 - outside, method="higher")
         return float(low), float(high)
 
-    def gains(
-        self, pairs: Sequence[tuple[Scores, Scores]], directions: Mapping[str, Direction]
-    ) -> list[dict[str, Gain]]:
-        """Gains by metric of the first model of each pair over the second; all models on the same N rows."""
-        resampled = self.resample([scores for pair in pairs for scores in pair])
-        return [
-            self._gains(own, other, resampled[2 * i : 2 * i + 2], directions) for i, (own, other) in enumerate(pairs)
-        ]
-
-    def _gains(
-        self,
-        own: Scores,
-        other: Scores,
-        resampled: Sequence[Mapping[str, NDArray[np.float64]]],
-        directions: Mapping[str, Direction],
-    ) -> dict[str, Gain]:
+    def gains(self, own: Scores, other: Scores, directions: Mapping[str, Direction]) -> dict[str, Gain]:
+        """Gains of one model over another by metric, on the same N rows."""
+        resampled = self.resample([own, other])
         own_metrics, other_metrics = self.metrics(own), self.metrics(other)
         left_out = self._leave_one_out(own), self._leave_one_out(other)
         found = {}

@@ -14,7 +14,7 @@ import pydantic
 
 from params.foundation.artifacts import Artifacts
 from params.schema import Direction
-from tasks.evaluation.report import Opponent
+from tasks.evaluation.report import Opponent, Verdict
 from tasks.hub_client.receipt import Status
 from tasks.stages import Report, append_to_log, read_log
 
@@ -92,7 +92,7 @@ class RunEntry(_Record):
     ended: pydantic.AwareDatetime
     """For a crashed run: the start of its last stage."""
     outcome: Outcome
-    verdict: Literal["publish", "keep", "refuse"] | None = None
+    verdict: Verdict | None = None
     """The gate's, if the run got that far."""
     reasons: tuple[str, ...] = ()
     """The gate's reasons, or the reason of a rollback."""

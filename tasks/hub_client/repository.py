@@ -8,7 +8,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -219,6 +219,21 @@ class Repository:
         for path, file in tree.items():
             if path.endswith(SETTINGS):
                 self._refuse_large(commit, file, MAX_SETTINGS_BYTES)
+
+    def download_model(self, commit: str, folder: Path | None = None) -> Path:
+        """Download the model and the tokenizer of a commit, no code and no pictures, into a folder or the client's cache.
+
+        Raises:
+            HubRefusedError, TransientError: as `retry_until_clear`.
+        """
+        kinds = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+
+        def snapshot() -> str:
+            self.refuse_large_settings(commit, self.tree(commit))
+            return str(self.api.snapshot_download(self.id, revision=commit, local_dir=folder, allow_patterns=kinds))
+
+        patient = replace(self, cuts_requests=False)  # a large model takes longer than a look at the Hub
+        return Path(patient.retry_until_clear(snapshot))
 
     def _refuse_large(self, commit: str, file: RepoFile, max_bytes: int) -> None:
         if file.size > max_bytes:

@@ -69,17 +69,12 @@ class Answer:
             found = [f"{label.name.ljust(width)}  {label.probability:.3f}" for label in self.labels]
         elif self.spans is not None:
             marked = "".join(f"[{piece}]({label})" if label else piece for piece, label in self.pieces())
-            found = [*marked.splitlines(), *(_span_line(span) for span in self.spans)]
-            found += [] if self.spans else ["no spans"]
+            listed = [
+                f"{one.label}: {one.start} to {one.end}, {one.text!r}, {one.probability:.3f}" for one in self.spans
+            ]
+            found = [*marked.splitlines(), *(listed or ["no spans"])]
         else:
             found = (self.generated or "").splitlines() or ["(no text)"]
-        return [_printable(line) for line in (*found, *([f"note: {self.note}"] if self.note else []))]
-
-
-def _span_line(span: Span) -> str:
-    return f"{span.label}: {span.start} to {span.end}, {span.text!r}, {span.probability:.3f}"
-
-
-def _printable(line: str) -> str:
-    """Replace what could steer a terminal."""
-    return "".join(char if char.isprintable() or char == "\t" else "\ufffd" for char in line)
+        found += [f"note: {self.note}"] if self.note else []
+        # what could steer a terminal
+        return ["".join(char if char.isprintable() or char == "\t" else "\ufffd" for char in line) for line in found]

@@ -7,7 +7,7 @@ import logging
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
@@ -36,7 +36,9 @@ def try_model(
     """
     asked = ModelName.parse(name)
     names = [asked, asked.other(against)] if against else [asked]
-    _log_to_errors()
+    for handler in logging.root.handlers:  # standard output is only for answers
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
+            handler.setStream(sys.stderr)
     files = [fetch(Path(), one) for one in names]
     if not any(_needs_more(one.folder) for one in files):
         hide_packages("peft", "torchao")
@@ -44,13 +46,6 @@ def try_model(
     for text in texts or _standard_input():
         answers = [model.answer(text, options) for model in models]
         print(json.dumps(_as_json(files, answers)) if as_json else "\n".join(_shown(files, answers)), flush=True)
-
-
-def _log_to_errors() -> None:
-    """Keep standard output for answers: move what would be logged there to standard error."""
-    for handler in logging.root.handlers:
-        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
-            handler.setStream(sys.stderr)
 
 
 def _needs_more(folder: Path) -> bool:
@@ -74,39 +69,30 @@ def _standard_input() -> Iterator[str]:
 
 
 def _as_json(files: Sequence[ModelFiles], answers: Sequence[Answer]) -> dict[str, Any]:
-    found = [
-        {"repo_id": one.repo_id, "commit": one.commit, "tag": one.tag, **_fields(answer)}
-        for one, answer in zip(files, answers, strict=True)
-    ]
+    found = []
+    for one, answer in zip(files, answers, strict=True):
+        fields = {name: value for name, value in asdict(answer).items() if name != "text" and value is not None}
+        found.append({"repo_id": one.repo_id, "commit": one.commit, "tag": one.tag, **fields})
     body: dict[str, Any] = {"text": answers[0].text, "answers": found}
-    return body | ({"differ": _differ(answers)} if len(answers) > 1 else {})
-
-
-def _fields(answer: Answer) -> dict[str, Any]:
-    """The fields of an answer of its kind, without the text, which is the same for all."""
-    return {name: value for name, value in asdict(answer).items() if name != "text" and value is not None}
-
-
-def _differ(answers: Sequence[Answer]) -> bool:
-    return any(one.said != answers[0].said for one in answers)
+    return body | ({"differ": answers[0].said != answers[-1].said} if len(answers) > 1 else {})
 
 
 def _shown(files: Sequence[ModelFiles], answers: Sequence[Answer]) -> Iterator[str]:
+    """Yield the lines of one answer, or of two in columns that share the width of the terminal."""
     yield f"> {' '.join(answers[0].text.split())}"
     if len(answers) == 1:
         yield from answers[0].lines()
     else:
-        yield from _side_by_side([one.where for one in files], [answer.lines() for answer in answers])
-        yield "the answers differ" if _differ(answers) else "the answers are the same"
+        width = max(20, (shutil.get_terminal_size().columns - len(_GAP)) // 2)
+        columns = [
+            [
+                *textwrap.wrap(one.where, width),
+                "-" * width,
+                *(part for line in answer.lines() for part in textwrap.wrap(line, width)),
+            ]
+            for one, answer in zip(files, answers, strict=True)
+        ]
+        for left, right in zip_longest(*columns, fillvalue=""):
+            yield f"{left.ljust(width)}{_GAP}{right}".rstrip()
+        yield "the answers are the same" if answers[0].said == answers[1].said else "the answers differ"
     yield ""
-
-
-def _side_by_side(titles: Sequence[str], columns: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of columns that share the width of the terminal."""
-    width = max(20, (shutil.get_terminal_size().columns - len(_GAP)) // 2)
-    wrapped = [
-        [*textwrap.wrap(title, width), "-" * width, *(part for line in lines for part in textwrap.wrap(line, width))]
-        for title, lines in zip(titles, columns, strict=True)
-    ]
-    for left, right in zip_longest(*wrapped, fillvalue=""):
-        yield f"{left.ljust(width)}{_GAP}{right}".rstrip()

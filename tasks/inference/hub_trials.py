@@ -65,7 +65,7 @@ class HubTrials:
                 key, folder = f"{key} on {base.repo_id}@{base.commit}", self._with_base(folder, base.folder)
         except EvergreenError as error:
             raise TrialError(f"{error.where}: {error.what}") from error
-        found = self._ask({"key": key, "folder": str(folder), "where": files.where, "text": text}, files.where)
+        found = self._ask({"key": key, "folder": str(folder), "where": files.where, "text": text})
         if "error" in found:
             raise TrialError(str(found["error"]))
         return TrialAnswer(**found)
@@ -97,26 +97,24 @@ class HubTrials:
         (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
         return folder
 
-    def _ask(self, request: dict[str, str], where: str) -> dict[str, Any]:
-        process = self._process
-        if process is None or process.poll() is not None:
+    def _ask(self, request: dict[str, str]) -> dict[str, Any]:
+        if self._process is None or self._process.poll() is not None:
             own = Path(self._own.name)
-            process = trial_process.start(own, timeout_s=self._timeout_s, memory_bytes=self._memory_bytes)
-            self._process = process
-        assert process.stdin is not None
-        assert process.stdout is not None
+            self._process = trial_process.start(own, timeout_s=self._timeout_s, memory_bytes=self._memory_bytes)
+        asked, told = self._process.stdin, self._process.stdout
+        assert asked is not None
+        assert told is not None
         try:
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
+            asked.write(json.dumps(request) + "\n")
+            asked.flush()
+            if line := told.readline():
+                found: dict[str, Any] = json.loads(line)
+                return found
         except OSError:
-            line = ""
-        if line:
-            found: dict[str, Any] = json.loads(line)
-            return found
+            pass
         is_late = self._end() == -signal.SIGALRM
         why = f"it took longer than {self._timeout_s:.0f} s" if is_late else "it may have needed too much memory"
-        raise TrialError(f"{where}: the process that lets it answer has ended: {why}")
+        raise TrialError(f"{request['where']}: the process that lets it answer has ended: {why}")
 
     def _end(self) -> int | None:
         """End the process, and return its exit status."""

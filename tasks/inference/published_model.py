@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 MAIN: Final = "main"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _REVISION = re.compile(r"[A-Za-z0-9][\w./-]*")
-_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
-"""The files of a model and its tokenizer: no code and no pictures."""
 _LOOK_S = 120.0
 
 
@@ -104,13 +102,8 @@ def fetch_from_repository(opened: Repository, revision: str, *, recipe: str | No
     """As `fetch`, from a repository that is open."""
     repository = replace(opened, timeout_s=_LOOK_S)
     commit, tag = repository.retry_until_clear(lambda: _look(repository, revision, recipe))
-    patient = replace(repository, cuts_requests=False)  # a large model takes longer than a look at the Hub
-
-    def snapshot() -> str:
-        with storage_errors(Path("the cache of the Hub client")):
-            return str(repository.api.snapshot_download(repository.id, revision=commit, allow_patterns=_FILES))
-
-    return ModelFiles(Path(patient.retry_until_clear(snapshot)), repository.id, commit, tag)
+    with storage_errors(Path("the cache of the Hub client")):
+        return ModelFiles(repository.download_model(commit), repository.id, commit, tag)
 
 
 def _look(repository: Repository, revision: str, recipe: str | None) -> tuple[str, str | None]:
@@ -127,7 +120,6 @@ def _look(repository: Repository, revision: str, recipe: str | None) -> tuple[st
     except RevisionNotFoundError:
         listed = f"that `evergreen releases{f' {recipe}' if recipe else ''}` lists"
         raise HubRefusedError(repository.where, f"there is no revision {revision}", f"choose one {listed}") from None
-    repository.refuse_large_settings(commit, files)
     if not any(path.endswith(".safetensors") for path in files):
         fix = f"publish a model: evergreen run {recipe}" if recipe else "name a revision with a model"
         raise HubRefusedError(repository.where, f"the revision {revision} has no weights as safetensors", fix)

@@ -15,10 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from tasks.inference.answer import Answer
+from typing import IO, Any, Final
 
 KEPT: Final = 2
 """Models in memory."""
@@ -67,20 +64,17 @@ def _answer(models: dict[str, Any], request: Mapping[str, str]) -> dict[str, Any
                 del models[next(iter(models))]  # before the next one takes memory
             found = TriedModel.load(Path(request["folder"]), request["where"])
         models[key] = found
-        return _fields(found.answer(request["text"], AnswerOptions()))
+        answer = found.answer(request["text"], AnswerOptions())
     except EvergreenError as error:
         return {"error": f"{error.where}: {error.what}"}
     except Exception as error:  # noqa: BLE001 - whoever made the model decides what it raises
         models.clear()
         return {"error": f"{request['where']}: {type(error).__name__}: {error}"}
-
-
-def _fields(answer: Answer) -> dict[str, Any]:
     rows = [(label.name, label.probability) for label in answer.labels or ()]
     rows += [(f"{span.label}: {span.text}", span.probability) for span in answer.spans or ()]
-    pieces = [(answer.generated, "")] if answer.generated is not None else []
-    if answer.spans is not None:
-        pieces = list(answer.pieces())
+    pieces = [] if answer.spans is None else list(answer.pieces())
+    if answer.generated is not None:
+        pieces = [(answer.generated, "")]
     return {"pieces": pieces, "rows": [(name, f"{p:.3f}") for name, p in rows], "note": answer.note or ""}
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from params import DataError, ModelError
+from tasks.digests import PROVENANCE
 from tasks.inference.answer import Answer, Label, Span
-from tasks.publishing.provenance import FILE
 from tasks.tokenization.tokenizers import NO_LIMIT
 from trainer import objectives
 from trainer.model.adapters import TASKS, BaseModelReference, is_adapter
@@ -48,6 +48,11 @@ class AnswerOptions:
     """Logits are divided by it before a token is drawn; 0 takes the likeliest token, so that an answer repeats."""
     classes: int = 5
     """How many classes to name."""
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The arguments of generation that say how a token is chosen."""
+        return {"do_sample": True, "temperature": self.temperature} if self.temperature > 0 else {"do_sample": False}
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,10 @@ class TriedModel:
         positions = getattr(network.config, "max_position_embeddings", None)
         if positions and tokenizer.model_max_length > NO_LIMIT:
             tokenizer.model_max_length = positions
-        form = objectives.prompt_form(_objective(folder), has_template=bool(tokenizer.chat_template))
+        section = None
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a release need not record its objective
+            section = dict(json.loads((folder / PROVENANCE).read_bytes())["objective"])
+        form = objectives.prompt_form(section, has_template=bool(tokenizer.chat_template))
         made = None
         if task != "text2text-generation":
             made = pipeline(task, model=network, tokenizer=tokenizer, trust_remote_code=False)
@@ -108,32 +116,29 @@ class TriedModel:
 
         if not text.strip():
             raise DataError("the text", "is empty", "write one")
+        answer = {
+            "text-classification": self._classify,
+            "token-classification": self._find_spans,
+            "text2text-generation": self._rewrite,
+            "text-generation": self._continue,
+        }[self.task]
         try:
             with torch.inference_mode():
-                match self.task:
-                    case "text-classification":
-                        return self._classify(text, options)
-                    case "token-classification":
-                        return self._find_spans(text)
-                    case "text2text-generation":
-                        return self._rewrite(text, options)
-                    case _:
-                        return self._continue(text, options)
+                return answer(text, options)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             what = f"cannot answer: {type(error).__name__}: {error}"
-            raise ModelError(
-                self.where, what, "try a shorter text, or load it with transformers to see more"
-            ) from error
+            fix = "try a shorter text, or load it with transformers to see more"
+            raise ModelError(self.where, what, fix) from error
 
     def _classify(self, text: str, options: AnswerOptions) -> Answer:
         found = self._pipeline(text, top_k=options.classes, truncation=True)
         labels = [Label(str(one["label"]), float(one["score"])) for one in found]
         return Answer(text, labels=labels, note=self._unread(text))
 
-    def _find_spans(self, text: str) -> Answer:
+    def _find_spans(self, text: str, _: AnswerOptions) -> Answer:
         """As the pipeline groups sub-words, without the spaces that some tokenizers count to a word."""
-        is_long, limit = self._tokens(text) > self.tokenizer.model_max_length, self.tokenizer.model_max_length
-        in_windows = is_long and self.tokenizer.pad_token_id is not None
+        limit = self.tokenizer.model_max_length
+        in_windows = self._tokens(text) > limit and self.tokenizer.pad_token_id is not None
         windows = {"stride": limit // 4} if in_windows else {}
         spans = []
         for one in self._pipeline(text, aggregation_strategy="simple", **windows):
@@ -146,53 +151,34 @@ class TriedModel:
         return Answer(text, spans=spans, note=None if in_windows else self._unread(text))
 
     def _continue(self, text: str, options: AnswerOptions) -> Answer:
-        prompt = self.form.prompt(text)
-        (found,) = self._pipeline(prompt, return_full_text=False, **self._generation(prompt, options))
-        return Answer(text, generated=str(found["generated_text"]))
-
-    def _rewrite(self, text: str, options: AnswerOptions) -> Answer:
-        prompt = str(self.form.prompt(text))
-        encoded = self.tokenizer(prompt, truncation=True, return_tensors="pt").to(self.network.device)
-        inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
-        ids = self.network.generate(**inputs, **_sampling(options), max_new_tokens=options.max_new_tokens)
-        generated = self.tokenizer.decode(ids[0], skip_special_tokens=True)
-        return Answer(text, generated=str(generated), note=self._unread(prompt))
-
-    def _generation(self, prompt: str | list[dict[str, str]], options: AnswerOptions) -> dict[str, Any]:
-        """Return the arguments of generation, with no more new tokens than the model has positions for."""
-        longest = options.max_new_tokens
+        prompt, longest = self.form.prompt(text), options.max_new_tokens
         if self.positions:
             used = self._tokens(prompt)
             if used >= self.positions:
                 what = f"has {used} tokens with its prompt, and {self.where} can read {self.positions - 1}"
                 raise DataError("the text", what, "shorten it")
             longest = min(longest, self.positions - used)
-        return {"max_new_tokens": longest, **_sampling(options)}
+        (found,) = self._pipeline(prompt, return_full_text=False, max_new_tokens=longest, **options.sampling)
+        return Answer(text, generated=str(found["generated_text"]))
+
+    def _rewrite(self, text: str, options: AnswerOptions) -> Answer:
+        prompt = str(self.form.prompt(text))
+        encoded = self.tokenizer(prompt, truncation=True, return_tensors="pt").to(self.network.device)
+        inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        ids = self.network.generate(**inputs, **options.sampling, max_new_tokens=options.max_new_tokens)
+        generated = self.tokenizer.decode(ids[0], skip_special_tokens=True)
+        return Answer(text, generated=str(generated), note=self._unread(prompt))
 
     def _tokens(self, prompt: str | list[dict[str, str]]) -> int:
         if isinstance(prompt, str):
             return len(self.tokenizer(prompt, verbose=False)["input_ids"])
-        return len(
-            self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
-        )
+        encoded = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)
+        return len(encoded["input_ids"])
 
     def _unread(self, text: str) -> str | None:
         """Return a sentence about the end of a text that is too long; None if the model reads all of it."""
         count, limit = self._tokens(text), self.tokenizer.model_max_length
         return f"the model read the first {limit} of {count} tokens" if count > limit else None
-
-
-def _sampling(options: AnswerOptions) -> dict[str, Any]:
-    return {"do_sample": True, "temperature": options.temperature} if options.temperature > 0 else {"do_sample": False}
-
-
-def _objective(folder: Path) -> Mapping[str, Any] | None:
-    """Return the section `objective` of the recipe that made a model, if its release records it."""
-    try:
-        found = json.loads((folder / FILE).read_bytes())["objective"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _task(names: Collection[str], where: str, file: str) -> Task:

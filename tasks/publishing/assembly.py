@@ -22,9 +22,9 @@ from tasks.publishing.candidate import Candidate
 from tasks.publishing.model_card import card_text, code_block_fence
 from tasks.publishing.provenance import FILE, provenance
 from tasks.publishing.release import ReleasePlan, plan_release
-from tasks.report.chart_data import card_pictures
 from tasks.report.formatting import metrics_table
 from tasks.report.page import render
+from tasks.report.sections import card_pictures
 
 
 def plan_candidate_release(candidate: Candidate, replaced: Champion | None, inputs: Inputs) -> ReleasePlan:

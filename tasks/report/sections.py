@@ -1,24 +1,117 @@
-"""What the report page computes for a section: its first sentence and its charts. The template has all other text.
+"""What the report page and the model card compute from the results of a run: first sentences and charts of sections.
 
-A section is None where the run has no results for it.
+The template has all other text. A section is None where the run has no results for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
-from tasks.evaluation.report import Opponent
-from tasks.report import chart_data
-from tasks.report.canvas import svg
-from tasks.report.chart_data import OPPONENTS
-from tasks.report.formatting import finite, gain_class, number, plural
-from tasks.report.metric_plots import NAMES, draw_calibration, draw_comparison, draw_gains, draw_slices, value_range
+from params.foundation.artifacts import Artifacts
+from tasks.evaluation.report import Comparison, Opponent, SliceResult
+from tasks.report.canvas import png, svg
+from tasks.report.charts import (
+    MODELS,
+    NAMES,
+    Panel,
+    Values,
+    draw_calibration,
+    draw_comparison,
+    draw_curves,
+    draw_gains,
+    draw_slices,
+    value_range,
+)
+from tasks.report.formatting import finite, gain_class, number, one_line, plural
 from tasks.report.run_results import RunResults
-from tasks.report.training_curves import draw_curves
 
 Section = dict[str, Any]
+MAX_PANELS = 6
 MAX_METRICS = 12
+MAX_SLICES = 20
+OPPONENTS: Mapping[Opponent, str] = {"champion": "champion", "untrained": "model before training"}
+"""What the candidate is compared with, the one that decides first, and its name."""
+
+
+def curve_panels(results: RunResults) -> list[Panel]:
+    """Return the curves of the loss, of the metric that chose the weights, and of other metrics, in this order."""
+    trained = results.trained
+    best_step, best_metric = (float(trained.best_step), trained.best_metric) if trained else (None, None)
+    names = {name for row in results.validation_curve for name in row} - {"step"}
+    names |= {"loss"} if any("loss" in row for row in results.train_curve) else set()
+    ordered = sorted(names, key=lambda name: (name != "loss", name != best_metric, name))
+    panels = []
+    for name in ordered[:MAX_PANELS]:
+        train = [(row["step"], row[name]) for row in results.train_curve if name == "loss" and name in row]
+        validation = [(row["step"], row[name]) for row in results.validation_curve if name in row]
+        panels.append(Panel(name, train, validation, best_step))
+    return panels
+
+
+def drawn_slices(results: RunResults) -> list[SliceResult]:
+    """Return the slices that have a value, the worst first, each with a name for a chart and with finite numbers only."""
+    ordered = results.slices_worst_first()
+    several = len({one.slice_by for one in ordered}) > 1
+    found = []
+    for one in ordered:
+        name = f"{one_line(one.slice_by, 40)}: " if several else ""
+        ends = {key: finite(getattr(one, key)) for key in ("low", "high", "champion")}
+        found.append(one.model_copy(update={"slice": name + one_line(one.slice, 200), **ends}))
+    return [one for one in found if isfinite(one.value)]
+
+
+def calibration_bins(results: RunResults) -> list[dict[str, float]]:
+    """Return the bins of the reliability diagram that have rows."""
+    bins = (results.details.calibration if results.details else None) or ()
+    return [one for one in bins if one.get("rows") and isfinite(one["confidence"]) and isfinite(one["accuracy"])]
+
+
+def model_values(results: RunResults, most: int) -> dict[str, Values]:
+    """Return the values of all models by metric, the metric that decides first, of so many metrics."""
+    values: dict[str, Values] = {}
+    for metric in results.metric_names:
+        known = {model: value for model in MODELS if (value := results.value(model, metric)) is not None}
+        if known:
+            values[metric] = {model: (value, *results.interval(model, metric)) for model, value in known.items()}
+    return dict(list(values.items())[:most])
+
+
+def gains_over(results: RunResults, against: Opponent) -> list[Comparison]:
+    """Return the gains over one model that have an interval, the metric that decides first."""
+    found = [results.comparison(against, metric) for metric in results.metric_names]
+    return [one for one in found if one and one.has_interval and isfinite(one.gain)]
+
+
+def gate_bars(results: RunResults, against: Opponent) -> dict[str, float]:
+    """Return what the gate demands the lower end of the gain to be above, by the metric that decides; empty if another model does."""
+    decides = "champion" if results.blessing and results.blessing.champion else "untrained"
+    if not results.recipe or not results.metric or against != decides:
+        return {}
+    bar = results.recipe.evaluation.gate.bar
+    return {results.metric: max(bar, 0.0) if against == "untrained" else bar}
+
+
+def sliced_metric(results: RunResults) -> str:
+    """Return the metric that the slices show."""
+    return next((one.metric for one in results.details.slices), "") if results.details else ""
+
+
+def card_pictures(artifacts: Artifacts) -> dict[str, bytes]:
+    """Return the charts of the model card as PNG by file name; a chart without data is left out."""
+    results = RunResults(artifacts, local=False)
+    drawn = {}
+    if panels := curve_panels(results):
+        drawn["curves.png"] = draw_curves(panels[:3])
+    if values := model_values(results, 6):
+        drawn["comparison.png"] = draw_comparison(values)
+    if slices := drawn_slices(results):
+        overall = results.value("model", sliced_metric(results))
+        drawn["slices.png"] = draw_slices(slices[:MAX_SLICES], overall=overall, columns=2)
+    if bins := calibration_bins(results):
+        drawn["calibration.png"] = draw_calibration(bins)
+    return {name: png(figure) for name, figure in drawn.items()}
 
 
 def comparison_section(results: RunResults) -> Section | None:
@@ -27,11 +120,11 @@ def comparison_section(results: RunResults) -> Section | None:
         return None
     against = [model for model in OPPONENTS if any(results.comparison(model, name) for name in results.metric_names)]
     charts = []
-    if values := chart_data.model_values(results, MAX_METRICS):
+    if values := model_values(results, MAX_METRICS):
         charts.append(("Side by side", svg(draw_comparison(values))))
     for model in against:
-        if gains := chart_data.gains_over(results, model)[:MAX_METRICS]:
-            drawn = draw_gains(gains, against=OPPONENTS[model], bars=chart_data.gate_bars(results, model))
+        if gains := gains_over(results, model)[:MAX_METRICS]:
+            drawn = draw_gains(gains, against=OPPONENTS[model], bars=gate_bars(results, model))
             charts.append((f"Gain over the {OPPONENTS[model]}", svg(drawn)))
     return {
         "lead": _comparison_lead(results, against),
@@ -59,12 +152,12 @@ def _comparison_lead(results: RunResults, against: Sequence[Opponent]) -> str:
 
 def slices_section(results: RunResults) -> Section | None:
     """Return every slice, the worst first."""
-    ordered, drawn = results.slices_worst_first(), chart_data.drawn_slices(results)
+    ordered, drawn = results.slices_worst_first(), drawn_slices(results)
     if not drawn:
         return None
-    metric = chart_data.sliced_metric(results)
+    metric = sliced_metric(results)
     overall = results.value("model", metric)
-    shown = drawn[: chart_data.MAX_SLICES]
+    shown = drawn[:MAX_SLICES]
     half = max(5, (len(shown) + 1) // 2)
     scale = value_range(shown, overall)
     worst = next((one for one in drawn if one.low is not None), drawn[0])
@@ -84,7 +177,7 @@ def slices_section(results: RunResults) -> Section | None:
 
 def calibration_section(results: RunResults) -> Section | None:
     """Return how often the model is right, by its confidence."""
-    bins = chart_data.calibration_bins(results)
+    bins = calibration_bins(results)
     if not bins:
         return None
     total = sum(one["rows"] for one in bins)
@@ -97,4 +190,4 @@ def calibration_section(results: RunResults) -> Section | None:
 
 def curve_charts(results: RunResults) -> list[tuple[str, str]]:
     """Return the charts of training and of its evaluations."""
-    return [("", svg(draw_curves([panel]))) for panel in chart_data.curve_panels(results)]
+    return [("", svg(draw_curves([panel]))) for panel in curve_panels(results)]

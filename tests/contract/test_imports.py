@@ -48,7 +48,7 @@ def test_no_module_of_flows_hides_a_library(name: str, tmp_path: Path) -> None:
         ("params.dvc_files", ("trainer", "tasks")),  # it hashes their code, which is imported later
         ("tasks.hub_client.local", ("fastapi", "torch", "huggingface_hub")),
         ("tasks.hub_server.server", ("fastapi", "uvicorn", "dulwich", "pydantic")),
-        ("tasks.report.chart_data", ("matplotlib", "pyarrow")),
+        ("tasks.report.sections", ("matplotlib", "pyarrow")),
         ("tasks.training.stage", ("torch", "transformers", "accelerate", "pandas", "datasets")),
         ("trainer.identity", ("trainer.build", "trainer.job", "trainer.objectives", "torch")),
         ("trainer.reporting.metrics_log", ("torch", "transformers")),  # the train stage reads the metrics with it

@@ -253,7 +253,7 @@ def test_reason_of_validate_is_given(project: tuple[Artifacts, str]) -> None:
     assert found.sentence == f"{NOT_MEASURED}{tag} learned from other columns: label, text."
 
 
-def test_scores_that_are_not_finite_are_a_reason(project: tuple[Artifacts, str], tmp_path: Path) -> None:
+def test_scores_that_are_not_finite_are_a_reason(project: tuple[Artifacts, str]) -> None:
     artifacts, _ = project
     recipe = prepare(artifacts, UNCLEAR)
     objective = objectives.build(recipe.objective)
@@ -271,10 +271,8 @@ def test_scores_that_are_not_finite_are_a_reason(project: tuple[Artifacts, str],
         batch_size=16,
         split="test",
         seed=1,
-        folder=tmp_path / "new",
     )
     assert found.reason.startswith("champion on new rows: scores of 60 of 60 rows are not finite")
-    assert not (tmp_path / "new").exists()
 
 
 def scores(confidence: Any, groups: Any = None) -> Scores:

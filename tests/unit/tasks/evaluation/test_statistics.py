@@ -111,7 +111,7 @@ def test_agreement_on_few_rows_does_not_prove_equality() -> None:
     own = other = labelled(200)
     same = resampler(CLASSES).resample([own, other])
     assert np.ptp(same[0]["accuracy"] - same[1]["accuracy"]) == 0
-    (found,) = resampler(CLASSES).gains([(own, other)], DIRECTIONS)
+    found = resampler(CLASSES).gains(own, other, DIRECTIONS)
     assert found["accuracy"].low < -0.02
     assert found["accuracy"].high > 0.02
 
@@ -182,7 +182,7 @@ def test_few_observations_give_no_interval(objective: Any, scores: Any, observat
     """A single one would give an interval of no width, which every better value passes."""
     source = resampler(objective, resamples=200)
     own, other = (few(scores, observations, groups=groups, seed=seed) for seed in (1, 2))
-    (found,) = source.gains([(own, other)], DIRECTIONS)
+    found = source.gains(own, other, DIRECTIONS)
     shares = {"accuracy"} if not groups and objective is CLASSES else set()
     for metric in found.keys() - shares:
         gain = found[metric]
@@ -204,7 +204,7 @@ def test_agreement_of_few_groups_does_not_prove_equality() -> None:
     """Where the rows are groups, too: equal gains of 0 are no interval of no width, which passes any margin."""
     for groups, width in ((20, 0.17), (200, 0.02)):
         own = replace(labelled(2 * groups), groups=np.arange(2 * groups) // 2)
-        (found,) = resampler(CLASSES).gains([(own, own)], DIRECTIONS)
+        found = resampler(CLASSES).gains(own, own, DIRECTIONS)
         for metric in ("accuracy", "macro_f1", "calibration_error", "loss"):
             assert found[metric].low <= -width * 0.5
             assert found[metric].high == -found[metric].low
@@ -217,7 +217,7 @@ def test_a_model_that_is_right_where_the_other_is_wrong_passes_as_in_the_sign_te
     for rows in range(1, 13):
         groups = np.arange(rows)
         pair = [replace(one.take(slice(0, rows)), groups=groups) for one in (right, wrong)]
-        (found,) = resampler(CLASSES, resamples=200).gains([(pair[0], pair[1])], DIRECTIONS)
+        found = resampler(CLASSES, resamples=200).gains(*pair, DIRECTIONS)
         assert found["accuracy"].value == 1.0
         assert (found["accuracy"].low > 0) == (rows >= 6)
 
@@ -237,15 +237,15 @@ def test_a_metric_that_one_row_decides_has_no_interval() -> None:
     for scores in (one, other):
         for name in ("nll", "tokens", "correct", "bytes"):
             scores.columns[name][1:] = 0
-    (found,) = resampler(resamples=200).gains([(one, other)], DIRECTIONS)
+    found = resampler(resamples=200).gains(one, other, DIRECTIONS)
     assert (found["loss"].low, found["loss"].high) == (-np.inf, np.inf)
 
 
 @pytest.mark.parametrize(("objective", "scores"), [(CAUSAL, texts), (CLASSES, labelled)], ids=["texts", "labels"])
 def test_gain_is_the_metric_difference_in_the_metrics_direction(objective: Any, scores: Any) -> None:
     own, other, source = scores(300, 1), scores(300, 2), resampler(objective)
-    (found,) = source.gains([(own, other)], DIRECTIONS)
-    (back,) = source.gains([(other, own)], DIRECTIONS)
+    found = source.gains(own, other, DIRECTIONS)
+    back = source.gains(other, own, DIRECTIONS)
     mine, theirs = source.metrics(own), source.metrics(other)
     for metric, gain in found.items():
         sign = 1 if DIRECTIONS[metric] == "max" else -1
@@ -275,7 +275,7 @@ def test_row_weights_are_drawn_once_for_all_models_and_comparisons() -> None:
     own, other, source = texts(3000, 1), texts(3000, 2), resampler(resamples=200)
     source.resample([own])
     source.resample([other])
-    source.gains([(own, other)], DIRECTIONS)
+    source.gains(own, other, DIRECTIONS)
     assert statistics._weights.cache_info().misses == 2, "one draw for each of two chunks"
 
 
@@ -321,9 +321,9 @@ def test_copies_of_rows_tell_nothing_new_if_they_are_a_group(monkeypatch: Any, o
     monkeypatch.setattr(statistics, "_CHUNK", 64)
     source, once = resampler(objective), (scores(150, 1), scores(150, 2))
     alone = tuple(replace(one, groups=one.row_ids) for one in once)
-    (expected,) = source.gains([alone], DIRECTIONS)
-    (found,) = source.gains([tuple(copies(one, 5, are_known=True) for one in once)], DIRECTIONS)
-    (wrong,) = source.gains([tuple(copies(one, 5, are_known=False) for one in once)], DIRECTIONS)
+    expected = source.gains(*alone, DIRECTIONS)
+    found = source.gains(*(copies(one, 5, are_known=True) for one in once), DIRECTIONS)
+    wrong = source.gains(*(copies(one, 5, are_known=False) for one in once), DIRECTIONS)
     for metric, gain in found.items():
         assert gain.p_value is None
         assert (gain.value, gain.low, gain.high) == pytest.approx(
@@ -353,7 +353,7 @@ def peak_mib(rows: int) -> float:
     own, other = texts(rows, 1), texts(rows, 2)
     tracemalloc.start()
     try:
-        resampler(resamples=200).gains([(own, other)], DIRECTIONS)
+        resampler(resamples=200).gains(own, other, DIRECTIONS)
         return tracemalloc.get_traced_memory()[1] / 2**20
     finally:
         tracemalloc.stop()

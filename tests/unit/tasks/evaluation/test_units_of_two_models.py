@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from params.schema import ObjectiveChoice
 from tasks.evaluation.groups import resampling_units
-from tasks.evaluation.scoring import ScoredModel, ScoredModels, Scores
+from tasks.evaluation.scoring import Scores, common_rows
 from tasks.evaluation.statistics import Resampler
 from tests.support import new_objectives
 from trainer import objectives
@@ -35,11 +35,10 @@ def test_models_that_answer_alike_differ_by_nothing(both: bool) -> None:
     customers = QUERY.copy()
     customers[1], customers[ROWS - 3] = 1, QUERIES - 2  # each joins two queries
     own, other = scored(customers, ROWS - 3 if both else None), scored(customers, 1)
-    models = ScoredModels("reciprocal_rank", RANKING.metrics, ScoredModel(own, {}), None, ScoredModel(other, {}))
-    common = models.common()
-    assert common is not None
+    common = common_rows(own, other, np.zeros(0, np.int64))
     assert common[0].observations == common[1].observations
-    (alone,) = Resampler(RANKING, {}, resamples=200, confidence=0.9, seed=1).gains([common], RANKING.metrics)
-    (same,) = Resampler(RANKING, {}, resamples=200, confidence=0.9, seed=1).gains([(common[0],) * 2], RANKING.metrics)
+    resampler = Resampler(RANKING, {}, resamples=200, confidence=0.9, seed=1)
+    alone = resampler.gains(*common, RANKING.metrics)
+    same = resampler.gains(common[0], common[0], RANKING.metrics)
     gain, expected = alone["reciprocal_rank"], same["reciprocal_rank"]
     assert (gain.low, gain.high) == pytest.approx((expected.low, expected.high))

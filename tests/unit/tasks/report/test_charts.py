@@ -13,9 +13,16 @@ from PIL import Image
 
 from tasks.evaluation.report import Comparison, SliceResult
 from tasks.report.canvas import png, svg
-from tasks.report.chart_data import card_pictures
-from tasks.report.metric_plots import draw_calibration, draw_comparison, draw_gain, draw_gains, draw_slices
-from tasks.report.training_curves import Panel, draw_curves
+from tasks.report.charts import (
+    Panel,
+    draw_calibration,
+    draw_comparison,
+    draw_curves,
+    draw_gain,
+    draw_gains,
+    draw_slices,
+)
+from tasks.report.sections import card_pictures
 from tests.unit.tasks.report import example
 
 

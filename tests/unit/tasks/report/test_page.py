@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from params.foundation.artifacts import STAGES, Artifacts
-from tasks.report.chart_data import card_pictures
 from tasks.report.formatting import MINUS, MISSING
 from tasks.report.page import render, write_report
+from tasks.report.sections import card_pictures
 from tasks.report.timings import Timing, read_timings, record_timing
 from tests.support import tiny
 from tests.support.browser import needs_browser, open_page

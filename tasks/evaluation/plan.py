@@ -1,0 +1,170 @@
+"""What an evaluation does, decided before a model is loaded: which models, which rows up to which limits, and what is compared."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from params import ModelError
+from params.foundation.artifacts import Artifacts
+from params.schema import Direction, Evaluation, Launch, Model, ObjectiveChoice
+from tasks.drift.report import DriftReport
+from tasks.evaluation import champion
+from tasks.evaluation.champion_confidence import reason_not_comparable
+from tasks.evaluation.groups import RowGroups
+from tasks.evaluation.reading import CommonText, ModelInputReader
+from tasks.evaluation.report import Champion
+from tasks.evaluation.statistics import Resampler
+from tasks.shards.kept_work import ShardWorkers
+from tasks.shards.split_rows import SplitRows
+from tasks.stages import read_report
+from tasks.validation.report import ValidationReport
+from trainer import objectives
+from trainer.data import tokens
+from trainer.model.network import load_trained_model, untrained_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model that is to be scored."""
+
+    name: str
+    """`model`, `untrained` or `champion`; `compared`: the candidate on the text that the champion can read, too, if that is less
+    than it reads by itself.
+    """
+    load: Callable[[], PreTrainedModel]
+    reader: ModelInputReader
+    sequences: Path
+    """The rows as it reads them."""
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """What an evaluation does."""
+
+    settings: Evaluation
+    """Gate and slices, among others."""
+    resampler: Resampler
+    """With the objective and what it learned."""
+    batch_size: int
+    metric: str
+    """The metric that decides."""
+    directions: Mapping[str, Direction]
+    """Whether the smallest or the largest value of each metric is best."""
+    rows: SplitRows
+    groups: RowGroups | None
+    """Which of the rows belong together; None if each is on its own."""
+    models: tuple[PlannedModel, ...]
+    """In this order, the candidate first."""
+    text: CommonText
+    """What candidate and champion both read."""
+    new_rows: DriftReport | None
+    """Names new rows on which the champion's confidence is measured; None if it is not."""
+    not_measured: str
+    """Why it is not."""
+
+    def can_compare(self, metric: str) -> bool:
+        """Whether a metric can be compared with the champion's."""
+        return metric not in self.text.incomparable
+
+
+def plan_evaluation(
+    artifacts: Artifacts,
+    *,
+    seed: int,
+    objective: ObjectiveChoice,
+    model: Model,
+    evaluation: Evaluation,
+    launch: Launch,
+    published: champion.ChampionStatus,
+    folder: Path,
+) -> EvaluationPlan:
+    """Decide what is scored and compared; rows that are to be encoded once more go into `folder`.
+
+    Raises:
+        ModelError: candidate and champion cannot be compared.
+    """
+    built, state = objectives.build(objective), tokens.read_state(artifacts.tokens)
+    tokenizer, gate = tokens.read_tokenizer(artifacts.tokens), evaluation.gate
+    metric = gate.metric or built.main_metric
+    extra = evaluation.metrics.directions if evaluation.metrics else {}
+    rows = SplitRows(artifacts.rows / evaluation.split)
+    groups = RowGroups.read(rows)
+    own = ModelInputReader(built, tokenizer, artifacts.model, tokenizer.model_max_length, "the candidate")
+    found, text, other = published.champion, CommonText(), None
+    with ShardWorkers(artifacts, "evaluate", launch) as workers:
+        if found and published.folder:
+            other = champion.champion_reading(
+                published.folder, objective, max_length=own.max_length, champion=found, columns=rows.schema.names
+            )
+            text = CommonText.find(own, other, rows, state, folder=folder, workers=workers)
+            _check_comparable(text, metric, own, found, len(rows))
+        elif published.max_length > own.max_length:
+            # It was judged at a longer limit than that of the recipe, and its release keeps it.
+            encoder = own.encoder(published.max_length, state)
+            text = CommonText(encoder.max_length, own.encode(rows, encoder, folder / "own", workers))
+
+    def load_model() -> PreTrainedModel:
+        return load_trained_model(artifacts.model, built.model_class())
+
+    def load_untrained() -> PreTrainedModel:
+        return untrained_model(model, objective=built, state=state, tokenizer=tokenizer, seed=seed)
+
+    by_itself = artifacts.tokens / evaluation.split
+    sequences = text.own or by_itself
+    if not text.is_cut:
+        by_itself = sequences
+    models = [PlannedModel("model", load_model, own, by_itself)]
+    if sequences != by_itself:
+        models.append(PlannedModel("compared", load_model, own, sequences))
+    if evaluation.compare_untrained:
+        models.append(PlannedModel("untrained", load_untrained, own, by_itself))
+    if found and other:
+        network = partial(champion.load, other.folder, other.objective, state, found)
+        models.append(PlannedModel("champion", network, other, text.champion or sequences))
+    for one in models:
+        one.reader.objective.set_reference(load_untrained)
+    has_report = artifacts.report("validate").exists()
+    drift = read_report(artifacts, ValidationReport).drift if has_report else None
+    reason = reason_not_comparable(built, drift, published)
+    return EvaluationPlan(
+        settings=evaluation,
+        resampler=Resampler(built, state, resamples=gate.resamples, confidence=gate.comparison_confidence, seed=seed),
+        batch_size=launch.eval_batch_size,
+        metric=metric,
+        directions={**built.metrics, **built.evaluate_only_metrics, **extra},
+        rows=rows,
+        groups=groups,
+        models=tuple(models),
+        text=text,
+        new_rows=None if reason else drift,
+        not_measured=reason,
+    )
+
+
+def _check_comparable(text: CommonText, metric: str, own: ModelInputReader, published: Champion, rows: int) -> None:
+    """Refuse a metric that cannot be compared with the champion's, and log what is compared."""
+    if metric in text.incomparable:
+        what = f"the champion has another tokenizer or other settings of it, and {metric} cannot be compared between tokenizers"
+        if metric in own.objective.restated:
+            share = f"{len(text.unwritten)} of {rows} rows"
+            what = f"the champion reads rows in another way, and of {share} one of the two does not have to say all, such as upper case"
+        known = {**own.objective.metrics, **own.objective.evaluate_only_metrics}
+        fix = "keep the tokenizer, or publish to another repository (publish.repo_id)"
+        if others := ", ".join(name for name in known if name not in text.incomparable):
+            fix = f"set evaluation.gate.metric to one of {others}, or {fix}"
+        raise ModelError(published.where, what, fix)
+    if text.limit:
+        logger.info("evaluate: candidate and champion are compared on texts of up to %d tokens", text.limit)
+    for ids, how in ((text.left_out, "read"), (text.unwritten, "said")):
+        if len(ids):
+            logger.info("evaluate: %d of %d rows are not %s as a whole by both, and do not count", len(ids), rows, how)
