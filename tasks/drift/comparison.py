@@ -71,16 +71,15 @@ class _Tests:
         now = np.asarray(shares[:, sides.known :].sum(axis=1)).ravel() / sides.new
         of_rows = self.new.labels[known.column]
         names = {label_hash(name): name for own in of_rows for name in own}
-        codes = [int(label) for label in labels]
-
-        is_unknown = np.array([code not in self.profile.labels[known.column] for code in codes])
+        codes, counted = labels.tolist(), self.profile.labels[known.column]
+        is_unknown = np.array([code not in counted for code in codes])
         own_numbers = numbers[len(known.values) :]  # of the labels of each new row, one after the other
         row_of = np.repeat(np.arange(len(of_rows)), [len(own) for own in of_rows])
         has_unknown = np.bincount(row_of, is_unknown[own_numbers], len(of_rows)) > 0  # (N,)
         weights = Observations.of(0, len(of_rows), (None, self.new.groups)).weights
         unknown = float((has_unknown * weights).sum() / weights.sum())
         counts = Counter(name for own in of_rows for name in {*own})
-        unseen = [name for name, _ in counts.most_common() if label_hash(name) not in self.profile.labels[known.column]]
+        unseen = [name for name, _ in counts.most_common() if label_hash(name) not in counted]
         yield _finding(
             what=f"new labels ({known.column})",
             measure="share of new rows",

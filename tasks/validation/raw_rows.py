@@ -260,9 +260,8 @@ def _require_columns(raw: Path, columns: Sequence[str], needed: Mapping[str, str
 
 
 def _require_types(raw: Path, schema: pa.Schema, kinds: Mapping[str, ColumnKind]) -> None:
-    def is_text(kind: Any) -> bool:
-        plain = kind.value_type if types.is_dictionary(kind) else kind
-        return bool(types.is_string(plain) or types.is_large_string(plain) or types.is_string_view(plain))
+    def is_text(kind: Any) -> bool:  # ingest writes no dictionaries and no views
+        return bool(types.is_string(kind) or types.is_large_string(kind))
 
     def is_label(kind: Any) -> bool:
         return is_text(kind) or types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)

@@ -13,12 +13,10 @@ expectations of Great Expectations, for the rows of all splits together; a condi
 
 - `quarantine`: failing rows are set aside. Of equal rows the first stays: one from test, else validation, else train.
   A check of the table as a whole names no rows to set aside, so it ends the stage like `fail`.
-- `fail`: the stage ends, and `validated/` does not change.
+- `fail`: the stage ends, and `validated/` does not change. The page and the failing rows are in .scratch/<recipe>/validation-failed/.
 - `report`: the failure is shown and has no consequences.
 
-A check with `mostly` passes, and its failing rows stay, if at least that share of rows passes. Checks ignore nulls,
-except `expect_column_values_to_not_be_null`. If the stage ends because of bad data, the page and the failing rows are
-in .scratch/<recipe>/validation-failed/.
+Checks ignore nulls, except `expect_column_values_to_not_be_null`. With `mostly`, failing rows stay if that share of rows passes.
 """
 
 from __future__ import annotations

@@ -325,9 +325,9 @@ class TestWorkInProportion:
         self.written: list[int] = []
         write = stage._write_files
 
-        def noted(part: stage._Part) -> Any:
-            self.written.append(part.number)
-            return write(part)
+        def noted(division: Any, folder: Path, part: Any) -> Any:
+            self.written.append(part[0])
+            return write(division, folder, part)
 
         monkeypatch.setattr(stage, "_write_files", noted)
 
