@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 
 import pandas as pd
 
-from params import DataError
+from params import DataError, RecipeError
 from params.dvc_files import Inputs
 from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomically
 from params.schema import Expectation, Launch, ObjectiveChoice, Validation
@@ -45,7 +45,7 @@ from tasks.validation.check_results import (
     quarantined_rows,
     run_checks,
 )
-from tasks.validation.expectations import columns_of, expectation_problems, problems_as_error
+from tasks.validation.expectations import columns_of, expectation_problems
 from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, read_raw_rows
 from tasks.validation.report import ValidationReport, describe
 from tasks.validation.separated_rows import Plan, write_failing_rows, write_good_rows
@@ -88,7 +88,9 @@ def validate(
     with ShardWorkers(artifacts, "validate", launch, inputs, imports=imports) as workers:
         workers.expect(sum(len(Manifest.read(artifacts.raw / split).shards) for split in SPLITS))
         if problems := expectation_problems(validation.expectations):
-            raise problems_as_error(problems)
+            lines = "\n".join(f"{'.'.join(map(str, p.key))}: {p.what}; {p.fix}" for p in problems)
+            what, fix = f"cannot be run\n{lines}", "fix the expectations above"
+            raise RecipeError.at("validation.expectations", what, fix)
         rows = read_raw_rows(artifacts.raw, kinds, needed, workers, artifacts.validation_keys)
         logger.info("validate: checking %d rows", len(rows))
         plan = Plan.of(rows, _run_all_checks(method, validation.expectations, rows), validation.max_quarantined)
