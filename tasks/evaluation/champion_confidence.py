@@ -22,8 +22,7 @@ from tasks.evaluation.groups import RowGroups
 from tasks.evaluation.scoring import Scores, score
 from tasks.progress import progress
 from tasks.shards.split_rows import SplitRows
-from tasks.tokenization.arrow import sort_longest_first, write_sequences
-from tasks.tokenization.encoding import Encoder
+from tasks.tokenization.encoding import Encoder, sort_longest_first, write_sequences
 from trainer import objectives
 from trainer.data.shards import Manifest, Shard
 from trainer.data.tokens import Sequences

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from params import DataError, EvergreenError, HubRefusedError, RecipeError, TransientError
 from params.schema import HubDataset
 from tasks.ingestion.batches import Batches
-from tasks.ingestion.file_index import FileIndex
-from tasks.ingestion.files import FileSource
+from tasks.ingestion.files import FileIndex, FileSource
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError

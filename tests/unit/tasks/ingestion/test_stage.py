@@ -18,8 +18,7 @@ from params import DataError, InputsChangedError, RecipeError
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Data, Launch
 from tasks.ingestion import stage
-from tasks.ingestion.splitting import canonical_json, split_of
-from tasks.ingestion.stage import ingest
+from tasks.ingestion.stage import canonical_json, ingest, split_of
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 
