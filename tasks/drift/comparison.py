@@ -55,15 +55,11 @@ class _Tests:
         pairs = [(one, found[key]) for one in self.profile.samples if (key := (one.kind, one.column)) in found]
         # labels first, then texts, then numbers: the permutations follow each other in one random stream
         for known, new in sorted(pairs, key=lambda pair: {"label": 0, "text": 1}.get(pair[0].kind, 2)):
-            if known.kind == "label":
-                yield from self._labels(known, new)
-            elif known.kind == "text":
-                yield from self._texts(known, new)
-            else:
-                yield self._numbers(known, new)
+            sides = Observations.of(len(known.values), len(new.values), (known.groups, new.groups))
+            compare = {"label": self._labels, "text": self._texts}.get(known.kind, self._numbers)
+            yield from compare(known, new, sides)
 
-    def _labels(self, known: SampledMeasure, new: SampledMeasure) -> Iterator[Finding]:
-        sides = Observations.of(len(known.values), len(new.values), (known.groups, new.groups))
+    def _labels(self, known: SampledMeasure, new: SampledMeasure, sides: Observations) -> Iterator[Finding]:
         labels, numbers = np.unique(np.concatenate([known.values, new.values]), return_inverse=True)
         shares = sides.shares(numbers, len(labels))
         real, p_values, by_chance = self._permute(shares, sides, two_sample.label_statistics)
@@ -104,8 +100,7 @@ class _Tests:
             examples=change,
         )
 
-    def _texts(self, known: SampledMeasure, new: SampledMeasure) -> Iterator[Finding]:
-        sides = Observations.of(len(known.values), len(new.values), (known.groups, new.groups))
+    def _texts(self, known: SampledMeasure, new: SampledMeasure, sides: Observations) -> Iterator[Finding]:
         features = [*known.values, *new.values]
         told = two_sample.classifier_two_sample_test(
             features, sides, permutations=self._permutations, random=self.random
@@ -123,10 +118,9 @@ class _Tests:
             examples=scores[len(known.values) :],
         )
 
-    def _numbers(self, known: SampledMeasure, new: SampledMeasure) -> Finding:
+    def _numbers(self, known: SampledMeasure, new: SampledMeasure, sides: Observations) -> Iterator[Finding]:
         from scipy.stats import wasserstein_distance
 
-        sides = Observations.of(len(known.values), len(new.values), (known.groups, new.groups))
         values = np.concatenate([known.values, new.values])
         bins = two_sample.bin_numbers(values)
         _, p_values, _ = self._permute(sides.shares(bins, int(bins.max()) + 1), sides, two_sample.kolmogorov_smirnov)
@@ -139,7 +133,7 @@ class _Tests:
         examples = np.full(len(self.new.row_ids), -np.inf)
         is_there = np.isfinite(self.new.numbers[new.column]) if known.kind == "number" else slice(None)
         examples[is_there] = (news - before) * math.copysign(1.0, float(news.mean() - olds.mean()))
-        return _finding(
+        yield _finding(
             what=f"length of {known.column}" if known.kind == "length" else known.column,
             measure="Wasserstein distance in standard deviations",
             effect=distance,

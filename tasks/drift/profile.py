@@ -125,7 +125,6 @@ class Profile:
     """What is known of the rows that a model learned from."""
 
     rows: int
-    """Number of rows of the train split."""
     content: list[str]
     """The columns whose values tell two rows apart."""
     is_whole: bool

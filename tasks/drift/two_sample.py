@@ -28,7 +28,6 @@ MAX_BINS = 512
 FEWEST_TEXTS = 20
 """Fewest observations on each side for the test of texts: half of them teach the classifier."""
 _CHUNK = 100
-"""Permutations at a time."""
 _ENOUGH = 50
 """A test ends early after so many statistics as large as the real one: there is nothing to find."""
 Statistic = Callable[[NDArray[np.float64], NDArray[np.float64], int, int], NDArray[np.float64]]
@@ -43,7 +42,6 @@ class Observations:
     units: NDArray[np.int64]
     """(N,) the number of each row's observation; those of known rows come first."""
     known: int
-    """Number of known observations."""
     new: int
 
     @classmethod

@@ -54,7 +54,6 @@ class FileRowRange:
     path: Path
     name: str
     first: int
-    """Number of the first row in the file."""
     rows: int
     begin: TextFilePosition
     """Where to begin to read, at that row or before it."""
@@ -104,7 +103,6 @@ class FileIndex:
     name: str
     rows: int
     sha256: str
-    """Hash of the content, from `hashes`."""
     places: Sequence[TextFilePosition]
     """Places of rows, from the first on: of a Parquet file those of its row groups, and then that of its footer."""
     hashes: Sequence[str]
@@ -281,17 +279,16 @@ class FileSource:
         return {name: columns_of(self._folder / name, name) for name in declared}
 
     def _match(self, split: str, pattern: str) -> list[str]:
-        if (self._folder / pattern).is_file():
-            names = [pattern]
-        else:
+        key, found, names = f"data.source.{split}", [pattern], list[str]()
+        if not (self._folder / pattern).is_file():
             found = glob.glob(pattern, root_dir=self._folder, recursive=True)  # noqa: PTH207 - takes absolute paths too
-            names = sorted(name for name in found if (self._folder / name).is_file())
-            for name in sorted(set(found) - set(names)):
-                path = self._folder / name
-                if not path.is_dir():
-                    kind = "a link to a file that does not exist" if path.is_symlink() else "no regular file"
-                    raise DataError.at(f"data.source.{split}", f"{name!a} is {kind}", "remove it, or correct the path")
-        key = f"data.source.{split}"
+        for name in sorted(found):
+            path = self._folder / name
+            if path.is_file():
+                names.append(name)
+            elif not path.is_dir():
+                kind = "a link to a file that does not exist" if path.is_symlink() else "no regular file"
+                raise DataError.at(key, f"{name!a} is {kind}", "remove it, or correct the path")
         if not names:
             if (self._folder / pattern).is_dir():
                 fix = f"write a pattern that matches files, for example `{pattern}/*.parquet`"

@@ -36,14 +36,11 @@ CsvColumns = Mapping[str, Callable[[str], Any]]
 
 @dataclass(frozen=True)
 class TextFilePosition:
-    """Where reading can begin in a file of text."""
+    """Where reading can begin in a file of text: at a row, with its offset in bytes, and at a line."""
 
     row: int = 0
-    """Number of the row that begins there."""
     offset: int = 0
-    """Bytes before it."""
     line: int = 1
-    """Number of the line that begins there."""
 
 
 def read_file(path: Path, name: str, text_unit: TextUnit) -> Batches:

@@ -62,10 +62,6 @@ class HubSource:
 
     @cached_property
     def _files(self) -> FileSource:
-        place = f"{self._source.repo_id} at {self.revision}"
-        return FileSource(self._patterns, self._download(), place=place)
-
-    def _download(self) -> Path:
         from huggingface_hub import snapshot_download
 
         # The client matches with fnmatch, where `**/` needs at least one folder; in a recipe it may stand for none.
@@ -80,7 +76,7 @@ class HubSource:
                 token=self._token,
                 allow_patterns=sorted(patterns),
             )
-        return Path(folder)
+        return FileSource(self._patterns, Path(folder), place=f"{self._source.repo_id} at {revision}")
 
     @property
     def _endpoint(self) -> str:

@@ -54,7 +54,6 @@ class ShardWithPositions:
     split: str
     rows: SplitRows
     start: int
-    """Position of the first row."""
 
     @property
     def stop(self) -> int:
@@ -79,7 +78,6 @@ class PartWork:
     skip: Positions
     """Positions of the rows that do not count."""
     path: Path | None
-    """The file that the work writes, if it does."""
 
     def key(self, settings: str) -> str:
         """Return all that the result depends on; `settings` is a hash of all else."""
@@ -133,7 +131,6 @@ class RawRows:
     parts: tuple[ShardWithPositions, ...]
     """The shards of all splits in `ORDER`."""
     workers: ShardWorkers
-    """Do the work on shards."""
     scratch: Path
     """Where the folder for what does not fit into memory may be."""
 

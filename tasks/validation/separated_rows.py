@@ -35,7 +35,6 @@ class Plan:
     rows: RawRows
     results: Sequence[CheckResult]
     aside: Positions
-    """Positions of the rows that go to quarantine."""
     report: ValidationReport
 
     @classmethod
