@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 from params import DataError, InputsChangedError
 from params.foundation.hashing import file_sha256
-from tasks.ingestion.batches import Batches, is_unicode, to_batches
+from tasks.ingestion.batches import Batches, is_unicode
 from tasks.ingestion.formats import (
     JSON_SUFFIXES,
     SUFFIXES,
@@ -26,12 +26,9 @@ from tasks.ingestion.formats import (
     TextFilePosition,
     TextUnit,
     columns_of,
-    csv_rows,
     index_csv,
     index_json_lines,
-    json_rows,
     open_parquet,
-    parquet_batches,
     read_file,
     translate_read_errors,
 )
@@ -73,26 +70,14 @@ class FileRowRange:
         with translate_read_errors(self.path, self.name):
             state = _state(self.path)
             try:
-                yield from self._unchecked()
+                yield from read_file(
+                    self.path, self.name, columns=self.csv_columns, begin=self.begin, first=self.first, rows=self.rows
+                )
             finally:  # if the file has changed, that is the reason of an error; an edit may have been undone, too
                 differ = any(_hash_of(_hashes_of(self.path, offsets)) != sha256 for offsets, sha256 in self.hashed)
                 if differ or _state(self.path) != state:
                     fix = "run the recipe again when nothing writes to it any more"
                     raise InputsChangedError(self.name, "changed while its rows were read", fix)
-
-    def _unchecked(self) -> Batches:
-        if _is_parquet(self.path):
-            with open_parquet(self.path, self.name) as parquet:
-                yield from parquet_batches(parquet, self.name, self.first, self.rows)
-            return
-        with self.path.open("rb") as lines:
-            lines.seek(self.begin.offset)
-            if self.csv_columns is not None:
-                rows = csv_rows(lines, self.name, self.csv_columns, self.begin)
-            else:
-                rows = json_rows(lines, self.name, self.begin)
-            skip = self.first - self.begin.row
-            yield from to_batches(row for row in islice(rows, skip, skip + self.rows))
 
 
 @dataclass(frozen=True)
