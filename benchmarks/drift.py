@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from params.schema import Drift
-from tasks.drift.comparison import find_drift
+from tasks.drift.measure import find_drift
 from tasks.drift.profile import Profile, samples
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, Change
 from tasks.drift.rows import SampledRows, hashed_ngrams, label_hash

@@ -1,4 +1,4 @@
-"""Measure drift: write the profile of this run's rows, and compare its new rows with the published profile.
+"""Measure drift: write the profile of this run's rows, and compare its new rows with the published profile: what moved, by how much.
 
     validated/rows/train/ -> validated/evergreen-data-profile.dat, which the release carries
                           -> a `DriftReport`, which the report of the validate stage holds
@@ -10,22 +10,32 @@ at them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from params import HubRefusedError, TransientError
 from params.foundation.artifacts import Artifacts
 from params.schema import Drift
-from tasks.drift.comparison import Finding, find_drift
-from tasks.drift.profile import MAX_BYTES, Profile
-from tasks.drift.report import DriftReport, ExampleRow
-from tasks.drift.rows import MAX_SAMPLED, ComparedColumns, read_sampled_rows, scan, text_of, without_identifiers
+from tasks.drift import two_sample
+from tasks.drift.profile import Profile, SampledMeasure, published_profile, samples
+from tasks.drift.report import CONFIDENCE_ERROR_SHARE, Change, DriftReport, ExampleRow
+from tasks.drift.rows import (
+    MAX_SAMPLED,
+    ComparedColumns,
+    SampledRows,
+    label_hash,
+    read_sampled_rows,
+    scan,
+    text_of,
+    without_identifiers,
+)
+from tasks.drift.two_sample import Observations, holm
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
@@ -37,9 +47,10 @@ logger = logging.getLogger(__name__)
 _MAX_EXAMPLES = 5
 _MAX_NAMED = 1000
 _MAX_TEXT = 240
-_PATIENCE_S = 15.0
-"""How long to wait for each answer of the Hub if the run can do without it."""
-_PUBLIC = "a public release has one if the recipe sets validation.drift"
+_PERMUTATIONS = 1999
+_NAMED_LABELS = 3
+_LARGEST_EFFECT = 1e9
+"""So that it stays a number: all effects that are larger are the same to a reader."""
 
 
 def measure(
@@ -72,7 +83,9 @@ def measure(
     profile.save(folder / artifacts.data_profile.name)
 
     must_answer = drift.on_drift == "fail"
-    reference, revision, reason = _fetch(artifacts, repo_id=repo_id, endpoint=endpoint, must_answer=must_answer)
+    reference, revision, reason = published_profile(
+        artifacts, repo_id=repo_id, endpoint=endpoint, must_answer=must_answer
+    )
     report = DriftReport(
         status="no_reference",
         reason=reason,
@@ -93,42 +106,6 @@ def measure(
             report = _compared(report, reference, rows, columns, new_ids, workers=workers, drift=drift, seed=seed)
     logger.info("validate: %s", report.sentence)
     return report
-
-
-def _fetch(
-    artifacts: Artifacts, *, repo_id: str, endpoint: str, must_answer: bool
-) -> tuple[Profile | None, str | None, str]:
-    """Return the profile of the rows that the published model learned from, its tag or commit, and why either is not there.
-
-    Raises:
-        HubRefusedError, TransientError: the Hub refuses or gives no clear answer, and it `must_answer`.
-    """
-    from tasks.hub_client.connection import LOCAL, chosen_endpoint, local_hub_folder, open_repository
-
-    nothing = None, None, f"no model was published yet as {repo_id}"
-    path, revision = artifacts.data_profile.name, None
-    try:
-        if chosen_endpoint(endpoint) == LOCAL and not local_hub_folder(artifacts).exists():
-            return nothing
-        with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as opened:
-            repository = opened if must_answer else replace(opened, timeout_s=_PATIENCE_S)
-            head = repository.head()
-            if head is None:
-                return nothing
-            revision = head.tag or head.commit
-            content = repository.retry_until_clear(partial(repository.read, head.commit, path, max_bytes=MAX_BYTES))
-    except (HubRefusedError, TransientError) as error:
-        if must_answer:
-            raise
-        if revision is None or isinstance(error, TransientError):
-            return None, None, f"the Hub did not say which model is published ({error.where}: {error.what})"
-        return None, revision, f"{path} of {revision} cannot be read: {error.what}"
-    profile, reason = None, f"{revision} of {repo_id} has no profile of its rows ({path}); {_PUBLIC}"
-    try:
-        profile = None if content is None else Profile.load(content)
-    except ValueError as error:
-        reason = f"{path} of {revision} cannot be read: {error}"
-    return profile, revision, "" if profile else reason
 
 
 def _compared(
@@ -176,3 +153,174 @@ def _shown(findings: Sequence[Finding], new_ids: NDArray[np.int64]) -> list[int]
 def _shorten(value: object) -> str:
     text = text_of(value) if isinstance(value, str | list) else str(value)
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A change, and how well each new row shows it."""
+
+    change: Change
+    examples: NDArray[np.float64]
+    """(N,), the rows that show it best have the largest values."""
+
+
+def find_drift(profile: Profile, new: SampledRows, drift: Drift, seed: int) -> list[Finding]:
+    """Return all that was compared, the most important first."""
+    tests = _Tests(profile, new, drift, np.random.default_rng(seed))
+    found = list(tests.all())
+    holds = holm([one.change.p_value for one in found], _error(drift))
+    return [
+        replace(one, change=one.change.model_copy(update={"moved": rejected and one.change.effect >= one.change.floor}))
+        for one, rejected in zip(found, holds, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Tests:
+    profile: Profile
+    new: SampledRows
+    drift: Drift
+    random: np.random.Generator
+
+    def all(self) -> Iterator[Finding]:
+        found = {(one.kind, one.column): one for one in samples(self.new)}
+        pairs = [(one, found[key]) for one in self.profile.samples if (key := (one.kind, one.column)) in found]
+        # labels first, then texts, then numbers: the permutations follow each other in one random stream
+        for known, new in sorted(pairs, key=lambda pair: {"label": 0, "text": 1}.get(pair[0].kind, 2)):
+            sides = Observations.of(len(known.values), len(new.values), (known.groups, new.groups))
+            compare = {"label": self._labels, "text": self._texts}.get(known.kind, self._numbers)
+            yield from compare(known, new, sides)
+
+    def _labels(self, known: SampledMeasure, new: SampledMeasure, sides: Observations) -> Iterator[Finding]:
+        labels, numbers = np.unique(np.concatenate([known.values, new.values]), return_inverse=True)
+        shares = sides.shares(numbers, len(labels))
+        real, p_values, by_chance = self._permute(shares, sides, two_sample.label_statistics)
+        before = np.asarray(shares[:, : sides.known].sum(axis=1)).ravel() / sides.known  # (V,)
+        now = np.asarray(shares[:, sides.known :].sum(axis=1)).ravel() / sides.new
+        of_rows = self.new.labels[known.column]
+        names = {label_hash(name): name for own in of_rows for name in own}
+        codes, counted = labels.tolist(), self.profile.labels[known.column]
+        is_unknown = np.array([code not in counted for code in codes])
+        own_numbers = numbers[len(known.values) :]  # of the labels of each new row, one after the other
+        row_of = np.repeat(np.arange(len(of_rows)), [len(own) for own in of_rows])
+        has_unknown = np.bincount(row_of, is_unknown[own_numbers], len(of_rows)) > 0  # (N,)
+        weights = Observations.of(0, len(of_rows), (None, self.new.groups)).weights
+        unknown = float((has_unknown * weights).sum() / weights.sum())
+        counts = Counter(name for own in of_rows for name in {*own})
+        unseen = [name for name, _ in counts.most_common() if label_hash(name) not in counted]
+        yield _finding(
+            what=f"new labels ({known.column})",
+            measure="share of new rows",
+            effect=unknown,
+            floor=self.drift.min_new_labels,
+            p_value=p_values[1],
+            detail=f"{_listed(unseen)}, {unknown:.1%} of the new rows" if unseen else "none",
+            examples=has_unknown.astype(float),
+        )
+        grown = np.argsort(now - before)[::-1]
+        moved = [f"{names[codes[i]]} from {before[i]:.1%} to {now[i]:.1%}" for i in grown if codes[i] in names]
+        change = np.full(len(of_rows), -np.inf)
+        np.maximum.at(change, row_of, (now - before)[own_numbers])
+        distance = max(0.0, float(real[2] - by_chance[2]))  # with many labels, few rows always differ
+        yield _finding(
+            what=f"labels ({known.column})",
+            measure="total variation distance above chance",
+            effect=distance,
+            floor=self.drift.min_label_change,
+            p_value=p_values[0],
+            detail=f"{distance:.1%} differ, beyond chance; most of all {_listed(moved)}",
+            examples=change,
+        )
+
+    def _texts(self, known: SampledMeasure, new: SampledMeasure, sides: Observations) -> Iterator[Finding]:
+        features = [*known.values, *new.values]
+        told = two_sample.classifier_two_sample_test(
+            features, sides, permutations=self._permutations, random=self.random
+        )
+        if told is None:
+            return
+        area, p_value, scores = told
+        yield _finding(
+            what="words",
+            measure="area under the ROC curve",
+            effect=area,
+            floor=self.drift.min_auc,
+            p_value=p_value,
+            detail=f"by its words, a new row is told from a known one in {area:.1%} of pairs (50% by chance)",
+            examples=scores[len(known.values) :],
+        )
+
+    def _numbers(self, known: SampledMeasure, new: SampledMeasure, sides: Observations) -> Iterator[Finding]:
+        from scipy.stats import wasserstein_distance
+
+        values = np.concatenate([known.values, new.values])
+        bins = two_sample.bin_numbers(values)
+        _, p_values, _ = self._permute(sides.shares(bins, int(bins.max()) + 1), sides, two_sample.kolmogorov_smirnov)
+        spread = _spread(known.values) or _spread(values) or 1.0
+        weights = np.split(sides.weights, [len(known.values)])
+        scale = _scale(values)
+        olds, news = known.values / scale, new.values / scale
+        distance = min(float(wasserstein_distance(olds, news, *weights)) * (scale / spread), _LARGEST_EFFECT)
+        before, now = float(np.median(olds)), float(np.median(news))
+        examples = np.full(len(self.new.row_ids), -np.inf)
+        is_there = np.isfinite(self.new.numbers[new.column]) if known.kind == "number" else slice(None)
+        examples[is_there] = (news - before) * math.copysign(1.0, float(news.mean() - olds.mean()))
+        yield _finding(
+            what=f"length of {known.column}" if known.kind == "length" else known.column,
+            measure="Wasserstein distance in standard deviations",
+            effect=distance,
+            floor=self.drift.min_distance,
+            p_value=p_values[0],
+            detail=f"the median went from {before * scale:,.4g} to {now * scale:,.4g}; {distance:.2f} standard deviations",
+            examples=examples,
+        )
+
+    def _permute(
+        self, shares: two_sample.Shares, sides: Observations, statistic: two_sample.Statistic
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        return two_sample.permutation_test(
+            shares, sides.new, statistic, permutations=self._permutations, random=self.random
+        )
+
+    @property
+    def _permutations(self) -> int:
+        """Enough that one test can reject at the level that Holm's method asks of the first."""
+        tests = len(self.profile.samples) + len(self.profile.labels)
+        return max(_PERMUTATIONS, math.ceil(2 * tests / _error(self.drift)) - 1)
+
+
+def _scale(values: NDArray[np.float64]) -> float:
+    """Return the power of two by which numbers are divided before they are added or squared: no sum of them overflows then."""
+    return math.ldexp(1.0, math.frexp(float(np.abs(values).max()))[1] - 1)
+
+
+def _spread(values: NDArray[np.float64]) -> float:
+    scale = _scale(values)
+    return float((values / scale).std()) * scale
+
+
+def _error(drift: Drift) -> float:
+    """The probability that any of these tests may call like rows different."""
+    return (1 - drift.confidence) * (1 - CONFIDENCE_ERROR_SHARE)
+
+
+def _finding(
+    *, what: str, measure: str, effect: float, floor: float, p_value: float, detail: str, examples: NDArray[np.float64]
+) -> Finding:
+    """A finding of one test by itself: whether it moved is decided over all of them."""
+    change = Change(
+        what=what,
+        measure=measure,
+        effect=round(effect, 4),
+        floor=floor,
+        p_value=float(p_value),
+        moved=False,
+        detail=detail,
+    )
+    return Finding(change, examples)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, shortened."""
+    shown = [name if len(name) <= 80 else f"{name[:79]}…" for name in names[:_NAMED_LABELS]]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")

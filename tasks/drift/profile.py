@@ -15,7 +15,8 @@ import io
 import json
 import resource
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -26,6 +27,8 @@ import pyarrow.parquet as pq
 import pydantic
 from numpy.typing import NDArray
 
+from params import HubRefusedError, TransientError
+from params.foundation.artifacts import Artifacts
 from tasks.drift.rows import (
     BUCKETS,
     MAX_FEATURES,
@@ -44,6 +47,9 @@ MAX_BYTES: Final = 32 << 20
 _MAX_MEMORY: Final = 512 << 20
 """Most bytes of memory that reading it may take: few bytes of a file can stand for very many values."""
 _DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
+_PATIENCE_S: Final = 15.0
+"""How long to wait for each answer of the Hub if the run can do without it."""
+_PUBLIC: Final = "a public release has one if the recipe sets validation.drift"
 _KEY: Final = b"evergreen.profile"
 _SCHEMA: Final = pa.schema(
     [
@@ -125,7 +131,6 @@ class Profile:
     """What is known of the rows that a model learned from."""
 
     rows: int
-    """Number of rows of the train split."""
     content: list[str]
     """The columns whose values tell two rows apart."""
     is_whole: bool
@@ -222,6 +227,42 @@ def _problems(profile: Profile) -> Iterator[str]:
     for one in profile.samples:
         if not one.is_valid() or (one.kind == "label" and one.column not in profile.labels):
             yield f"it is damaged: its {one.kind!r:.80} of {one.column!r:.80} is not a measure of its rows"
+
+
+def published_profile(
+    artifacts: Artifacts, *, repo_id: str, endpoint: str, must_answer: bool
+) -> tuple[Profile | None, str | None, str]:
+    """Return the profile of the rows that the published model learned from, its tag or commit, and why either is not there.
+
+    Raises:
+        HubRefusedError, TransientError: the Hub refuses or gives no clear answer, and it `must_answer`.
+    """
+    from tasks.hub_client.connection import LOCAL, chosen_endpoint, local_hub_folder, open_repository
+
+    nothing = None, None, f"no model was published yet as {repo_id}"
+    path, revision = artifacts.data_profile.name, None
+    try:
+        if chosen_endpoint(endpoint) == LOCAL and not local_hub_folder(artifacts).exists():
+            return nothing
+        with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as opened:
+            repository = opened if must_answer else replace(opened, timeout_s=_PATIENCE_S)
+            head = repository.head()
+            if head is None:
+                return nothing
+            revision = head.tag or head.commit
+            content = repository.retry_until_clear(partial(repository.read, head.commit, path, max_bytes=MAX_BYTES))
+    except (HubRefusedError, TransientError) as error:
+        if must_answer:
+            raise
+        if revision is None or isinstance(error, TransientError):
+            return None, None, f"the Hub did not say which model is published ({error.where}: {error.what})"
+        return None, revision, f"{path} of {revision} cannot be read: {error.what}"
+    profile, reason = None, f"{revision} of {repo_id} has no profile of its rows ({path}); {_PUBLIC}"
+    try:
+        profile = None if content is None else Profile.load(content)
+    except ValueError as error:
+        reason = f"{path} of {revision} cannot be read: {error}"
+    return profile, revision, "" if profile else reason
 
 
 class _Header(pydantic.BaseModel, strict=True):

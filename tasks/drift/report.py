@@ -33,7 +33,6 @@ class ExampleRow(Report):
 
     row_id: int
     values: dict[str, str]
-    """Shortened values by column."""
 
 
 class DriftReport(Report):
@@ -49,9 +48,7 @@ class DriftReport(Report):
     min_confidence_fall: float = 0.02
     """Smallest fall of the published model's mean confidence that counts as drift, for the evaluate stage."""
     known_rows: int = 0
-    """Rows of the published model in the comparison."""
     new_rows: int = 0
-    """New rows in the comparison."""
     looked_at: int = 0
     """Rows of this run of which it is known whether they are new."""
     changes: tuple[Change, ...] = ()
@@ -98,9 +95,7 @@ class ChampionConfidence(Report):
     revision: str | None = None
     """Tag of the published model, or its commit if it has no tag."""
     change: Change | None = None
-    """None if nothing was compared."""
     reason: str = ""
-    """Why nothing was compared."""
 
     @property
     def is_less_sure(self) -> bool:

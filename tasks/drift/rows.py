@@ -38,7 +38,6 @@ NO_LABEL: Final = "(no label)"
 MAX_LABELS: Final = 10_000
 """Most labels of a column; with more, its values are no labels, but answers."""
 BUCKETS: Final = 2**17
-"""Number of hashed features."""
 MAX_FEATURES: Final = 256
 """Most features of a row; of longer texts the smallest ones, which are the same in all texts that have them."""
 _MAX_CHARACTERS = 20_000

@@ -6,13 +6,9 @@ https://doi.org/10.2202/1544-6115.1585), and stays so if it ends early where not
 1991, https://doi.org/10.1093/biomet/78.2.301). An observation is a row or, where rows belong together, a group of rows:
 all of its rows count as one.
 
-    labels    Pearson's chi-square of the two-way table; and the share of labels that only new rows have
-    numbers   the statistic of Kolmogorov and Smirnov
-    a score   by how much its mean is smaller for new observations
-    texts     the area under the ROC curve of a classifier that tells new rows from known ones. It learns from one half
-              of the observations and is tested on the other (Lopez-Paz and Oquab 2017,
-              https://arxiv.org/abs/1610.06545). Cross-validation would use all rows, but its folds depend on each
-              other: permuting scores then rejects too often.
+Texts are compared by a classifier that learns from one half of the observations and is tested on the other (Lopez-Paz and Oquab 2017,
+https://arxiv.org/abs/1610.06545). Cross-validation would use all rows, but its folds depend on each other: permuting scores then rejects
+too often.
 """
 
 from __future__ import annotations
@@ -32,7 +28,6 @@ MAX_BINS = 512
 FEWEST_TEXTS = 20
 """Fewest observations on each side for the test of texts: half of them teach the classifier."""
 _CHUNK = 100
-"""Permutations at a time."""
 _ENOUGH = 50
 """A test ends early after so many statistics as large as the real one: there is nothing to find."""
 Statistic = Callable[[NDArray[np.float64], NDArray[np.float64], int, int], NDArray[np.float64]]
@@ -47,7 +42,6 @@ class Observations:
     units: NDArray[np.int64]
     """(N,) the number of each row's observation; those of known rows come first."""
     known: int
-    """Number of known observations."""
     new: int
 
     @classmethod

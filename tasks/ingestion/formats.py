@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -36,39 +36,49 @@ CsvColumns = Mapping[str, Callable[[str], Any]]
 
 @dataclass(frozen=True)
 class TextFilePosition:
-    """Where reading can begin in a file of text."""
+    """Where reading can begin in a file of text: at a row, with its offset in bytes, and at a line."""
 
     row: int = 0
-    """Number of the row that begins there."""
     offset: int = 0
-    """Bytes before it."""
     line: int = 1
-    """Number of the line that begins there."""
 
 
-def read_file(path: Path, name: str, text_unit: TextUnit) -> Batches:
-    """Yield the rows of one file, whose suffix gives its format.
+def read_file(
+    path: Path,
+    name: str,
+    text_unit: TextUnit = "paragraph",
+    *,
+    columns: CsvColumns | None = None,
+    begin: TextFilePosition = TextFilePosition(),
+    first: int = 0,
+    rows: int | None = None,
+) -> Batches:
+    """Yield the rows of one file, whose suffix gives its format: from number `first` on, by default all.
 
-    Errors call the file `name`.
+    Errors call the file `name`. Reading begins at `begin`, and a CSV file has `columns`, if they are known.
 
     Raises:
         DataError: the file is empty, unreadable or malformed.
     """
     suffix = path.suffix.lower()
     with translate_read_errors(path, name):
-        if suffix == ".csv":
-            columns, _, _ = index_csv(path, name)
-            with path.open("rb") as file:
-                yield from to_batches(csv_rows(file, name, columns))
-        elif suffix in JSON_SUFFIXES:
-            with path.open("rb") as file:
-                yield from to_batches(json_rows(file, name))
-        elif suffix == ".parquet":
+        if suffix == ".parquet":
             with open_parquet(path, name) as parquet:
-                yield from parquet_batches(parquet, name)
-        else:
-            with path.open(encoding="utf-8-sig") as text:
-                yield from to_batches((where, {"text": unit}) for where, unit in _text_units(text, name, text_unit))
+                yield from _parquet_batches(parquet, name, first, rows)
+            return
+        if suffix == ".csv" and columns is None:
+            columns, _, _ = index_csv(path, name)
+        with path.open("rb") as file:
+            file.seek(begin.offset)
+            if columns is not None:
+                found = _csv_rows(file, name, columns, begin)
+            elif suffix in JSON_SUFFIXES:
+                found = _json_rows(file, name, begin)
+            else:
+                units = _text_units(io.TextIOWrapper(file, "utf-8-sig"), name, text_unit)
+                found = ((where, {"text": unit}) for where, unit in units)
+            skip = first - begin.row
+            yield from to_batches(row for row in islice(found, skip, None if rows is None else skip + rows))
 
 
 def columns_of(path: Path, name: str) -> set[str]:
@@ -128,7 +138,7 @@ def index_csv(path: Path, name: str) -> tuple[CsvColumns, list[TextFilePosition]
             numbers -= {column for column in numbers if cells[column] and not _NUMBER.fullmatch(cells[column])}
             rows += 1
             if rows - places[-1].row >= PLACE_ROWS and lines.is_between:
-                places.append(lines.place(rows))
+                places.append(TextFilePosition(rows, lines.offset, lines.line))
     kinds = (int if column in integers else float if column in numbers else str for column in range(len(header)))
     return dict(zip(header, kinds, strict=True)), places, rows
 
@@ -142,10 +152,7 @@ def _csv_header(records: Iterator[tuple[str, list[str]]], name: str) -> list[str
     return header
 
 
-def csv_rows(
-    file: IO[bytes], name: str, columns: CsvColumns, begin: TextFilePosition = TextFilePosition()
-) -> AddressedRows:
-    """Read the rows of a CSV file that is open at a place."""
+def _csv_rows(file: IO[bytes], name: str, columns: CsvColumns, begin: TextFilePosition) -> AddressedRows:
     records = _csv_cells(_Lines(file, begin), name, len(columns))
     for where, cells in islice(records, 0 if begin.offset else 1, None):  # the header is no row
         # An empty cell is null in a numeric column, and empty text elsewhere.
@@ -159,8 +166,7 @@ class _Lines:
     """The lines of a file of text that is open at a place. They end as in a file opened with `newline=""`."""
 
     def __init__(self, file: IO[bytes], begin: TextFilePosition) -> None:
-        self._file = file
-        self._next = begin
+        self._file, self.offset, self.line = file, begin.offset, begin.line
         self._rest: list[str] = []
 
     def __iter__(self) -> Iterator[str]:
@@ -169,27 +175,18 @@ class _Lines:
     def __next__(self) -> str:
         if not self._rest:
             raw = self._file.readline()
-            text = raw.decode("utf-8" if self._next.offset else "utf-8-sig")
-            self._next = TextFilePosition(0, self._next.offset + len(raw), self._next.line)
+            text = raw.decode("utf-8" if self.offset else "utf-8-sig")
+            self.offset += len(raw)
             self._rest = [*io.StringIO(text, newline="")][::-1] if "\r" in text else [text][: len(raw)]
         if not self._rest:
             raise StopIteration
-        self._next = replace(self._next, line=self._next.line + 1)
+        self.line += 1
         return self._rest.pop()
-
-    @property
-    def line(self) -> int:
-        """Number of the next line."""
-        return self._next.line
 
     @property
     def is_between(self) -> bool:
         """Whether reading can begin at the next line: it begins after a line feed."""
         return not self._rest
-
-    def place(self, row: int) -> TextFilePosition:
-        """Return where the next line begins, which is that of a row or blank."""
-        return replace(self._next, row=row)
 
 
 def _csv_cells(lines: _Lines, name: str, width: int = 0) -> Iterator[tuple[str, list[str]]]:
@@ -234,8 +231,7 @@ def index_json_lines(path: Path) -> tuple[list[TextFilePosition], int]:
     return places, rows
 
 
-def json_rows(file: IO[bytes], name: str, begin: TextFilePosition = TextFilePosition()) -> AddressedRows:
-    """Read the rows of a file of JSON lines that is open at a place."""
+def _json_rows(file: IO[bytes], name: str, begin: TextFilePosition) -> AddressedRows:
     for number, raw in enumerate(file, start=begin.line):
         line = raw.decode("utf-8" if number > 1 else "utf-8-sig")
         if not line.strip():
@@ -266,8 +262,7 @@ def _refuse_constant(name: str) -> None:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
 
 
-def parquet_batches(file: pq.ParquetFile, name: str, first: int = 0, rows: int | None = None) -> Batches:
-    """Read some consecutive rows of a Parquet file, by default all."""
+def _parquet_batches(file: pq.ParquetFile, name: str, first: int, rows: int | None) -> Batches:
     sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
     starts = np.cumsum([0, *sizes]).tolist()
     stop = starts[-1] if rows is None else first + rows

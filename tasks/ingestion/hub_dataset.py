@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from params import DataError, EvergreenError, HubRefusedError, RecipeError, TransientError
 from params.schema import HubDataset
 from tasks.ingestion.batches import Batches
-from tasks.ingestion.file_index import FileIndex
-from tasks.ingestion.files import FileSource
+from tasks.ingestion.files import FileIndex, FileSource
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
-
-T = TypeVar("T")
 
 
 class HubSource:
@@ -52,8 +50,9 @@ class HubSource:
         from huggingface_hub import HfApi
 
         api = HfApi(self._endpoint, token=self._token)
-        info = self._call(lambda: api.dataset_info(self._source.repo_id, revision=self._source.revision, timeout=60.0))
-        return str(info.sha)
+        with self._errors_as_ours():
+            found = api.dataset_info(self._source.repo_id, revision=self._source.revision, timeout=60.0)
+        return str(found.sha)
 
     def batches(self, split: str) -> Batches:
         return self._files.batches(split)
@@ -63,26 +62,21 @@ class HubSource:
 
     @cached_property
     def _files(self) -> FileSource:
-        place = f"{self._source.repo_id} at {self.revision}"
-        return FileSource(self._patterns, self._download(), place=place)
-
-    def _download(self) -> Path:
         from huggingface_hub import snapshot_download
 
         # The client matches with fnmatch, where `**/` needs at least one folder; in a recipe it may stand for none.
         patterns = {p for pattern in self._patterns.values() for p in (pattern, pattern.replace("**/", ""))}
-        return Path(
-            self._call(
-                lambda: snapshot_download(
-                    self._source.repo_id,
-                    repo_type="dataset",
-                    revision=self.revision,
-                    endpoint=self._endpoint,
-                    token=self._token,
-                    allow_patterns=sorted(patterns),
-                )
+        revision = self.revision
+        with self._errors_as_ours():
+            folder = snapshot_download(
+                self._source.repo_id,
+                repo_type="dataset",
+                revision=revision,
+                endpoint=self._endpoint,
+                token=self._token,
+                allow_patterns=sorted(patterns),
             )
-        )
+        return FileSource(self._patterns, Path(folder), place=f"{self._source.repo_id} at {revision}")
 
     @property
     def _endpoint(self) -> str:
@@ -96,12 +90,12 @@ class HubSource:
 
         return token_for(self._endpoint) or False
 
-    def _call(self, request: Callable[[], T]) -> T:
-        """Return the answer of the Hub's client; its errors become ours."""
+    @contextlib.contextmanager
+    def _errors_as_ours(self) -> Iterator[None]:
         from huggingface_hub import errors
 
         try:
-            return request()
+            yield
         except (errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]
             cause = (error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else None) or error
             if isinstance(cause, errors.HfHubHTTPError):
@@ -131,9 +125,8 @@ class HubSource:
             return HubRefusedError(self._where, f"the Hub refuses access ({status})", self._token_fix)
         if status in (408, 429) or status >= 500:
             return TransientError(self._where, f"the Hub answers {status}", "run the stage again later")
-        return DataError(
-            self._where, f"the Hub answers {status} to a download", "check that the repository can be opened on the Hub"
-        )
+        fix = "check that the repository can be opened on the Hub"
+        return DataError(self._where, f"the Hub answers {status} to a download", fix)
 
     @property
     def _token_fix(self) -> str:

@@ -36,11 +36,10 @@ class Column:
 
 @dataclass(frozen=True)
 class WrittenPart:
-    """A part of the source that is written."""
+    """A part of the source that is written, and the columns of its rows."""
 
     rows: int
     columns: Mapping[str, Column]
-    """The columns of its rows."""
     shards: Mapping[str, Shard]
     """The shard of each split; their `first_row_id` is 0."""
 

@@ -16,7 +16,6 @@ class IngestReport(Report):
     revision: str
     """A commit, or a hash of the files, the query or the code: what the rows depend on."""
     rows: dict[str, int]
-    """Number of rows of each split."""
     columns: dict[str, str]
     """Arrow type of each column."""
     data_sha256: dict[str, str]

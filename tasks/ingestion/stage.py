@@ -15,10 +15,15 @@ how the source divides its rows into files and batches nor on the rows that come
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from params import DataError, RecipeError
 from params.dvc_files import Inputs
@@ -26,14 +31,13 @@ from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomic
 from params.loading import suggestion
 from params.schema import Data, Launch, Split
 from tasks.ingestion.batches import Batch, Batches, to_readable_batch
-from tasks.ingestion.file_index import FileIndex, FileRowRange
+from tasks.ingestion.files import FileIndex, FileRowRange
 from tasks.ingestion.parquet import Column, WrittenPart, check_types, part_name, widen, write_part, write_schema
 from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import OpenedSource, open_source
-from tasks.ingestion.splitting import SplitDivision
 from tasks.progress import progress
 from tasks.shards.kept_work import ShardWorkers, Work
-from tasks.shards.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows, group_of
 from tasks.stages import save_report
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard, folder_sha256
 
@@ -219,3 +223,60 @@ def _part_rows(first: Sequence[Batch]) -> int:
         count, size = count + len(measured), size + int(measured.nbytes)
     rows = _PART_BYTES * count // size if size else PART_ROWS
     return min(PART_ROWS, 1 << max(0, rows.bit_length() - 1))
+
+
+@dataclass(frozen=True)
+class SplitDivision:
+    """How the rows of one split of the source are divided."""
+
+    source_split: str
+    """Where rows go that `shares` sends nowhere else."""
+    shares: Mapping[str, float]
+    """The share of the rows for each split that the source lacks."""
+    group_by: Sequence[str]
+    """The columns by which rows belong together; empty if each row is on its own."""
+    seed: int
+
+    def of(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return the split of each row."""
+        if not self.shares:
+            return [self.source_split] * len(rows)
+        return [split_of(group_of(row, self.group_by) or row, self.shares, self.seed) for row in rows]
+
+
+def split_of(row: Mapping[str, Any], shares: Mapping[str, float], seed: int) -> str:
+    """Return the split of a training row, which depends on its values, the shares and the seed only.
+
+    SHA-256 of the seed and the row's canonical JSON is a number in [0, 1). The shares divide that interval, starting
+    at 0; the rest of it is `train`.
+    """
+    digest = hashlib.sha256(f"{seed}\n{canonical_json(row)}".encode()).digest()
+    position = (int.from_bytes(digest[:8], "big") >> 11) / 2**53
+    for split, share in shares.items():
+        if position < share:
+            return split
+        position -= share
+    return "train"
+
+
+def canonical_json(value: object) -> str:
+    """Return JSON that is equal for equal values: keys are sorted, nulls in objects left out, and 1.0 is written as 1.
+
+    So older rows keep their split when a column is added, or when it becomes double.
+    """
+    return _ENCODER.encode(_canonical(value))
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str)
+
+
+def _canonical(value: object) -> object:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return {str(key): _canonical(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        return int(value)
+    return value

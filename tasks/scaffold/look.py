@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from params import DataError
 from params.schema import Files, HubDataset, Sql
 from tasks.ingestion.batches import to_readable_batch
-from tasks.ingestion.file_index import FileIndex
+from tasks.ingestion.files import FileIndex
 from tasks.ingestion.source import open_source
 from tasks.scaffold.sources import matching
 

@@ -38,7 +38,6 @@ _CLUSTER_TIMEOUT_S: Final = 30
 _FREE_EVERY_S: Final = 1.0
 """Seconds of work after which a process gives back the memory that is free: the next work has to ask for it again."""
 _freed_at_s = time.monotonic()
-"""When this process last did."""
 
 
 @lru_cache(maxsize=1)
@@ -48,17 +47,12 @@ def versions() -> dict[str, str]:
 
 
 @lru_cache(maxsize=1)
-def _code() -> str:
-    """Return a hash of Evergreen's code."""
+def code_and_versions() -> dict[str, str]:
+    """Return all that a call depends on beside its function and item: a hash of Evergreen's code, and versions."""
     code, root = hashlib.sha256(), Path(__file__).parents[2]
     for path in sorted(path for package in ("params", "tasks", "trainer") for path in (root / package).rglob("*.py")):
         code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return code.hexdigest()[:12]
-
-
-def code_and_versions() -> dict[str, str]:
-    """Return all that a call depends on beside its function and item: code and versions."""
-    return {"Evergreen": _code(), **versions()}
+    return {"Evergreen": code.hexdigest()[:12], **versions()}
 
 
 def usable_cpus() -> int:

@@ -24,7 +24,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from params import KilledError
 from params.dvc_files import Inputs, file_state
@@ -64,10 +64,9 @@ class Work(Generic[ItemT]):
     key: str
     """All that the result depends on besides code: the hash of the shard, and settings."""
     files: Sequence[Path] = ()
-    """The files that the work may write."""
 
 
-class ShardWorkers:
+class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
     """Does the work of one stage on shards; to be used as a context.
 
     Processes start when there is work for them, and end with the stage. Without the stage's `inputs`, or if they name no code, nothing is
@@ -94,9 +93,6 @@ class ShardWorkers:
         code = tuple(inputs.code.items()) if inputs else ()
         self._cache = _Cache(self._folder, artifacts.root, code) if code else None
         self._used: set[str] = set()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: Any) -> None:
         self._open.__exit__(*error)  # an error of a cluster becomes ours

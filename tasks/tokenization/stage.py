@@ -1,15 +1,12 @@
 """tokenize: validated rows in, sequences of tokens out.
 
-    validated/rows/<split>/ -> tokens/<split>/         Arrow shards with input_ids and labels, one for each shard of rows;
-                                                       the train split packed if the objective packs, the other splits sorted
-                                                       longest first, each shard for itself
+    validated/rows/<split>/ -> tokens/<split>/         Arrow shards with input_ids and labels, one for each shard of rows
                                tokens/tokenizer/       trained on the train split, or the pretrained one
                                tokens/objective.json   what the objective learned from the train split
                                tokens/statistics.json  the report
 
-Rows stream through in batches, so memory does not grow with their number; only the lengths of a shard's sequences are kept,
-to sort them. The train rows are read once to train a tokenizer, once to collect their labels, and once to encode them;
-what a recipe does not need is not read.
+Rows stream through in batches, so memory does not grow with their number. The train rows are read once to train a tokenizer, once to
+collect their labels, and once to encode them; what a recipe does not need is not read.
 """
 
 from __future__ import annotations

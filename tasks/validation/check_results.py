@@ -74,19 +74,17 @@ class CheckResult:
         return "; ".join(first) + ("; …" if len(self.failing) > limit else "")
 
     def _first(self, rows: RawRows, limit: int) -> list[FailingRow]:
-        columns = None if self.explain else columns_of([self.expectation])
-        return [
-            FailingRow(row_id=row["row_id"], split=rows.split_of(position), value=self._value(row))
-            for position, row in rows.pick(self.failing[:limit].tolist(), columns).items()
-        ]
-
-    def _value(self, row: Row) -> str:
-        if self.explain:
-            return self.explain(row) or ""
-        values = {column: row[column] for column in columns_of([self.expectation]) if column in row}
-        if len(values) == 1:
-            return shorten(next(iter(values.values())), 80)
-        return ", ".join(f"{column}={shorten(value, 40)}" for column, value in values.items())
+        columns, found = columns_of([self.expectation]), list[FailingRow]()
+        picked = rows.pick(self.failing[:limit].tolist(), None if self.explain else columns)
+        for position, row in picked.items():
+            values = {column: row[column] for column in columns if column in row}
+            value = ", ".join(f"{column}={shorten(value, 40)}" for column, value in values.items())
+            if self.explain:
+                value = self.explain(row) or ""
+            elif len(values) == 1:
+                value = shorten(next(iter(values.values())), 80)
+            found.append(FailingRow(row_id=row["row_id"], split=rows.split_of(position), value=value))
+        return found
 
 
 def run_checks(

@@ -54,7 +54,6 @@ class ShardWithPositions:
     split: str
     rows: SplitRows
     start: int
-    """Position of the first row."""
 
     @property
     def stop(self) -> int:
@@ -79,7 +78,6 @@ class PartWork:
     skip: Positions
     """Positions of the rows that do not count."""
     path: Path | None
-    """The file that the work writes, if it does."""
 
     def key(self, settings: str) -> str:
         """Return all that the result depends on; `settings` is a hash of all else."""
@@ -133,7 +131,6 @@ class RawRows:
     parts: tuple[ShardWithPositions, ...]
     """The shards of all splits in `ORDER`."""
     workers: ShardWorkers
-    """Do the work on shards."""
     scratch: Path
     """Where the folder for what does not fit into memory may be."""
 
@@ -260,9 +257,8 @@ def _require_columns(raw: Path, columns: Sequence[str], needed: Mapping[str, str
 
 
 def _require_types(raw: Path, schema: pa.Schema, kinds: Mapping[str, ColumnKind]) -> None:
-    def is_text(kind: Any) -> bool:
-        plain = kind.value_type if types.is_dictionary(kind) else kind
-        return bool(types.is_string(plain) or types.is_large_string(plain) or types.is_string_view(plain))
+    def is_text(kind: Any) -> bool:  # ingest writes no dictionaries and no views
+        return bool(types.is_string(kind) or types.is_large_string(kind))
 
     def is_label(kind: Any) -> bool:
         return is_text(kind) or types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)

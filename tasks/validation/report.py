@@ -23,7 +23,6 @@ class FailingRow(Report):
     row_id: int
     split: str
     value: str
-    """The value that was checked, shortened."""
 
 
 class CheckReport(Report):
@@ -33,12 +32,10 @@ class CheckReport(Report):
     arguments: dict[str, Any]
     on_failure: Literal["quarantine", "fail", "report"]
     origin: Origin
-    """Where the check comes from."""
     success: bool
     unexpected_count: int | None
     """Number of failing rows; of equal rows, the first does not count. None for a check of the table as a whole."""
     observed: Any = None
-    """The observed value of a check of the table as a whole."""
     examples: list[FailingRow] = pydantic.Field(default_factory=list)
 
     @property
@@ -53,9 +50,7 @@ class ValidationReport(Report):
 
     saved_as: ClassVar[str] = "validate"
     rows_in: dict[str, int]
-    """Number of rows of each split before validation."""
     rows_out: dict[str, int]
-    """Number of rows of each split that passed."""
     quarantined: int
     """Number of rows set aside, over all splits."""
     share: float

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params.foundation.artifacts import SPLITS
+from tasks.progress import note_progress
 from tasks.validation.check_results import CheckResult, quarantined_rows, reasons
 from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, union, within
 from tasks.validation.report import ShownRow, ValidationReport, render, shorten
@@ -34,7 +35,6 @@ class Plan:
     rows: RawRows
     results: Sequence[CheckResult]
     aside: Positions
-    """Positions of the rows that go to quarantine."""
     report: ValidationReport
 
     @classmethod
@@ -114,16 +114,10 @@ def _write_quarantine(path: Path, rows: RawRows, results: Sequence[CheckResult],
 
 def _tables(rows: RawRows, results: Sequence[CheckResult], positions: Positions) -> Iterator[pa.Table]:
     """Yield the failing rows of each shard that has some, in the order of the splits."""
-    parts = [part for split in SPLITS for part in rows.parts_of(split)]
-    parts = [part for part in parts if len(within(positions, part.start, part.stop))]
-    tables = rows.run(failing_rows, parts, what="failing rows", columns=rows.schema.names, skip=positions)
-    for part, bad in zip(parts, tables, strict=True):
-        yield _table(bad, part.split, reasons(results, rows, within(positions, part.start, part.stop)))
-
-
-def failing_rows(work: PartWork) -> pa.Table:
-    """Return the failing rows of one shard, those at `skip`."""
-    return work.part.table().take(work.skip)
+    for part in (part for split in SPLITS for part in rows.parts_of(split)):
+        if len(own := within(positions, part.start, part.stop)):
+            note_progress()
+            yield _table(part.table().take(own - part.start), part.split, reasons(results, rows, own))
 
 
 def _table(bad: pa.Table, split: str, why: list[list[str]]) -> pa.Table:

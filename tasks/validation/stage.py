@@ -13,12 +13,10 @@ expectations of Great Expectations, for the rows of all splits together; a condi
 
 - `quarantine`: failing rows are set aside. Of equal rows the first stays: one from test, else validation, else train.
   A check of the table as a whole names no rows to set aside, so it ends the stage like `fail`.
-- `fail`: the stage ends, and `validated/` does not change.
+- `fail`: the stage ends, and `validated/` does not change. The page and the failing rows are in .scratch/<recipe>/validation-failed/.
 - `report`: the failure is shown and has no consequences.
 
-A check with `mostly` passes, and its failing rows stay, if at least that share of rows passes. Checks ignore nulls,
-except `expect_column_values_to_not_be_null`. If the stage ends because of bad data, the page and the failing rows are
-in .scratch/<recipe>/validation-failed/.
+Checks ignore nulls, except `expect_column_values_to_not_be_null`. With `mostly`, failing rows stay if that share of rows passes.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from typing import Any, NoReturn
 
 import pandas as pd
 
-from params import DataError
+from params import DataError, RecipeError
 from params.dvc_files import Inputs
 from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomically
 from params.schema import Expectation, Launch, ObjectiveChoice, Validation
@@ -47,7 +45,7 @@ from tasks.validation.check_results import (
     quarantined_rows,
     run_checks,
 )
-from tasks.validation.expectations import columns_of, expectation_problems, problems_as_error
+from tasks.validation.expectations import columns_of, expectation_problems
 from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, read_raw_rows
 from tasks.validation.report import ValidationReport, describe
 from tasks.validation.separated_rows import Plan, write_failing_rows, write_good_rows
@@ -90,7 +88,9 @@ def validate(
     with ShardWorkers(artifacts, "validate", launch, inputs, imports=imports) as workers:
         workers.expect(sum(len(Manifest.read(artifacts.raw / split).shards) for split in SPLITS))
         if problems := expectation_problems(validation.expectations):
-            raise problems_as_error(problems)
+            lines = "\n".join(f"{'.'.join(map(str, p.key))}: {p.what}; {p.fix}" for p in problems)
+            what, fix = f"cannot be run\n{lines}", "fix the expectations above"
+            raise RecipeError.at("validation.expectations", what, fix)
         rows = read_raw_rows(artifacts.raw, kinds, needed, workers, artifacts.validation_keys)
         logger.info("validate: checking %d rows", len(rows))
         plan = Plan.of(rows, _run_all_checks(method, validation.expectations, rows), validation.max_quarantined)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from params.schema import Drift
-from tasks.drift.comparison import find_drift
+from tasks.drift.measure import find_drift
 from tasks.drift.profile import Profile, SampledMeasure
 from tasks.drift.report import Change
 from tasks.drift.rows import SampledRows, are_identifiers

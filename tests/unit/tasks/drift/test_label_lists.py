@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from params.schema import Drift, ObjectiveChoice
-from tasks.drift.comparison import find_drift
+from tasks.drift.measure import find_drift
 from tasks.drift.profile import Profile
 from tasks.drift.rows import MAX_SAMPLED, ComparedColumns, without_identifiers
 from tasks.shards.split_rows import SplitRows

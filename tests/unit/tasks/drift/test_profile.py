@@ -201,7 +201,7 @@ def test_few_bytes_that_stand_for_much_are_not_read(profile, tmp_path, monkeypat
     assert len(content) < 200_000
     monkeypatch.setattr("tasks.drift.profile._MAX_MEMORY", 64 << 20)
     pa.default_memory_pool().release_unused()
-    with pytest.raises(ValueError, match="more than a profile may have|it measures something twice"):
+    with pytest.raises(ValueError, match=r"more than a profile may have|it measures something twice"):
         Profile.load(content)
     Profile.load(saved(profile, tmp_path))
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY

@@ -18,8 +18,7 @@ from params import DataError, InputsChangedError, RecipeError
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Data, Launch
 from tasks.ingestion import stage
-from tasks.ingestion.splitting import canonical_json, split_of
-from tasks.ingestion.stage import ingest
+from tasks.ingestion.stage import canonical_json, ingest, split_of
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 
@@ -325,9 +324,9 @@ class TestWorkInProportion:
         self.written: list[int] = []
         write = stage._write_files
 
-        def noted(part: stage._Part) -> Any:
-            self.written.append(part.number)
-            return write(part)
+        def noted(division: Any, folder: Path, part: Any) -> Any:
+            self.written.append(part[0])
+            return write(division, folder, part)
 
         monkeypatch.setattr(stage, "_write_files", noted)
 

@@ -245,7 +245,7 @@ def test_train_split_is_packed_and_others_are_sorted_by_length(artifacts):
 
 def test_sorting_keeps_sequences_whole(artifacts, monkeypatch):
     """Also across the batches in which they are written."""
-    for module in ("tasks.tokenization.arrow", "trainer.data.tokens"):
+    for module in ("tasks.tokenization.encoding", "trainer.data.tokens"):
         monkeypatch.setattr(f"{module}.BATCH_SEQUENCES", 7)
     run(artifacts)
     tokenizer = tokens.read_tokenizer(artifacts.tokens)

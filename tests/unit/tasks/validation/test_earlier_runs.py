@@ -31,7 +31,6 @@ FUNCTIONS = {
     "objective": (checks_module, "rejected_rows"),
     "keys": (by_key, "write_shard_key_hashes"),
     "good": (separated_rows, "write_part"),
-    "failing": (separated_rows, "failing_rows"),
     "drift": (drift_rows, "scan_shard"),
 }
 

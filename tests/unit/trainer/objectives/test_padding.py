@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from tasks.tokenization.arrow import write_sequences
+from tasks.tokenization.encoding import write_sequences
 from trainer.data.shards import Manifest, Shard
 from trainer.data.tokens import Sequences
 from trainer.objectives.bases.padding import concatenate_batch_texts, count_labels, pad_batch
