@@ -17,11 +17,6 @@ from trainer.data import shards
 PROVENANCE: Final = "evergreen-provenance.json"  # the file of a release that says what made it
 
 
-def model_digest(artifacts: Artifacts) -> str:
-    """Return the digest of the trained weights, adapters merged."""
-    return release_digests(artifacts)["merged"]
-
-
 def release_digests(artifacts: Artifacts) -> dict[AdapterForm, str]:
     """Return the digest of the weights in a release of the trained model, for each form that it can be published in."""
     files = weight_file_hashes(artifacts.model)

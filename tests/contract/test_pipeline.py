@@ -87,7 +87,8 @@ def test_dvc_has_the_six_stages_in_order() -> None:
 def test_stage_declares_the_sections_its_function_reads(stage: str) -> None:
     (params,) = DVC["stages"][stage]["do"]["params"]
     assert list(params) == ["runs/${key}/recipe.yaml"]
-    assert sorted(params["runs/${key}/recipe.yaml"]) == sorted({*stages.sections(stage).values()} - READ_ELSEWHERE.keys())
+    read = {*stages.sections(stage).values()} - READ_ELSEWHERE.keys()
+    assert sorted(params["runs/${key}/recipe.yaml"]) == sorted(read)
 
 
 def test_dvc_resolves_a_recipe_again_when_a_default_may_have_changed() -> None:
