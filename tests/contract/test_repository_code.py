@@ -23,7 +23,7 @@ LOADERS = {"from_pretrained", "from_config", "pipeline", "load_dataset", "load_d
 """What reads a repository and can run its code."""
 NO_CODE = {"PeftModel.from_pretrained", "load_dataset_builder", "load_dataset"}
 """These take no `trust_remote_code`: peft puts LoRA weights on a model that is loaded, and datasets has run no code since 4.0."""
-OF_A_SCRIPT = Path("trainer/iterative/loading.py")
+OF_A_SCRIPT = Path("trainer/iterative/configuration.py")
 """Here a person's own script may say that it trusts a model."""
 
 CHECKED_BY_CALLER = {"tasks/inference/tried_model.py:_load_network": "TriedModel.load checks the folder"}

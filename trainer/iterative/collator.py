@@ -7,7 +7,7 @@ recognized by its position, never by its id: a tokenizer may pad with its end-of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,11 +22,8 @@ Features = dict[str, torch.Tensor]
 class RowCollator:
     """Makes rows from the arguments of `step`, and pads rows into batches; evaluation uses it as data collator, too.
 
-    Args:
-        encoder_decoder: whether the model has an encoder, so that its labels are separate sequences.
-        tokenizer: for texts, and for the padding token of batches.
-        max_length: maximum length of a sequence in tokens; None truncates nothing.
-        keep_end: whether a longer sequence keeps its last tokens; otherwise its first.
+    The labels of an `encoder_decoder` are separate sequences. A sequence longer than `max_length` keeps its last tokens, or its
+    first without `keep_end`.
     """
 
     def __init__(self, *, encoder_decoder: bool, tokenizer: Any, max_length: int | None, keep_end: bool) -> None:
@@ -38,72 +35,68 @@ class RowCollator:
     def rows_of_step(
         self, input_ids: object, attention_mask: object, labels: object, texts: object, texts_labels: object
     ) -> list[Features]:
-        """Return the rows of a call of `step`, each with a predicted token; ValueError if the arguments do not fit."""
+        """Return the rows of a call of `step`, each with a predicted token; ValueError if the arguments do not fit.
+
+        The tokenizer truncates texts, so that its special tokens stay.
+        """
         if (input_ids is None) == (texts is None):
             what = "neither input_ids nor texts is given" if texts is None else "both input_ids and texts are given"
             raise ValueError(f"step: {what}; give the rows as one of them")
-        one, own_labels = ("input_ids", "labels") if texts is None else ("texts", "texts_labels")
-        other_form = (
-            {"texts_labels": texts_labels} if texts is None else {"labels": labels, "attention_mask": attention_mask}
-        )
-        for name, value in other_form.items():
-            if value is not None:
-                raise ValueError(f"step: {name} does not go with {one}; leave it out, or give {own_labels} for labels")
+        names = {"input_ids": "input_ids", "attention_mask": "attention_mask", "labels": "labels"}
+        values, others = [input_ids, attention_mask, labels], {"texts_labels": texts_labels}
+        if texts is not None:
+            names = {"input_ids": "texts", "labels": "texts_labels"}
+            values, others = [texts, texts_labels], {"labels": labels, "attention_mask": attention_mask}
+        one, own = names["input_ids"], names["labels"]
+        if wrong := next((name for name, value in others.items() if value is not None), None):
+            raise ValueError(f"step: {wrong} does not go with {one}; leave it out, or give {own} for labels")
         if self.encoder_decoder and labels is None and texts_labels is None:
-            raise ValueError(f"step: an encoder-decoder model needs labels; give {own_labels}, one for each row")
-        if texts is None:
-            rows = self.rows_of_tensors(input_ids, attention_mask, labels)
-        else:
-            rows = self.rows_of_texts(texts, texts_labels)
-        for i, row in enumerate(rows):
-            if len(row["input_ids"]) == 0 or self.count_predicted(row["labels"]) == 0:
+            raise ValueError(f"step: an encoder-decoder model needs labels; give {own}, one for each row")
+        given: dict[str, list[torch.Tensor]] = {}
+        for (key, name), value in zip(names.items(), values, strict=True):
+            if value is None:
+                continue
+            given[key] = _tensors(name, value) if texts is None else self._tokenize(name, value)
+            if len(given[key]) != len(given["input_ids"]):
+                count = len(given["input_ids"])
+                raise ValueError(f"step: {name} has {len(given[key])} rows, {one} has {count}; give as many of both")
+        rows = []
+        for i, columns in enumerate(zip(*given.values(), strict=True)):
+            row = dict(zip(given, columns, strict=True))
+            for key, column in row.items():
+                size = len(row["input_ids"])
+                if len(column) != size and not (self.encoder_decoder and key == "labels"):
+                    what = f"{names[key]}[{i}] has {len(column)} tokens, {one}[{i}] has {size}"
+                    raise ValueError(f"step: {what}; give one for each token, or leave {names[key]} out")
+            rows.append(self._row(row))
+            if len(rows[i]["input_ids"]) == 0 or self.count_predicted(rows[i]["labels"]) == 0:
                 raise ValueError(
                     f"step: row {i} has no token to predict: it is too short, masked, or all its labels within "
                     f"max_length are {IGNORE_INDEX}; leave it out, or raise max_length"
                 )
         return rows
 
-    def rows_of_tensors(self, input_ids: object, attention_mask: object, labels: object) -> list[Features]:
-        """Return one row for each tensor.
+    def batches_of_step(
+        self, *arguments: object, size: int, own: Callable[[list[Any]], Mapping[str, torch.Tensor]] | None
+    ) -> tuple[list[Mapping[str, torch.Tensor]], int]:
+        """Return micro-batches of `size` rows, each with labels and a predicted token, and the number of rows.
 
-        Raises:
-            ValueError: an argument has the wrong type, is empty, or does not fit the others.
+        A collator of one's `own` gets rows without labels, unless `step` got labels.
         """
-        given = {"input_ids": _tensors("input_ids", input_ids)}
-        for name, value in (("attention_mask", attention_mask), ("labels", labels)):
-            if value is not None:
-                given[name] = _tensors(name, value)
-                _check_same_length(name, given[name], "input_ids", given["input_ids"])
-        aligned = set(given) - ({"labels"} if self.encoder_decoder else set())
-        for i, ids in enumerate(given["input_ids"]):
-            for name in sorted(aligned):
-                if len(given[name][i]) != len(ids):
-                    raise ValueError(
-                        f"step: {name}[{i}] has {len(given[name][i])} tokens, input_ids[{i}] has {len(ids)}; "
-                        f"give {name} one value for each token"
-                    )
-        return [self._row(dict(zip(given, values, strict=True))) for values in zip(*given.values(), strict=True)]
-
-    def rows_of_texts(self, texts: object, texts_labels: object) -> list[Features]:
-        """Return one row for each text. The tokenizer truncates, so that its special tokens stay.
-
-        Raises:
-            ValueError: an argument has the wrong type, is empty, or does not fit the other.
-        """
-        checked = _list("texts", texts, str, "texts")
-        rows = [{"input_ids": ids} for ids in self._tokenize(checked)]
-        if texts_labels is not None:
-            targets = _list("texts_labels", texts_labels, str, "texts")
-            _check_same_length("texts_labels", targets, "texts", checked)
-            for i, (row, ids) in enumerate(zip(rows, self._tokenize(targets, labels=True), strict=True)):
-                if not self.encoder_decoder and len(ids) != len(row["input_ids"]):
-                    raise ValueError(
-                        f"step: texts_labels[{i}] has {len(ids)} tokens, texts[{i}] has {len(row['input_ids'])}; a causal "
-                        "model has one label for each token of its input: leave texts_labels out to train on the texts, or "
-                        f"give input_ids and labels, with {IGNORE_INDEX} for tokens without a loss"
-                    )
-                row["labels"] = ids
-        return [self._row(row) for row in rows]
+        rows = self.rows_of_step(*arguments)
+        has_labels = arguments[2] is not None or arguments[4] is not None
+        if own and not has_labels:
+            rows = [{name: value for name, value in row.items() if name != "labels"} for row in rows]
+        batches: list[Mapping[str, torch.Tensor]] = []
+        for start in range(0, len(rows), size):
+            batch = dict((own or self)(rows[start : start + size]))
+            if "labels" not in batch:
+                batch["labels"] = self.causal_labels(batch["input_ids"], batch["attention_mask"])
+            if self.count_predicted(batch["labels"]) == 0:
+                what = f"data_collator left no token to predict in rows {start} to {start + size - 1}"
+                raise ValueError(f"step: {what}; leave them out, or use a collator that keeps some of their labels")
+            batches.append(batch)
+        return batches, len(rows)
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Features:
         """Return a batch: `input_ids` and `attention_mask` (B, T), and `labels` (B, T) or (B, length of the labels)."""
@@ -112,10 +105,10 @@ class RowCollator:
         choices = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
         pad_token = next(token for token in choices if token is not None)
         padding = {"input_ids": pad_token, "attention_mask": 0, "labels": IGNORE_INDEX}
-        shared = [name for name in names if all(name in row for row in rows)]
         return {
             name: pad_sequence([row[name] for row in rows], batch_first=True, padding_value=padding[name])
-            for name in shared
+            for name in names
+            if all(name in row for row in rows)
         }
 
     def count_predicted(self, labels: torch.Tensor) -> int:
@@ -141,7 +134,7 @@ class RowCollator:
         elif labels is None:
             row["labels"] = self.causal_labels(row["input_ids"], row["attention_mask"])
         else:
-            row["labels"] = self._truncate(labels[inside]).masked_fill(row["attention_mask"] == 0, IGNORE_INDEX)
+            row["labels"] = self.causal_labels(self._truncate(labels[inside]), row["attention_mask"])
         return row
 
     def _truncate(self, sequence: torch.Tensor) -> torch.Tensor:
@@ -156,14 +149,14 @@ class RowCollator:
             end -= 1
         return labels[: end + 1] if pad == self.tokenizer.eos_token_id else labels[:end]
 
-    def _tokenize(self, texts: list[str], *, labels: bool = False) -> list[torch.Tensor]:
-        name = "text_target" if labels and self.encoder_decoder else "text"
-        tokenizer = self.tokenizer
-        side = tokenizer.truncation_side
+    def _tokenize(self, name: str, texts: object) -> list[torch.Tensor]:
+        key = "text_target" if name == "texts_labels" and self.encoder_decoder else "text"
+        tokenizer, side = self.tokenizer, self.tokenizer.truncation_side
         tokenizer.truncation_side = "left" if self.keep_end else "right"
         try:
             options = {"truncation": True, "max_length": self.max_length} if self.max_length else {"verbose": False}
-            encoded = tokenizer(**{name: texts}, return_attention_mask=False, **options)["input_ids"]
+            given = {key: _list(name, texts, str, "texts")}
+            encoded = tokenizer(**given, return_attention_mask=False, **options)["input_ids"]
         finally:
             tokenizer.truncation_side = side
         return [torch.tensor(ids, dtype=torch.long) for ids in encoded]
@@ -189,8 +182,3 @@ def _list(name: str, value: Any, kind: type, what: str) -> list[Any]:
     if not places:
         raise ValueError(f"step: {name} is empty; call step only with rows")
     return list(value)
-
-
-def _check_same_length(name: str, values: Sequence[object], other: str, others: Sequence[object]) -> None:
-    if len(values) != len(others):
-        raise ValueError(f"step: {name} has {len(values)} rows, {other} has {len(others)}; give as many of both")

@@ -1,4 +1,4 @@
-"""The arguments of an iterative trainer, in addition to transformers' own."""
+"""The arguments of an iterative trainer, in addition to transformers' own, and the model and tokenizer that they name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from transformers import SchedulerType, TrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
+from transformers.trainer_utils import SchedulerType
+from transformers.training_args import TrainingArguments
+
+from trainer.runtime.model_files import check_model_files
 
 _WITHOUT_END = {"linear", "constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"}
 """Schedules that work without `max_steps`; linear, the default, is then constant after its warm-up."""
@@ -16,21 +20,17 @@ _REFUSED = {
     "neftune_noise_alpha": "only Trainer's own loop supports it; leave it out",
     "use_liger_kernel": "only Trainer's own loop supports it; apply the kernels to the model before you pass it",
 }
+_HUB_ARGUMENTS = {"revision", "code_revision", "token", "cache_dir", "local_files_only", "subfolder"}
 
 
 @dataclass
 class IterativeSFTConfig(TrainingArguments):
-    """TrainingArguments with four more fields; transformers.HfArgumentParser turns all of them into command-line flags.
-
-    Raises:
-        ValueError: `truncation_mode`, `max_length` or `model_init_kwargs` is invalid.
-    """
+    """TrainingArguments with four more fields, ValueError if invalid; transformers.HfArgumentParser makes flags of all."""
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]  # noqa: SLF001
 
     logging_steps: float = field(
-        default=10,
-        metadata={"help": "Optimizer steps between log lines; below 1, a share of `max_steps`."},
+        default=10, metadata={"help": "Optimizer steps between log lines; below 1, a share of `max_steps`."}
     )
     model_init_kwargs: dict[str, Any] | str | None = field(
         default=None,
@@ -46,8 +46,7 @@ class IterativeSFTConfig(TrainingArguments):
         },
     )
     truncation_mode: Literal["keep_end", "keep_start"] = field(
-        default="keep_end",
-        metadata={"help": "Which tokens of a truncated sequence stay: the last ones, or the first."},
+        default="keep_end", metadata={"help": "Which tokens of a truncated sequence stay: the last ones, or the first."}
     )
     optimize_device_cache: bool = field(
         default=False,
@@ -56,20 +55,21 @@ class IterativeSFTConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.truncation_mode not in ("keep_end", "keep_start"):
-            raise ValueError(
-                f"IterativeSFTConfig.truncation_mode is {self.truncation_mode!r}; use 'keep_end' or 'keep_start'"
-            )
-        if self.max_length is not None and self.max_length < 2:
-            raise ValueError(
-                f"IterativeSFTConfig.max_length is {self.max_length}, which leaves nothing to predict; "
-                "use 2 or more, or None to truncate nothing"
-            )
-        if self.model_init_kwargs is not None and not isinstance(self.model_init_kwargs, dict):
-            raise ValueError(
-                f"IterativeSFTConfig.model_init_kwargs is {self.model_init_kwargs!r}; "
-                """use a dictionary, or on a command line JSON such as '{"dtype": "bfloat16"}'"""
-            )
+        for name, is_valid, fix in (
+            ("truncation_mode", self.truncation_mode in {"keep_end", "keep_start"}, "use 'keep_end' or 'keep_start'"),
+            (
+                "max_length",
+                self.max_length is None or self.max_length >= 2,
+                "a single token leaves nothing to predict: use 2 or more, or None to truncate nothing",
+            ),
+            (
+                "model_init_kwargs",
+                isinstance(self.model_init_kwargs, dict | None),
+                """use a dictionary, or on a command line JSON such as '{"dtype": "bfloat16"}'""",
+            ),
+        ):
+            if not is_valid:
+                raise ValueError(f"IterativeSFTConfig.{name} is {getattr(self, name)!r}; {fix}")
 
 
 def check_arguments(args: object, *, model_name: str, schedule: object) -> TrainingArguments:
@@ -79,21 +79,57 @@ def check_arguments(args: object, *, model_name: str, schedule: object) -> Train
     if not isinstance(args, TrainingArguments):
         fix = "give an IterativeSFTConfig, TrainingArguments, or None"
         raise TypeError(f"IterativeSFTTrainer: args is of type {type(args).__name__}; {fix}")
-    for name, reason in _REFUSED.items():
-        if getattr(args, name):
-            raise ValueError(f"IterativeSFTTrainer: args.{name} is set, but {reason}")
-    for name in ("logging_strategy", "eval_strategy", "save_strategy"):
-        if getattr(args, name) == "epoch":
-            what = f"args.{name} is 'epoch', and there are no epochs"
-            raise ValueError(f"IterativeSFTTrainer: {what}; use 'steps' or 'no'")
-    if args.max_steps > 0:
-        return args
-    for name in ("logging_steps", "eval_steps", "save_steps", "warmup_steps"):
-        if 0 < (getattr(args, name) or 0) < 1:
-            fix = "set max_steps, or give a number of steps"
-            raise ValueError(f"IterativeSFTTrainer: args.{name} is a share of max_steps, which is not set; {fix}")
-    kind = SchedulerType(args.lr_scheduler_type).value
-    if schedule is None and kind not in _WITHOUT_END:
-        fix = "set max_steps, or use 'constant_with_warmup'"
-        raise ValueError(f"IterativeSFTTrainer: args.lr_scheduler_type {kind!r} needs an end; {fix}")
+    found = [f"{name} is set, but {reason}" for name, reason in _REFUSED.items() if getattr(args, name)]
+    epochs = [name for name in ("logging_strategy", "eval_strategy", "save_strategy") if getattr(args, name) == "epoch"]
+    found += [f"{name} is 'epoch', and there are no epochs; use 'steps' or 'no'" for name in epochs]
+    if args.max_steps <= 0:
+        steps = ("logging_steps", "eval_steps", "save_steps", "warmup_steps")
+        shares = [name for name in steps if 0 < (getattr(args, name) or 0) < 1]
+        found += [f"{name} is a share of max_steps; set max_steps, or give a number of steps" for name in shares]
+        kind = SchedulerType(args.lr_scheduler_type).value
+        if schedule is None and kind not in _WITHOUT_END:
+            found.append(f"lr_scheduler_type {kind!r} needs an end; set max_steps, or use 'constant_with_warmup'")
+    if found:
+        raise ValueError(f"IterativeSFTTrainer: args.{found[0]}")
     return args
+
+
+def name_of(model: object) -> str:
+    """Return the name or folder of a model, empty for one that was not loaded from anywhere; TypeError if it is no model."""
+    if isinstance(model, str):
+        return model
+    if not hasattr(model, "config"):
+        fix = "give a transformers or peft model, or a name"
+        raise TypeError(f"IterativeSFTTrainer: model is of type {type(model).__name__}; {fix}")
+    return str(getattr(model.config, "_name_or_path", "") or "")
+
+
+def load_model(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedModel:
+    """Load a model by name, with the head that its configuration needs; return a model object as it is.
+
+    ValueError if it is one and `init_kwargs` are given, ModelError if the model's files name files that are not its own.
+    """
+    arguments = dict(init_kwargs or {})
+    if not isinstance(model, str):
+        if arguments:
+            what = "args.model_init_kwargs is for a model given by name, and model is a model object"
+            raise ValueError(f"IterativeSFTTrainer: {what}; leave it out, or give the model's name")
+        return model
+    if "torch_dtype" in arguments:  # its old name
+        arguments["dtype"] = arguments.pop("torch_dtype")
+    trusted = arguments.pop("trust_remote_code", False)
+    of_hub = {name: value for name, value in arguments.items() if name in _HUB_ARGUMENTS}
+    if revision := check_model_files(model, **of_hub):
+        of_hub["revision"] = arguments["revision"] = revision
+    config = AutoConfig.from_pretrained(model, trust_remote_code=trusted, **of_hub)
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    return auto.from_pretrained(model, trust_remote_code=trusted, **arguments)
+
+
+def load_tokenizer(name: str) -> Any:
+    """Load the tokenizer of a model by the model's name; ValueError without one, ModelError as of `load_model`."""
+    if not name:
+        what = "the model was not loaded by name"
+        raise ValueError(f"IterativeSFTTrainer: {what}; give its tokenizer as processing_class")
+    revision = check_model_files(name, weights=False) or "main"
+    return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)

@@ -4,16 +4,8 @@
     for texts in rounds():
         print(trainer.step(texts=texts))
 
-**A step.** The rows of a call are split, in order, into micro-batches of `per_device_train_batch_size`. Every
-`gradient_accumulation_steps` micro-batches make one update of the weights, so a call makes none, one or several. What is left
-over accumulates with the next call, or is used by `finish`. An update follows the mean loss over all tokens that its
-micro-batches predict, on all processes, however the rows are distributed.
-
-**Several processes.** Each process calls `step` with its own rows, as often as the others. A process with fewer
-micro-batches than another takes part with weight zero. An error on one process is raised on all.
-
-**The learning rate.** With `max_steps` the schedule is Trainer's. Without it the end is unknown: the default schedule (linear)
-keeps the learning rate after its warm-up, and schedules that need an end are refused.
+docs/iterative.md says what a step does with the rows of several calls and processes, and what the learning rate does without
+`max_steps`. A process with fewer micro-batches than another takes part with weight zero.
 
 It relies on these private names of Trainer: `_init_training_state`, `_prepare_for_training`, `_clip_grad_norm`,
 `_get_grad_norm`, `_get_learning_rate`, `_track_num_input_tokens`, `_maybe_log_save_evaluate` and the state that the last one
@@ -22,11 +14,14 @@ reads. The tests use every one.
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +32,23 @@ from transformers.optimization import GreedyLR
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.utils import logging
 
-from trainer.iterative.batches import Accumulated, StepBatches, make_batches, make_equal_batch_count
-from trainer.iterative.card import model_card
 from trainer.iterative.collator import RowCollator
-from trainer.iterative.configuration import IterativeSFTConfig, check_arguments
-from trainer.iterative.loading import load_model, load_tokenizer, name_of
+from trainer.iterative.configuration import check_arguments, load_model, load_tokenizer, name_of
 from trainer.loop.collectives import Collectives
 
 logger = logging.get_logger(__name__)
+
+
+@dataclass
+class _Accumulated:
+    """What has accumulated for the next update, apart from gradients; tokens are the predicted ones of all processes."""
+
+    batches: int = 0
+    tokens: int = 0
+    loss: Any = 0.0
+    """Summed over the tokens."""
+    denominator: int = 0
+    """The number of tokens that the gradients were divided by; equal on all processes."""
 
 
 class IterativeSFTTrainer(Trainer):
@@ -61,9 +65,7 @@ class IterativeSFTTrainer(Trainer):
         optimizers: an optimizer and a schedule; for None, those of `args`.
         preprocess_logits_for_metrics, compute_metrics: as in Trainer.
 
-    Raises:
-        ValueError: arguments contradict each other, or one needs Trainer's loop.
-        TypeError: `model` or `args` has the wrong type.
+    ValueError if arguments contradict each other or one needs Trainer's loop, TypeError if `model` or `args` has the wrong type.
     """
 
     loss_is_scaled_for_ga = True
@@ -87,19 +89,16 @@ class IterativeSFTTrainer(Trainer):
             args, processing_class = None, args
         name = name_of(model)
         args = check_arguments(args, model_name=name, schedule=optimizers[1])
-        config = args if isinstance(args, IterativeSFTConfig) else None
-        model = load_model(model, config.model_init_kwargs if config else None)
+        model = load_model(model, getattr(args, "model_init_kwargs", None))
         if processing_class is None:
             processing_class = load_tokenizer(name)
         self.row_collator = RowCollator(
             encoder_decoder=bool(model.config.is_encoder_decoder),
-            max_length=config.max_length if config else None,
-            keep_end=config is None or config.truncation_mode == "keep_end",
+            max_length=getattr(args, "max_length", None),
+            keep_end=getattr(args, "truncation_mode", "keep_end") == "keep_end",
             tokenizer=getattr(processing_class, "tokenizer", processing_class),
         )
-        """Makes rows and batches from the arguments of `step`."""
-        self._has_own_collator = data_collator is not None
-        self._clears_cache = bool(config and config.optimize_device_cache)
+        self._own_collator = data_collator
         super().__init__(
             model=model,
             args=args,
@@ -119,10 +118,13 @@ class IterativeSFTTrainer(Trainer):
             options = dict(args.activation_checkpointing_kwargs or {})
             model.activation_checkpointing_enable(activation_checkpointing_kwargs=options or None)
         self._collectives = Collectives()
+        self._planned_steps = (
+            args.max_steps if args.max_steps > 0 else sys.maxsize
+        )  # then, a linear schedule does not fall
         self._prepare_for_training(self._planned_steps, None, None)
         self.is_in_train = True  # otherwise an evaluation in half precision would cast the weights in training
         self._running = False
-        self._accumulated = Accumulated()
+        self._accumulated = _Accumulated()
 
     def step(
         self,
@@ -132,52 +134,39 @@ class IterativeSFTTrainer(Trainer):
         texts: Sequence[str] | None = None,
         texts_labels: Sequence[str] | None = None,
     ) -> dict[str, float]:
-        """Train on rows, given as tokens or as texts.
+        """Train on rows, given as tokens, with a tensor (T,) for each row, or as texts.
 
-        Args:
-            input_ids: the tokens of each row, a tensor (T,).
-            attention_mask: for each row, 1 at tokens and 0 at padding; by default there is no padding.
-            labels: the labels of each row, -100 for tokens without a loss. For a causal model (T,), by default its input;
-                an encoder-decoder model needs them, of any length.
-            texts: the text of each row, instead of `input_ids`.
-            texts_labels: the target text of each row, for an encoder-decoder model.
+        `attention_mask` is 1 at tokens and 0 at padding, by default 1. `labels` are -100 where there is no loss: for a causal
+        model (T,), by default its input; an encoder-decoder model needs `labels` or `texts_labels`, of any length.
 
-        Returns:
-            Metrics of this call, over all processes: `loss` (nats per predicted token, before the update), `tokens`
-            (predicted ones), `rows`, `updates` (optimizer steps taken), `pending` (micro-batches accumulated for the next
-            one), `step` (optimizer steps so far) and, if there was an update, its `learning_rate` and the `grad_norm`
-            before clipping.
+        Returns metrics of this call, over all processes: `loss` (nats per predicted token, before the update), `tokens`
+        (predicted ones), `rows`, `updates` (optimizer steps taken), `pending` (micro-batches accumulated for the next one),
+        `step` (optimizer steps so far) and, after an update, its `learning_rate` and the `grad_norm` before clipping.
 
-        Raises:
-            ValueError: an argument has the wrong type, is empty, contradicts another, or leaves nothing to predict.
+        ValueError if an argument has the wrong type, is empty, contradicts another, or leaves nothing to predict.
         """
-        call = self._step_batches(input_ids, attention_mask, labels, texts, texts_labels)
+        batches, own, predicted, rows = self._step_batches(input_ids, attention_mask, labels, texts, texts_labels)
         accumulation = self.args.gradient_accumulation_steps
-        updates, metrics = 0, dict[str, float]()
-        loss = torch.zeros((), device=self.args.device)
+        updates, metrics, loss = 0, dict[str, float](), torch.zeros((), device=self.args.device)
         with self._training():
-            for i, batch in enumerate(call.batches):
+            for i, batch in enumerate(batches):
                 if self._accumulated.batches == 0:
                     self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
-                    self._accumulated.denominator = sum(call.predicted[i : i + accumulation])
+                    self._accumulated.denominator = sum(predicted[i : i + accumulation])
                 completes = self._accumulated.batches + 1 == accumulation
-                loss += self._backward(
-                    batch,
-                    call.predicted[i],
-                    counts=i < call.own,
-                    # synchronized at the end of a call, too, so that what it leaves is the same on all processes
-                    synced=completes or i + 1 == len(call.batches),
-                )
+                # synchronized at the end of a call, too, so that what it leaves is the same on all processes
+                synced = completes or i + 1 == len(batches)
+                loss += self._backward(batch, predicted[i], counts=i < own, synced=synced)
                 if completes:
                     updates, metrics = updates + 1, self._update()
                 else:
                     self.control = self.callback_handler.on_substep_end(self.args, self.state, self.control)
-        if self._clears_cache:
+        if getattr(self.args, "optimize_device_cache", False):
             clear_device_cache(garbage_collection=True)
         return {
-            "loss": loss.item() / sum(call.predicted),
-            "tokens": sum(call.predicted),
-            "rows": call.rows,
+            "loss": loss.item() / sum(predicted),
+            "tokens": sum(predicted),
+            "rows": rows,
             "updates": updates,
             "pending": self._accumulated.batches,
             "step": self.state.global_step,
@@ -189,7 +178,7 @@ class IterativeSFTTrainer(Trainer):
         Call it once after the last `step`, if `gradient_accumulation_steps` is above 1 or `report_to` is set. It returns
         `learning_rate` and `grad_norm` of the update, if there was one.
         """
-        metrics: dict[str, float] = {}
+        metrics = dict[str, float]()
         if self._accumulated.batches:
             with self._training():
                 metrics = self._update()
@@ -202,14 +191,33 @@ class IterativeSFTTrainer(Trainer):
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | Sequence[str] | None = None
     ) -> None:
         """Write README.md, a model card, to `args.output_dir`; the model's name is by default that of the folder."""
-        if self.is_world_process_zero():
-            folder = Path(self.args.output_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            all_tags = [tags] if isinstance(tags, str) else list(tags or ())
-            name = model_name or folder.absolute().name
-            model = self.accelerator.unwrap_model(self.model)
-            text = model_card(model, self.args, self.state, name=name, dataset=dataset_name, tags=all_tags)
-            (folder / "README.md").write_text(text, encoding="utf-8")
+        if not self.is_world_process_zero():
+            return
+        args, folder, model = self.args, Path(self.args.output_dir), self.accelerator.unwrap_model(self.model)
+        base = str(getattr(model.config, "_name_or_path", "") or "")
+        base = "" if Path(base).exists() else base  # a local folder means nothing to readers
+        metadata = {
+            "library_name": "peft" if hasattr(model, "peft_config") else "transformers",
+            "pipeline_tag": "text2text-generation" if model.config.is_encoder_decoder else "text-generation",
+            "tags": sorted({"iterative-sft", *([tags] if isinstance(tags, str) else tags or ())}),
+            "base_model": base,
+            "datasets": [dataset_name] if dataset_name else None,
+        }
+        losses = [f"{line['loss']:.4f}" for line in self.state.log_history if "loss" in line]
+        facts = {
+            "base model": base and f"`{base}`",
+            "data": dataset_name and f"`{dataset_name}`",
+            "optimizer steps": self.state.global_step,
+            "rows per step": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+            "optimizer": f"{args.optim.value}, learning rate {args.learning_rate:g}",
+            "last logged loss, nats per token": losses[-1] if losses else None,
+        }
+        front_matter = "".join(f"{key}: {json.dumps(value)}\n" for key, value in metadata.items() if value)
+        rows = "".join(f"| {key} | {value} |\n" for key, value in facts.items() if value not in {None, ""})
+        about = "Fine-tuned with IterativeSFTTrainer: a script chose the rows of each step."
+        text = f"---\n{front_matter}---\n\n# {model_name or folder.absolute().name}\n\n{about}\n\n| | |\n| --- | --- |\n{rows}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "README.md").write_text(text, encoding="utf-8")
 
     # What differs from Trainer
 
@@ -228,39 +236,55 @@ class IterativeSFTTrainer(Trainer):
         labels = inputs["labels"]  # label smoothing removes them from the inputs
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
         if model.training and num_items_in_batch is not None:
+            own = self.row_collator.count_predicted(labels)
             # DDP averages the gradients of processes; this makes it their sum
-            loss = loss * (
-                self.row_collator.count_predicted(labels) * self.accelerator.num_processes / num_items_in_batch
-            )
+            loss = loss * (own * self.accelerator.num_processes / num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
     # One step
 
-    def _step_batches(
-        self, input_ids: object, attention_mask: object, labels: object, texts: object, texts_labels: object
-    ) -> StepBatches:
-        def make() -> tuple[list[Mapping[str, torch.Tensor]], int]:
-            rows = self.row_collator.rows_of_step(input_ids, attention_mask, labels, texts, texts_labels)
-            if self._has_own_collator and labels is None and texts_labels is None:
-                rows = [{name: value for name, value in row.items() if name != "labels"} for row in rows]
-            size = self.args.train_batch_size
-            batches = make_batches(rows, size, data_collator=self.data_collator, row_collator=self.row_collator)
-            return batches, len(rows)
+    def _step_batches(self, *arguments: object) -> tuple[list[Mapping[str, torch.Tensor]], int, list[int], int]:
+        """Return this process's micro-batches, how many count, the predicted tokens of each over all processes, and all rows.
 
-        count = self.row_collator.count_predicted
-        return make_equal_batch_count(self._collectives, self.args.process_index, make, count)
-
-    @property
-    def _planned_steps(self) -> int:
-        """`max_steps`; without it so many that a linear schedule does not fall."""
-        return self.args.max_steps if self.args.max_steps > 0 else sys.maxsize
+        If another process has more, copies of the first one follow. If a process cannot make its own, all raise its error.
+        """
+        batches: list[Mapping[str, torch.Tensor]] = []
+        rows, error = 0, None
+        try:
+            batches, rows = self.row_collator.batches_of_step(
+                *arguments, size=self.args.train_batch_size, own=self._own_collator
+            )
+        except Exception as raised:  # noqa: BLE001  the other processes wait for an answer, whatever was raised
+            error = raised
+        counts = [self.row_collator.count_predicted(batch["labels"]) for batch in batches]
+        answers = self._collectives.gather((counts, rows, error and str(error)))
+        if error:
+            raise error
+        for other, (_, _, message) in enumerate(answers):
+            if message:
+                raise ValueError(f"on process {other}, {message}")
+        most = max(len(own) for own, _, _ in answers)
+        predicted = [sum(each) for each in zip_longest(*(own for own, _, _ in answers), fillvalue=0)]
+        padded = batches + batches[:1] * (most - len(batches))
+        return padded, len(batches), predicted, sum(count for _, count, _ in answers)
 
     @contextmanager
     def _training(self) -> Iterator[None]:
         """Start training if it has not started; afterwards restore the model's mode, for callers that generate."""
         mode = self.model.training
         if not self._running:
-            self._begin()
+            if self.state.global_step == 0:
+                self._init_training_state(self._planned_steps, 1, 1, None, None)
+                self.state.epoch = None  # so that the log leaves it out
+                self._initial_num_input_tokens_seen = 0
+                self._tr_loss = torch.zeros((), device=self.args.device)
+                self._total_loss_scalar = 0.0
+                self._globalstep_last_logged = 0
+            self._running = True
+            self._start_time = time.time()
+            self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
+            if self.args.eval_on_start and self.state.global_step == 0:
+                self.evaluate()
         self.optimizer.train()  # schedule-free optimizers have two sets of weights
         try:
             yield
@@ -268,30 +292,13 @@ class IterativeSFTTrainer(Trainer):
             self.model_wrapped.train(mode)
             self.optimizer.eval()
 
-    def _begin(self) -> None:
-        if self.state.global_step == 0:
-            self._init_training_state(self._planned_steps, 1, 1, None, None)
-            self.state.epoch = None  # so that the log leaves it out
-            self._initial_num_input_tokens_seen = 0
-            self._tr_loss = torch.zeros((), device=self.args.device)
-            self._total_loss_scalar = 0.0
-            self._globalstep_last_logged = 0
-        self._running = True
-        self._start_time = time.time()
-        self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
-        if self.args.eval_on_start and self.state.global_step == 0:
-            self.evaluate()
-
     def _backward(self, batch: Mapping[str, torch.Tensor], tokens: int, *, counts: bool, synced: bool) -> torch.Tensor:
         """Run forward and backward of a micro-batch; return its loss, summed over the `tokens` of all processes.
 
         A batch that does not count takes part with weight 0. Gradients are reduced over the processes if `synced`.
         """
         accumulated = self._accumulated
-        context: AbstractContextManager[Any] = nullcontext()
-        if not synced:
-            context = self.accelerator.no_sync(self.model_wrapped)
-        with context:
+        with nullcontext() if synced else self.accelerator.no_sync(self.model_wrapped):
             items = float(accumulated.denominator) if counts else math.inf
             scaled = self.training_step(self.model_wrapped, dict(batch), num_items_in_batch=items)
         self._track_num_input_tokens(batch if counts else {name: value[:0] for name, value in batch.items()})
@@ -324,7 +331,7 @@ class IterativeSFTTrainer(Trainer):
             if parameter not in held:  # it counts in the norm
                 parameter.grad = None
         self._tr_loss += accumulated.loss / accumulated.tokens
-        self._accumulated = Accumulated()
+        self._accumulated = _Accumulated()
         self.state.global_step += 1
         self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
         if self.state.global_step == self.state.max_steps:
