@@ -42,9 +42,7 @@ class TrainingData(Sampler[list[SampleKey]]):
     The loader `source` gives the data, the collator, the workers and the sampler; a sampler that shuffles is replaced by the
     run's own order. With `lengths`, the tokens of each row, batches have similar length. As a sampler, it gives the keys of each
     micro-batch from the position to the end of the epoch; a stream has no order, only numbers of sequences, and no end.
-
-    Raises:
-        RecipeError: the loader makes its batches itself.
+    RecipeError if the loader makes its batches itself.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -48,51 +48,39 @@ class EpochOrder:
         self._size = global_batch_size
         self._lengths = None if lengths is None else torch.as_tensor(lengths)
 
-    def rows(self, epoch: int) -> torch.Tensor | _ComputedRows:
+    def rows(self, epoch: int) -> _EpochRows:
         """Return the rows of an epoch, (batches * global batch size,) int64, which are read by slices."""
         seed = (self._seed * 1_000_003 + epoch) % 2**63
-        if self._rows > _STORED:
-            return _ComputedRows(self._rows, self._size, seed, self._lengths)
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(self._rows, generator=generator)[: self.batches * self._size]
-        if self._lengths is None:
-            return order
-        pool = self._size * _POOL
-        pools = (order[at : at + pool] for at in range(0, len(order), pool))
-        longest_first = [_longest_first(rows, self._lengths) for rows in pools]
-        return (
-            torch.cat(longest_first)
-            .view(self.batches, self._size)[torch.randperm(self.batches, generator=generator)]
-            .flatten()
-        )
+        orders: list[Any] = [ComputedPermutation(self._rows, seed), ComputedPermutation(self.batches, seed + 1)]
+        if self._rows <= _STORED:
+            generator = torch.Generator().manual_seed(seed)
+            orders = [torch.randperm(count, generator=generator) for count in (self._rows, self.batches)]
+        return _EpochRows(*orders, self._size, self._lengths)
 
 
-class _ComputedRows:
-    """The rows of an epoch, each global batch computed when it is read."""
+class _EpochRows:
+    """The rows of an epoch; with lengths, each global batch is made when it is read."""
 
-    def __init__(self, rows: int, size: int, seed: int, lengths: torch.Tensor | None) -> None:
-        self._order = ComputedPermutation(rows, seed)
-        self._batches = ComputedPermutation(rows // size, seed + 1)
+    def __init__(self, order: Any, batches: Any, size: int, lengths: torch.Tensor | None) -> None:
+        self._order = order
+        self._batches = batches
         self._size = size
         self._lengths = lengths
 
     def __getitem__(self, places: slice) -> torch.Tensor:
         """Return the rows at some places that follow each other."""
         start, stop, _ = places.indices(len(self._batches) * self._size)
+        if self._lengths is None:
+            return self._order[start:stop]  # type: ignore[no-any-return]
         first, end = start // self._size, -(-stop // self._size)
-        batches = torch.cat([torch.zeros(0, dtype=torch.int64), *map(self._batch, range(first, end))])
+        batches = torch.cat([torch.zeros(0, dtype=torch.int64), *map(self._batch, self._batches[first:end].tolist())])
         return batches[start - first * self._size : stop - first * self._size]
 
     def _batch(self, number: int) -> torch.Tensor:
-        if self._lengths is None:
-            return self._at(number * self._size, (number + 1) * self._size)
-        number = int(self._batches.at(np.array([number]))[0])
         pool = number // _POOL * _POOL
-        rows = self._at(pool * self._size, min(pool + _POOL, len(self._batches)) * self._size)
-        return _longest_first(rows, self._lengths)[(number - pool) * self._size :][: self._size]
-
-    def _at(self, start: int, stop: int) -> torch.Tensor:
-        return torch.from_numpy(self._order.at(np.arange(start, stop)))
+        rows = self._order[pool * self._size : min(pool + _POOL, len(self._batches)) * self._size]
+        longest_first = rows[torch.argsort(self._lengths[rows], descending=True, stable=True)]  # type: ignore[index]
+        return longest_first[(number - pool) * self._size :][: self._size]  # type: ignore[no-any-return]
 
 
 class ComputedPermutation:
@@ -111,6 +99,9 @@ class ComputedPermutation:
 
     def __len__(self) -> int:
         return self._count
+
+    def __getitem__(self, places: slice) -> torch.Tensor:
+        return torch.from_numpy(self.at(np.arange(places.start, places.stop)))
 
     def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers at some places, (N,)."""
@@ -131,10 +122,6 @@ def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
-
-
-def _longest_first(rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    return rows[torch.argsort(lengths[rows], descending=True, stable=True)]
 
 
 class SamplerOrder:

@@ -26,8 +26,7 @@ class ShuffledWindows(IterableDataset[Any]):
         self._data = data
         self._seed = seed
         self._window = window
-        self._epoch = 0
-        self._taken = 0
+        self._epoch = self._taken = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next pass."""
@@ -62,20 +61,15 @@ class StreamByPosition(Dataset[Any]):
     """Examples of a stream by sample key; the key's number counts the sequences before it.
 
     Each process reads the whole stream and keeps its own sequences. A stream with `state_dict` and `load_state_dict` goes to a
-    checkpoint's position at once; any other stream is read again up to there. If the stream has `set_epoch(n)`, it is called before the n-th pass.
-    Randomness in the stream depends on the seed and the position.
+    checkpoint's position at once; any other is read again up to there. If the stream has `set_epoch(n)`, it is called before
+    the n-th pass. Randomness in the stream depends on the seed and the position.
     """
 
     def __init__(self, stream: Any, seed: int) -> None:
         self._stream = stream
         self._seed = seed
-        self._taken = 0
-        self._pass = 0
-        self._of_pass = 0
+        self._taken = self._pass = self._of_pass = 0
         self._iterator: Iterator[Any] | None = None
-
-    def __len__(self) -> int:
-        raise TypeError("a stream has no length")
 
     def __getitems__(self, keys: list[SampleKey]) -> list[tuple[SampleKey, Any]]:
         """Return the examples of one micro-batch; the last one carries the state of the stream after it."""

@@ -22,11 +22,8 @@ Features = dict[str, torch.Tensor]
 class RowCollator:
     """Makes rows from the arguments of `step`, and pads rows into batches; evaluation uses it as data collator, too.
 
-    Args:
-        encoder_decoder: whether the model has an encoder, so that its labels are separate sequences.
-        tokenizer: for texts, and for the padding token of batches.
-        max_length: maximum length of a sequence in tokens; None truncates nothing.
-        keep_end: whether a longer sequence keeps its last tokens; otherwise its first.
+    The labels of an `encoder_decoder` are separate sequences. A sequence longer than `max_length` keeps its last tokens, or its
+    first without `keep_end`.
     """
 
     def __init__(self, *, encoder_decoder: bool, tokenizer: Any, max_length: int | None, keep_end: bool) -> None:
@@ -45,12 +42,11 @@ class RowCollator:
         if (input_ids is None) == (texts is None):
             what = "neither input_ids nor texts is given" if texts is None else "both input_ids and texts are given"
             raise ValueError(f"step: {what}; give the rows as one of them")
-        if texts is None:
-            names = {"input_ids": "input_ids", "attention_mask": "attention_mask", "labels": "labels"}
-            values, others = (input_ids, attention_mask, labels), {"texts_labels": texts_labels}
-        else:
+        names = {"input_ids": "input_ids", "attention_mask": "attention_mask", "labels": "labels"}
+        values, others = [input_ids, attention_mask, labels], {"texts_labels": texts_labels}
+        if texts is not None:
             names = {"input_ids": "texts", "labels": "texts_labels"}
-            values, others = (texts, texts_labels), {"labels": labels, "attention_mask": attention_mask}
+            values, others = [texts, texts_labels], {"labels": labels, "attention_mask": attention_mask}
         one, own = names["input_ids"], names["labels"]
         if wrong := next((name for name, value in others.items() if value is not None), None):
             raise ValueError(f"step: {wrong} does not go with {one}; leave it out, or give {own} for labels")
@@ -91,7 +87,7 @@ class RowCollator:
         has_labels = arguments[2] is not None or arguments[4] is not None
         if own and not has_labels:
             rows = [{name: value for name, value in row.items() if name != "labels"} for row in rows]
-        batches = []
+        batches: list[Mapping[str, torch.Tensor]] = []
         for start in range(0, len(rows), size):
             batch = dict((own or self)(rows[start : start + size]))
             if "labels" not in batch:

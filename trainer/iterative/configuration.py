@@ -6,15 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    SchedulerType,
-    TrainingArguments,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
+from transformers.trainer_utils import SchedulerType
+from transformers.training_args import TrainingArguments
 
 from trainer.runtime.model_files import check_model_files
 
@@ -31,17 +25,12 @@ _HUB_ARGUMENTS = {"revision", "code_revision", "token", "cache_dir", "local_file
 
 @dataclass
 class IterativeSFTConfig(TrainingArguments):
-    """TrainingArguments with four more fields; transformers.HfArgumentParser turns all of them into command-line flags.
-
-    Raises:
-        ValueError: `truncation_mode`, `max_length` or `model_init_kwargs` is invalid.
-    """
+    """TrainingArguments with four more fields, ValueError if invalid; transformers.HfArgumentParser makes flags of all."""
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]  # noqa: SLF001
 
     logging_steps: float = field(
-        default=10,
-        metadata={"help": "Optimizer steps between log lines; below 1, a share of `max_steps`."},
+        default=10, metadata={"help": "Optimizer steps between log lines; below 1, a share of `max_steps`."}
     )
     model_init_kwargs: dict[str, Any] | str | None = field(
         default=None,
@@ -57,8 +46,7 @@ class IterativeSFTConfig(TrainingArguments):
         },
     )
     truncation_mode: Literal["keep_end", "keep_start"] = field(
-        default="keep_end",
-        metadata={"help": "Which tokens of a truncated sequence stay: the last ones, or the first."},
+        default="keep_end", metadata={"help": "Which tokens of a truncated sequence stay: the last ones, or the first."}
     )
     optimize_device_cache: bool = field(
         default=False,
@@ -119,10 +107,7 @@ def name_of(model: object) -> str:
 def load_model(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedModel:
     """Load a model by name, with the head that its configuration needs; return a model object as it is.
 
-    Raises:
-        ValueError: `init_kwargs` is given, and the model is an object already.
-        AttributeError: `init_kwargs` has an unknown dtype.
-        ModelError: the model's files name files that are not its own.
+    ValueError if it is one and `init_kwargs` are given, ModelError if the model's files name files that are not its own.
     """
     arguments = dict(init_kwargs or {})
     if not isinstance(model, str):
@@ -142,12 +127,7 @@ def load_model(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedMode
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load the tokenizer of a model by the model's name.
-
-    Raises:
-        ValueError: the model has no name, or its tokenizer needs code of its repository.
-        ModelError: the model's files name files that are not its own.
-    """
+    """Load the tokenizer of a model by the model's name; ValueError without one, ModelError as of `load_model`."""
     if not name:
         what = "the model was not loaded by name"
         raise ValueError(f"IterativeSFTTrainer: {what}; give its tokenizer as processing_class")

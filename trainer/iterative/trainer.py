@@ -41,7 +41,7 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class _Accumulated:
-    """What has accumulated for the next update, apart from the gradients themselves; tokens are predicted ones of all processes."""
+    """What has accumulated for the next update, apart from gradients; tokens are the predicted ones of all processes."""
 
     batches: int = 0
     tokens: int = 0
@@ -134,24 +134,16 @@ class IterativeSFTTrainer(Trainer):
         texts: Sequence[str] | None = None,
         texts_labels: Sequence[str] | None = None,
     ) -> dict[str, float]:
-        """Train on rows, given as tokens or as texts.
+        """Train on rows, given as tokens, with a tensor (T,) for each row, or as texts.
 
-        Args:
-            input_ids: the tokens of each row, a tensor (T,).
-            attention_mask: for each row, 1 at tokens and 0 at padding; by default there is no padding.
-            labels: the labels of each row, -100 for tokens without a loss. For a causal model (T,), by default its input;
-                an encoder-decoder model needs them, of any length.
-            texts: the text of each row, instead of `input_ids`.
-            texts_labels: the target text of each row, for an encoder-decoder model.
+        `attention_mask` is 1 at tokens and 0 at padding, by default 1. `labels` are -100 where there is no loss: for a causal
+        model (T,), by default its input; an encoder-decoder model needs `labels` or `texts_labels`, of any length.
 
-        Returns:
-            Metrics of this call, over all processes: `loss` (nats per predicted token, before the update), `tokens`
-            (predicted ones), `rows`, `updates` (optimizer steps taken), `pending` (micro-batches accumulated for the next
-            one), `step` (optimizer steps so far) and, if there was an update, its `learning_rate` and the `grad_norm`
-            before clipping.
+        Returns metrics of this call, over all processes: `loss` (nats per predicted token, before the update), `tokens`
+        (predicted ones), `rows`, `updates` (optimizer steps taken), `pending` (micro-batches accumulated for the next one),
+        `step` (optimizer steps so far) and, after an update, its `learning_rate` and the `grad_norm` before clipping.
 
-        Raises:
-            ValueError: an argument has the wrong type, is empty, contradicts another, or leaves nothing to predict.
+        ValueError if an argument has the wrong type, is empty, contradicts another, or leaves nothing to predict.
         """
         batches, own, predicted, rows = self._step_batches(input_ids, attention_mask, labels, texts, texts_labels)
         accumulation = self.args.gradient_accumulation_steps
