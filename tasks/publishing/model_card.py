@@ -79,8 +79,7 @@ def card_text(
     recipe, objective = load(artifacts.recipe_path), objectives.build(candidate.objective)
     ingested, details = read_report(artifacts, IngestReport), read_report(artifacts, Details)
     drift = read_report(artifacts, ValidationReport).drift if artifacts.report("validate").exists() else None
-    names = sorted(evaluated.model, key=lambda name: name != evaluated.metric)
-    metrics = {name: evaluated.model[name] for name in names}  # the one that decides first
+    metrics = dict(sorted(evaluated.model.items(), key=lambda one: one[0] != evaluated.metric))  # what decides first
     base = recipe.model.pretrained  # the Hub repository that training started from; None for random weights or a folder
     if base and ((artifacts.root / base).exists() or not _REPOSITORY.fullmatch(base)):
         base = None

@@ -286,7 +286,10 @@ def test_rolled_back_form_and_model_stay_back(api, project):
     assert better.commit != adapter.commit
 
 
-@pytest.mark.parametrize(("first", "then"), [("adapter", "merged"), ("merged", "adapter"), ("both", "adapter")])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("adapter", "merged"), pytest.param("merged", "adapter", marks=pytest.mark.slow), ("both", "adapter")],
+)
 def test_champion_and_candidate_in_any_form(api, project, first, then):
     """The champion has the metrics that it had as a candidate; with another base model, too."""
     artifacts, recipe = project
