@@ -1,17 +1,22 @@
-"""The training data of one process: a loader in the run's order, and the position in the data."""
+"""The training data of one process: a loader in the run's order, and the position in the data.
+
+Randomness in the data and in the collator depends on the sample keys only, not on the process or the loader worker.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
-from params import RecipeError
-from trainer.data.datasets import MicroBatch, SeededCollator, SeededDataset
-from trainer.data.order import BatchShard, EpochOrder, Lengths, MicroBatchSampler, SampleKey, SamplerOrder
-from trainer.data.streaming import StreamByPosition
+from params import CheckpointError, RecipeError
+from trainer.data.order import BatchShard, EpochOrder, Lengths, SampleKey, SamplerOrder
+from trainer.data.randomness import seeded
+from trainer.data.streaming import STREAM_STATE, StreamByPosition
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -31,55 +36,63 @@ def source_loader(dataset: Any, collate: Callable[[list[Any]], Any], args: Train
     )
 
 
-class TrainingData:
+class TrainingData(Sampler[list[SampleKey]]):
     """This process's part of the rows of a loader, in the run's order, and the position of the next optimizer step.
 
     The loader `source` gives the data, the collator, the workers and the sampler; a sampler that shuffles is replaced by the
-    run's own order. With `lengths`, the tokens of each row, batches have similar length.
-
-    Raises:
-        RecipeError: the loader makes its batches itself.
+    run's own order. With `lengths`, the tokens of each row, batches have similar length. As a sampler, it gives the keys of each
+    micro-batch from the position to the end of the epoch; a stream has no order, only numbers of sequences, and no end.
+    RecipeError if the loader makes its batches itself.
     """
 
     def __init__(
         self, source: DataLoader[Any], shard: BatchShard, *, seed: int, lengths: Lengths | None = None
     ) -> None:
-        self._sampler = MicroBatchSampler(_order(source, shard.global_batch_size, seed, lengths), shard)
+        self.order = _order(source, shard.global_batch_size, seed, lengths)
+        """The rows of each epoch; None for a stream."""
+        self.epoch = 0
+        self._batch = 0
+        """The next global batch of the epoch."""
+        self._shard = shard
         self._stream = StreamByPosition(source.dataset, seed) if isinstance(source.dataset, IterableDataset) else None
-        self._dataset: Any = SeededDataset(source.dataset, seed) if self._stream is None else self._stream  # type: ignore[arg-type]
+        self._dataset: Any = SeededDataset(source.dataset, seed) if self._stream is None else self._stream
         # A stream is read by one worker: several would each read all of it.
         workers = min(source.num_workers, 1) if self._stream is not None else source.num_workers
         self.loader: DataLoader[Any] = DataLoader(
             self._dataset,
-            batch_sampler=self._sampler,
-            collate_fn=SeededCollator(source.collate_fn, seed),
+            batch_sampler=self,
+            collate_fn=partial(seeded_collate, source.collate_fn, seed),
             generator=torch.Generator(),  # otherwise every start of workers would draw from the process's random state
             num_workers=workers,
             pin_memory=source.pin_memory,
             persistent_workers=source.persistent_workers and workers > 0,
             prefetch_factor=source.prefetch_factor if workers else None,
         )
-        """Yields this process's micro-batches, as `MicroBatch`."""
+        """Yields this process's micro-batches, as `seeded_collate` makes them."""
         self._stream_state = self._stream.state_dict() if self._stream is not None else None
         self.rows: list[list[int]] = []
         """Row ids of each micro-batch of the current optimizer step, on this process."""
 
     @property
-    def epoch(self) -> int:
-        """The epoch of the position."""
-        return self._sampler.epoch
-
-    @property
     def micro_batches_done(self) -> int:
         """This process's micro-batches of the epoch before the position."""
-        return self._sampler.micro_batches_done
+        return self._batch * self._shard.accumulation
 
-    @property
-    def order(self) -> EpochOrder | SamplerOrder | None:
-        """The rows of each epoch; None for a stream."""
-        return self._sampler.order
+    def __len__(self) -> int:
+        if self.order is None:
+            raise TypeError("a stream has no length")
+        return self.order.batches * self._shard.accumulation
 
-    def micro_batch_inputs(self, micro_batches: Iterator[MicroBatch]) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        """Yield keys; micro-batches before the position come as empty lists, which Trainer counts and drops."""
+        epoch, first = self.epoch, self.micro_batches_done
+        yield from ([] for _ in range(first))
+        rows = self.order.rows(epoch) if self.order else None
+        for number in range(first, len(self)) if self.order else itertools.count(first):
+            places = self._shard.places(number)
+            yield [(epoch, i) for i in (places if rows is None else rows[places.start : places.stop].tolist())]
+
+    def micro_batch_inputs(self, micro_batches: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the model's inputs of the micro-batches of one optimizer step, and record their rows."""
         self.rows = []
         for micro_batch in micro_batches:
@@ -89,15 +102,24 @@ class TrainingData:
 
     def advance(self) -> None:
         """Move the position on by one optimizer step."""
-        self._sampler.advance()
+        self._batch += 1
+        if self.order and self._batch == self.order.batches:
+            self.epoch, self._batch = self.epoch + 1, 0
 
     def upcoming(self, steps: int) -> Iterator[list[SampleKey]]:
-        """Yield the sample keys of the next `steps` global batches; a stream knows none."""
-        return self._sampler.upcoming(steps)
+        """Yield the keys of the next `steps` global batches, into later epochs too; a stream knows none."""
+        assert self.order is not None
+        size, epoch, rows = self._shard.global_batch_size, self.epoch, self.order.rows(self.epoch)
+        for number in range(self._batch, self._batch + steps):
+            later, batch = divmod(number, self.order.batches)
+            if self.epoch + later != epoch:
+                epoch = self.epoch + later
+                rows = self.order.rows(epoch)
+            yield [(epoch, i) for i in rows[batch * size : (batch + 1) * size].tolist()]
 
     def own_places(self) -> list[range]:
         """Return the places of this process's micro-batches in a global batch."""
-        return self._sampler.own_places()
+        return [self._shard.places(number) for number in range(self._shard.accumulation)]
 
     def examples(self, keys: list[SampleKey]) -> list[Any]:
         """Return the examples of some keys, read in this process."""
@@ -105,11 +127,16 @@ class TrainingData:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, of a stream with the state after the micro-batches that were trained on."""
-        return {"order": self._sampler.state_dict(), "stream": self._stream_state}
+        order = {"epoch": self.epoch, "batch": self._batch, "global_batch_size": self._shard.global_batch_size}
+        return {"order": order, "stream": self._stream_state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a position; CheckpointError if it was reached with another global batch."""
-        self._sampler.load_state_dict(state["order"])
+        """Go to a position; CheckpointError if it was reached with another global batch, so that it means other rows."""
+        order, size = state["order"], self._shard.global_batch_size
+        if order["global_batch_size"] != size:
+            what = f"was written with a global batch of {order['global_batch_size']} sequences, this run has {size}"
+            raise CheckpointError("the checkpoint", what, "keep training.global_batch_size, or start a new run")
+        self.epoch, self._batch = order["epoch"], order["batch"]
         self._stream_state = state["stream"]
         if self._stream is not None:
             self._stream.load_state_dict(state["stream"])
@@ -128,3 +155,41 @@ def _order(
         rows = len(source.dataset)  # type: ignore[arg-type]
         return EpochOrder(rows, seed=seed, global_batch_size=global_batch_size, lengths=lengths)
     return SamplerOrder(cast("Sampler[int]", sampler), seed=seed, global_batch_size=global_batch_size)
+
+
+class SeededDataset(Dataset[Any]):
+    """Examples of data that gives any row, by sample key. Random augmentation in it draws the same numbers for the same key."""
+
+    def __init__(self, data: Any, seed: int) -> None:
+        self._data = data
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitems__(self, keys: list[SampleKey]) -> list[tuple[SampleKey, Any]]:
+        """Return the examples of one micro-batch."""
+        if hasattr(self._data, "__getitems__"):
+            with seeded(self._seed, "rows", keys):
+                read: list[Any] = self._data.__getitems__([index for _, index in keys])
+            return list(zip(keys, read, strict=True))
+        examples = []
+        for key in keys:
+            with seeded(self._seed, "row", key):
+                examples.append((key, self._data[key[1]]))
+        return examples
+
+
+def seeded_collate(
+    collate: Callable[[list[Any]], dict[str, Any]], seed: int, keyed: list[tuple[SampleKey, Any]]
+) -> dict[str, Any]:
+    """Return a micro-batch: the model's `inputs`, the `row_id` of each sequence as `rows`, and the state of a `stream` after it.
+
+    A random collator draws the same numbers for the same examples. An example without an id has its number in the data.
+    """
+    examples = [example for _, example in keyed]
+    stream = examples[-1].pop(STREAM_STATE, None) if isinstance(examples[-1], dict) else None
+    with seeded(seed, "collate", [key for key, _ in keyed]):
+        inputs = collate(examples)
+    rows = [e.get("row_id", k[1]) if isinstance(e, dict) else k[1] for k, e in keyed]
+    return {"inputs": inputs, "rows": rows, "stream": stream}

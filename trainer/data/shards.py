@@ -53,11 +53,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Return the manifest in a folder.
-
-        Raises:
-            DataError: it is missing or damaged.
-        """
+        """Return the manifest in a folder; DataError if it is missing or damaged."""
         path = folder / MANIFEST
         try:
             return cls(folder, _Content.model_validate_json(path.read_bytes()).shards)

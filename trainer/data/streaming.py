@@ -4,42 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from params import DataError
-from trainer.data.datasets import STREAM_STATE, MapStyleDataset
 from trainer.data.order import SampleKey
 from trainer.data.randomness import seeded
 
 logger = logging.getLogger(__name__)
 
-WINDOW = 1024
-"""Sequences that are read together and shuffled among themselves."""
-
-
-@runtime_checkable
-class ResumableStream(Protocol):
-    """A stream that knows its position, and can go to one without reading everything before it."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position in the current pass."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a position of a stream of the same data."""
+STREAM_STATE = "__stream__"
+"""Key under which the last example of a micro-batch carries the state of its stream."""
 
 
 class ShuffledWindows(IterableDataset[Any]):
     """A dataset as a stream: windows of neighbouring rows in random order, shuffled within, read one window at a time."""
 
-    def __init__(self, data: MapStyleDataset, *, seed: int, window: int = WINDOW) -> None:
+    def __init__(self, data: Any, *, seed: int, window: int = 1024) -> None:
         self._data = data
         self._seed = seed
         self._window = window
-        self._epoch = 0
-        self._taken = 0
+        self._epoch = self._taken = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next pass."""
@@ -73,21 +60,16 @@ class ShuffledWindows(IterableDataset[Any]):
 class StreamByPosition(Dataset[Any]):
     """Examples of a stream by sample key; the key's number counts the sequences before it.
 
-    Each process reads the whole stream and keeps its own sequences. A `ResumableStream` goes to a checkpoint's position at
-    once; any other stream is read again up to there. If the stream has `set_epoch(n)`, it is called before the n-th pass.
-    Randomness in the stream depends on the seed and the position.
+    Each process reads the whole stream and keeps its own sequences. A stream with `state_dict` and `load_state_dict` goes to a
+    checkpoint's position at once; any other is read again up to there. If the stream has `set_epoch(n)`, it is called before
+    the n-th pass. Randomness in the stream depends on the seed and the position.
     """
 
-    def __init__(self, stream: IterableDataset[Any], seed: int) -> None:
+    def __init__(self, stream: Any, seed: int) -> None:
         self._stream = stream
         self._seed = seed
-        self._taken = 0
-        self._pass = 0
-        self._of_pass = 0
+        self._taken = self._pass = self._of_pass = 0
         self._iterator: Iterator[Any] | None = None
-
-    def __len__(self) -> int:
-        raise TypeError("a stream has no length")
 
     def __getitems__(self, keys: list[SampleKey]) -> list[tuple[SampleKey, Any]]:
         """Return the examples of one micro-batch; the last one carries the state of the stream after it."""
@@ -99,16 +81,14 @@ class StreamByPosition(Dataset[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position."""
-        inner = None
-        if isinstance(self._stream, ResumableStream) and _resumes_exactly(self._stream):
-            inner = self._stream.state_dict()
+        inner = self._stream.state_dict() if _resumes_exactly(self._stream) else None
         return {"taken": self._taken, "pass": self._pass, "of_pass": self._of_pass, "stream": inner}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a position of a stream of the same data."""
         self._taken, self._pass, self._of_pass = state["taken"], state["pass"], state["of_pass"]
         self._open()
-        if state["stream"] is not None and isinstance(self._stream, ResumableStream):
+        if state["stream"] is not None:
             self._stream.load_state_dict(state["stream"])
             return
         again, self._of_pass = self._of_pass, 0
@@ -141,11 +121,9 @@ class StreamByPosition(Dataset[Any]):
             return example
 
 
-def _resumes_exactly(stream: object) -> bool:
-    """Return whether a stream resumes with the next example; the shuffle buffer of `datasets` loses its content."""
+def _resumes_exactly(stream: Any) -> bool:
+    """Whether a stream resumes with the next example; the shuffle buffer of `datasets` loses its content."""
     inner = getattr(stream, "_ex_iterable", None)
-    while inner is not None:
-        if type(inner).__name__ == "BufferShuffledExamplesIterable":
-            return False
+    while inner is not None and type(inner).__name__ != "BufferShuffledExamplesIterable":
         inner = getattr(inner, "ex_iterable", None)
-    return True
+    return inner is None and hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -29,11 +29,7 @@ BATCH_SEQUENCES: Final = 1000
 
 
 class Sequences:
-    """The sequences of a split by number; they stay on disk until they are read.
-
-    Raises:
-        DataError: a shard is missing or damaged.
-    """
+    """The sequences of a split by number, which stay on disk until they are read; DataError if a shard is missing or damaged."""
 
     def __init__(self, folder: Path) -> None:
         self._manifest = Manifest.read(folder)
@@ -45,8 +41,7 @@ class Sequences:
 
     def __getitem__(self, index: int) -> Example:
         """Return one sequence, with the `row_id` of its row; negative numbers count from the end."""
-        (example,) = self.__getitems__([index])
-        return example
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         """Return several sequences, which takes half the time of one after another."""
@@ -65,9 +60,6 @@ class Sequences:
         rows = zip(first_row_ids, columns.pop(ROW), strict=True)
         columns[ROW_ID] = [first + row for first, row in rows]
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-    def __iter__(self) -> Iterator[Example]:
-        return (self[index] for index in range(len(self)))
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
         return type(self), (self._manifest.folder,)  # a process that gets it opens the files itself

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trainer.data.permutation import ComputedPermutation
+from trainer.data.order import ComputedPermutation
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 1000, 4097])
