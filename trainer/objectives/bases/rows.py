@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -37,3 +38,21 @@ ScoreColumns = Mapping[str, "NDArray[np.float64]"]
 
 ColumnKind = Literal["string", "label", "labels", "number", "records"]
 """What a column holds: text; one label, text or integer; a list of labels, which may be empty; a number; a list of records."""
+
+
+@dataclass(frozen=True)
+class PromptForm:
+    """What stands around a text that is put to a published model, as around the prompts that it learned from."""
+
+    before: str = ""
+    after: str = ""
+    is_chat: bool = False
+    """Whether the prompt is a user's message, which the chat template renders."""
+
+    def wrap(self, text: str) -> str:
+        """Return a text with what stands around it."""
+        return f"{self.before}{text}{self.after}"
+
+    def prompt(self, text: str) -> str | list[dict[str, str]]:
+        """Return the prompt with a text: a text itself, or a conversation."""
+        return [{"role": "user", "content": self.wrap(text)}] if self.is_chat else self.wrap(text)
