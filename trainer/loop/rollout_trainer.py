@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import PreTrainedModel
 
 from params import CheckpointError, ModelError
 from trainer.data.randomness import seeded
@@ -95,7 +94,7 @@ class RolloutTrainer(StartModelTrainer):
         """Sample completions for this process's places in the steps of a round, and compute their rewards."""
         rollouts = self._sample_round(step)
         if self.objective.needs_old_logprobs:
-            self._add_logprobs("old_logprobs", rollouts, self._network)
+            self._add_logprobs("old_logprobs", rollouts, self.accelerator.unwrap_model(self.model))
         if self.objective.needs_ref_logprobs:
             with self.start_model() as model:
                 self._add_logprobs("ref_logprobs", rollouts, model)
@@ -119,7 +118,7 @@ class RolloutTrainer(StartModelTrainer):
         count = self.objective.options.num_generations
         with seeded(self.args.seed, "round", step), self.accelerator.autocast():
             completions, terminated = sample(
-                self._network,
+                self.accelerator.unwrap_model(self.model),
                 [example["input_ids"] for example in examples for _ in range(count)],
                 tokenizer=self.processing_class,
                 options=self.objective.options,
@@ -156,11 +155,6 @@ class RolloutTrainer(StartModelTrainer):
             for rollout in part:
                 setattr(rollout, name, [next(values).clone() for _ in rollout.completions])
         model.train(was_training)
-
-    @property
-    def _network(self) -> PreTrainedModel:
-        network: PreTrainedModel = self.accelerator.unwrap_model(self.model)
-        return network
 
     def _means(self, own: Sums) -> dict[str, float]:
         merged = _merge(self.collectives.gather(own))

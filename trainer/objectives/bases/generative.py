@@ -29,9 +29,7 @@ from trainer.rewards import Rewards
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 _SCORES = ("reward", "completion_length", "terminated")
-
 
 OptionsT = TypeVar("OptionsT", bound=GenerationOptions)
 
