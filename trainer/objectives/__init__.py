@@ -2,7 +2,7 @@
 
 `find(name)` imports the module; there is no list of objectives. A module holds everything that is specific to its objective:
 the columns it needs, how a row becomes tokens and tokens a batch, the model's head, the Trainer, the scores and metrics.
-Modules take torch from `bases.lazy_torch` and import transformers inside functions, so that `check` needs neither.
+Modules take numpy and torch from `bases.lazy_imports`, and import transformers inside functions, so that `check` needs none.
 """
 
 from __future__ import annotations

@@ -16,15 +16,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat
 
 from params import Problem
 from params.defaults import Defaults
 from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.advice import Advice, Choice, Fit, SeenColumns, UpTo
-from trainer.objectives.bases.lazy_torch import F, torch
+from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX, concatenate_batch_texts, join, pad_batch

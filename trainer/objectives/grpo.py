@@ -27,7 +27,7 @@ from params import Problem
 from params.defaults import Defaults
 from params.schema import Fraction, Launch, Model, Training
 from trainer.objectives.bases.generative import GenerativeObjective
-from trainer.objectives.bases.lazy_torch import torch
+from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.rollout import GenerationOptions, Rollout, TrainingSample, token_logprobs
 
 _EPSILON = 1e-4

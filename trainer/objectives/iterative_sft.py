@@ -19,7 +19,7 @@ from params import Problem
 from params.defaults import Defaults
 from params.schema import Launch, Model, Training
 from trainer.objectives.bases.generative import GenerativeObjective
-from trainer.objectives.bases.lazy_torch import torch
+from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, ObjectiveState, Row
 from trainer.objectives.bases.rollout import GenerationOptions, Rollout, TrainingSample, token_logprobs
 from trainer.objectives.bases.texts import Tokenizer, token_ids

@@ -21,15 +21,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from params import Problem, RecipeError
 from params.defaults import Defaults
 from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.advice import Advice, Fit, ModelKind, SeenColumns, UpTo
-from trainer.objectives.bases.lazy_torch import torch
+from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, contains_texts_in_order, scored_bytes
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX

@@ -18,7 +18,7 @@ from params import Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
 from trainer.objectives.bases import chat, packing
 from trainer.objectives.bases.advice import Advice, Choice, Fit, SeenColumns
-from trainer.objectives.bases.lazy_torch import torch
+from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, contains_texts_in_order, scored_bytes
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch

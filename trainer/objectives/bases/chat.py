@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
-import numpy as np
 from jinja2 import TemplateError
 
+from trainer.objectives.bases.lazy_imports import np
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.texts import Tokenizer, encodings, first_token_at_character, token_ids
 

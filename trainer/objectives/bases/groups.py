@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 
-import numpy as np
-from numpy.typing import NDArray
-
+from trainer.objectives.bases.lazy_imports import NDArray, np
 from trainer.objectives.bases.rows import ScoreColumns
 
 

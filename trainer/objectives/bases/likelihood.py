@@ -7,11 +7,8 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from params.schema import Direction
-from trainer.objectives.bases.lazy_torch import F, torch
+from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, averaged_model_loss
 from trainer.objectives.bases.objective import Objective, ObjectiveState, OptionsT, PromptForm, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX, count_labels

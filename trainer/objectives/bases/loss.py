@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from trainer.objectives.bases.lazy_torch import torch
+from trainer.objectives.bases.lazy_imports import torch
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,14 @@ from params import Problem
 from params.defaults import Defaults
 from params.schema import Direction, Expectation, Launch, Model, Section, Training
 from trainer.objectives.bases.advice import Advice
-from trainer.objectives.bases.lazy_torch import torch
+from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, averaged_model_loss
 from trainer.objectives.bases.padding import count_labels, pad_batch, token_columns
 from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
-    from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
 __all__ = ["ColumnKind", "EncodedRow", "Example", "Objective", "ObjectiveState", "PromptForm", "Row", "ScoreColumns"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params.schema import Model
-from trainer.objectives.bases.lazy_torch import torch
+from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.objective import Example
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad
 from trainer.objectives.bases.texts import Tokenizer

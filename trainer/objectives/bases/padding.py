@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trainer.objectives.bases.lazy_torch import F, torch
+from trainer.objectives.bases.lazy_imports import F, torch
 from trainer.objectives.bases.texts import Tokenizer
 
 IGNORE_INDEX = -100

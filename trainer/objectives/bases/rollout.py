@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from params.schema import CallOrName, Section
-from trainer.objectives.bases.lazy_torch import F, torch
+from trainer.objectives.bases.lazy_imports import F, torch
 from trainer.objectives.bases.padding import pad
 from trainer.objectives.bases.texts import Tokenizer
 

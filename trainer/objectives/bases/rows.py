@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from trainer.objectives.bases.lazy_imports import NDArray, np
 
 Row = Mapping[str, Any]
 """One row of the validated data, by column: `{"row_id": 7, "text": "abc", "label": "greeting"}`."""

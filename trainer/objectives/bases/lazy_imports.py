@@ -1,4 +1,4 @@
-"""torch and its functions, imported when they are first used: so `check` can use an objective without them."""
+"""numpy and torch, imported when they are first used: so a recipe is read and checked without them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     import torch.nn.functional as F
+    from numpy.typing import NDArray
 else:
 
     class _Lazy(ModuleType):
         def __getattr__(self, name: str) -> Any:
             return getattr(importlib.import_module(self.__name__), name)
 
-    torch, F = _Lazy("torch"), _Lazy("torch.nn.functional")
+    np, torch, F = _Lazy("numpy"), _Lazy("torch"), _Lazy("torch.nn.functional")
+    NDArray = Any  # in annotations, which are not evaluated
 
-__all__ = ["F", "torch"]
+__all__ = ["F", "NDArray", "np", "torch"]
