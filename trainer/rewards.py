@@ -34,10 +34,8 @@ def numeric_answer(completions: Sequence[str], rows: Sequence[RewardRow], *, col
     r"""Return 1 where a completion's number equals that of its row's reference, else 0.
 
     The number of a text is the first one after its last `####`, or without that mark its last one. Thousands separators, a
-    leading `$` and trailing zeros do not matter: `$1,250.00` is 1250. A reference is for example `48/2 = 24\n#### 24`.
-
-    Raises:
-        ValueError: a reference has no number.
+    leading `$` and trailing zeros do not matter: `$1,250.00` is 1250. A reference is for example `48/2 = 24\n#### 24`; ValueError
+    if it has no number.
     """
     rewards = []
     for completion, row in zip(completions, rows, strict=True):
@@ -86,37 +84,29 @@ class Rewards:
 
 
 def _call(name: str, function: Callable[..., Any], completions: list[str], rows: list[RewardRow]) -> list[float]:
-    where = f"objective.rewards: {name}"
+    where, ids = f"objective.rewards: {name}", sorted({row.get("row_id") for row in rows}, key=str)
     try:
         values = list(function(completions, rows))
     except Exception as error:
-        place, cause = _failing_row(function, completions, rows, error)
+        place, cause = f"rows {ids}", error
+        for completion, row in zip(completions, rows, strict=True):
+            try:
+                function([completion], [row])
+            except Exception as found:  # noqa: BLE001
+                place, cause = f"row {row.get('row_id')}", found
+                break
         what = f"raised {type(cause).__name__} at {place}: {cause}"
         raise DataError(where, what, "fix the function, or add a check that sets such rows aside") from error
     if len(values) != len(completions):
-        ids = sorted({row.get("row_id") for row in rows}, key=str)
         what = f"returned {len(values)} rewards for {len(completions)} completions, of rows {ids}"
         raise ModelError(where, what, "return a list with one number per completion")
     rewards = []
     for value, row, completion in zip(values, rows, completions, strict=True):
         try:
-            reward = float(value)
+            rewards.append(float(value))
         except (TypeError, ValueError):
-            reward = math.nan
-        if not math.isfinite(reward):
+            rewards.append(math.nan)
+        if not math.isfinite(rewards[-1]):
             what = f"returned {value!r} at row {row.get('row_id')}, for the completion {completion[:80]!r}"
             raise ModelError(where, what, "return a finite number, for example 0")
-        rewards.append(reward)
     return rewards
-
-
-def _failing_row(
-    function: Callable[..., Any], completions: list[str], rows: list[RewardRow], error: Exception
-) -> tuple[str, Exception]:
-    """Return the first row at which a function raises an exception, and that exception."""
-    for completion, row in zip(completions, rows, strict=True):
-        try:
-            function([completion], [row])
-        except Exception as cause:  # noqa: BLE001
-            return f"row {row.get('row_id')}", cause
-    return f"rows {sorted({row.get('row_id') for row in rows}, key=str)}", error

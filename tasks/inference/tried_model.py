@@ -20,7 +20,7 @@ from tasks.tokenization.tokenizers import NO_LIMIT
 from trainer import objectives
 from trainer.model.adapters import TASKS, BaseModelReference, is_adapter
 from trainer.model.network import load_trained_model
-from trainer.objectives.bases.prompt_form import PromptForm
+from trainer.objectives.bases.objective import PromptForm
 from trainer.runtime.library_errors import remote_code_error
 from trainer.runtime.model_files import check_model_files
 

@@ -17,11 +17,10 @@ from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import new_objectives
 from tests.support.project import ROOT
 from trainer import objectives
-from trainer.loop.metrics import EvaluationMetrics
+from trainer.loop.metrics import EvaluationMetrics, MetricAccumulator
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.likelihood import Likelihood, logits_of
 from trainer.objectives.bases.loss import MicroBatchShare
-from trainer.objectives.bases.metric_accumulator import MetricAccumulator
 from trainer.objectives.bases.padding import token_columns
 
 MAX_LENGTH = 24

@@ -92,7 +92,7 @@ from tasks.tokenization.tokenizers import load_tokenizer
 from tests.support.pretrained import write_model
 from trainer import objectives
 from trainer.data import tokens
-from trainer.iterative import loading
+from trainer.iterative import configuration
 from trainer.model import network
 
 root = Path(sys.argv[1])
@@ -139,8 +139,8 @@ roles = {
     "base, another kind of adapter": lambda: network.untrained_model(
         Model(pretrained=str(shadow)), objective=objective, state={}, tokenizer=usual_tokenizer, seed=1
     ),
-    "script": lambda: loading.load_model(str(own), None),
-    "tokenizer of a script": lambda: loading.load_tokenizer(str(own)),
+    "script": lambda: configuration.load_model(str(own), None),
+    "tokenizer of a script": lambda: configuration.load_tokenizer(str(own)),
 }
 for role, load in roles.items():
     try:

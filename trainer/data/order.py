@@ -51,11 +51,12 @@ class EpochOrder:
     def rows(self, epoch: int) -> _EpochRows:
         """Return the rows of an epoch, (batches * global batch size,) int64, which are read by slices."""
         seed = (self._seed * 1_000_003 + epoch) % 2**63
-        orders: list[Any] = [ComputedPermutation(self._rows, seed), ComputedPermutation(self.batches, seed + 1)]
+        order: Any = ComputedPermutation(self._rows, seed)
+        batches: Any = ComputedPermutation(self.batches, seed + 1)
         if self._rows <= _STORED:
             generator = torch.Generator().manual_seed(seed)
-            orders = [torch.randperm(count, generator=generator) for count in (self._rows, self.batches)]
-        return _EpochRows(*orders, self._size, self._lengths)
+            order, batches = (torch.randperm(count, generator=generator) for count in (self._rows, self.batches))
+        return _EpochRows(order, batches, self._size, self._lengths)
 
 
 class _EpochRows:

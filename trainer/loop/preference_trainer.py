@@ -26,7 +26,7 @@ class PreferenceTrainer(StartModelTrainer):
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
         """As in EvergreenTrainer; the model before a checkpoint is loaded is the reference."""
-        if self.objective.precomputes_reference:
+        if self.objective.options.reference == "precomputed":
             self.objective.reference_logprobs = self._precomputed()
         else:
             self.keep_start_model()

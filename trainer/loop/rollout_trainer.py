@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import PreTrainedModel
 
 from params import CheckpointError, ModelError
 from trainer.data.randomness import seeded
@@ -47,7 +46,12 @@ class RolloutTrainer(StartModelTrainer):
         Raises:
             ModelError: the longest prompt and its completion do not fit into the model's positions.
         """
-        self._check_length()
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        longest = int(cast("Sequences", self.train_dataset).lengths().max())
+        needed = longest + self.objective.options.max_new_tokens
+        if isinstance(positions, int) and needed > positions:
+            what = f"the longest prompt and objective.max_new_tokens are {needed} tokens, the model has {positions} positions"
+            raise ModelError("objective.max_new_tokens", what, "lower it, or tokenization.max_length")
         if self.objective.needs_ref_logprobs:
             self.keep_start_model()
         return super().train(resume_from_checkpoint, **kwargs)
@@ -60,14 +64,12 @@ class RolloutTrainer(StartModelTrainer):
         step = self.state.global_step
         if step % self.objective.steps_per_round == 0:
             self._start_round(step)
-        places = self.training_data.own_places()
-        rollouts = [[self._rollouts.pop((step, place)) for place in micro_batch] for micro_batch in places]
-        for rollout in (rollout for micro_batch in rollouts for rollout in micro_batch):
-            _add(self._sums, {name: (value, 1) for name, value in self.objective.rollout_metrics(rollout).items()})
-        samples = [
-            [found for rollout in micro_batch for found in self.objective.training_samples(rollout)]
-            for micro_batch in rollouts
-        ]
+        rollouts = [[self._rollouts.pop((step, place)) for place in own] for own in self.training_data.own_places()]
+        samples = []
+        for micro_batch in rollouts:
+            samples.append([one for rollout in micro_batch for one in self.objective.training_samples(rollout)])
+            for rollout in micro_batch:
+                _add(self._sums, {name: (value, 1) for name, value in self.objective.rollout_metrics(rollout).items()})
         own = (sum(map(len, samples)), sum(len(one.completion) for micro_batch in samples for one in micro_batch))
         sequences, tokens = (sum(numbers) for numbers in zip(*self.collectives.gather(own), strict=True))
         # A micro-batch without samples still runs, with weight 0: other processes wait for its gradients.
@@ -92,7 +94,7 @@ class RolloutTrainer(StartModelTrainer):
         """Sample completions for this process's places in the steps of a round, and compute their rewards."""
         rollouts = self._sample_round(step)
         if self.objective.needs_old_logprobs:
-            self._add_logprobs("old_logprobs", rollouts, self._network)
+            self._add_logprobs("old_logprobs", rollouts, self.accelerator.unwrap_model(self.model))
         if self.objective.needs_ref_logprobs:
             with self.start_model() as model:
                 self._add_logprobs("ref_logprobs", rollouts, model)
@@ -116,7 +118,7 @@ class RolloutTrainer(StartModelTrainer):
         count = self.objective.options.num_generations
         with seeded(self.args.seed, "round", step), self.accelerator.autocast():
             completions, terminated = sample(
-                self._network,
+                self.accelerator.unwrap_model(self.model),
                 [example["input_ids"] for example in examples for _ in range(count)],
                 tokenizer=self.processing_class,
                 options=self.objective.options,
@@ -154,21 +156,7 @@ class RolloutTrainer(StartModelTrainer):
                 setattr(rollout, name, [next(values).clone() for _ in rollout.completions])
         model.train(was_training)
 
-    @property
-    def _network(self) -> PreTrainedModel:
-        network: PreTrainedModel = self.accelerator.unwrap_model(self.model)
-        return network
-
-    def _check_length(self) -> None:
-        positions = getattr(self.model.config, "max_position_embeddings", None)
-        longest = int(cast("Sequences", self.train_dataset).lengths().max())
-        needed = longest + self.objective.options.max_new_tokens
-        if isinstance(positions, int) and needed > positions:
-            what = f"the longest prompt and objective.max_new_tokens are {needed} tokens, the model has {positions} positions"
-            raise ModelError("objective.max_new_tokens", what, "lower it, or tokenization.max_length")
-
     def _means(self, own: Sums) -> dict[str, float]:
-        """Return the means of metrics over all processes."""
         merged = _merge(self.collectives.gather(own))
         return {name: value / count for name, (value, count) in merged.items() if count}
 
@@ -204,8 +192,7 @@ class RolloutTrainer(StartModelTrainer):
             self._sums = _merge(sums)
 
 
-def _add(sums: Sums, values: Mapping[str, tuple[float, float]]) -> None:
-    """Add (sum, number) of each metric to `sums`."""
+def _add(sums: Sums, values: Mapping[str, Sequence[float]]) -> None:
     for name, (value, count) in values.items():
         entry = sums.setdefault(name, [0.0, 0.0])
         entry[0] += value
@@ -213,6 +200,7 @@ def _add(sums: Sums, values: Mapping[str, tuple[float, float]]) -> None:
 
 
 def _merge(parts: Sequence[Sums]) -> Sums:
-    names = sorted({name for part in parts for name in part})
-    found = {name: [part[name] for part in parts if name in part] for name in names}
-    return {name: [sum(value for value, _ in pairs), sum(count for _, count in pairs)] for name, pairs in found.items()}
+    found: Sums = {}
+    for part in parts:
+        _add(found, part)
+    return dict(sorted(found.items()))

@@ -184,7 +184,9 @@ class EvergreenTrainer(Trainer):
         """Return the objective's loss of a micro-batch, or that of the recipe's own function."""
         if self.compute_loss_func is not None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        share = MicroBatchShare.of(self.args, num_items_in_batch, model_takes_items=self.model_accepts_loss_kwargs)
+        args, takes_items = self.args, self.model_accepts_loss_kwargs
+        steps, smoothing = args.gradient_accumulation_steps, args.label_smoothing_factor
+        share = MicroBatchShare(num_items_in_batch, steps, args.world_size, smoothing, model_takes_items=takes_items)
         found = self.objective.batch_loss(model, inputs, share)
         self.note(found.metrics)
         return (found.loss, found.outputs) if return_outputs else found.loss

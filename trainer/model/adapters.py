@@ -6,11 +6,10 @@ name the base model's commit, and have the whole model's `config.json` where the
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -77,16 +76,22 @@ def add(network: PreTrainedModel, lora: Lora, objective: Objective[Any], new: Se
     """
     from peft import LoraConfig, get_peft_model
 
+    # peft finds heads by itself, but for token classification only after it has chosen the layers to adapt
+    heads = list(_HEADS) if objective.pipeline_tag == "token-classification" else []
+    layers = sorted({name.rpartition(".")[0] for name in new})
+    in_full = heads + [name for name in layers if name and not set(name.split(".")) & set(_HEADS)]
     config = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=lora.target_modules,
         task_type=TASKS.get(objective.pipeline_tag),
-        modules_to_save=_trained_in_full(objective, new) or None,
+        modules_to_save=in_full or None,
     )
     try:
-        with _ignore_peft_warning():
+        with warnings.catch_warnings(
+            action="ignore", category=FutureWarning
+        ):  # peft 0.21.2 uses old names of transformers
             adapted: PreTrainedModel = get_peft_model(network, config)
     except ValueError as error:
         names = sorted({name.rpartition(".")[2] for name, _ in network.named_modules() if name})
@@ -95,20 +100,13 @@ def add(network: PreTrainedModel, lora: Lora, objective: Objective[Any], new: Se
     return adapted
 
 
-def _trained_in_full(objective: Objective[Any], new: Sequence[str]) -> list[str]:
-    # peft finds heads by itself, but for token classification only after it has chosen the layers to adapt
-    heads = list(_HEADS) if objective.pipeline_tag == "token-classification" else []
-    layers = sorted({name.rpartition(".")[0] for name in new})
-    return heads + [name for name in layers if name and not set(name.split(".")) & set(_HEADS)]
-
-
 def merge(network: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """Merge the adapter in `folder` into its base model. ModelError if it is not plain LoRA."""
     check_model_files(folder, adapter=True)
     unhide_package("peft")
     from peft import PeftModel
 
-    with _ignore_peft_warning():
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # as in `add`
         merged: PreTrainedModel = PeftModel.from_pretrained(network, str(folder)).merge_and_unload()
     return merged
 
@@ -130,11 +128,3 @@ def find_missing_weights(folder: Path, missing: Sequence[str]) -> list[str]:
 
     with safe_open(folder / _WEIGHTS, framework="pt") as file:
         return sorted(set(missing) - {name.removeprefix(_PREFIX) for name in file.keys()})  # noqa: SIM118 - no mapping
-
-
-@contextlib.contextmanager
-def _ignore_peft_warning() -> Iterator[None]:
-    """Ignore the warning that peft 0.21.2 causes by an old name of transformers."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-        yield

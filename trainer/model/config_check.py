@@ -1,6 +1,6 @@
 """Check what a recipe hands to transformers, in a separate process without torch, which takes a third of the time.
 
-    echo '[{"model_type": "llama", "hidden_size": 64}, {"optimizer": "adamw"}]' | python -m trainer.model.config_check
+    python -m trainer.model.config_check '[{"model_type": "llama", "hidden_size": 64}, {"optimizer": "adamw"}]'
 
 It prints a JSON list of findings, empty if the model's configuration and the names are valid.
 """
@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,18 +25,13 @@ def start_check(config: dict[str, Any], names: dict[str, str]) -> Callable[[], l
     The returned function waits for what was found.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__],
-        stdin=subprocess.PIPE,
+        [sys.executable, "-m", __name__, json.dumps([config, names])],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],
         env={**os.environ, "TRANSFORMERS_VERBOSITY": "error"},
     )
-    assert process.stdin is not None
-    process.stdin.write(json.dumps([config, names]))
-    process.stdin.close()
-    process.stdin = None
 
     def wait() -> list[Finding]:
         out, err = process.communicate()
@@ -50,41 +45,36 @@ def start_check(config: dict[str, Any], names: dict[str, str]) -> Callable[[], l
 
 def find_model_config_errors(config: dict[str, Any], names: dict[str, str]) -> list[Finding]:
     """Return what is wrong with the arguments of `start_check`."""
-    return [*_config_errors(config), *_name_errors(names)]
-
-
-def _name_errors(names: dict[str, str]) -> Iterator[Finding]:
     from transformers import SchedulerType
     from transformers.training_args import OptimizerNames
 
+    found: list[Finding] = []
     for key, kind in (("lr_scheduler", SchedulerType), ("optimizer", OptimizerNames)):
         known = [str(member.value) for member in kind]
         if key in names and names[key] not in known:
-            yield ("training", key), f"transformers has no {key} {names[key]!r}", known
-
-
-def _config_errors(config: dict[str, Any]) -> list[Finding]:
+            found.append((("training", key), f"transformers has no {key} {names[key]!r}", known))
     if not config:
-        return []
+        return found
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    config, section = dict(config), ("model", "config")
-    model_type = config.pop("model_type")
+    settings, section = dict(config), ("model", "config")
+    model_type = settings.pop("model_type")
     if model_type not in CONFIG_MAPPING:
-        return [((*section, "model_type"), f"transformers has no model type {model_type!r}", sorted(CONFIG_MAPPING))]
+        what = f"transformers has no model type {model_type!r}"
+        return [*found, ((*section, "model_type"), what, sorted(CONFIG_MAPPING))]
     cls = CONFIG_MAPPING[model_type]
     annotated = {name for base in cls.__mro__ for name in getattr(base, "__annotations__", {})}
     known = sorted(annotated | set(cls.attribute_map))
-    unknown = [name for name in config if name not in known]
-    if unknown:
-        return [((*section, name), f"{model_type} has no such setting", known) for name in unknown]
-    try:
-        cls(**config)
-    except Exception as error:  # noqa: BLE001 (whatever transformers raises, the recipe has to change)
-        return [(section, f"transformers rejects it: {str(error.__cause__ or error).strip().splitlines()[-1]}", [])]
-    return []
+    unknown = [((*section, name), f"{model_type} has no such setting", known) for name in settings if name not in known]
+    if not unknown:
+        try:
+            cls(**settings)
+        except Exception as error:  # noqa: BLE001 (whatever transformers raises, the recipe has to change)
+            what = f"transformers rejects it: {str(error.__cause__ or error).strip().splitlines()[-1]}"
+            found.append((section, what, []))
+    return found + unknown
 
 
 if __name__ == "__main__":
     sys.modules["torch"] = None  # type: ignore[assignment]  # so that transformers does not import torch
-    print(json.dumps(find_model_config_errors(*json.load(sys.stdin))))
+    print(json.dumps(find_model_config_errors(*json.loads(sys.argv[1]))))

@@ -20,23 +20,22 @@ from trainer.runtime.library_errors import remote_code_error
 from trainer.runtime.model_files import check_model_files
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from trainer.objectives.bases.objective import Objective, ObjectiveState
+    from trainer.objectives.bases.texts import Tokenizer
 
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
 
 def initial_model(
-    model: Model, *, objective: Objective[Any], state: ObjectiveState, tokenizer: PreTrainedTokenizerBase, seed: int
+    model: Model, *, objective: Objective[Any], state: ObjectiveState, tokenizer: Tokenizer, seed: int
 ) -> PreTrainedModel:
     """Return the model as it is before training; the same arguments give the same weights.
 
     ModelError if the configuration or the folder is invalid, TransientError if the Hub cannot be reached.
     """
-    network, new = _untrained(
-        model, objective=objective, state=state, tokenizer=tokenizer, seed=seed, quantization=model.quantization
-    )
+    network, new = _untrained(model, objective, state, tokenizer, seed, model.quantization)
     return adapters.add(network, model.lora, objective, new) if model.lora else network
 
 
@@ -66,28 +65,20 @@ def write_adapted(
     *,
     objective: Objective[Any],
     state: ObjectiveState,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     seed: int,
 ) -> int:
-    """Write what adapters have learned; return the number of parameters of the whole model.
+    """Write what adapters have learned, in a checkpoint's folder `trained`; return the number of parameters of the whole model.
 
-    Args:
-        trained: the folder with the adapters, of a checkpoint.
-        target: gets the base model with the adapters merged into it.
-        adapter: gets the adapters by themselves, unless they need random weights that only `target` has, or the Hub does not
-            say which commit of the base model was loaded.
-        model: the recipe's section.
-        objective: as for `initial_model`, like the rest.
-        state: of the objective.
-        tokenizer: of the model.
-        seed: of random weights.
+    `target` gets the base model with the adapters merged into it. `adapter` gets the adapters by themselves, unless they need
+    random weights that only `target` has, or the Hub does not say which commit of the base model was loaded.
     """
     from transformers.utils.hub import resolve_revision
 
     resolved = resolve_revision(model.pretrained, model.revision)
     commit = getattr(resolved, "resolved", None)
     pinned = model.model_copy(update={"revision": resolved})
-    base, new = _untrained(pinned, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
+    base, new = _untrained(pinned, objective, state, tokenizer, seed)
     merged = adapters.merge(base, trained)
     merged.save_pretrained(str(target))
     is_known = model.pretrained is not None and (commit or Path(model.pretrained).is_dir())
@@ -99,29 +90,37 @@ def write_adapted(
 
 
 def untrained_model(
-    model: Model, *, objective: Objective[Any], state: ObjectiveState, tokenizer: PreTrainedTokenizerBase, seed: int
+    model: Model, *, objective: Objective[Any], state: ObjectiveState, tokenizer: Tokenizer, seed: int
 ) -> PreTrainedModel:
     """As `initial_model`, without adapters, which start as zero, and in full precision."""
-    return _untrained(model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)[0]
+    return _untrained(model, objective, state, tokenizer, seed)[0]
 
 
-def _untrained(
+def _untrained(  # noqa: PLR0917
     model: Model,
-    *,
     objective: Objective[Any],
     state: ObjectiveState,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     seed: int,
     quantization: Quantization | None = None,
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return a model, and the names of the weights that its base model lacks; none if all weights are new."""
-    from transformers import set_seed
+    import torch
+    from transformers import BitsAndBytesConfig, set_seed
 
     set_seed(seed)
     new: list[str] = []
     if model.pretrained is not None:
-        quantized = {"quantization_config": _bitsandbytes(quantization)} if quantization else {}
-        overrides = {**objective.model_config(state), **quantized}
+        overrides = dict(objective.model_config(state))
+        if quantization:
+            kinds = {"fp32": torch.float32, "bf16": torch.bfloat16}
+            overrides["quantization_config"] = BitsAndBytesConfig(
+                load_in_8bit=quantization.bits == 8,
+                load_in_4bit=quantization.bits == 4,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=quantization.double_quant,
+                bnb_4bit_compute_dtype=kinds[quantization.compute_dtype],
+            )
         network, new = _load(model.pretrained, objective.model_class(), revision=model.revision, **overrides)
         for layer in network.modules():
             # bitsandbytes 0.50.2 would round the scales of weights at the first evaluation on some CPUs, for good
@@ -136,20 +135,6 @@ def _untrained(
     if network.config.model_type == "gpt2" and network.loss_type is None:
         network.loss_type = "ForCausalLM"  # its own loss is scaled by (T-1)/T under accumulation
     return network, new
-
-
-def _bitsandbytes(quantization: Quantization) -> Any:
-    import torch
-    from transformers import BitsAndBytesConfig
-
-    if quantization.bits == 8:
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=quantization.double_quant,
-        bnb_4bit_compute_dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[quantization.compute_dtype],
-    )
 
 
 def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
@@ -171,9 +156,7 @@ def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
         network, missing = _load(base.name, model_class, revision=base.revision, **changed)
         if lacking := adapters.find_missing_weights(folder, missing):
             what = f"neither the adapter nor its base model, {base.name}, has {', '.join(lacking[:5])}"
-            raise ModelError(
-                str(folder), what, "use the objective and the base model that the adapter was trained with"
-            )
+            raise ModelError(str(folder), what, "use the objective and base model that the adapter was trained with")
         return adapters.merge(network, folder)
     network, missing = _load(str(folder), model_class, revision=None)
     if missing:
@@ -189,17 +172,13 @@ def has_only_pickle(folder: Path) -> bool:
 
 
 def _build(
-    config: dict[str, Any], objective: Objective[Any], state: ObjectiveState, tokenizer: PreTrainedTokenizerBase
+    config: dict[str, Any], objective: Objective[Any], state: ObjectiveState, tokenizer: Tokenizer
 ) -> PreTrainedModel:
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from_tokenizer = {
-        "vocab_size": len(tokenizer),
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    from_tokenizer = {"vocab_size": len(tokenizer), **special}
     known = config["model_type"] in CONFIG_MAPPING
     if known and getattr(CONFIG_MAPPING[config["model_type"]], "is_encoder_decoder", False):
         start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
@@ -236,9 +215,7 @@ def _load(
         raise TransientError(path, f"cannot be downloaded: {error}", "try again when the Hub is reachable") from error
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise _cannot_load(path, error) from error
-    if hasattr(
-        network.config, "auto_map"
-    ):  # transformers has the code of this model: what is saved must not ask others to run any
+    if hasattr(network.config, "auto_map"):  # transformers has its code: what is saved must not ask others to run any
         del network.config.auto_map
     return network, sorted(info["missing_keys"])
 

@@ -2,7 +2,7 @@
 
 `find(name)` imports the module; there is no list of objectives. A module holds everything that is specific to its objective:
 the columns it needs, how a row becomes tokens and tokens a batch, the model's head, the Trainer, the scores and metrics.
-Modules import torch and transformers inside functions, so that `check` can use an objective without them.
+Modules take numpy and torch from `bases.lazy_imports`, and import transformers inside functions, so that `check` needs none.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import pydantic
 from params import Problem, RecipeError
 from params.loading import problems_error, suggestion
 from params.schema import ObjectiveChoice
-from trainer.objectives.bases.objective import Objective
-from trainer.objectives.bases.prompt_form import PromptForm
+from trainer.objectives.bases.objective import Objective, PromptForm
 
 
 def names() -> list[str]:

@@ -11,19 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from params import ModelError
 from params.defaults import Defaults
 from params.schema import Section
 from trainer.objectives.bases.advice import Advice, Fit, SeenColumns
 from trainer.objectives.bases.likelihood import TokenLikelihood, contains_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
-from trainer.objectives.bases.prompt_form import PromptForm
-from trainer.objectives.bases.texts import encodings
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from trainer.objectives.bases.rows import PromptForm
+from trainer.objectives.bases.texts import Tokenizer, encodings
 
 
 class Options(Section):
@@ -65,35 +61,27 @@ class CausalLM(TokenLikelihood[Options]):
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
         return PromptForm()
 
-    def says_all(self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> bool:
+    def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
         (encoding,) = encodings([self.text(row)], tokenizer, add_special_tokens=False)
         return contains_texts_in_order(encoding.ids, [self.text(row)], tokenizer)
 
     def encode(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+        self,
+        rows: Sequence[Row],
+        tokenizer: Tokenizer,
+        max_length: int,
+        state: ObjectiveState,
+        *,
+        count_bytes: bool = True,
     ) -> list[EncodedRow]:
         """Windows of each row's tokens; the last window ends with the end-of-text token, which has a loss too."""
-        return self._encode(rows, tokenizer, max_length, count_bytes=True)
-
-    def encode_training(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
-    ) -> list[EncodedRow]:
-        """As `encode`; without bytes if `pack` drops them, which makes it twice as fast."""
-        return self._encode(rows, tokenizer, max_length, count_bytes=not self.options.packing)
-
-    def _encode(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, *, count_bytes: bool
-    ) -> list[EncodedRow]:
-        end_of_text = tokenizer.eos_token_id
-        if end_of_text is None:
-            raise ModelError("tokenization.tokenizer", "has no end-of-text token", "use one of a causal language model")
         texts = [self.text(row) for row in rows]
         encoded = []
         found = encodings(texts, tokenizer, offsets=count_bytes, add_special_tokens=False)
         for row, text, encoding in zip(rows, texts, found, strict=True):
             ids = encoding.ids
             starts = list(range(0, len(ids) + 1, max_length)) if ids else []
-            ids.append(end_of_text)
+            ids.append(tokenizer.eos_token_id)
             if starts and len(ids) - starts[-1] == 1:
                 starts[-1] -= 1  # a window of one token predicts nothing, so the end of the text would have no loss
             examples = []
@@ -107,6 +95,12 @@ class CausalLM(TokenLikelihood[Options]):
                 examples.append(example)
             encoded.append(EncodedRow(examples))
         return encoded
+
+    def encode_training(
+        self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
+    ) -> list[EncodedRow]:
+        """As `encode`; without bytes if `pack` drops them, which makes it twice as fast."""
+        return self.encode(rows, tokenizer, max_length, state, count_bytes=not self.options.packing)
 
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         """Full sequences only: the remaining tokens at the end of the split are dropped."""

@@ -13,33 +13,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
-from params import ModelError, Problem
+from params import Problem
 from params.defaults import Defaults
 from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.advice import Advice, Choice, Fit, SeenColumns, UpTo
+from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
-from trainer.objectives.bases.objective import (
-    ColumnKind,
-    EncodedRow,
-    Example,
-    Objective,
-    ObjectiveState,
-    Row,
-    ScoreColumns,
-)
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX, concatenate_batch_texts, join, pad_batch
-from trainer.objectives.bases.prompt_form import PromptForm
-from trainer.objectives.bases.texts import generate_from_release, token_ids
+from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
+from trainer.objectives.bases.texts import Tokenizer, check_end_of_text, generate_from_release, token_ids
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from numpy.typing import NDArray
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 _SCORES = ("loss", "chosen_reward", "rejected_reward", "chosen_logprob", "rejected_logprob")
 _WITH_SMOOTHING = ("sigmoid", "robust", "exo_pair")
@@ -112,15 +103,8 @@ class DPO(Objective[Options]):
         {"prompt": "A word for a small dog?", "chosen": "puppy", "rejected": "kitten, or cat"},
     )
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
-        self.reference_logprobs: Callable[[Mapping[str, Any]], torch.Tensor] | None = None
-        """From a batch to its `completion_logprobs` (2, B) under the reference; set before any pair is scored."""
-
-    @property
-    def precomputes_reference(self) -> bool:
-        """Whether the reference's log-probabilities are computed once, before training."""
-        return self.options.reference == "precomputed"
+    reference_logprobs: Callable[[Mapping[str, Any]], torch.Tensor] | None = None
+    """From a batch to its `completion_logprobs` (2, B) under the reference; set before any pair is scored."""
 
     def columns(self) -> Mapping[str, ColumnKind]:
         o = self.options
@@ -131,6 +115,7 @@ class DPO(Objective[Options]):
         return "chosen and rejected are the same text, so there is nothing to learn" if same else None
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
+        yield from super().conflicts(model=model, training=training, launch=launch)
         smoothing, kind = self.options.label_smoothing, self.options.loss_type
         if smoothing and kind not in _WITH_SMOOTHING:
             what = f"has no effect on {kind}"
@@ -141,9 +126,6 @@ class DPO(Objective[Options]):
         if training.loss:
             what = "replaces the preference loss, so dpo would not learn from preferences"
             yield Problem(("training", "loss"), what, "remove it, and choose objective.loss_type")
-        if training.arguments.get("label_smoothing_factor"):
-            key = ("training", "arguments", "label_smoothing_factor")
-            yield Problem(key, "has no effect on a preference loss", "set objective.label_smoothing instead")
         if training.arguments.get("include_num_input_tokens_seen", "no") not in {"no", False}:
             key = ("training", "arguments", "include_num_input_tokens_seen")
             yield Problem(key, "would count the tokens of chosen completions only", "remove it")
@@ -151,9 +133,8 @@ class DPO(Objective[Options]):
             what = "`precomputed` reads all pairs before the first step, which streaming is meant to avoid"
             yield Problem(("objective", "reference"), what, "use `model`, or set training.streaming to false")
 
-    def prepare_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        if tokenizer.eos_token_id is None:
-            raise ModelError("tokenization.tokenizer", "has no end-of-text token", "use one of a causal language model")
+    def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
+        check_end_of_text(tokenizer)
 
     def text(self, row: Row) -> str:
         """The prompt with the chosen completion, as in `input_ids`."""
@@ -167,7 +148,7 @@ class DPO(Objective[Options]):
         return str(row[self.options.prompt_column])
 
     def encode(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+        self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         """One pair: `input_ids` of the prompt and the chosen completion, and `rejected`, the other completion alone."""
         o, end = self.options, tokenizer.eos_token_id
@@ -192,7 +173,7 @@ class DPO(Objective[Options]):
         return f"{row[self.options.prompt_column]}{self.options.separator}"
 
     def answer_scores(
-        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: PreTrainedTokenizerBase
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
     ) -> Mapping[str, float]:
         generate_from_release(ask, self.reader_input(row), example)
         return {}
@@ -202,29 +183,24 @@ class DPO(Objective[Options]):
         answer: int = sum(label != IGNORE_INDEX for label in example["labels"])
         return len(example["input_ids"]) + max(0, len(example["rejected"]) - answer)
 
-    def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
+    def collate(self, examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
         """The chosen sequences under the usual names, the rejected ones as `rejected_input_ids` and so on, and `row_id` (B,)."""
-        import torch
-
-        rejected = pad_batch([_rejected(example) for example in examples], tokenizer)
-        renamed = {f"rejected_{name}": value for name, value in rejected.items()}
+        rejected = []
+        for example in examples:
+            pairs = zip(example["input_ids"], example["labels"], strict=True)
+            prompt = [token for token, label in pairs if label == IGNORE_INDEX]
+            completion = example["rejected"]
+            labels = [IGNORE_INDEX] * len(prompt) + completion
+            rejected.append({"input_ids": prompt + completion, "labels": labels})
+        renamed = {f"rejected_{name}": value for name, value in pad_batch(rejected, tokenizer).items()}
         return pad_batch(examples, tokenizer) | renamed | {"row_id": torch.tensor([e["row_id"] for e in examples])}
 
     def set_reference(self, start: Callable[[], PreTrainedModel]) -> None:
-        models: list[PreTrainedModel] = []
-
-        def reference_logprobs(batch: Mapping[str, Any]) -> torch.Tensor:
-            if not models:
-                models.append(start().eval().to(batch["input_ids"].device))
-            return self.completion_logprobs(models[0], batch)
-
-        self.reference_logprobs = reference_logprobs
+        model = cache(lambda device: start().eval().to(device))
+        self.reference_logprobs = lambda batch: self.completion_logprobs(model(batch["input_ids"].device), batch)
 
     def completion_logprobs(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return log-probabilities in nats of chosen and rejected completions, (2, B) float64, by one forward pass."""
-        import torch
-        import torch.nn.functional as F
-
         labels = join([batch["labels"], batch["rejected_labels"]], IGNORE_INDEX)  # (2B, T)
         logits = model(**concatenate_batch_texts(batch, 0), use_cache=False).logits
         sums = []
@@ -243,13 +219,10 @@ class DPO(Objective[Options]):
         et al. 2024 (https://arxiv.org/abs/2402.00856). apo_zero and apo_down: D'Oosterlinck et al. 2024
         (https://arxiv.org/abs/2408.06266).
         """
-        import torch
-        from torch.nn.functional import logsigmoid
-
         kind, beta, flipped = self.options.loss_type, self.options.beta, self.options.label_smoothing
         chosen, rejected = beta * logratios  # (B,) each
         margin = chosen - rejected
-        log_p, log_q = logsigmoid(margin), logsigmoid(-margin)  # that the label is right, and that it is flipped
+        log_p, log_q = F.logsigmoid(margin), F.logsigmoid(-margin)  # that the label is right, and that it is flipped
         match kind:
             case "ipo":
                 per_token = logratios / tokens
@@ -270,8 +243,6 @@ class DPO(Objective[Options]):
 
     def score_pairs(self, model: Any, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the loss (B,) of each pair, and rewards and log-probabilities (2, B) of its completions."""
-        import torch
-
         assert self.reference_logprobs is not None, "call set_reference first, or train"
         logprobs = self.completion_logprobs(model, batch)
         with torch.no_grad():
@@ -288,34 +259,19 @@ class DPO(Objective[Options]):
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return _SCORES
 
-    def score_batch(
-        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
-    ) -> torch.Tensor:
-        import torch
-
+    def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
         losses, rewards, logprobs = self.score_pairs(model, batch)
         return torch.stack([losses, *rewards, *logprobs], dim=1)
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """One, whether the chosen completion has the higher reward, and the scores, (N, 7); equal rewards count half."""
-        import numpy as np
-
         margins = scores["chosen_reward"] - scores["rejected_reward"]
         columns = [scores[name] for name in _SCORES]
         return np.stack([np.ones_like(margins), 0.5 * np.sign(margins) + 0.5, *columns], axis=1)
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Loss per pair; share of pairs whose chosen completion has the higher reward; rewards and log-probabilities in nats."""
-        import numpy as np
-
         pairs, correct, *sums = np.moveaxis(totals, -1, 0)
         means = dict(zip(_SCORES, (total / pairs for total in sums), strict=True))
         margin = means["chosen_reward"] - means["rejected_reward"]
         return means | {"reward_accuracy": correct / pairs, "reward_margin": margin}
-
-
-def _rejected(example: Example) -> Example:
-    """Return the prompt with the rejected completion as an example."""
-    prompt = [i for i, label in zip(example["input_ids"], example["labels"], strict=True) if label == IGNORE_INDEX]
-    completion = example["rejected"]
-    return {"input_ids": prompt + completion, "labels": [IGNORE_INDEX] * len(prompt) + completion}

@@ -19,19 +19,16 @@ its own prompts; every completion is trained on once. Probabilities are those at
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
 
 from params import Problem
 from params.defaults import Defaults
 from params.schema import Fraction, Launch, Model, Training
-from trainer.objectives.bases.generative import GenerationOptions, GenerativeObjective
-
-if TYPE_CHECKING:
-    import torch
-
-    from trainer.objectives.bases.rollout import Rollout, TrainingSample
+from trainer.objectives.bases.generative import GenerativeObjective
+from trainer.objectives.bases.lazy_imports import torch
+from trainer.objectives.bases.rollout import GenerationOptions, Rollout, TrainingSample, token_logprobs
 
 _EPSILON = 1e-4
 
@@ -90,10 +87,6 @@ class GRPO(GenerativeObjective[Options]):
         return centered / (rewards.std(-1, keepdim=True) + _EPSILON)
 
     def training_samples(self, rollout: Rollout) -> list[TrainingSample]:
-        import torch
-
-        from trainer.objectives.bases.rollout import TrainingSample
-
         advantages = self.advantages(torch.tensor(rollout.rewards)).tolist()
         unknown = [None] * len(advantages)
         old, ref = rollout.old_logprobs or unknown, rollout.ref_logprobs or unknown
@@ -107,8 +100,6 @@ class GRPO(GenerativeObjective[Options]):
     def losses(
         self, logits: torch.Tensor, batch: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        from trainer.objectives.bases.rollout import token_logprobs
-
         mask = batch["completion_mask"]
         logprobs = token_logprobs(logits, batch["input_ids"], mask, self.options.temperature)  # (B, T)
         losses, metrics = self.token_losses(logprobs, batch)
@@ -120,8 +111,6 @@ class GRPO(GenerativeObjective[Options]):
         self, logprobs: torch.Tensor, batch: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss of each token from its log-probability, whether it is clipped, and its KL, each (B, T)."""
-        import torch
-
         options = self.options
         low, high = 1 - options.epsilon, 1 + (options.epsilon if options.epsilon_high is None else options.epsilon_high)
         advantages = batch["weights"][:, None]

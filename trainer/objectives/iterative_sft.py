@@ -11,22 +11,18 @@ completion has no gradient; the optimizer's momentum still moves the weights.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import PositiveInt
 
 from params import Problem
 from params.defaults import Defaults
 from params.schema import Launch, Model, Training
-from trainer.objectives.bases.generative import GenerationOptions, GenerativeObjective
+from trainer.objectives.bases.generative import GenerativeObjective
+from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, ObjectiveState, Row
-from trainer.objectives.bases.texts import token_ids
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedTokenizerBase
-
-    from trainer.objectives.bases.rollout import Rollout, TrainingSample
+from trainer.objectives.bases.rollout import GenerationOptions, Rollout, TrainingSample, token_logprobs
+from trainer.objectives.bases.texts import Tokenizer, token_ids
 
 
 class Options(GenerationOptions):
@@ -67,7 +63,7 @@ class IterativeSFT(GenerativeObjective[Options]):
             yield Problem(("objective", "min_reward"), what, "set min_reward to a reward, or keep_best to a number")
 
     def encode(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+        self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         encoded = super().encode(rows, tokenizer, max_length, state)
         if self.options.reference_completion_column:
@@ -90,8 +86,6 @@ class IterativeSFT(GenerativeObjective[Options]):
         return {**super().rollout_metrics(rollout), "selected": selected}
 
     def training_samples(self, rollout: Rollout) -> list[TrainingSample]:
-        from trainer.objectives.bases.rollout import TrainingSample
-
         selected = [rollout.completions[i] for i in self.select_completions(rollout.rewards)]
         if not selected and rollout.reference_completion:
             selected = [rollout.reference_completion]
@@ -103,7 +97,5 @@ class IterativeSFT(GenerativeObjective[Options]):
     def losses(
         self, logits: torch.Tensor, batch: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        from trainer.objectives.bases.rollout import token_logprobs
-
         logprobs = token_logprobs(logits, batch["input_ids"], batch["completion_mask"])
         return -logprobs * batch["weights"][:, None], {}

@@ -17,35 +17,25 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import PositiveInt
 
-from params import ModelError, Problem, RecipeError
+from params import Problem, RecipeError
 from params.defaults import Defaults
 from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.advice import Advice, Fit, ModelKind, SeenColumns, UpTo
-from trainer.objectives.bases.likelihood import (
-    Likelihood,
-    contains_texts_in_order,
-    scored_bytes,
-    text_confidence,
-    token_metrics,
-    token_scores,
-    token_statistics,
-)
+from trainer.objectives.bases.lazy_imports import NDArray, np, torch
+from trainer.objectives.bases.likelihood import TokenLikelihood, contains_texts_in_order, scored_bytes
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
-from trainer.objectives.bases.prompt_form import PromptForm
-from trainer.objectives.bases.texts import truncated_token_ids
+from trainer.objectives.bases.rows import PromptForm
+from trainer.objectives.bases.texts import Tokenizer, truncated_token_ids
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from numpy.typing import NDArray
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 _TEXT_METRICS = ("exact_match", "rouge1", "rouge2", "rougeL")
 
@@ -84,27 +74,17 @@ class _Advice(Advice):
         return Fit.COLUMNS if seen.has_pairs else Fit.NOT
 
 
-class Seq2Seq(Likelihood[Options]):
+class Seq2Seq(TokenLikelihood[Options]):
     """Text in, text out."""
 
     options_class = Options
     defaults = Defaults(5e-5, group_by_length=True)
     advice = _Advice()
-    metrics: ClassVar[Mapping[str, Direction]] = {
-        "loss": "min",
-        "perplexity": "min",
-        "token_accuracy": "max",
-        **dict.fromkeys(_TEXT_METRICS, "max"),
-    }
-    evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {"bits_per_byte": "min"}
-    main_metric = "bits_per_byte"
-    tokenizer_dependent = frozenset({"loss", "perplexity", "token_accuracy"})
+    metrics: ClassVar[Mapping[str, Direction]] = {**TokenLikelihood.metrics, **dict.fromkeys(_TEXT_METRICS, "max")}
     restated = frozenset({"bits_per_byte", *_TEXT_METRICS})
     own_options = frozenset({"prefix", "max_new_tokens", "num_beams"})
     limits = frozenset({"max_target_length"})
-    served_scores = ("nll", "tokens")
     reader_cuts = True
-    example_counts = ("bytes",)
     auto_class = "AutoModelForSeq2SeqLM"
     pipeline_tag = "text2text-generation"
     has_target_text = True
@@ -129,10 +109,7 @@ class Seq2Seq(Likelihood[Options]):
             if training.best_metric in _TEXT_METRICS:
                 what = f"{training.best_metric} is a metric of generated text, and `generate` is false"
                 yield Problem(("training", "best_metric"), what, "set objective.generate to true, or use loss")
-        if found := _not_encoder_decoder(model):
-            key, model_type = found
-            what = f"{model_type} is not an encoder-decoder model, which seq2seq needs"
-            yield Problem(("model", *key), what, "use for example t5 or bart, or the objective causal_lm or sft")
+        yield from _model_conflicts(model)
 
     def check_model(self, model: PreTrainedModel) -> None:
         encoder, decoder = model.config.num_hidden_layers, getattr(model.config, "num_decoder_layers", 0)
@@ -141,11 +118,6 @@ class Seq2Seq(Likelihood[Options]):
             fix = "set num_layers and num_decoder_layers to the same number, or objective.generate to false"
             raise RecipeError("model", what, fix)
 
-    def prepare_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        if tokenizer.eos_token_id is None:
-            what = "has no end-of-text token, so the model could not learn to stop"
-            raise ModelError("tokenization.tokenizer", what, "use the tokenizer of a T5 or BART")
-
     def text(self, row: Row) -> str:
         return f"{self._input(row)}\n{row[self.options.target_column]}"
 
@@ -153,7 +125,7 @@ class Seq2Seq(Likelihood[Options]):
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
         return PromptForm(before=str(options.get("prefix", "")))
 
-    def says_all(self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> bool:
+    def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
         ids = [token for example in examples for token in example["labels"]]
         return contains_texts_in_order(ids, [str(row[self.options.target_column])], tokenizer)
 
@@ -161,7 +133,7 @@ class Seq2Seq(Likelihood[Options]):
         return str(row[self.options.input_column])
 
     def encode(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+        self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         inputs = truncated_token_ids([self._input(row) for row in rows], tokenizer, max_length)
         targets = tokenizer(text_target=[str(row[self.options.target_column]) for row in rows], verbose=False)
@@ -195,7 +167,7 @@ class Seq2Seq(Likelihood[Options]):
         return self._input(row)
 
     def answer_scores(
-        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: PreTrainedTokenizerBase
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
     ) -> Mapping[str, float]:
         if not self.options.generate:
             return {}
@@ -205,16 +177,10 @@ class Seq2Seq(Likelihood[Options]):
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return ("nll", "tokens", "correct", "generated", *_TEXT_METRICS)
 
-    def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3)."""
-        return token_scores(logits, labels)
-
     def score_outputs(
-        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Scores: columns of `score_logits`, whether text was generated, and its metrics, (B, 8); zeros if none was."""
-        import torch
-
         scores, logits, _ = super().score_outputs(model, batch, tokenizer)
         if not self.options.generate:
             return torch.cat([scores, scores.new_zeros((len(scores), 1 + len(_TEXT_METRICS)))], dim=1), logits, None
@@ -226,32 +192,20 @@ class Seq2Seq(Likelihood[Options]):
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """Token statistics, whether text was generated, and its metrics, (N, 9)."""
-        import numpy as np
-
         texts = np.stack([scores[name] for name in ("generated", *_TEXT_METRICS)], axis=1)
-        return np.concatenate([token_statistics(scores), texts], axis=1)
+        return np.concatenate([super().additive_statistics(scores, state), texts], axis=1)
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Metrics per token and byte of the target, and means over the generated texts, if there are any."""
-        import numpy as np
-
         tokens, texts = totals[..., :4], totals[..., 4]
         means = {name: totals[..., 5 + i] / texts for i, name in enumerate(_TEXT_METRICS)} if np.any(texts) else {}
-        return token_metrics(tokens) | means
+        return super().compute_metrics(tokens, state) | means
 
     def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         return scores["exact_match"] == 1 if metric == "exact_match" else None
 
-    def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
-        return text_confidence(scores)
-
     def prediction_lines(
-        self,
-        row: Row,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-        state: ObjectiveState,
+        self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[str]:
         """The generated text."""
         if not self.options.generate:
@@ -278,27 +232,27 @@ def score_text(text: str, target: str) -> list[float]:
     """Return exact match, ROUGE-1, ROUGE-2 and ROUGE-L of one text."""
     from torchmetrics.functional.text import rouge_score
 
-    found = rouge_score(text, target, rouge_keys=_TEXT_METRICS[1:], normalizer=_words)
+    def words(some: str) -> str:
+        return re.sub(r"[\W_]+", " ", some.lower())
+
+    found = rouge_score(text, target, rouge_keys=_TEXT_METRICS[1:], normalizer=words)
     return [float(text.strip() == target.strip()), *(float(found[f"{k}_fmeasure"]) for k in _TEXT_METRICS[1:])]
 
 
-def _words(text: str) -> str:
-    return re.sub(r"[\W_]+", " ", text.lower())
-
-
-def _not_encoder_decoder(model: Model) -> tuple[tuple[str, ...], str] | None:
-    """Return the key and the type of a model that is not an encoder-decoder; None if it is one or cannot be read here."""
+def _model_conflicts(model: Model) -> Iterator[Problem]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config = model.config
-    key: tuple[str, ...] = ("config", "model_type")
+    key: tuple[str, ...] = ("model", "config", "model_type")
     if config is None:
-        path = Path(str(model.pretrained)) / "config.json"
+        path, key = Path(str(model.pretrained)) / "config.json", ("model", "pretrained")
         try:
-            config, key = json.loads(path.read_text(encoding="utf-8")), ("pretrained",)
+            config = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return None  # a repository, or a folder that other checks report
-    model_type = config.get("model_type")
-    if model_type not in CONFIG_MAPPING or getattr(CONFIG_MAPPING[model_type], "is_encoder_decoder", False):
-        return None
-    return None if config.get("is_encoder_decoder") else (key, str(model_type))
+            return  # a repository, or a folder that other checks report
+    kind = config.get("model_type")
+    if kind not in CONFIG_MAPPING or config.get("is_encoder_decoder"):
+        return
+    if not getattr(CONFIG_MAPPING[kind], "is_encoder_decoder", False):
+        what = f"{kind} is not an encoder-decoder model, which seq2seq needs"
+        yield Problem(key, what, "use for example t5 or bart, or the objective causal_lm or sft")

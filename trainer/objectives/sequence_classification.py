@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from params.defaults import Defaults
 from params.schema import Direction, Expectation, Section
 from trainer.objectives.bases.advice import Choice, ClassifierAdvice, Fit, SeenColumns, UpTo
+from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.likelihood import Classifier
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
-from trainer.objectives.bases.texts import truncated_token_ids
+from trainer.objectives.bases.texts import Tokenizer, truncated_token_ids
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
-    import torch
-    from numpy.typing import NDArray
-    from transformers import PreTrainedTokenizerBase
 
 _BINS = 15
 """Bins of confidence, of equal width."""
@@ -91,13 +88,9 @@ class SequenceClassification(Classifier[Options]):
 
     def expectations(self, train: pd.DataFrame) -> list[Expectation]:
         """As the base class; a held-out row with a label that the train split lacks fails the stage."""
-        labels = sorted(train[self.options.label_column].dropna().unique().tolist(), key=str)
-        known_label = Expectation(
-            type="expect_column_values_to_be_in_set",
-            column=self.options.label_column,
-            value_set=labels,
-            on_failure="fail",
-        )
+        column, kind = self.options.label_column, "expect_column_values_to_be_in_set"
+        labels = sorted(train[column].dropna().unique().tolist(), key=str)
+        known_label = Expectation(type=kind, column=column, value_set=labels, on_failure="fail")
         return [*super().expectations(train), known_label]
 
     def text(self, row: Row) -> str:
@@ -110,7 +103,7 @@ class SequenceClassification(Classifier[Options]):
         return {"labels": sorted(labels)}
 
     def encode(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+        self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         numbers = {label: number for number, label in enumerate(state["labels"])}
         labels = [str(row[self.options.label_column]) for row in rows]
@@ -134,7 +127,7 @@ class SequenceClassification(Classifier[Options]):
         return self.text(row)
 
     def answer_scores(
-        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: PreTrainedTokenizerBase
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
     ) -> Mapping[str, float]:
         found = {str(one["label"]): float(one["score"]) for one in ask(self.text(row), top_k=None)}
         known = found.get(str(row[self.options.label_column]), 0.0)
@@ -142,8 +135,6 @@ class SequenceClassification(Classifier[Options]):
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(B, C) logits and (B,) labels to losses (B,)."""
-        import torch.nn.functional as F
-
         return F.cross_entropy(logits.float(), labels, reduction="none")
 
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
@@ -151,8 +142,6 @@ class SequenceClassification(Classifier[Options]):
 
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Negative log-likelihood, label, prediction and its probability, (B, 4)."""
-        import torch
-
         confidence, prediction = logits.double().softmax(-1).max(-1)
         losses = self.charge_unknown(self.losses(logits, labels), labels)
         return torch.stack([losses.double(), labels.double(), prediction.double(), confidence], 1)
@@ -162,8 +151,6 @@ class SequenceClassification(Classifier[Options]):
 
         (N, 3 + 3 C + 3 bins). A prediction outside of the labels counts as incorrect, and for no label.
         """
-        import numpy as np
-
         correct = scores["label"] == scores["prediction"]
         classes = np.arange(len(state["labels"]))
         actual, predicted = (scores[name][:, None] == classes for name in ("label", "prediction"))  # (N, C)
@@ -180,8 +167,6 @@ class SequenceClassification(Classifier[Options]):
         The expected calibration error is the mean distance between confidence and accuracy over 15 bins of confidence of
         equal width, weighted by their rows (Guo et al. 2017, https://arxiv.org/abs/1706.04599, equation 3).
         """
-        import numpy as np
-
         labels = len(state["labels"])
         nll, rows, correct = np.moveaxis(totals[..., :3], -1, 0)
         true_positives, predicted, actual = np.split(totals[..., 3 : 3 + 3 * labels], 3, axis=-1)  # (..., C)

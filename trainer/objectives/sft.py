@@ -14,19 +14,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from params import ModelError, Problem, RecipeError
+from params import Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
 from trainer.objectives.bases import chat, packing
 from trainer.objectives.bases.advice import Advice, Choice, Fit, SeenColumns
+from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, contains_texts_in_order, scored_bytes
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
-from trainer.objectives.bases.prompt_form import PromptForm
-from trainer.objectives.bases.texts import generate_from_release, token_ids
+from trainer.objectives.bases.rows import PromptForm
+from trainer.objectives.bases.texts import Tokenizer, generate_from_release, token_ids
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}"
@@ -95,9 +95,7 @@ class SFT(TokenLikelihood[Options]):
         {"prompt": "Add 2 to 5.", "completion": " 7"},
     )
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
-        self._conversations: chat.ConversationTokenizer | None = None
+    _conversations: chat.ConversationTokenizer | None = None
 
     def columns(self) -> Mapping[str, ColumnKind]:
         options = self.options
@@ -133,11 +131,10 @@ class SFT(TokenLikelihood[Options]):
             what = f"this {model.config.model_type} model cannot be trained on packed sequences: {why}"
             raise RecipeError("objective.packing", what, _FIX)
 
-    def prepare_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
         if self.options.chat_template:
             tokenizer.chat_template = self.options.chat_template
-        if tokenizer.eos_token_id is None:
-            raise ModelError("tokenization.tokenizer", "has no end-of-text token", "use one of a causal language model")
+        super().prepare_tokenizer(tokenizer)
         if self.options.messages_column and not chat.default_template(tokenizer):
             what = (
                 "is not set, and the tokenizer has no chat template, which messages need; of several, it is `default`"
@@ -161,7 +158,7 @@ class SFT(TokenLikelihood[Options]):
             return [t["content"] for t in turns if t["role"] == "assistant" or not o.completion_only]
         return [row[o.completion_column] if o.completion_only else self.text(row)]
 
-    def says_all(self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> bool:
+    def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
         name = "labels" if self.options.completion_only else "input_ids"
         ids = [token for example in examples for token in example[name]]
         return contains_texts_in_order(ids, self._scored_texts(row), tokenizer)
@@ -186,7 +183,7 @@ class SFT(TokenLikelihood[Options]):
         return "\n".join(f"{turn['role']}: {turn['content']}" for turn in given)
 
     def encode(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+        self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         """One sequence; none if no token within `max_length` has a loss."""
         messages = self.options.messages_column
@@ -210,9 +207,7 @@ class SFT(TokenLikelihood[Options]):
             encoded.append(EncodedRow([example], is_truncated=len(ids) > max_length))
         return encoded
 
-    def _tokenize_pairs(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
-    ) -> list[tuple[list[int], list[int]]]:
+    def _tokenize_pairs(self, rows: Sequence[Row], tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
         """Return the tokens of each row, and its labels: the tokens of the completion."""
         end = tokenizer.eos_token_id
         prompts = token_ids([row[self.options.prompt_column] for row in rows], tokenizer)
@@ -234,7 +229,7 @@ class SFT(TokenLikelihood[Options]):
         return [{name: value for name, value in turn.items() if value is not None} for turn in asked] or None
 
     def answer_scores(
-        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: PreTrainedTokenizerBase
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
     ) -> Mapping[str, float]:
         generate_from_release(ask, self.reader_input(row), example)
         return {}
@@ -242,7 +237,7 @@ class SFT(TokenLikelihood[Options]):
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         return packing.pack(examples, max_length) if self.options.packing else iter(examples)
 
-    def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
+    def collate(self, examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
         """As in the base class; packed sequences have `position_ids` instead of `attention_mask`."""
         packed = "lengths" in examples[0]
         return packing.packed_batch(examples, tokenizer) if packed else pad_batch(examples, tokenizer)

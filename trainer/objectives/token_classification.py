@@ -27,16 +27,18 @@ from params import DataError
 from params.defaults import Defaults
 from params.schema import Direction, Section
 from trainer.objectives.bases.advice import Choice, ClassifierAdvice, Fit, SeenColumns, UpTo
+from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.likelihood import Classifier, logits_of, token_scores
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
-from trainer.objectives.bases.tags import OUTSIDE, Span, spans_from_bio_tags
+from trainer.objectives.bases.texts import Tokenizer
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from numpy.typing import NDArray
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
+
+OUTSIDE = "O"
+Span = tuple[str, int, int]
+"""Label, start and end: in characters, or in sub-words."""
 
 
 class Options(Section):
@@ -104,9 +106,7 @@ class TokenClassification(Classifier[Options]):
         return None
 
     def unseen_label(self, row: Row, state: ObjectiveState) -> str | None:
-        """Return the row's labels that no training row has."""
-        unknown = sorted({label for label, _, _ in self._spans(row)} - set(_labels(state)))
-        return f"no training row has the label {', '.join(map(repr, unknown))}" if unknown else None
+        return super().unseen_label(row, {"labels": [tag.removeprefix("B-") for tag in state["labels"][1::2]]})
 
     def text(self, row: Row) -> str:
         return str(row[self.options.text_column])
@@ -122,27 +122,33 @@ class TokenClassification(Classifier[Options]):
         return {"labels": [OUTSIDE, *(f"{tag}-{label}" for label in sorted(labels) for tag in "BI")]}
 
     def encode(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+        self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         """Each row's windows; a row is truncated if one of its spans has no tag."""
-        pieces = split([self.text(row) for row in rows], tokenizer)
-        return [self._encode(row, own, max_length, state["labels"]) for row, own in zip(rows, pieces, strict=True)]
-
-    def _encode(self, row: Row, pieces: SubwordSplit, max_length: int, labels: list[str]) -> EncodedRow:
-        spans = self._spans(row)
-        tags = [IGNORE_INDEX if tag is None else labels.index(tag) for tag in _learned_tags(spans, pieces, max_length)]
-        inside = [tag > 0 and tag % 2 == 0 for tag in tags]
-        front, back = ([IGNORE_INDEX] * len(special) for special in (pieces.front, pieces.back))
-        examples = [
-            {
-                "row_id": row["row_id"],
-                "input_ids": [*pieces.front, *pieces.ids[start:end], *pieces.back],
-                "labels": [*front, *tags[start:end], *back],
-            }
-            for start, end in _windows(inside, pieces.words, pieces.room(max_length))
-        ]
-        begun = sum(tag > 0 and tag % 2 == 1 for tag in tags)
-        return EncodedRow(examples, is_truncated=begun < len(spans))
+        encoded = []
+        for row, pieces in zip(rows, split([self.text(row) for row in rows], tokenizer), strict=True):
+            room = max_length - len(pieces.front) - len(pieces.back)
+            if room < 1:
+                raise ValueError(f"max_length {max_length} leaves no room for text beside the special tokens")
+            spans = self._spans(row)
+            tags = tags_of_spans(pieces, spans)
+            for _, start, end in spans_from_bio_tags(tags):
+                if end - start > room:  # longer than a window
+                    tags[start:end] = [None] * (end - start)
+            labels = [IGNORE_INDEX if tag is None else state["labels"].index(tag) for tag in tags]
+            inside = [label > 0 and label % 2 == 0 for label in labels]
+            front, back = ([IGNORE_INDEX] * len(special) for special in (pieces.front, pieces.back))
+            examples = [
+                {
+                    "row_id": row["row_id"],
+                    "input_ids": [*pieces.front, *pieces.ids[start:end], *pieces.back],
+                    "labels": [*front, *labels[start:end], *back],
+                }
+                for start, end in _windows(inside, pieces.words, room)
+            ]
+            begun = sum(label > 0 and label % 2 == 1 for label in labels)
+            encoded.append(EncodedRow(examples, is_truncated=begun < len(spans)))
+        return encoded
 
     @property
     def call_arguments(self) -> Mapping[str, Any]:
@@ -152,29 +158,25 @@ class TokenClassification(Classifier[Options]):
         return self.text(row)
 
     def answer_scores(
-        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: PreTrainedTokenizerBase
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
     ) -> Mapping[str, float]:
         text = self.text(row)
         answers = ask(text)
         found = {(str(one["entity_group"]), *_trimmed(text, int(one["start"]), int(one["end"]))) for one in answers}
-        (pieces,) = split([text], tokenizer)
-        actual = spans_of_tags(pieces, [tag or OUTSIDE for tag in tags_of_spans(pieces, self._spans(row))])
+        actual = self._tagged_spans(row, tokenizer)
         return {"predicted_spans": len(answers), "correct_spans": len(found & set(actual))}
 
-    def says_all(self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> bool:
+    def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
         """Whether the tags stand for the very characters of the spans: a coarse tokenizer rounds them to its tokens."""
-        text, spans = self.text(row), self._spans(row)
-        (pieces,) = split([text], tokenizer)
-        exact = [(label, *_trimmed(text, start, end)) for label, start, end in spans]
-        return spans_of_tags(pieces, [tag or OUTSIDE for tag in tags_of_spans(pieces, spans)]) == exact
+        text = self.text(row)
+        exact = [(label, *_trimmed(text, start, end)) for label, start, end in self._spans(row)]
+        return self._tagged_spans(row, tokenizer) == exact
 
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return ("nll", "tokens", "correct", "correct_spans", "predicted_spans", "actual_spans")
 
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Token scores, then numbers of spans: correct, predicted, actual, (B, 6)."""
-        import torch
-
         counts = []
         for tags, predictions in zip(labels.tolist(), logits.argmax(-1).tolist(), strict=True):
             actual = _spans_of_ids([tag for tag in tags if tag != IGNORE_INDEX])
@@ -186,14 +188,10 @@ class TokenClassification(Classifier[Options]):
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """The scores themselves, (N, 6)."""
-        import numpy as np
-
         return np.stack([scores[name] for name in self.score_names(state)], axis=1)
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Loss in nats per sub-word, and shares; where there is no span they are 0, as in seqeval."""
-        import numpy as np
-
         nll, tokens, correct, correct_spans, predicted_spans, actual_spans = np.moveaxis(totals, -1, 0)
         return {
             "loss": nll / tokens,
@@ -212,12 +210,7 @@ class TokenClassification(Classifier[Options]):
         return {"spans": f"{correct} of {actual} found, {predicted} predicted"}
 
     def prediction_lines(
-        self,
-        row: Row,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        max_length: int,
-        state: ObjectiveState,
+        self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[str]:
         """The spans that the model predicts."""
         (pieces,), tags = split([self.text(row)], tokenizer), []
@@ -230,6 +223,10 @@ class TokenClassification(Classifier[Options]):
     def _spans(self, row: Row) -> list[Span]:
         spans = [(str(s["label"]), int(s["start"]), int(s["end"])) for s in row[self.options.spans_column]]
         return sorted(spans, key=lambda span: span[1:])
+
+    def _tagged_spans(self, row: Row, tokenizer: Tokenizer) -> list[Span]:
+        (pieces,) = split([self.text(row)], tokenizer)
+        return spans_of_tags(pieces, tags_of_spans(pieces, self._spans(row)))
 
 
 @dataclass(frozen=True)
@@ -247,15 +244,8 @@ class SubwordSplit:
     back: list[int]
     """Special tokens after every sequence."""
 
-    def room(self, max_length: int) -> int:
-        """Return how many sub-words fit into a sequence of `max_length` tokens; ValueError if none does."""
-        room = max_length - len(self.front) - len(self.back)
-        if room < 1:
-            raise ValueError(f"max_length {max_length} leaves no room for text beside the special tokens")
-        return room
 
-
-def split(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[SubwordSplit]:
+def split(texts: Sequence[str], tokenizer: Tokenizer) -> list[SubwordSplit]:
     """Return each text as the tokenizer splits it."""
     encoding = tokenizer(list(texts), return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
     columns = (encoding[name] for name in ("input_ids", "special_tokens_mask", "offset_mapping"))
@@ -267,15 +257,6 @@ def split(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Subw
         words = encoding.word_ids(i)[first:last]
         found.append(SubwordSplit(text, ids[first:last], offsets, words, ids[:first], ids[last:]))
     return found
-
-
-def _learned_tags(spans: Sequence[Span], pieces: SubwordSplit, max_length: int) -> list[str | None]:
-    """Return a tag for each sub-word; None in spans that are longer than a window."""
-    tags, room = tags_of_spans(pieces, spans), pieces.room(max_length)
-    for _, start, end in spans_from_bio_tags(tags) if len(tags) > room else ():
-        if end - start > room:
-            tags[start:end] = [None] * (end - start)
-    return tags
 
 
 def tags_of_spans(pieces: SubwordSplit, spans: Sequence[Span]) -> list[str | None]:
@@ -293,11 +274,26 @@ def tags_of_spans(pieces: SubwordSplit, spans: Sequence[Span]) -> list[str | Non
     return tags
 
 
-def spans_of_tags(pieces: SubwordSplit, tags: Sequence[str]) -> list[Span]:
+def spans_of_tags(pieces: SubwordSplit, tags: Sequence[str | None]) -> list[Span]:
     """Return the spans of characters that tags stand for."""
     return [
         (label, pieces.offsets[start][0], pieces.offsets[end - 1][1]) for label, start, end in spans_from_bio_tags(tags)
     ]
+
+
+def spans_from_bio_tags(tags: Sequence[str | None]) -> list[Span]:
+    """Return label, first sub-word and sub-word after the last of each span of B- and I-tags, as seqeval reads them.
+
+    An I-tag that does not continue the span before it begins one.
+    """
+    found: list[Span] = []
+    for place, tag in enumerate(tags):
+        kind, _, label = (tag or OUTSIDE).partition("-")
+        if kind == "I" and found and (found[-1][0], found[-1][2]) == (label, place):
+            found[-1] = (label, found[-1][1], place + 1)
+        elif kind != OUTSIDE:
+            found.append((label, place, place + 1))
+    return found
 
 
 def _spans_of_ids(tags: Sequence[int]) -> set[Span]:
@@ -316,10 +312,6 @@ def _windows(inside: Sequence[bool], words: Sequence[int | None], room: int) -> 
             end = next(whole, allowed[0])
         yield start, end
         start = end
-
-
-def _labels(state: ObjectiveState) -> list[str]:
-    return [tag.removeprefix("B-") for tag in state["labels"][1::2]]
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:

@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jinja2 import TemplateError
+
+from trainer.objectives.bases.lazy_imports import np
 from trainer.objectives.bases.padding import IGNORE_INDEX
-from trainer.objectives.bases.texts import encodings, first_token_at_character, token_ids
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from trainer.objectives.bases.texts import Tokenizer, encodings, first_token_at_character, token_ids
 
 Turns = Sequence[Mapping[str, Any]]
 """A conversation."""
+
+_Frame = tuple[list[str], list[tuple[int, int] | None]]
+"""What a template writes around messages: the texts before the first, between them and after the last one; and for each of the
+assistant's messages, how many characters before and after it belong to its span."""
 
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PLAIN = {"role", "content"}
 _PRIVATE = re.compile("\ue000[0-9]+\ue001")
 
 
-def default_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def default_template(tokenizer: Tokenizer) -> str | None:
     """Return the chat template that conversations are rendered with; of several, the one that is called `default`."""
     found: Any = tokenizer.chat_template
     return found.get("default") if isinstance(found, Mapping) else found
@@ -47,7 +50,7 @@ def reject_reason(turns: Any) -> str | None:
 class ConversationTokenizer:
     """Tokenizes conversations, and remembers what the template writes around the messages of each sequence of roles."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._frames: dict[tuple[str, ...], _Frame | None] = {}
 
@@ -57,18 +60,13 @@ class ConversationTokenizer:
         Raises ValueError if the template refuses a conversation, or renders its beginning differently once more turns
         follow.
         """
-        from jinja2 import TemplateError
-
         if not all(conversations):
             raise ValueError("the conversation is empty")
+        marked = _GENERATION_TAG.search(default_template(self.tokenizer) or "")
         try:
-            return self._tokenize(conversations)
+            found = list(self._tokenize_marked(conversations) if marked else self._tokenize_spans(conversations))
         except TemplateError as error:
             raise ValueError(f"the chat template refuses the conversation: {error}") from error
-
-    def _tokenize(self, conversations: Sequence[Turns]) -> list[tuple[list[int], list[int]]]:
-        marked = _GENERATION_TAG.search(default_template(self.tokenizer) or "")
-        found = self._tokenize_marked(conversations) if marked else self._tokenize_spans(conversations)
         end, labelled = self.tokenizer.eos_token_id, []
         for turns, (ids, spans) in zip(conversations, found, strict=True):
             labels = [IGNORE_INDEX] * len(ids)
@@ -85,8 +83,6 @@ class ConversationTokenizer:
 
     def _tokenize_marked(self, conversations: Sequence[Turns]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
         """Yield the tokens of each conversation, and the spans of tokens that the template marks as the assistant's."""
-        import numpy as np
-
         encoding = self.tokenizer.apply_chat_template(
             list(conversations),
             return_dict=True,
@@ -134,9 +130,17 @@ class ConversationTokenizer:
         roles = tuple(turn["role"] for turn in turns)
         if roles not in self._frames:
             self._frames[roles] = self._frame(roles)
-        frame = self._frames[roles]
-        spans = frame.spans([turn["content"] for turn in turns], text) if frame else None
-        return self._rendered_spans(turns, text) if spans is None else spans
+        if (frame := self._frames[roles]) is None:
+            return self._rendered_spans(turns, text)
+        texts, margins = frame
+        pieces, spans, start = [texts[0]], [], len(texts[0])
+        for turn, margin, after in zip(turns, margins, texts[1:], strict=True):
+            end = start + len(turn["content"])
+            if margin:
+                spans.append((start - margin[0], end + margin[1]))
+            pieces += turn["content"], after
+            start = end + len(after)
+        return spans if "".join(pieces) == text else self._rendered_spans(turns, text)
 
     def _rendered_spans(self, turns: Turns, text: str) -> list[tuple[int, int]]:
         """Return what each of the assistant's turns adds to the rendering of the turns before it, as spans of `text`."""
@@ -154,8 +158,6 @@ class ConversationTokenizer:
 
     def _frame(self, roles: tuple[str, ...]) -> _Frame | None:
         """Return what the template writes around messages of these roles; None if the spans cannot be found by it."""
-        from jinja2 import TemplateError
-
         messages = [f"\ue000{i}\ue001" for i in range(len(roles))]  # private characters, which templates do not write
         turns = [{"role": role, "content": message} for role, message in zip(roles, messages, strict=True)]
         try:
@@ -170,29 +172,8 @@ class ConversationTokenizer:
         for role, (start, end) in zip(roles, places, strict=True):
             span = next(spans) if role == "assistant" else None
             margins.append(span and (start - span[0], span[1] - end))
-        return _Frame(_PRIVATE.split(text), margins)
+        return _PRIVATE.split(text), margins
 
     def _render(self, turns: Turns, *, prompt: bool = False) -> str:
         text: str = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt)
         return text
-
-
-@dataclass(frozen=True)
-class _Frame:
-    """What a chat template writes around the messages of a conversation."""
-
-    texts: list[str]
-    """The texts before the first message, between messages, and after the last one."""
-    margins: list[tuple[int, int] | None]
-    """For each of the assistant's messages, how many characters before and after it belong to its span."""
-
-    def spans(self, messages: Sequence[str], text: str) -> list[tuple[int, int]] | None:
-        """Return the assistant's spans in a conversation rendered as `text`; None if it is not these texts and messages."""
-        pieces, spans, start = [self.texts[0]], [], len(self.texts[0])
-        for message, margin, after in zip(messages, self.margins, self.texts[1:], strict=True):
-            end = start + len(message)
-            if margin:
-                spans.append((start - margin[0], end + margin[1]))
-            pieces += message, after
-            start = end + len(after)
-        return spans if "".join(pieces) == text else None

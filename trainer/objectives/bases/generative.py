@@ -2,82 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
-import string
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
-
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from params import ModelError, Problem, RecipeError
 from params.distribution import read_distribution_type
-from params.schema import CallOrName, Direction, Launch, Model, Section, Training
+from params.schema import Direction, Launch, Model, Training
 from trainer.objectives.bases.chat import default_template
+from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
-from trainer.objectives.bases.objective import (
-    ColumnKind,
-    EncodedRow,
-    Example,
-    Objective,
-    ObjectiveState,
-    Row,
-    ScoreColumns,
-)
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
-from trainer.objectives.bases.prompt_form import PromptForm
-from trainer.objectives.bases.texts import generate_from_release, token_ids
+from trainer.objectives.bases.rollout import GenerationOptions, Rollout, TrainingSample, sample, template_columns
+from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
+from trainer.objectives.bases.texts import Tokenizer, generate_from_release, token_ids
 from trainer.rewards import Rewards
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from numpy.typing import NDArray
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from trainer.objectives.bases.rollout import Rollout, TrainingSample
+    from transformers import PreTrainedModel
 
 _SCORES = ("reward", "completion_length", "terminated")
-
-
-class GenerationOptions(Section):
-    """Recipe keys that all generative objectives share: prompts, rewards, and how completions are sampled.
-
-    `training.global_batch_size` and `launch.micro_batch_size` count prompts, each with all its completions.
-    """
-
-    prompt: str = "{prompt}"
-    """The prompt, with column names in braces: `Question: {question}`."""
-    chat: bool = False
-    """Render the prompt as a user's message by the tokenizer's chat template."""
-    reference_columns: list[str] = Field(default=["answer"])
-    """Columns that rewards get, in addition to `prompt` and `row_id`."""
-    rewards: list[CallOrName] = Field(default=[])
-    """Functions of (completions, rows) that return one number per completion; trainer.rewards has some."""
-    reward_weights: list[float] = Field(default=[])
-    """The weight of each reward in their sum; by default 1."""
-    num_generations: PositiveInt = 8
-    """Completions to sample per prompt."""
-    max_new_tokens: PositiveInt = 64
-    """Maximum length of a completion in tokens. `tokenization.max_length` limits prompts, which lose their beginning."""
-    temperature: PositiveFloat = 1.0
-    """Logits are divided by it; below 1, likely tokens become likelier."""
-    top_k: NonNegativeInt = 0
-    """Sample from the k likeliest tokens only; 0 samples from all."""
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Sample from the smallest set of likeliest tokens with at least this total probability."""
-    generation_batch_size: PositiveInt | None = None
-    """Maximum number of completions that a process samples at once, to save memory; by default all of a round."""
-
-    @field_validator("prompt")
-    @classmethod
-    def _names_columns(cls, value: str) -> str:
-        if not template_columns(value):
-            raise ValueError("it names no column, so all rows would have the same prompt: name one as {column}")
-        return value
-
 
 OptionsT = TypeVar("OptionsT", bound=GenerationOptions)
 
@@ -192,7 +141,7 @@ class GenerativeObjective(Objective[OptionsT]):
         return "\n".join(str(row[name]) for name in sorted(set(template_columns(self.options.prompt))))
 
     def encode(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+        self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         """The prompt's tokens without an end-of-text token, and what rewards get as JSON; a long prompt keeps its end."""
         texts = [self.text(row) for row in rows]
@@ -221,14 +170,11 @@ class GenerativeObjective(Objective[OptionsT]):
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        template, around = str(options.get("prompt", "")), ["", ""]
-        try:
+        template, before, after = str(options.get("prompt", "")), "", ""
+        with contextlib.suppress(ValueError):  # a release may say anything
             (column,) = template_columns(template)  # several cannot be filled with one text
             before, after = template.format_map({column: "\0"}).split("\0")
-            around = [before, after]
-        except ValueError:  # a release may say anything
-            pass
-        return PromptForm(*around, is_chat=bool(options.get("chat")))
+        return PromptForm(before, after, is_chat=bool(options.get("chat")))
 
     @property
     def call_arguments(self) -> Mapping[str, Any]:
@@ -239,14 +185,14 @@ class GenerativeObjective(Objective[OptionsT]):
         return [{"role": "user", "content": text}] if self.options.chat else text
 
     def answer_scores(
-        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: PreTrainedTokenizerBase
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
     ) -> Mapping[str, float]:
         completion = generate_from_release(ask, self.reader_input(row), example, **self.call_arguments)
         text = tokenizer.decode(completion, skip_special_tokens=True)
         (reward,) = self.rewards([str(text)], [json.loads(example["reward_row"])])
         return {"reward": reward, "completion_length": len(completion)}
 
-    def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    def collate(self, examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, Any]:
         """Prompts, padded on the right, and `reward_rows`: what rewards get of each prompt's row."""
         return pad_batch(examples, tokenizer) | {"reward_rows": [json.loads(e["reward_row"]) for e in examples]}
 
@@ -261,14 +207,8 @@ class GenerativeObjective(Objective[OptionsT]):
         sums = {name: (float(values.sum()), tokens) for name, values in metrics.items()}
         return BatchLoss(losses.sum() * share.processes / share.items, outputs, sums)
 
-    def score_batch(
-        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
-    ) -> torch.Tensor:
+    def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
         """Reward, tokens, and whether it terminated, of each prompt's greedy completion, (B, 3)."""
-        import torch
-
-        from trainer.objectives.bases.rollout import sample
-
         lengths = batch["attention_mask"].sum(1).tolist()
         prompts = [ids[:length] for ids, length in zip(batch["input_ids"].tolist(), lengths, strict=True)]
         completions, terminated = sample(model, prompts, tokenizer=tokenizer, options=self.options, keys=None)
@@ -279,8 +219,6 @@ class GenerativeObjective(Objective[OptionsT]):
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """One, and the scores, (N, 4)."""
-        import numpy as np
-
         return np.stack([np.ones_like(scores["reward"]), *(scores[name] for name in _SCORES)], axis=1)
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
@@ -289,14 +227,3 @@ class GenerativeObjective(Objective[OptionsT]):
 
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         return -scores["reward"]
-
-
-def template_columns(template: str) -> list[str]:
-    """Return the columns that a prompt template names; ValueError if braces hold anything else or do not match."""
-    try:
-        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-    except ValueError as error:
-        raise ValueError(f"braces do not match ({error}): write {{{{ for a literal brace") from error
-    if invalid := [name for name in names if not name.isidentifier()]:
-        raise ValueError(f"{{{invalid[0]}}} is not a column name: write {{column}}, and {{{{ for a literal brace")
-    return names

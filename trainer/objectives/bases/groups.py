@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from hashlib import blake2b
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from trainer.objectives.bases.rows import ScoreColumns
+from trainer.objectives.bases.lazy_imports import NDArray, np
+from trainer.objectives.bases.rows import ScoreColumns
 
 
 def group_number(value: object) -> int:
     """Return a number for the value that the rows of a group share; as a float, too, it stays what it is."""
-    from hashlib import blake2b
-
     return int.from_bytes(blake2b(repr(value).encode(), digest_size=6).digest(), "big")
 
 
@@ -26,8 +21,6 @@ def group_statistics(
 
     The rows of a group have the same number in the score `group`, wherever they stand.
     """
-    import numpy as np
-
     _, first, inverse, counts = np.unique(scores[group], return_index=True, return_inverse=True, return_counts=True)
     members = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
     of_groups = [statistics({name: column[rows] for name, column in scores.items()}) for rows in members]

@@ -8,17 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from params.schema import Direction
-from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, averaged_model_loss, summed_model_loss
-from trainer.objectives.bases.objective import Objective, ObjectiveState, ScoreColumns
+from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
+from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, averaged_model_loss
+from trainer.objectives.bases.objective import Objective, ObjectiveState, OptionsT, PromptForm, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX, count_labels
-from trainer.objectives.bases.prompt_form import PromptForm
-from trainer.objectives.bases.released import OptionsT
+from trainer.objectives.bases.texts import Tokenizer, check_end_of_text
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from numpy.typing import NDArray
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 
 class Likelihood(Objective[OptionsT]):
@@ -46,13 +43,11 @@ class Likelihood(Objective[OptionsT]):
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the scores that follow from logits: float64 (B, K), or its first columns where text is generated, too."""
 
-    def score_batch(
-        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
-    ) -> torch.Tensor:
+    def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
         return self.score_outputs(model, batch, tokenizer)[0]
 
     def score_outputs(
-        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return a batch's scores (B, K), its logits and, if there are metrics of generated text, the tokens of it (B, T)."""
         logits = logits_of(model, batch)
@@ -60,7 +55,10 @@ class Likelihood(Objective[OptionsT]):
 
 
 class TokenLikelihood(Likelihood[OptionsT]):
-    """The likelihood of each next token, with metrics per token and, in the evaluate stage, per byte of text."""
+    """The likelihood of tokens, with metrics per token and, in the evaluate stage, per byte of text.
+
+    Each token predicts the next one, unless labels are those of a second text (`has_target_text`).
+    """
 
     metrics: ClassVar[Mapping[str, Direction]] = {"loss": "min", "perplexity": "min", "token_accuracy": "max"}
     evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {"bits_per_byte": "min"}
@@ -70,37 +68,41 @@ class TokenLikelihood(Likelihood[OptionsT]):
     served_scores = ("nll", "tokens")
     example_counts = ("bytes",)
 
+    def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
+        check_end_of_text(tokenizer)
+
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return ("nll", "tokens", "correct")
 
     def loss_items(self, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return the number of tokens that are predicted; the first one of a sequence is not."""
-        return count_labels({"labels": batch["labels"][..., 1:]})
+        return count_labels({"labels": batch["labels"][..., self._shift :]})
 
     def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
-        """Return the model's own loss, smoothed as Trainer does it."""
-        if not share.smoothing:
-            if share.model_takes_items:
-                return summed_model_loss(model, batch, share)
-            return averaged_model_loss(model, batch, share, self.loss_items(batch))
-        from transformers.trainer_pt_utils import LabelSmoother
+        """Return the model's own loss, smoothed as Trainer does it; of a second text, the cross-entropy of its labels."""
+        if self.has_target_text:
+            return super().batch_loss(model, batch, share)
+        if share.smoothing:
+            from transformers.trainer_pt_utils import LabelSmoother
 
-        outputs = model(**without_labels(batch))
-        smoother = LabelSmoother(epsilon=share.smoothing)
-        loss = smoother(outputs, batch["labels"], shift_labels=True, num_items_in_batch=share.items)
-        return BatchLoss(loss * share.processes, outputs)
+            outputs = model(**without_labels(batch))
+            smoother = LabelSmoother(epsilon=share.smoothing)
+            loss = smoother(outputs, batch["labels"], shift_labels=True, num_items_in_batch=share.items)
+            return BatchLoss(loss * share.processes, outputs)
+        if share.model_takes_items:  # it divides a sum by them, as all language models of transformers do
+            outputs = model(**batch, num_items_in_batch=share.items)
+            return BatchLoss(outputs.loss * share.processes, outputs)
+        return averaged_model_loss(model, batch, share, self.loss_items(batch))
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """(B, T, V) logits and (B, T) labels to losses (B, T); the first token of a sequence has none."""
-        import torch
-
+        """(B, T, V) logits and (B, T) labels to losses (B, T); the first token of a sequence that predicts itself has none."""
         losses = torch.full(labels.shape, torch.nan, device=logits.device)
-        losses[:, 1:] = label_losses(logits[:, :-1], labels[:, 1:])
+        losses[:, self._shift :] = label_losses(*self._aligned(logits, labels))
         return losses
 
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3)."""
-        return token_scores(logits[:, :-1], labels[:, 1:])
+        return token_scores(*self._aligned(logits, labels))
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """Negative log-likelihood in nats, tokens, correct tokens, and bytes of their text, (N, 4)."""
@@ -110,7 +112,15 @@ class TokenLikelihood(Likelihood[OptionsT]):
         return token_metrics(totals)
 
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
-        return text_confidence(scores)
+        """Return the geometric mean of the probabilities of the tokens of each of N texts, (N,)."""
+        return np.exp(-scores["nll"] / np.maximum(scores["tokens"], 1))
+
+    @property
+    def _shift(self) -> int:
+        return 0 if self.has_target_text else 1
+
+    def _aligned(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return logits[:, : labels.shape[1] - self._shift], labels[:, self._shift :]
 
 
 class Classifier(Likelihood[OptionsT]):
@@ -126,12 +136,8 @@ class Classifier(Likelihood[OptionsT]):
         return PromptForm()
 
     def model_config(self, state: ObjectiveState) -> dict[str, Any]:
-        labels = state["labels"]
-        return {
-            "num_labels": len(labels),
-            "id2label": dict(enumerate(labels)),
-            "label2id": {label: i for i, label in enumerate(labels)},
-        }
+        labels = dict(enumerate(state["labels"]))
+        return {"num_labels": len(labels), "id2label": labels, "label2id": {label: i for i, label in labels.items()}}
 
     def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
         """Return a classifier whose logits (..., C) are those of this run's labels, whatever labels it was trained on.
@@ -140,8 +146,6 @@ class Classifier(Likelihood[OptionsT]):
         predicted: `charge_unknown` says what such a label costs. Labels that only the model knows come last: predicting
         one of them is wrong.
         """
-        import torch
-
         labels: list[str] = state["labels"]
         known = [str(model.config.id2label[i]) for i in range(model.config.num_labels)]
         if known == labels:
@@ -162,8 +166,6 @@ class Classifier(Likelihood[OptionsT]):
 
     def charge_unknown(self, losses: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return losses in the shape of `labels`, where a label that the model cannot know costs as much as a blind guess."""
-        import torch
-
         if not self._unknown:
             return losses
         unknown = torch.isin(labels, torch.tensor(self._unknown, device=labels.device))
@@ -172,8 +174,6 @@ class Classifier(Likelihood[OptionsT]):
 
 def token_statistics(scores: ScoreColumns) -> NDArray[np.float64]:
     """Return negative log-likelihood, tokens, correct tokens and bytes, (N, 4); bytes are 0 where they are unknown."""
-    import numpy as np
-
     no_bytes = np.zeros_like(scores["nll"])
     return np.stack([scores["nll"], scores["tokens"], scores["correct"], scores.get("bytes", no_bytes)], axis=1)
 
@@ -184,19 +184,10 @@ def token_metrics(totals: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]
     `totals` are sums of `token_statistics`, (..., 4). Bits per byte are the negative log-likelihood in bits over the bytes
     (UTF-8) of the predicted tokens' text. They can be compared between tokenizers; metrics per token cannot.
     """
-    import numpy as np
-
     nll, tokens, correct, size = np.moveaxis(totals, -1, 0)
     loss = nll / tokens
     metrics = {"loss": loss, "perplexity": np.exp(np.minimum(loss, 700.0)), "token_accuracy": correct / tokens}
     return metrics | ({"bits_per_byte": nll / math.log(2) / size} if np.any(size) else {})
-
-
-def text_confidence(scores: ScoreColumns) -> NDArray[np.float64]:
-    """Return the geometric mean of the probabilities of the tokens of each of N texts, (N,)."""
-    import numpy as np
-
-    return np.exp(-scores["nll"] / np.maximum(scores["tokens"], 1))
 
 
 def token_scores(logits: torch.Tensor, labels: torch.Tensor, losses: torch.Tensor | None = None) -> torch.Tensor:
@@ -204,8 +195,6 @@ def token_scores(logits: torch.Tensor, labels: torch.Tensor, losses: torch.Tenso
 
     `losses` (B, T) are by default those of the logits.
     """
-    import torch
-
     has_loss = labels != IGNORE_INDEX  # (B, T)
     losses = label_losses(logits, labels) if losses is None else losses
     nll = losses.double().masked_fill(~has_loss, 0.0).sum(1)
@@ -214,20 +203,25 @@ def token_scores(logits: torch.Tensor, labels: torch.Tensor, losses: torch.Tenso
 
 
 def scored_bytes(
-    texts: Iterable[str], labels: Sequence[Sequence[int]], is_cut: Iterable[bool], tokenizer: PreTrainedTokenizerBase
+    texts: Iterable[str], labels: Sequence[Sequence[int]], is_cut: Iterable[bool], tokenizer: Tokenizer
 ) -> list[int]:
     """Return the UTF-8 bytes of each row's text that has a loss: of the whole text, whatever the tokenizer makes of it.
 
-    Of a text that is cut, the labels that are left say how much of it is read.
+    Of a text that is cut, the labels that are left say how much of it is read, without special tokens.
     """
-    cut = [i for i, one in enumerate(is_cut) if one]
     found = [len(text.encode()) for text in texts]
-    for i, size in zip(cut, count_bytes([labels[i] for i in cut], tokenizer), strict=True):
-        found[i] = size
+    cut = [i for i, one in enumerate(is_cut) if one]
+    ids = [[label for label in labels[i] if label != IGNORE_INDEX] for i in cut]
+    if tokenizer.clean_up_tokenization_spaces:
+        read = [tokenizer.decode(sequence, skip_special_tokens=True) for sequence in ids]
+    else:  # all at once, on all cores
+        read = tokenizer.backend_tokenizer.decode_batch(ids, skip_special_tokens=True)
+    for i, text in zip(cut, read, strict=True):
+        found[i] = len(text.encode())
     return found
 
 
-def contains_texts_in_order(ids: Sequence[int], texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> bool:
+def contains_texts_in_order(ids: Sequence[int], texts: Iterable[str], tokenizer: Tokenizer) -> bool:
     """Whether tokens, decoded, hold all these texts one after another; some tokenizers drop a space before a text."""
     kept = [token for token in ids if token != IGNORE_INDEX]
     (found,), place = tokenizer.backend_tokenizer.decode_batch([kept], skip_special_tokens=True), 0
@@ -237,16 +231,6 @@ def contains_texts_in_order(ids: Sequence[int], texts: Iterable[str], tokenizer:
             return False
         place = ends[0]
     return True
-
-
-def count_bytes(labels: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the number of UTF-8 bytes of the text of each sequence of labels, without special tokens."""
-    ids = [[label for label in sequence if label != IGNORE_INDEX] for sequence in labels]
-    if tokenizer.clean_up_tokenization_spaces:
-        texts = [tokenizer.decode(sequence, skip_special_tokens=True) for sequence in ids]
-    else:  # all at once, on all cores
-        texts = tokenizer.backend_tokenizer.decode_batch(ids, skip_special_tokens=True)
-    return [len(text.encode()) for text in texts]
 
 
 def logits_of(model: PreTrainedModel, batch: Mapping[str, Any]) -> torch.Tensor:
@@ -262,9 +246,6 @@ def without_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 def label_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return losses in nats, (B, T), from aligned logits (B, T, V) and labels (B, T); NaN where a label is ignored."""
-    import torch
-    import torch.nn.functional as F
-
     losses = torch.full(labels.shape, torch.nan, device=logits.device)
     for row, row_logits, row_labels in zip(losses, logits, labels, strict=True):
         has_loss = row_labels != IGNORE_INDEX  # (T,), one row at a time: the float copy of logits stays small
@@ -285,8 +266,6 @@ def mean_loss(
     Logits are (B, C) or (B, T, C), labels (B,) or (B, T), class weights (C,). `items` are the labels in the global batch, by
     default those of this micro-batch; `smoothing` is the share of the target distribution spread evenly over all classes.
     """
-    import torch.nn.functional as F
-
     summed = F.cross_entropy(
         logits.flatten(0, -2).float(),
         labels.flatten(),

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    import torch
-    from transformers import TrainingArguments
+from trainer.objectives.bases.lazy_imports import torch
 
 
 @dataclass(frozen=True)
@@ -29,12 +27,6 @@ class MicroBatchShare:
     model_takes_items: bool = True
     """Whether the model's own loss is a sum over `num_items_in_batch`, if that is given."""
 
-    @classmethod
-    def of(cls, args: TrainingArguments, items: torch.Tensor | float, *, model_takes_items: bool) -> MicroBatchShare:
-        """Return the share of each micro-batch of a training with these arguments."""
-        smoothing = args.label_smoothing_factor
-        return cls(items, args.gradient_accumulation_steps, args.world_size, smoothing, model_takes_items)
-
 
 class BatchLoss(NamedTuple):
     """The loss of a micro-batch, and what else is known of it."""
@@ -44,12 +36,6 @@ class BatchLoss(NamedTuple):
     """Those of the model; a recipe's own Trainer may ask for them."""
     metrics: Mapping[str, tuple[float, float]] = {}
     """Sum and number of each value whose mean is logged."""
-
-
-def summed_model_loss(model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
-    """Return the own loss of a model that divides a sum by `num_items_in_batch`, as all language models of transformers do."""
-    outputs = model(**batch, num_items_in_batch=share.items)
-    return BatchLoss(outputs.loss * share.processes, outputs)
 
 
 def averaged_model_loss(model: Any, batch: Mapping[str, Any], share: MicroBatchShare, items: torch.Tensor) -> BatchLoss:

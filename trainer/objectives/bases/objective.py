@@ -1,34 +1,46 @@
-"""The interface of an objective: what it needs from rows, model, tokenizer and Trainer."""
+"""The interface of an objective: what it needs from rows, model, tokenizer and Trainer, and what its released models answer."""
 
 from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from params import Problem
 from params.defaults import Defaults
-from params.schema import Direction, Expectation, Launch, Model, Training
+from params.schema import Direction, Expectation, Launch, Model, Section, Training
 from trainer.objectives.bases.advice import Advice
+from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, averaged_model_loss
 from trainer.objectives.bases.padding import count_labels, pad_batch, token_columns
-from trainer.objectives.bases.released import OptionsT, Released
-from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
+from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row, ScoreColumns
+from trainer.objectives.bases.texts import Tokenizer
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
-    import torch
-    from numpy.typing import NDArray
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
-__all__ = ["ColumnKind", "EncodedRow", "Example", "Objective", "ObjectiveState", "Row", "ScoreColumns"]
+__all__ = ["ColumnKind", "EncodedRow", "Example", "Objective", "ObjectiveState", "PromptForm", "Row", "ScoreColumns"]
+
+OptionsT = TypeVar("OptionsT", bound=Section)
 
 
-class Objective(Released[OptionsT], ABC):
+class Objective(ABC, Generic[OptionsT]):
     """One way to learn from rows: how they become batches, what the model and its loss are, and how it is scored."""
 
+    options_class: ClassVar[type[Section]]
+    """The keys that the recipe's `objective` section takes in addition to `name`."""
+    own_options: ClassVar[frozenset[str]] = frozenset()
+    """Options that belong to a model, such as a prefix or how long its answers may be: a released model keeps those that it learned by."""
+    limits: ClassVar[frozenset[str]] = frozenset()
+    """Options that limit a text in tokens; null stands for `tokenization.max_length`."""
+    pipeline_tag: ClassVar[str] = "text-generation"
+    """The Hub's name of the task, for the model card."""
+    served_scores: ClassVar[tuple[str, ...]] = ()
+    """Which of `score_names` follow from the probabilities of one model for one row: whoever loads a release can compute them."""
+    reader_cuts: ClassVar[bool] = False
+    """Whether the call on the model card cuts a text that is longer than the tokenizer's limit, as `encode` does."""
     metrics: ClassVar[Mapping[str, Direction]]
     """The metrics of every evaluation, and whether the lowest or the highest value is best."""
     evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {}
@@ -66,6 +78,9 @@ class Objective(Released[OptionsT], ABC):
     """What `evergreen new` writes, or why it cannot propose this objective."""
     example_rows: ClassVar[tuple[Row, ...]]
     """Two or three raw rows, for readers and for the contract tests; their columns fit the default options."""
+
+    def __init__(self, options: OptionsT) -> None:
+        self.options = options
 
     # Rows
 
@@ -118,7 +133,7 @@ class Objective(Released[OptionsT], ABC):
 
     # From rows to batches
 
-    def prepare_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Change the tokenizer before it is used and saved; raise an EvergreenError if it cannot be used."""
 
     @abstractmethod
@@ -138,7 +153,7 @@ class Objective(Released[OptionsT], ABC):
 
     @abstractmethod
     def encode(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+        self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         """Tokenize each row into sequences of at most `max_length` tokens; the rows are independent of each other.
 
@@ -146,7 +161,7 @@ class Objective(Released[OptionsT], ABC):
         """
 
     def encode_training(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_length: int, state: ObjectiveState
+        self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         """As `encode`, for rows of the train split; what `pack` drops may be missing."""
         return self.encode(rows, tokenizer, max_length, state)
@@ -159,11 +174,11 @@ class Objective(Released[OptionsT], ABC):
         """Return the tokens of an example as a model reads it: those of all its texts."""
         return sum(len(example[name]) for name in token_columns(example))
 
-    def collate(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
+    def collate(self, examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
         """Pad B examples into a batch: `input_ids` and `attention_mask` (B, T), and `labels` as model or Trainer expects."""
         return pad_batch(examples, tokenizer)
 
-    def says_all(self, row: Row, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> bool:
+    def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
         """Whether the labels of a row's sequences say all that the row asks for.
 
         What a template leaves out or a tokenizer changes, a model does not have to predict.
@@ -216,17 +231,14 @@ class Objective(Released[OptionsT], ABC):
         """Return the names of the K scores of each sequence. The scores of a row's sequences add up to the row's."""
 
     @abstractmethod
-    def score_batch(
-        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
-    ) -> torch.Tensor:
+    def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
         """Return the scores of a model on a batch: (B, K) float64, one row per sequence, columns as in `score_names`."""
 
     @abstractmethod
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """Return S numbers for each of N sequences, (N, S), whose sums over any set of rows determine its metrics.
 
-        `scores` are `score_names`, and those of `example_counts` that are known. Of a group, one row may have the numbers, and the
-        others zeros (`bases.groups`).
+        `scores` are `score_names` and the known `example_counts`. One row of a group may have its numbers, others zeros (`bases.groups`).
         """
 
     @abstractmethod
@@ -263,3 +275,60 @@ class Objective(Released[OptionsT], ABC):
     def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
         """Return a model from another run whose outputs mean the labels of this run's `state`; this objective then scores it."""
         return model
+
+    # Released models, and what people see of them
+
+    def as_released(self, options: Mapping[str, Any] | None) -> Self:
+        """Return this objective as a released model reads rows.
+
+        `options` are those that the model learned by; None if it does not say, or learned by another objective. The model keeps its
+        `own_options` and `limits`. The others say where a row's texts are and how they are scored. ValueError if the model cannot
+        read these rows as it learned to read.
+        """
+        own = self.own_options | self.limits
+        return self.with_options({} if options is None else {name: options.get(name) for name in own})
+
+    def with_options(self, changes: Mapping[str, Any]) -> Self:
+        """Return this objective with some options changed; None stands for the default."""
+        kept = self.options.model_dump(exclude_unset=True, exclude=set(changes))
+        given = {name: value for name, value in changes.items() if value is not None}
+        return type(self)(self.options_class.model_validate(kept | given))  # type: ignore[arg-type]
+
+    @classmethod
+    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
+        """Return how a text is put to a model that learned by these options; of a release, they may be anything.
+
+        By default it is a user's message, if the tokenizer has a chat template.
+        """
+        return PromptForm(is_chat=True)
+
+    @property
+    def call_arguments(self) -> Mapping[str, Any]:
+        """Arguments of the call on the model card, with which a release answers as it was evaluated."""
+        is_generated = self.pipeline_tag in {"text-generation", "text2text-generation"}
+        return {"max_new_tokens": 64, "do_sample": False} if is_generated else {}
+
+    def reader_input(self, row: Row) -> Any:
+        """Return what a reader of the model card gives the model for a row: a text, or a conversation; None if nothing."""
+        return None
+
+    def answer_scores(
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
+    ) -> Mapping[str, float]:
+        """Return those scores of a row, by name, that follow from what a release answers to the call on its model card.
+
+        `ask` makes that call with an input, `call_arguments` and further ones. It returns what the pipeline does, of text
+        generation all tokens, those of the prompt first. `example` is the row's only sequence, as it was evaluated. ValueError
+        if the call gives the model another prompt than the evaluation did.
+        """
+        return {}
+
+    def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
+        """Return readable facts about one row's scores: `{"expected": "bye", "predicted": "greeting"}`."""
+        return {}
+
+    def prediction_lines(
+        self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
+    ) -> list[str]:
+        """Return the model's prediction for a row as lines of text."""
+        return []

@@ -7,20 +7,22 @@ on to their mask. `packing_problem` checks that a model really does so.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import distribution
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params.schema import Model
+from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.objective import Example
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad
+from trainer.objectives.bases.texts import Tokenizer
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 OPEN = 64
 """Sequences that are filled at the same time. More of them need more memory, and leave less padding."""
@@ -61,7 +63,7 @@ def pack(examples: Iterable[Example], max_length: int) -> Iterator[Example]:
     yield from filling
 
 
-def packed_batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
+def packed_batch(examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
     """Return `input_ids`, `labels` and `position_ids` (B, T) of packed sequences; padding counts as one more example."""
     ids = [e["input_ids"] for e in examples]
     longest = max(map(len, ids))
@@ -75,30 +77,36 @@ def packed_batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase
 
 def packing_problem(model: PreTrainedModel) -> str | None:
     """Return why `model` cannot be trained on packed sequences, or None; it runs the model on a small batch."""
-    import torch
-
     implementation = str(model.config._attn_implementation)  # noqa: SLF001 (it has no public name)
     if "flash" in implementation:
         return f"its attention {implementation} keeps examples apart in batches of one sequence only"
+
+    def logits_of(embeddings: torch.Tensor, **positions: torch.Tensor) -> Any:
+        return model(inputs_embeds=embeddings, use_cache=False, **positions).logits
+
+    longest, embed = max(map(sum, _TRIAL_LENGTHS)), model.get_input_embeddings()
+    ids = torch.arange(len(_TRIAL_LENGTHS) * longest).view(-1, longest) * 7 % embed.num_embeddings
+    lengths = [(*some, longest - sum(some)) for some in _TRIAL_LENGTHS]
+    positions = torch.tensor([[place for size in sizes for place in range(size)] for sizes in lengths])
     was_training = model.training
     model.eval()
     try:
-        batch = _trial_batch(model)
-        embeddings, logits = _embeddings_and_logits(model, batch)
+        with torch.enable_grad():
+            embeddings = embed(ids.to(model.device)).detach().requires_grad_()  # (B, T, H)
+            logits = logits_of(embeddings, position_ids=positions.to(model.device))
         if not logits.isfinite().all():
             return "what it computes of a small batch is not finite"
-        for row, lengths in enumerate(_TRIAL_LENGTHS):
-            start = 0
-            for length in lengths:
-                own = slice(start, start + length)
-                start += length
-                total = logits[row, own].float().square().sum()
-                (gradient,) = torch.autograd.grad(total, embeddings, retain_graph=True)
-                gradient[row, own] = 0.0
+        for row, sizes in enumerate(_TRIAL_LENGTHS):
+            for start, end in pairwise(accumulate(sizes, initial=0)):
+                (gradient,) = torch.autograd.grad(
+                    logits[row, start:end].float().square().sum(), embeddings, retain_graph=True
+                )
+                gradient[row, start:end] = 0.0
                 if not gradient.abs().max() <= 0:
                     return "it lets a token attend to other examples of its packed sequence"
-                _, alone = _embeddings_and_logits(model, {"input_ids": batch["input_ids"][row : row + 1, own]})
-                difference = (logits[row, own] - alone[0]).abs().max()
+                with torch.no_grad():
+                    alone = logits_of(embeddings[row : row + 1, start:end])[0]
+                    difference = (logits[row, start:end] - alone).abs().max()
                 if not difference <= _TOLERANCE * alone.abs().max():
                     return "it numbers the positions of a packed sequence as if it were one example"
     except (TypeError, ValueError) as error:  # a forward pass that does not take positions, or needs more than tokens
@@ -106,36 +114,6 @@ def packing_problem(model: PreTrainedModel) -> str | None:
     finally:
         model.train(was_training)
     return None
-
-
-def _trial_batch(model: PreTrainedModel) -> Mapping[str, torch.Tensor]:
-    import torch
-
-    longest, vocabulary = max(map(sum, _TRIAL_LENGTHS)), model.get_input_embeddings().num_embeddings
-    positions = [
-        [p for length in (*lengths, longest - sum(lengths)) for p in range(length)] for lengths in _TRIAL_LENGTHS
-    ]
-    ids = torch.arange(len(_TRIAL_LENGTHS) * longest).view(len(_TRIAL_LENGTHS), longest) * 7 % vocabulary
-    return {"input_ids": ids.to(model.device), "position_ids": torch.tensor(positions, device=model.device)}
-
-
-def _embeddings_and_logits(model: PreTrainedModel, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the embeddings of a batch (B, T, H), as a leaf for gradients, and the logits computed from them."""
-    import torch
-
-    leaves: list[torch.Tensor] = []
-
-    def make_leaf(_module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        leaves.append(output.detach().requires_grad_())
-        return leaves[-1]
-
-    hook = model.get_input_embeddings().register_forward_hook(make_leaf)
-    try:
-        with torch.enable_grad():
-            logits: torch.Tensor = model(**batch, use_cache=False).logits
-    finally:
-        hook.remove()
-    return leaves[0], logits
 
 
 def unsupported_model_type(model: Model) -> str | None:
@@ -146,11 +124,8 @@ def unsupported_model_type(model: Model) -> str | None:
     try:
         config = model.config or json.loads((Path(model.pretrained or "") / "config.json").read_text(encoding="utf-8"))
         name = str(config["model_type"]).replace("-", "_")
-        spec = importlib.util.find_spec("transformers")
-        assert spec is not None
-        assert spec.origin is not None
-        path = Path(spec.origin).parent / "models" / name / f"modeling_{name}.py"
-        code = path.read_text(encoding="utf-8")
+        path = distribution("transformers").locate_file(f"transformers/models/{name}/modeling_{name}.py")
+        code = Path(str(path)).read_text(encoding="utf-8")
     except (OSError, ValueError, KeyError, TypeError):
         return None
     uses_positions = _POSITIONS_IN_MASK.search(code) or '"position_ids": position_ids' in code

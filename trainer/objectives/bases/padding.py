@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedTokenizerBase
+from trainer.objectives.bases.lazy_imports import F, torch
+from trainer.objectives.bases.texts import Tokenizer
 
 IGNORE_INDEX = -100
 """The label of a position that has no loss; transformers and `torch.nn.functional.cross_entropy` use the same value."""
@@ -15,8 +14,6 @@ IGNORE_INDEX = -100
 
 def pad(sequences: Sequence[Sequence[int]], value: int) -> torch.Tensor:
     """Return B sequences as one (B, T) tensor, filled with `value` on the right."""
-    import torch
-
     longest = max(map(len, sequences))
     return torch.tensor(
         [[*sequence, *[value] * (longest - len(sequence))] for sequence in sequences], dtype=torch.int64
@@ -28,7 +25,7 @@ def token_columns(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.endswith("input_ids")]
 
 
-def pad_batch(examples: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
+def pad_batch(examples: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
     """Return the padded tokens (B, T) of each text of a batch, with a mask, and the `labels`, if there are any.
 
     `input_ids` has `attention_mask`, `other_input_ids` has `other_attention_mask`.
@@ -55,17 +52,12 @@ def concatenate_batch_texts(batch: Mapping[str, Any], pad_token_id: int) -> dict
 
 def join(parts: Sequence[torch.Tensor], value: int) -> torch.Tensor:
     """Return tensors (B, T) of several lengths as one, filled with `value` on the right."""
-    import torch
-    import torch.nn.functional as F
-
     longest = max(part.shape[1] for part in parts)
     return torch.cat([F.pad(part, (0, longest - part.shape[1]), value=value) for part in parts])
 
 
 def label_tensor(labels: Sequence[Any]) -> torch.Tensor:
     """Return the labels of B examples: int64 (B,) of classes or (B, T) of tokens, padded; float32 (B,) or (B, L) of numbers."""
-    import torch
-
     is_list = isinstance(labels[0], list)
     is_number = isinstance(next((one for row in labels for one in row), 0) if is_list else labels[0], float)
     if is_list and not is_number:
@@ -75,8 +67,6 @@ def label_tensor(labels: Sequence[Any]) -> torch.Tensor:
 
 def count_labels(batch: Mapping[str, Any]) -> torch.Tensor:
     """Return how many labels of a batch have a loss: of tokens or classes; or else how many sequences there are."""
-    import torch
-
     labels = batch.get("labels")
     if labels is None or labels.is_floating_point():
         return torch.tensor(len(batch["input_ids"]))

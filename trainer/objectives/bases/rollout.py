@@ -8,21 +8,68 @@ logits, which can change a draw that falls on the border between two tokens.
 from __future__ import annotations
 
 import hashlib
+import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import torch
-import torch.nn.functional as F
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
-from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
+from params.schema import CallOrName, Section
+from trainer.objectives.bases.lazy_imports import F, torch
 from trainer.objectives.bases.padding import pad
+from trainer.objectives.bases.texts import Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
-    from trainer.objectives.bases.generative import GenerationOptions
+
+class GenerationOptions(Section):
+    """Recipe keys that all generative objectives share: prompts, rewards, and how completions are sampled.
+
+    `training.global_batch_size` and `launch.micro_batch_size` count prompts, each with all its completions.
+    """
+
+    prompt: str = "{prompt}"
+    """The prompt, with column names in braces: `Question: {question}`."""
+    chat: bool = False
+    """Render the prompt as a user's message by the tokenizer's chat template."""
+    reference_columns: list[str] = Field(default=["answer"])
+    """Columns that rewards get, in addition to `prompt` and `row_id`."""
+    rewards: list[CallOrName] = Field(default=[])
+    """Functions of (completions, rows) that return one number per completion; trainer.rewards has some."""
+    reward_weights: list[float] = Field(default=[])
+    """The weight of each reward in their sum; by default 1."""
+    num_generations: PositiveInt = 8
+    """Completions to sample per prompt."""
+    max_new_tokens: PositiveInt = 64
+    """Maximum length of a completion in tokens. `tokenization.max_length` limits prompts, which lose their beginning."""
+    temperature: PositiveFloat = 1.0
+    """Logits are divided by it; below 1, likely tokens become likelier."""
+    top_k: NonNegativeInt = 0
+    """Sample from the k likeliest tokens only; 0 samples from all."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Sample from the smallest set of likeliest tokens with at least this total probability."""
+    generation_batch_size: PositiveInt | None = None
+    """Maximum number of completions that a process samples at once, to save memory; by default all of a round."""
+
+    @field_validator("prompt")
+    @classmethod
+    def _names_columns(cls, value: str) -> str:
+        if not template_columns(value):
+            raise ValueError("it names no column, so all rows would have the same prompt: name one as {column}")
+        return value
+
+
+def template_columns(template: str) -> list[str]:
+    """Return the columns that a prompt template names; ValueError if braces hold anything else or do not match."""
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise ValueError(f"braces do not match ({error}): write {{{{ for a literal brace") from error
+    if invalid := [name for name in names if not name.isidentifier()]:
+        raise ValueError(f"{{{invalid[0]}}} is not a column name: write {{column}}, and {{{{ for a literal brace")
+    return names
 
 
 @dataclass
@@ -62,12 +109,11 @@ class TrainingSample(NamedTuple):
     ref_logprobs: torch.Tensor | None = None
 
 
-@torch.no_grad()
 def sample(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     *,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     options: GenerationOptions,
     keys: Sequence[object] | None,
     on_token: Callable[[], None] = lambda: None,
@@ -77,6 +123,9 @@ def sample(
     The randomness of each prompt depends on its key alone, and `on_token` is called before each token; without keys, decoding is
     greedy. The model is in evaluation mode while it generates.
     """
+    from transformers import GenerationConfig, LogitsProcessorList
+    from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
     network: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # adapters stay active
     own, was_training = network.generation_config, model.training
     configured = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
@@ -101,7 +150,7 @@ def sample(
                 processors += [TopKLogitsWarper(options.top_k)] if options.top_k else []
                 processors += [TopPLogitsWarper(options.top_p)] if options.top_p < 1.0 else []
                 processors.append(_Draw(keys[start : start + size], options.max_new_tokens, ids.shape[1], on_token))
-            out = network.generate(
+            out = network.generate(  # without gradients
                 input_ids=ids.to(network.device),
                 attention_mask=pad([[1] * len(prompt) for prompt in batch], 0).flip(1).to(network.device),
                 generation_config=config,
@@ -116,7 +165,7 @@ def sample(
     return completions, [bool(ids) and ids[-1] in ends for ids in completions]
 
 
-class _Draw(LogitsProcessor):
+class _Draw:
     """Leaves one token per sequence: the one at whose share of the cumulative distribution the sequence's number falls."""
 
     def __init__(self, keys: Sequence[object], count: int, prompt_length: int, on_token: Callable[[], None]) -> None:

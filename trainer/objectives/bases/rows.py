@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from trainer.objectives.bases.lazy_imports import NDArray, np
 
 Row = Mapping[str, Any]
 """One row of the validated data, by column: `{"row_id": 7, "text": "abc", "label": "greeting"}`."""
@@ -37,3 +36,21 @@ ScoreColumns = Mapping[str, "NDArray[np.float64]"]
 
 ColumnKind = Literal["string", "label", "labels", "number", "records"]
 """What a column holds: text; one label, text or integer; a list of labels, which may be empty; a number; a list of records."""
+
+
+@dataclass(frozen=True)
+class PromptForm:
+    """What stands around a text that is put to a published model, as around the prompts that it learned from."""
+
+    before: str = ""
+    after: str = ""
+    is_chat: bool = False
+    """Whether the prompt is a user's message, which the chat template renders."""
+
+    def wrap(self, text: str) -> str:
+        """Return a text with what stands around it."""
+        return f"{self.before}{text}{self.after}"
+
+    def prompt(self, text: str) -> str | list[dict[str, str]]:
+        """Return the prompt with a text: a text itself, or a conversation."""
+        return [{"role": "user", "content": self.wrap(text)}] if self.is_chat else self.wrap(text)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from params import ModelError
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
+Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
+"""The tokenizer of a model, a fast one."""
 
-def token_ids(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool = True
-) -> list[list[int]]:
+
+def check_end_of_text(tokenizer: Tokenizer) -> None:
+    """Raise a ModelError if a tokenizer has no token that ends a text, so that a model could not learn to stop."""
+    if tokenizer.eos_token_id is None:
+        raise ModelError("tokenization.tokenizer", "has no end-of-text token", "use one of a model that generates text")
+
+
+def token_ids(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> list[list[int]]:
     """Return the tokens of each whole text."""
     return [encoding.ids for encoding in encodings(texts, tokenizer, add_special_tokens=add_special_tokens)]
 
@@ -25,9 +34,7 @@ def first_token_at_character(encoding: Encoding, place: int, size: int) -> int:
     return len(encoding)
 
 
-def truncated_token_ids(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> list[tuple[list[int], bool]]:
+def truncated_token_ids(texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[tuple[list[int], bool]]:
     """Return at most `max_length` tokens of each text, special tokens included, and whether it has more."""
     found = encodings(texts, tokenizer, truncation=True, max_length=max_length)
     return [(ids := encoding.ids, len(ids) == max_length and bool(encoding.overflowing)) for encoding in found]
@@ -35,20 +42,16 @@ def truncated_token_ids(
 
 def encodings(
     texts: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     *,
     offsets: bool = False,
     add_special_tokens: bool = True,
     **options: Any,
 ) -> list[Encoding]:
-    """Return the encoding of each text; the tokenizer's own call would copy all of it to Python's lists as well.
+    """Return the encoding of each of one or more texts; the tokenizer's call would copy all of it to Python's lists, too.
 
-    Args:
-        texts: at least one.
-        tokenizer: a fast one.
-        offsets: whether the encodings know the place of each token in its text, which takes a fifth of the time.
-        add_special_tokens: whether the tokenizer may add them.
-        options: the tokenizer's, for example truncation.
+    With `offsets`, the encodings know the place of each token in its text, which takes a fifth of the time. `options` are
+    those of the tokenizer, for example truncation.
     """
     # Passes the options on to the backend.
     tokenizer(texts[0], add_special_tokens=add_special_tokens, verbose=False, **options)
@@ -61,16 +64,9 @@ def encodings(
 def generate_from_release(
     ask: Callable[..., Any], prompt: Any, example: Mapping[str, Any], **arguments: Any
 ) -> list[int]:
-    """Ask a release for text, and return the tokens that it generates.
+    """Ask a release for text by `Objective.answer_scores`, and return the tokens that it generates: one without `arguments`.
 
-    Args:
-        ask: see `Objective.answer_scores`.
-        prompt: see `Objective.reader_input`.
-        example: the sequence that was evaluated.
-        arguments: of the call; without them, it generates one token.
-
-    Raises:
-        ValueError: the sequence does not begin with the tokens that the call makes of the prompt.
+    ValueError if the evaluated `example` does not begin with the tokens that the call makes of the prompt.
     """
     *ids, first = ask(prompt, max_new_tokens=1)
     if ids != list(example["input_ids"][: len(ids)]):

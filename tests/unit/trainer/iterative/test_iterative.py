@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import os
 import re
@@ -35,10 +34,8 @@ from transformers import (
 )
 
 import trainer as package
-from tests.support import tiny
 from tests.support.project import ROOT
 from trainer import IterativeSFTConfig, IterativeSFTTrainer
-from trainer.identity import run_identity
 from trainer.iterative.collator import RowCollator
 
 WORDS = ["</s>", "<unk>", *string.ascii_lowercase]
@@ -196,19 +193,6 @@ def test_package_imports_torch_lazily():
     assert done.stdout == "False IterativeSFTConfig True\n"
     with pytest.raises(AttributeError, match="IterativeSFT'"):
         _ = package.IterativeSFT
-
-
-def test_run_identity_excludes_the_iterative_trainer(tmp_path):
-    _, recipe = tiny.tokenized(tmp_path, tiny.recipe())
-    sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training")}
-    hashed = set(run_identity(tokens=tmp_path, **sections).values())
-
-    def hashes(folder):
-        return {hashlib.sha256(path.read_bytes()).hexdigest() for path in (ROOT / folder).glob("[!_]*.py")}
-
-    assert hashes("trainer/loop") <= hashed
-    assert len(hashes("trainer/iterative")) > 2
-    assert hashes("trainer/iterative").isdisjoint(hashed)
 
 
 # Rows

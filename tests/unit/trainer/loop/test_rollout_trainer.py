@@ -18,8 +18,7 @@ from tests.support.training import ElasticTraining, assert_same, metrics_log, pl
 from trainer import objectives
 from trainer.job import Job
 from trainer.loop.trainer import EvergreenTrainer
-from trainer.objectives.bases.generative import GenerationOptions
-from trainer.objectives.bases.rollout import Rollout, sample, token_logprobs
+from trainer.objectives.bases.rollout import GenerationOptions, Rollout, sample, token_logprobs
 
 N = 4
 BUFFERED = prompts.GRPO | {"steps_per_generation": N, "beta": 0.1}

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from params import ModelError
 from params.schema import ObjectiveChoice
 from trainer import objectives
-from trainer.objectives.bases.metric_accumulator import MetricAccumulator
+from trainer.loop.metrics import MetricAccumulator
 
 END = 9
 
@@ -79,7 +79,7 @@ def test_tokenizer_without_an_end_of_text_token_is_refused(objective):
     tokenizer = letters()
     tokenizer.eos_token = None
     with pytest.raises(ModelError, match="no end-of-text token"):
-        objective.encode([{"row_id": 0, "text": "ab"}], tokenizer, 4, {})
+        objective.prepare_tokenizer(tokenizer)
 
 
 def test_packing_fills_blocks_and_drops_only_the_tail(objective):

@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], st
         {"arguments": {"label_smoothing_factor": 0.1}},
         {},
         "training.arguments.label_smoothing_factor",
-        "it would do nothing",
+        "has no effect",
     ),
     "sharded weights": (
         "grpo",

@@ -15,9 +15,8 @@ from tasks.tokenization.encoding import Encoder
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
 from trainer import objectives
-from trainer.loop.metrics import EvaluationMetrics
+from trainer.loop.metrics import EvaluationMetrics, MetricAccumulator
 from trainer.model.network import initial_model
-from trainer.objectives.bases.metric_accumulator import MetricAccumulator
 from trainer.objectives.seq2seq import score_text
 
 ROWS = [

@@ -15,7 +15,7 @@ from params import DataError
 from params.schema import ObjectiveChoice
 from tasks.tokenization.encoding import Encoder
 from trainer import objectives
-from trainer.objectives.bases.metric_accumulator import MetricAccumulator
+from trainer.loop.metrics import MetricAccumulator
 
 
 @pytest.fixture(scope="module")

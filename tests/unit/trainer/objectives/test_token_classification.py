@@ -17,9 +17,8 @@ from params import DataError
 from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
-from trainer.objectives.bases.metric_accumulator import MetricAccumulator
-from trainer.objectives.bases.tags import spans_from_bio_tags
-from trainer.objectives.token_classification import spans_of_tags, split, tags_of_spans
+from trainer.loop.metrics import MetricAccumulator
+from trainer.objectives.token_classification import spans_from_bio_tags, spans_of_tags, split, tags_of_spans
 
 OBJECTIVE = objectives.build(ObjectiveChoice(name="token_classification"))
 ROW = {

@@ -20,7 +20,7 @@ from tasks.tokenization.tokenizers import load_tokenizer
 from tests.support.pretrained import POINTER, write_model
 from trainer import objectives
 from trainer.data.tokens import read_tokenizer
-from trainer.iterative import loading
+from trainer.iterative import configuration
 from trainer.model.network import load_trained_model, untrained_model
 from trainer.runtime.model_files import check_model_files
 
@@ -44,7 +44,7 @@ def readers(folder: Path, tokens: Path) -> dict[str, Callable[[], object]]:
         "tokenizer": lambda: load_tokenizer(str(folder), None),
         "champion": lambda: champion.champion_reading(folder, choice, max_length=8, champion=published, columns=[]),
         "run": lambda: read_tokenizer(tokens),
-        "script": lambda: loading.load_tokenizer(str(folder)),
+        "script": lambda: configuration.load_tokenizer(str(folder)),
     }
 
 
@@ -281,7 +281,7 @@ def test_adapters_are_no_base_model(
         lambda: untrained_model(
             Model(pretrained=str(both)), objective=objective, state={}, tokenizer=tokenizer, seed=1
         ),
-        lambda: loading.load_model(str(adapter), None),
+        lambda: configuration.load_model(str(adapter), None),
         lambda: load_trained_model(above, AutoModelForCausalLM),
     )
     for load in loads:
