@@ -57,13 +57,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(found: FoundSource, proposal: Proposal, sample: Sample, facts: ModelFacts | None, repo_id: str) -> Plan:
-    """Choose everything that a recipe says; `facts` are None for a model from random weights.
-
-    Raises:
-        DataError: no row can be used.
-        RecipeError: the objective needs a pretrained model.
-        ModelError: tokenizer or model cannot be loaded or used.
-    """
+    """Choose everything that a recipe says; `facts` are None for a model from random weights. The errors are those of `new`."""
     advice, positions = proposal.advice, facts.positions if facts else None
     model = _model_keys(proposal, facts)
     options = advice.options(proposal.columns, has_template=bool(facts and facts.has_chat_template))
@@ -153,9 +147,8 @@ def plain(keys: Keys) -> dict[str, Any]:
 
 
 def _build(proposal: Proposal, options: Keys) -> Objective[Any]:
-    return objectives.build(
-        ObjectiveChoice.model_validate({"name": proposal.objective, **proposal.options, **plain(options)})
-    )
+    content = {"name": proposal.objective, **proposal.options, **plain(options)}
+    return objectives.build(ObjectiveChoice.model_validate(content))
 
 
 def _encoded(rows: Sequence[Row], encoder: Encoder) -> Iterator[list[Example]]:
