@@ -294,13 +294,9 @@ def hub(
     See docs/hub.md.
     """
     from tasks.hub_client.local import serve
+    from tasks.inference.hub_trials import HubTrials
 
-    with contextlib.ExitStack() as stack:
-        trials = None
-        if answer:
-            from tasks.inference.hub_trials import HubTrials
-
-            trials = stack.enter_context(HubTrials(folder))
+    with HubTrials(folder) if answer else contextlib.nullcontext() as trials:
         serve(folder, host=host, port=port, tokens=tokens, answer=trials)
 
 

@@ -58,21 +58,15 @@ def find_recipe_problems(document: Document) -> list[Problem]:
     training: Training | None = sections.get("training")
     chosen = {"lr_scheduler": training.lr_scheduler, "optimizer": training.optimizer} if training else {}
     wait_for_errors = config_check.start_check(config, chosen)
+    known = {**sections, "sections": sections, "document": document}
     for find_problems in _CHECKS:
         names = inspect.signature(find_problems).parameters
-        if all(name in sections for name in names):
-            problems += _in_time(find_problems, *(sections[name] for name in names))
-    problems += _in_time(model_checks.find_unusable_start_models, sections)
-    problems += _in_time(_conflict_problems, sections)
-    problems += _dvc_problems(document, sections)
-    fix = "remove it; put tokens into HF_TOKEN, and write `${NAME}` for a password in a variable"
-    problems += [
-        Problem((), found, fix) for found in find_secrets("line", document.path)
-    ]  # it is published with the model
+        if all(name in known for name in names):
+            problems += _in_time(find_problems, *(known[name] for name in names))
     values: dict[Key, str] = {("training", name): value for name, value in chosen.items()}
     values["model", "config", "model_type"] = str(config.get("model_type"))
-    for key, what, known in wait_for_errors():
-        problems.append(Problem(key, what, _closest(values.get(key, key[-1]), known)))
+    for key, what, instead in wait_for_errors():
+        problems.append(Problem(key, what, _closest(values.get(key, key[-1]), instead)))
     return problems
 
 
@@ -99,16 +93,6 @@ def _in_time(find_problems: Callable[..., Iterable[Problem]], *arguments: object
     if errors:
         raise errors[0]
     return problems
-
-
-def _conflict_problems(sections: dict[str, Any]) -> list[Problem]:
-    choice: ObjectiveChoice | None = sections.get("objective")
-    return conflicts(
-        objective=objectives.build(choice) if choice and not objectives.option_problems(choice) else None,
-        model=sections.get("model"),
-        training=sections.get("training"),
-        launch=sections.get("launch"),
-    )
 
 
 def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluation) -> Iterator[Problem]:
@@ -220,6 +204,18 @@ def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
     yield from _error(("publish", "endpoint"), require_token)
 
 
+def _conflict_problems(sections: dict[str, Any]) -> list[Problem]:
+    choice: ObjectiveChoice | None = sections.get("objective")
+    objective = objectives.build(choice) if choice and not objectives.option_problems(choice) else None
+    return conflicts(objective=objective, **{name: sections.get(name) for name in ("model", "training", "launch")})
+
+
+def _secret_problems(document: Document) -> list[Problem]:
+    """Find secrets in the recipe, which is published with the model."""
+    fix = "remove it; put tokens into HF_TOKEN, and write `${NAME}` for a password in a variable"
+    return [Problem((), found, fix) for found in find_secrets("line", document.path)]
+
+
 def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Problem]:
     """Find differences between a recipe in params/ and its item in recipes.yaml."""
     root = document.path.resolve().parent.parent
@@ -277,5 +273,9 @@ _CHECKS: list[Callable[..., Iterable[Problem]]] = [
     _launch_problems,
     _publish_problems,
     model_checks.adapter_problems,
+    model_checks.find_unusable_start_models,
+    _conflict_problems,
+    _dvc_problems,
+    _secret_problems,
 ]
-"""Checks; the names of their parameters are those of the sections that they need to be valid."""
+"""Checks; the names of their parameters are those of the sections that they need to be valid, or `sections` for those that are."""

@@ -101,20 +101,19 @@ def _comparison(component: str, unit: str, pairs: Iterable[Pair]) -> Comparison:
 
 def _compare_steps(one: Path, other: Path) -> Iterator[Comparison]:
     """Compare every record of each step and rank with the first one of the run `one`."""
-    expected, found = _records(one), _records(other)
-    keys = sorted(expected.keys() | found.keys())
-    yield _comparison("steps", _STEP, [(_place(key), *_presence(key, expected, found), key[0]) for key in keys])
+    expected, actual = _records(one), _records(other)
+    keys = sorted(expected.keys() | actual.keys())
+    yield _comparison("steps", _STEP, [(_place(key), *_presence(key, expected, actual), key[0]) for key in keys])
     for component, (name, unit) in _RECORDED.items():
         pairs: list[Pair] = []
-        for key in sorted(expected.keys() & found.keys()):
+        for key in sorted(expected.keys() & actual.keys()):
             reference, *again = expected[key]
-            for i, record in enumerate([*again, *found[key]]):
+            for i, record in enumerate([*again, *actual[key]]):
                 where = _place(key) + (" (repeated)" if i > len(again) else "")
-                if unit == _STEP:
-                    pairs.append((where, _number(reference[name]), _number(record[name]), key[0]))
-                    continue
-                for n, both in enumerate(zip_longest(reference[name], record[name], fillvalue=_ABSENT), start=1):
-                    pairs.append((f"{where}, micro-batch {n}", *map(_number, both), key[0]))
+                a, b = ([found[name]] if unit == _STEP else found[name] for found in (reference, record))
+                for n, both in enumerate(zip_longest(a, b, fillvalue=_ABSENT), start=1):
+                    part = "" if unit == _STEP else f", micro-batch {n}"
+                    pairs.append((where + part, *map(_number, both), key[0]))
         yield _comparison(component, unit, pairs)
 
 

@@ -82,10 +82,6 @@ class RehearsalRows(NamedTuple):
         """Return some of the rows as a table with the types of all that were read."""
         return pa.Table.from_pylist(list(rows), self.schema)
 
-    def longest(self, count: int) -> list[Row]:
-        """Return the rows with the longest texts of the pool."""
-        return sorted(self.pool, key=_length, reverse=True)[:count]
-
 
 class _Pass(NamedTuple):
     """What one pass through the stages took, on few rows."""
@@ -134,8 +130,9 @@ def rehearse(recipe_path: Path) -> None:
             hardest, steps = None, _TIMED_STEPS[0]
             count = recipe.training.global_batch_size + 2 * recipe.launch.eval_batch_size
             if len(rows["train"].pool) > count:
-                longest = _dealt(recipe, rows["train"].longest(count), {"train": rows["train"]})
-                hardest = _run("the longest rows", recipe, longest, folder / "longest", names=_UP_TO_TRAIN, steps=2)
+                longest = sorted(rows["train"].pool, key=_length, reverse=True)[:count]
+                dealt = _dealt(recipe, longest, {"train": rows["train"]})
+                hardest = _run("the longest rows", recipe, dealt, folder / "longest", names=_UP_TO_TRAIN, steps=2)
                 fitting = round(_TIMED_S / hardest.clock.steps_s[-1])
                 steps = min(max(fitting, _TIMED_STEPS[0]), _TIMED_STEPS[1])
             some = _dealt(recipe, rows["train"].usual(_ROWS), rows)

@@ -34,9 +34,7 @@ def trace(recipe_path: Path, *, row_id: int) -> None:
     """
     recipe = load(recipe_path)
     for title, lines in trace_sections(Artifacts(recipe_path.stem), recipe, row_id):
-        print(f"\n{title}")
-        for line in lines:
-            print(f"  {line}")
+        print(f"\n{title}", *lines, sep="\n  ")
 
 
 def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterator[tuple[str, list[str]]]:

@@ -20,7 +20,7 @@ COVERED: Final = 0.995
 _NEW_EPOCHS: Final = ((1e6, 10), (30e6, 3), (math.inf, 1))
 """Passes of a model from random weights: for up to so many tokens, so many."""
 _VOCABULARIES: Final = ((300_000, 1_000), (5_000_000, 2_000), (30_000_000, 4_096), (math.inf, 8_192))
-"""Sizes of a tokenizer's vocabulary: for fewer than so many characters, so many tokens."""
+"""Sizes of a tokenizer's vocabulary: for up to so many characters, so many tokens."""
 _MICRO_TOKENS: Final = {"cpu": 8_192, "gpu": 32_768}
 """Most tokens of a micro-batch, padding included."""
 _BYTES_PER_PARAMETER: Final = 16
@@ -109,7 +109,7 @@ def context_length(total_tokens: float, positions: int | None, *, is_new: bool) 
 
 def vocabulary(characters: int) -> Choice:
     """Return the size of a tokenizer's vocabulary that is trained on the rows."""
-    size = next(size for limit, size in _VOCABULARIES if characters < limit)
+    size = _up_to_size(_VOCABULARIES, characters)
     return Choice(size, f"for about {magnitude(characters)} characters: each token needs enough places to be learned")
 
 

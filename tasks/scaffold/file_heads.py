@@ -43,7 +43,7 @@ def check_head(path: Path) -> None:
         return
     head = _head(path)
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        convert = f"iconv -f utf-16 -t utf-8 {shlex.quote(str(path))} > {shlex.quote(_clean_name(path, path.suffix))}"
+        convert = f"iconv -f utf-16 -t utf-8 {shlex.quote(str(path))} > {shlex.quote(_clean(path) + path.suffix)}"
         raise DataError(str(path), "is UTF-16, and must be UTF-8", f"convert it: {convert}")
     lines = head.decode("utf-8-sig", errors="replace").splitlines()
     if suffix == ".csv":
@@ -103,13 +103,12 @@ def _convert(path: Path, what: str, read: str | None, *, hint: str = "", lines: 
     """Return an error whose fix is the command that writes a file that can be read."""
     if read is None:
         return DataError(str(path), f"{what}: loading it can run code", "write it as Parquet where you trust it")
+    write = f"to_csv({json.dumps(_clean(path) + '.csv')}, index=False)"
     if lines or ".json" in path.suffixes:
-        write = f'to_json({json.dumps(_clean_name(path, ".jsonl"))}, orient="records", lines=True)'
-    else:
-        write = f"to_csv({json.dumps(_clean_name(path, '.csv'))}, index=False)"
+        write = f'to_json({json.dumps(_clean(path) + ".jsonl")}, orient="records", lines=True)'
     code = f"import pandas as pd; {read.format(path=json.dumps(str(path)))}.{write}"
     return DataError(str(path), what, f"convert it{hint}: python -c {shlex.quote(code)}")
 
 
-def _clean_name(path: Path, suffix: str) -> str:
-    return str(path.with_name(f"{path.name.split('.')[0]}-clean{suffix}"))
+def _clean(path: Path) -> str:
+    return str(path.with_name(f"{path.name.split('.')[0]}-clean"))

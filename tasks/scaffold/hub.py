@@ -79,9 +79,8 @@ def _api(repo_id: str, revision: str) -> Iterator[HfApi]:
             fix = "write a branch, a tag or a commit behind the @"
             raise DataError(where, f"has no revision {revision}", fix) from error
         if isinstance(cause, errors.RepositoryNotFoundError):
-            fix = (
-                "check the name; a local path needs a file or folder that exists; for a private repository set HF_TOKEN"
-            )
+            fix = "check the name; a local path needs a file or folder that exists; "
+            fix += "for a private repository set HF_TOKEN"
             raise DataError(where, "does not exist, or is private", fix) from error
         if isinstance(cause, errors.OfflineModeIsEnabled):
             what = "HF_HUB_OFFLINE forbids to ask the Hub"

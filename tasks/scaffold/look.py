@@ -103,14 +103,9 @@ class Sample:
         return {name: Column(name, [row.get(name) for row in self.rows["train"]]) for name in names}
 
     @property
-    def train(self) -> Sequence[Row]:
-        """The sample of the training rows."""
-        return self.rows["train"]
-
-    @property
     def is_whole(self) -> bool:
         """Whether the sample has all training rows."""
-        return self.totals["train"] == len(self.train)
+        return self.totals["train"] == len(self.rows["train"])
 
     def estimated(self, split: str) -> int:
         """Return the number of rows of a split; where it is unknown, those that were read."""

@@ -57,20 +57,17 @@ class Plan(NamedTuple):
 
 
 def make_plan(found: FoundSource, proposal: Proposal, sample: Sample, facts: ModelFacts | None, repo_id: str) -> Plan:
-    """Choose everything that a recipe says; `facts` are None for a model from random weights.
-
-    Raises:
-        DataError: no row can be used.
-        RecipeError: the objective needs a pretrained model.
-        ModelError: tokenizer or model cannot be loaded or used.
-    """
+    """Choose everything that a recipe says; `facts` are None for a model from random weights. The errors are those of `new`."""
     advice, positions = proposal.advice, facts.positions if facts else None
     model = _model_keys(proposal, facts)
     options = advice.options(proposal.columns, has_template=bool(facts and facts.has_chat_template))
     objective = _build(proposal, options)
     quality = judge(sample, proposal, objective)
     texts = [objective.text(row) for row in quality.usable]
-    tokenizer_keys = _tokenizer_keys(facts, sum(map(len, texts)))
+    tokenizer_keys: dict[str, Any] = {"kind": "train", "vocab_size": choices.vocabulary(sum(map(len, texts)))}
+    if facts:
+        tokenizer_keys = {"kind": "pretrained", "path": Choice(facts.path, "the model's own")}
+        tokenizer_keys |= {"revision": facts.revision} if facts.revision else {}
     tokenization = Tokenization.model_validate({"tokenizer": plain(tokenizer_keys), "max_length": NO_LIMIT})
     tokenizer = build_tokenizer(tokenization, texts)
     objective.prepare_tokenizer(tokenizer)
@@ -143,7 +140,9 @@ def make_plan(found: FoundSource, proposal: Proposal, sample: Sample, facts: Mod
             "license": Choice("other", "write that of data and model, such as cc-by-4.0 or apache-2.0"),
         },
     }
-    return Plan(sections, quality, encoder, _usual_row(tried, per_row, mean))
+    encoded = [(row, own) for row, own in zip(tried, per_row, strict=True) if own]
+    usual = min(encoded, key=lambda pair: abs(sum(len(example["input_ids"]) for example in pair[1]) - mean))
+    return Plan(sections, quality, encoder, usual)
 
 
 def plain(keys: Keys) -> dict[str, Any]:
@@ -153,9 +152,8 @@ def plain(keys: Keys) -> dict[str, Any]:
 
 
 def _build(proposal: Proposal, options: Keys) -> Objective[Any]:
-    return objectives.build(
-        ObjectiveChoice.model_validate({"name": proposal.objective, **proposal.options, **plain(options)})
-    )
+    content = {"name": proposal.objective, **proposal.options, **plain(options)}
+    return objectives.build(ObjectiveChoice.model_validate(content))
 
 
 def _encoded(rows: Sequence[Row], encoder: Encoder) -> Iterator[list[Example]]:
@@ -172,13 +170,6 @@ def _lengths(rows: Sequence[Row], encoder: Encoder) -> tuple[list[int], list[int
     encoded = [examples for examples in _encoded(rows, encoder) if examples]
     targets = [max(len(example["labels"]) for example in examples) for examples in encoded if objective.has_target_text]
     return [sum(map(objective.length, examples)) for examples in encoded], targets
-
-
-def _usual_row(rows: Sequence[Row], per_row: Sequence[list[Example]], mean: float) -> tuple[Row, list[Example]]:
-    """Return the row whose length is closest to the mean, and its sequences."""
-    encoded = [i for i, examples in enumerate(per_row) if examples]
-    chosen = min(encoded, key=lambda i: abs(sum(len(example["input_ids"]) for example in per_row[i]) - mean))
-    return rows[chosen], per_row[chosen]
 
 
 def _can_train(
@@ -210,14 +201,6 @@ def _data_keys(found: FoundSource, proposal: Proposal, quality: Quality, shares:
         why = f"{quality.repeated:,} rows repeat a text: all rows with it are in one split"
         data["group_by"] = Choice([column], why)
     return data
-
-
-def _tokenizer_keys(facts: ModelFacts | None, characters: int) -> Keys:
-    """Return the pretrained model's own tokenizer, or one that is trained on the rows."""
-    if facts is None:
-        return {"kind": "train", "vocab_size": choices.vocabulary(characters)}
-    keys = {"kind": "pretrained", "path": Choice(facts.path, "the model's own")}
-    return keys | ({"revision": facts.revision} if facts.revision else {})
 
 
 def _objective_keys(proposal: Proposal, quality: Quality) -> dict[str, Any]:

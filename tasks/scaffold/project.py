@@ -233,7 +233,7 @@ def recipe_text(name: str, proposal: Proposal, sample: Sample, facts: ModelFacts
     """Return the recipe as YAML; the same arguments give the same text."""
     model = f"{facts.model_type} of {facts.size} parameters" if facts else "a small model from random weights"
     counts = ", ".join(f"{sample.estimated(split):,} {split}" for split in sample.rows)
-    of = "" if sample.is_whole else f", of which {len(sample.train):,} training rows were looked at"
+    of = "" if sample.is_whole else f", of which {len(sample.rows['train']):,} training rows were looked at"
     notes = [f"#   - {note}" for note in plan.quality.notes()]
     head = [
         f"# {name}: learn {proposal.advice.meaning}, with {model}. Written by `evergreen new`; every value may be changed.",

@@ -204,11 +204,7 @@ def _relative(path: str, root: Path) -> str:
 
 
 def _watched(patterns: Iterable[str], root: Path) -> str:
-    """Return the file, or the folder of the files, that DVC watches.
-
-    Raises:
-        DataError: the folder would hold the whole project.
-    """
+    """Return the file that DVC watches, or the folder of the files; DataError if that would hold the whole project."""
     listed = list(patterns)
     if len(listed) == 1 and (root / listed[0]).is_file():
         return listed[0]

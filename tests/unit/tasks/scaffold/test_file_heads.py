@@ -49,7 +49,7 @@ def test_the_fix_converts_the_file(name: str, content: str, what: str, tmp_path:
     exec(command[2], {})
     (clean,) = set(path.parent.iterdir()) - {path}
     sample = read_source_sample(find_source(Request("x", str(clean.relative_to(tmp_path))), tmp_path).source, tmp_path)
-    assert [(row["question"], row["topic"]) for row in sample.train] == ROWS
+    assert [(row["question"], row["topic"]) for row in sample.rows["train"]] == ROWS
 
 
 def test_a_table_without_a_header_is_seen(tmp_path: Path) -> None:

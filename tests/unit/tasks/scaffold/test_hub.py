@@ -55,7 +55,7 @@ def test_a_dataset_is_followed_or_pinned(api: HfApi, tmp_path: Path) -> None:
         assert (found.source.revision, found.watched) == (revision, "tasks/ingestion/hub_dataset.py")
         assert found.source.patterns == {"train": "data/train-*.jsonl", "test": "data/test.jsonl"}
     sample = read_source_sample(found.source)
-    assert [row["text"] for row in sample.train] == ["train-0", "train-1"]
+    assert [row["text"] for row in sample.rows["train"]] == ["train-0", "train-1"]
     assert sample.totals == {"train": 2, "test": 1}
     with pytest.raises(DataError, match="has no revision nothing"):
         find_source(Request("x", "alice/rows@nothing"), tmp_path)

@@ -67,31 +67,31 @@ def test_the_sample_has_rows_from_all_parts_of_a_sorted_file(tmp_path: Path, mon
         writer.writerow(["text", "label"])
         writer.writerows([f"text {i}", f"label {i // 2000}"] for i in range(20_000))
     sample = read_source_sample(Files(kind="files", train="rows.csv"), tmp_path)
-    assert len(sample.train) == 5 * 512
+    assert len(sample.rows["train"]) == 5 * 512
     assert sample.totals == {"train": 20_000}
     assert not sample.is_whole
-    labels = Counter(row["label"] for row in sample.train)
+    labels = Counter(row["label"] for row in sample.rows["train"])
     assert len(labels) >= 5
     monkeypatch.setattr(look_module, "_SCANNED_BYTES", 10)
     sample = read_source_sample(Files(kind="files", train="rows.csv"), tmp_path)
     assert sample.totals == {"train": None}
-    assert {row["label"] for row in sample.train} == {"label 0", "label 1"}
+    assert {row["label"] for row in sample.rows["train"]} == {"label 0", "label 1"}
 
 
 def test_parquet_and_text_and_a_database_give_rows(tmp_path: Path) -> None:
     pd.DataFrame({"text": ["a", "b"], "n": [1, 2]}).to_parquet(tmp_path / "rows.parquet")
     sample = read_source_sample(Files(kind="files", train="rows.parquet"), tmp_path)
-    assert [dict(row) for row in sample.train] == [{"text": "a", "n": 1}, {"text": "b", "n": 2}]
+    assert [dict(row) for row in sample.rows["train"]] == [{"text": "a", "n": 1}, {"text": "b", "n": 2}]
     (tmp_path / "rows.txt").write_text("a\nb\n")
     sample = read_source_sample(Files(kind="files", train="rows.txt", text_unit="line"), tmp_path)
-    assert [row["text"] for row in sample.train] == ["a", "b"]
+    assert [row["text"] for row in sample.rows["train"]] == ["a", "b"]
     with sqlite3.connect(tmp_path / "rows.db") as database:
         database.execute("CREATE TABLE t (text, label)")
         database.executemany("INSERT INTO t VALUES (?, ?)", [("a", 1), ("b", 2), ("c", 3)])
     sample = read_source_sample(
         Sql(kind="sql", url="sqlite:///rows.db", query="SELECT * FROM t ORDER BY label"), tmp_path
     )
-    assert [row["text"] for row in sample.train] == ["a", "b", "c"]
+    assert [row["text"] for row in sample.rows["train"]] == ["a", "b", "c"]
     assert sample.totals == {"train": 3}
 
 

@@ -233,27 +233,9 @@ def test_a_failed_check_leaves_nothing(project: Path, models: Path, monkeypatch:
     assert files(project) == before
 
 
-@pytest.mark.parametrize("file", ["params/topics.yaml", "recipes.yaml", "prefect.yaml"])
-def test_what_differs_is_never_overwritten(file: str, project: Path, models: Path) -> None:
-    write_questions(project / "data/questions.csv")
-    arguments = {"data": "data/questions.csv", "model": str(models / "bert")}
-    make(**arguments)
-    text = (project / file).read_text(encoding="utf-8")
-    for old, new_ in (
-        ("epochs: ", "epochs: 1"),
-        ("    data: data/questions.csv", "    data: data"),
-        ("0 3 * * *", "0 5 * * *"),
-    ):
-        place = text.rfind(old)
-        text = text if place < 0 else f"{text[:place]}{new_}{text[place + len(old) :]}"
-    (project / file).write_text(text, encoding="utf-8")
-    before = files(project)
-    with pytest.raises(RecipeError, match="evergreen remove topics"):
-        make(**arguments)
-    assert files(project) == before
-
-
-def test_what_is_missing_is_added(project: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_missing_is_added_and_what_differs_is_never_overwritten(
+    project: Path, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_questions(project / "data/questions.csv")
     arguments = {"data": "data/questions.csv", "model": str(models / "bert")}
     make(**arguments)
@@ -263,6 +245,18 @@ def test_what_is_missing_is_added(project: Path, models: Path, capsys: pytest.Ca
     make(**arguments)
     assert files(project) == written
     assert "Wrote its deployment in prefect.yaml" in capsys.readouterr().out
+    for file, old, new_ in (
+        ("params/topics.yaml", "epochs: ", "epochs: 1"),
+        ("recipes.yaml", "    data: data/questions.csv", "    data: data"),
+        ("prefect.yaml", "0 3 * * *", "0 5 * * *"),
+    ):
+        before, _, after = written[file].rpartition(old)
+        (project / file).write_text(before + new_ + after, encoding="utf-8")
+        edited = files(project)
+        with pytest.raises(RecipeError, match="evergreen remove topics"):
+            make(**arguments)
+        assert files(project) == edited
+        (project / file).write_text(written[file], encoding="utf-8")
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
