@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from params.foundation.artifacts import STAGES, Artifacts
+from tasks.history.run_log import read_runs
 from tests.support.project import Project, ServedProject, stages_of, wait_for
 
 pytestmark = pytest.mark.in_order
@@ -47,6 +49,50 @@ def test_the_flow_says_what_there_is_now(finished: Project) -> None:
     assert (finished.root / "runs/tiny/validated/report.html").exists()
     metrics = finished.json("runs/tiny/evaluation/metrics.json")
     assert metrics["model"]["perplexity"] < metrics["untrained"]["perplexity"] / 2
+
+
+def test_a_run_that_publishes_is_logged_with_what_it_did(finished: Project) -> None:
+    (entry,) = read_runs(Artifacts("tiny", finished.root))
+    receipt = finished.json("runs/tiny/release/receipt.json")
+    metrics = finished.json("runs/tiny/evaluation/metrics.json")
+    details = finished.json("runs/tiny/evaluation/details.json")
+    assert (entry.outcome, entry.verdict, entry.error) == ("published", "publish", None)
+    assert (entry.commit, entry.tag, list(entry.reasons)) == (receipt["commit"], receipt["tag"], receipt["reasons"])
+    assert {name: stage.outcome for name, stage in entry.stages.items()} == dict.fromkeys(STAGES, "ran")
+    assert entry.seconds is not None
+    assert sum(stage.seconds for stage in entry.stages.values()) <= entry.seconds + 1
+    assert all(stage.last_start_s and stage.last_start_s < stage.seconds for stage in entry.stages.values())
+    assert entry.rows == {**finished.json("runs/tiny/validated/validation.json")["rows_out"], "quarantined": 0}
+    assert entry.evaluated is not None
+    assert entry.evaluated.value == metrics["model"][metrics["metric"]]
+    (gain,) = [
+        one for one in details["comparisons"] if (one["against"], one["metric"]) == ("untrained", metrics["metric"])
+    ]
+    assert (entry.evaluated.gain, entry.evaluated.gain_low) == (gain["gain"], gain["low"])
+    assert (entry.evaluated.against, entry.evaluated.champion, entry.cost) == ("untrained", None, None)
+    assert receipt["tag"] in (finished.root / "runs/index.html").read_text(encoding="utf-8")
+    assert not (finished.root / ".scratch/tiny/unfinished-run.json").exists()
+
+
+def test_prefect_shows_the_last_runs(finished: Project) -> None:
+    (entry,) = read_runs(Artifacts("tiny", finished.root))
+    with sqlite3.connect(Path(finished.environment["PREFECT_HOME"], "prefect.db")) as database:
+        found = database.execute(
+            "SELECT data FROM artifact WHERE key = 'history-tiny' AND data LIKE ?", ["%index.html%"]
+        )
+        shown = [json.loads(data) for (data,) in found]
+        ids = [str(one) for (one,) in database.execute("SELECT id FROM flow_run")]
+    assert entry.run_id.replace("-", "") in {one.replace("-", "") for one in ids}
+    assert any(f"| {entry.started:%Y\\-%m\\-%d %H:%M} | published |" in text for text in shown), shown
+
+
+def test_a_run_with_nothing_to_do_is_a_success_without_an_entry(finished: Project) -> None:
+    (before,) = read_runs(Artifacts("tiny", finished.root))
+    succeeded = finished.root / ".scratch/tiny/succeeded"
+    os.utime(succeeded, (0, 0))
+    assert finished.flow() == []
+    assert read_runs(Artifacts("tiny", finished.root)) == [before]
+    assert succeeded.stat().st_mtime > before.started.timestamp()
 
 
 def test_after_the_flow_dvc_runs_nothing(finished: Project) -> None:

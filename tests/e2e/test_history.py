@@ -6,9 +6,7 @@ import json
 import os
 import re
 import signal
-import sqlite3
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +14,7 @@ from params.foundation.artifacts import STAGES, Artifacts
 from tasks.history.run_log import RunEntry, read_runs
 from tests.support.project import Project, wait_for, write_sentences
 
-pytestmark = pytest.mark.in_order
+pytestmark = [pytest.mark.in_order, pytest.mark.slow]
 
 
 def runs(project: Project) -> list[RunEntry]:
@@ -39,51 +37,6 @@ def flow(project: Project, *options: str, ok: bool = True) -> RunEntry:
     return entry
 
 
-def test_a_run_that_publishes_is_logged_with_what_it_did(finished: Project) -> None:
-    (entry,) = runs(finished)
-    receipt = finished.json("runs/tiny/release/receipt.json")
-    metrics = finished.json("runs/tiny/evaluation/metrics.json")
-    details = finished.json("runs/tiny/evaluation/details.json")
-    assert (entry.outcome, entry.verdict, entry.error) == ("published", "publish", None)
-    assert (entry.commit, entry.tag, list(entry.reasons)) == (receipt["commit"], receipt["tag"], receipt["reasons"])
-    assert stages(entry) == dict.fromkeys(STAGES, "ran")
-    assert entry.seconds is not None
-    assert sum(stage.seconds for stage in entry.stages.values()) <= entry.seconds + 1
-    assert all(stage.last_start_s and stage.last_start_s < stage.seconds for stage in entry.stages.values())
-    assert entry.rows == {**finished.json("runs/tiny/validated/validation.json")["rows_out"], "quarantined": 0}
-    assert entry.evaluated is not None
-    assert entry.evaluated.value == metrics["model"][metrics["metric"]]
-    (gain,) = [
-        one for one in details["comparisons"] if (one["against"], one["metric"]) == ("untrained", metrics["metric"])
-    ]
-    assert (entry.evaluated.gain, entry.evaluated.gain_low) == (gain["gain"], gain["low"])
-    assert (entry.evaluated.against, entry.evaluated.champion, entry.cost) == ("untrained", None, None)
-    assert receipt["tag"] in page(finished)
-    assert not (finished.root / ".scratch/tiny/unfinished-run.json").exists()
-
-
-def test_prefect_shows_the_last_runs(finished: Project) -> None:
-    (entry,) = runs(finished)
-    with sqlite3.connect(Path(finished.environment["PREFECT_HOME"], "prefect.db")) as database:
-        found = database.execute(
-            "SELECT data FROM artifact WHERE key = 'history-tiny' AND data LIKE ?", ["%index.html%"]
-        )
-        shown = [json.loads(data) for (data,) in found]
-        ids = [str(one) for (one,) in database.execute("SELECT id FROM flow_run")]
-    assert entry.run_id.replace("-", "") in {one.replace("-", "") for one in ids}
-    assert any(f"| {entry.started:%Y\\-%m\\-%d %H:%M} | published |" in text for text in shown), shown
-
-
-def test_a_run_with_nothing_to_do_is_a_success_without_an_entry(finished: Project) -> None:
-    (before,) = runs(finished)
-    succeeded = finished.root / ".scratch/tiny/succeeded"
-    os.utime(succeeded, (0, 0))
-    assert finished.flow() == []
-    assert runs(finished) == [before]
-    assert succeeded.stat().st_mtime > before.started.timestamp()
-
-
-@pytest.mark.slow
 def test_a_run_that_keeps_the_champion_costs_something(finished: Project) -> None:
     finished.edit("params/tiny.yaml", "eval_batch_size: 32", "eval_batch_size: 32, price_per_hour: 3600")
     entry = flow(finished, "--force")
@@ -95,14 +48,12 @@ def test_a_run_that_keeps_the_champion_costs_something(finished: Project) -> Non
     assert "Cost: " in (finished.root / "runs/tiny/report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
 def test_a_run_up_to_the_evaluation_is_logged_as_such(finished: Project) -> None:
     finished.edit("params/tiny.yaml", "gate: {resamples: 200}", "gate: {resamples: 201}")
     entry = flow(finished, "--no-publish")
     assert (entry.outcome, list(entry.stages)) == ("evaluated", list(STAGES[:5]))
 
 
-@pytest.mark.slow
 def test_a_refused_model_is_logged_with_the_words_of_the_gate(finished: Project) -> None:
     finished.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 21")
     finished.edit("params/tiny.yaml", "gate: {resamples: 201}", "gate: {resamples: 201, floors: {loss: 0.001}}")
@@ -113,7 +64,6 @@ def test_a_refused_model_is_logged_with_the_words_of_the_gate(finished: Project)
     assert "Needs a look" in page(finished)
 
 
-@pytest.mark.slow
 def test_a_failed_run_is_logged_with_its_stage_and_error(finished: Project) -> None:
     write_sentences(finished.root / "data/sentences.csv", empty=range(40, 80))
     entry = flow(finished, ok=False)
@@ -131,7 +81,6 @@ def start_training(project: Project) -> subprocess.Popen[bytes]:
     return process
 
 
-@pytest.mark.slow
 def test_a_cancelled_run_is_logged(finished: Project) -> None:
     write_sentences(finished.root / "data/sentences.csv", seed=5)
     finished.edit("params/tiny.yaml", "max_steps: 21", "max_steps: 4000")
@@ -145,7 +94,6 @@ def test_a_cancelled_run_is_logged(finished: Project) -> None:
     assert entry.rows["train"] > 200
 
 
-@pytest.mark.slow
 def test_a_killed_run_is_logged_by_the_next_one(finished: Project) -> None:
     known = runs(finished)
     process = start_training(finished)
@@ -162,7 +110,6 @@ def test_a_killed_run_is_logged_by_the_next_one(finished: Project) -> None:
     assert last.outcome in {"published", "kept"}
 
 
-@pytest.mark.slow
 def test_the_command_lists_the_runs_and_writes_the_page(finished: Project) -> None:
     entries = runs(finished)
     (finished.root / "runs/index.html").unlink()

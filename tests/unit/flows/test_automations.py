@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from uuid import UUID
 
 import pytest
 from prefect.client.schemas.objects import DeploymentSchedule
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
 
 from flows import retrain
@@ -42,6 +44,21 @@ def test_every_state_of_the_flow_is_known() -> None:
     assert names == {"Published", "Kept the champion", "Proposed", "Rejected", "Refused", "Nothing new"}
     assert names < set(automations.ENDS)
     assert retrain.retrain.name == automations.FLOW
+
+
+def test_messages_wait_for_states_in_which_a_run_can_end() -> None:
+    deployment = DeploymentResponse(
+        flow_id=UUID(int=1), name='every "night"', schedules=[DeploymentSchedule(schedule=NIGHTLY)]
+    )
+    made = automations.automations(
+        automations.Rules(), [automations.Destination("hook", UUID(int=2))], [deployment], "http://ui"
+    )
+    expected = {one.name: {event.removeprefix("prefect.flow-run.") for event in one.trigger.expect} for one in made}
+    assert expected.pop("crash-silent-runs") == {"*"}
+    assert expected.pop('tell-late-every "night"') == set(final_state.SUCCESSES)
+    assert expected.keys() == {f"tell-{kind}" for kind in automations.KINDS if kind != "late"}
+    assert all(names <= set(automations.ENDS) for names in expected.values())
+    assert len(automations.automations(automations.Rules())) == 1, "without a destination, no messages"
 
 
 def test_kinds_are_chosen() -> None:
