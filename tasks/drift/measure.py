@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from params.foundation.artifacts import Artifacts
 from params.schema import Drift
-from tasks.drift import two_sample
 from tasks.drift.profile import Profile, SampledMeasure, published_profile, samples
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, Change, DriftReport, ExampleRow
 from tasks.drift.rows import (
@@ -35,7 +34,16 @@ from tasks.drift.rows import (
     text_of,
     without_identifiers,
 )
-from tasks.drift.two_sample import Observations, holm
+from tasks.drift.two_sample import (
+    Observations,
+    Permutations,
+    bin_numbers,
+    classifier_two_sample_test,
+    holm,
+    kolmogorov_smirnov,
+    label_statistics,
+    permutation_test,
+)
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
@@ -166,8 +174,11 @@ class Finding:
 
 def find_drift(profile: Profile, new: SampledRows, drift: Drift, seed: int) -> list[Finding]:
     """Return all that was compared, the most important first."""
-    tests = _Tests(profile, new, drift, np.random.default_rng(seed))
-    found = list(tests.all())
+    count = (
+        2 * (len(profile.samples) + len(profile.labels)) / _error(drift)
+    )  # enough for the level that Holm asks of the first test
+    permutations = Permutations(max(_PERMUTATIONS, math.ceil(count) - 1), np.random.default_rng(seed))
+    found = list(_Tests(profile, new, drift, permutations).all())
     holds = holm([one.change.p_value for one in found], _error(drift))
     return [
         replace(one, change=one.change.model_copy(update={"moved": rejected and one.change.effect >= one.change.floor}))
@@ -180,7 +191,7 @@ class _Tests:
     profile: Profile
     new: SampledRows
     drift: Drift
-    random: np.random.Generator
+    permutations: Permutations
 
     def all(self) -> Iterator[Finding]:
         found = {(one.kind, one.column): one for one in samples(self.new)}
@@ -194,7 +205,7 @@ class _Tests:
     def _labels(self, known: SampledMeasure, new: SampledMeasure, sides: Observations) -> Iterator[Finding]:
         labels, numbers = np.unique(np.concatenate([known.values, new.values]), return_inverse=True)
         shares = sides.shares(numbers, len(labels))
-        real, p_values, by_chance = self._permute(shares, sides, two_sample.label_statistics)
+        real, p_values, by_chance = permutation_test(shares, sides.new, label_statistics, self.permutations)
         before = np.asarray(shares[:, : sides.known].sum(axis=1)).ravel() / sides.known  # (V,)
         now = np.asarray(shares[:, sides.known :].sum(axis=1)).ravel() / sides.new
         of_rows = self.new.labels[known.column]
@@ -234,9 +245,7 @@ class _Tests:
 
     def _texts(self, known: SampledMeasure, new: SampledMeasure, sides: Observations) -> Iterator[Finding]:
         features = [*known.values, *new.values]
-        told = two_sample.classifier_two_sample_test(
-            features, sides, permutations=self._permutations, random=self.random
-        )
+        told = classifier_two_sample_test(features, sides, self.permutations)
         if told is None:
             return
         area, p_value, scores = told
@@ -254,8 +263,9 @@ class _Tests:
         from scipy.stats import wasserstein_distance
 
         values = np.concatenate([known.values, new.values])
-        bins = two_sample.bin_numbers(values)
-        _, p_values, _ = self._permute(sides.shares(bins, int(bins.max()) + 1), sides, two_sample.kolmogorov_smirnov)
+        bins = bin_numbers(values)
+        shares = sides.shares(bins, int(bins.max()) + 1)
+        _, p_values, _ = permutation_test(shares, sides.new, kolmogorov_smirnov, self.permutations)
         spread = _spread(known.values) or _spread(values) or 1.0
         weights = np.split(sides.weights, [len(known.values)])
         scale = _scale(values)
@@ -274,19 +284,6 @@ class _Tests:
             detail=f"the median went from {before * scale:,.4g} to {now * scale:,.4g}; {distance:.2f} standard deviations",
             examples=examples,
         )
-
-    def _permute(
-        self, shares: two_sample.Shares, sides: Observations, statistic: two_sample.Statistic
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        return two_sample.permutation_test(
-            shares, sides.new, statistic, permutations=self._permutations, random=self.random
-        )
-
-    @property
-    def _permutations(self) -> int:
-        """Enough that one test can reject at the level that Holm's method asks of the first."""
-        tests = len(self.profile.samples) + len(self.profile.labels)
-        return max(_PERMUTATIONS, math.ceil(2 * tests / _error(self.drift)) - 1)
 
 
 def _scale(values: NDArray[np.float64]) -> float:

@@ -185,7 +185,10 @@ def scan_shard(columns: ComparedColumns, rows: SplitRows) -> Scan:
     for batch in rows.batches([ROW_ID, *columns.content]):
         note_progress()
         values = [batch[column].to_pylist() for column in columns.content]
-        hashes = np.array([hash_of(row) for row in zip(*values, strict=True)], np.uint64)
+        # `hash_of` each row, in half of the time
+        texts = map(", ".join, zip(*(map(_to_json, column) for column in values), strict=True))
+        digests = (hashlib.blake2b(f"[{text}]".encode(), digest_size=8).digest() for text in texts)
+        hashes = np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
         smallest.add(hashes, batch[ROW_ID].to_numpy() - rows.shard.first_row_id)
         for column, labels in zip(columns.labels, values, strict=False):  # the labels come first
             counts[column].update(map(str, labels))

@@ -70,8 +70,16 @@ class Observations:
         return csr_array((self.weights, (categories, self.units)), shape=(count, self.known + self.new))
 
 
+@dataclass(frozen=True)
+class Permutations:
+    """How often a test draws which observations are new, at most, and by what."""
+
+    count: int
+    random: np.random.Generator
+
+
 def permutation_test(
-    shares: Shares, new: int, statistic: Statistic, *, permutations: int, random: np.random.Generator
+    shares: Shares, new: int, statistic: Statistic, permutations: Permutations
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return the statistics (S,) and, if all observations are alike, the probability of one as large and its mean.
 
@@ -82,11 +90,11 @@ def permutation_test(
     real = statistic(np.asarray(shares[:, units - new :].sum(axis=1)).reshape(1, -1), totals, new, units)[0]
     as_large, total, drawn_so_far = np.zeros(len(real)), np.zeros(len(real)), 0
     p_values = np.full(len(real), np.nan)
-    for start in range(0, permutations, _CHUNK):
-        drawn = min(_CHUNK, permutations - start)
+    for start in range(0, permutations.count, _CHUNK):
+        drawn = min(_CHUNK, permutations.count - start)
         sides = np.zeros((units, drawn))
         for column in range(drawn):
-            sides[random.choice(units, new, replace=False, shuffle=False), column] = 1.0
+            sides[permutations.random.choice(units, new, replace=False, shuffle=False), column] = 1.0
         found = statistic((shares @ sides).T, totals, new, units)
         counted = as_large + (found >= real - 1e-9).cumsum(axis=0)  # (drawn, S)
         for i in np.flatnonzero(np.isnan(p_values) & (counted[-1] >= _ENOUGH)):
@@ -94,7 +102,7 @@ def permutation_test(
         as_large, total, drawn_so_far = counted[-1], total + found.sum(axis=0), start + drawn
         if not np.isnan(p_values).any():
             break
-    p_values = np.where(np.isnan(p_values), (as_large + 1) / (permutations + 1), p_values)
+    p_values = np.where(np.isnan(p_values), (as_large + 1) / (permutations.count + 1), p_values)
     return real, p_values, total / drawn_so_far
 
 
@@ -127,7 +135,7 @@ def bin_numbers(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def classifier_two_sample_test(
-    features: Sequence[Sequence[int]], sides: Observations, *, permutations: int, random: np.random.Generator
+    features: Sequence[Sequence[int]], sides: Observations, permutations: Permutations
 ) -> tuple[float, float, NDArray[np.float64]] | None:
     """Teach a classifier to tell new rows from known ones by their features.
 
@@ -140,7 +148,7 @@ def classifier_two_sample_test(
     from sklearn.linear_model import LogisticRegression
 
     matrix = TfidfTransformer().fit_transform(_matrix(features))  # it sees no side, so permutations may keep it
-    learns = np.concatenate([_half(sides.known, random), _half(sides.new, random)])  # (U,)
+    learns = np.concatenate([_half(sides.known, permutations.random), _half(sides.new, permutations.random)])  # (U,)
     is_new = sides.units >= sides.known
     rows = np.flatnonzero(learns[sides.units])
     classifier = LogisticRegression(solver="liblinear", class_weight="balanced", random_state=0)
@@ -152,12 +160,12 @@ def classifier_two_sample_test(
     half = Observations(
         numbers[sides.units[tested]], int((~learns[: sides.known]).sum()), int((~learns[sides.known :]).sum())
     )
-    area, p_value = area_under_curve(scores[tested], half, permutations=permutations, random=random)
+    area, p_value = area_under_curve(scores[tested], half, permutations)
     return area, p_value, scores
 
 
 def area_under_curve(
-    scores: NDArray[np.float64], sides: Observations, *, permutations: int, random: np.random.Generator
+    scores: NDArray[np.float64], sides: Observations, permutations: Permutations
 ) -> tuple[float, float]:
     """Return the area under the ROC curve of scores (N,), and the probability of one as large by chance.
 
@@ -174,14 +182,12 @@ def area_under_curve(
     def area(counts: NDArray[np.float64], _: NDArray[np.float64], new: int, units: int) -> NDArray[np.float64]:
         return (units * counts / new - new / 2) / (units - new)
 
-    real, p_values, _ = permutation_test(
-        csr_array(mean_ranks.reshape(1, -1)), sides.new, area, permutations=permutations, random=random
-    )
+    real, p_values, _ = permutation_test(csr_array(mean_ranks.reshape(1, -1)), sides.new, area, permutations)
     return float(real[0]), float(p_values[0])
 
 
 def mean_decrease_test(
-    values: NDArray[np.float64], sides: Observations, *, permutations: int, random: np.random.Generator
+    values: NDArray[np.float64], sides: Observations, permutations: Permutations
 ) -> tuple[float, float, float]:
     """Return the mean of the known and of the new observations of values (N,), and the probability of a fall as large by chance."""
     from scipy.sparse import csr_array
@@ -191,7 +197,7 @@ def mean_decrease_test(
 
     means = np.bincount(sides.units, sides.weights * values)  # (U,)
     shares = csr_array(means.reshape(1, -1))
-    _, p_values, _ = permutation_test(shares, sides.new, fall, permutations=permutations, random=random)
+    _, p_values, _ = permutation_test(shares, sides.new, fall, permutations)
     return float(means[: sides.known].mean()), float(means[sides.known :].mean()), float(p_values[0])
 
 

@@ -93,7 +93,7 @@ def compare_confidence(
     error = (1 - drift.confidence) * CONFIDENCE_ERROR_SHARE
     permutations = max(_PERMUTATIONS, math.ceil(2 / error) - 1)
     values = np.concatenate([known, found])
-    before, now, p_value = two_sample.mean_decrease_test(values, sides, permutations=permutations, random=random)
+    before, now, p_value = two_sample.mean_decrease_test(values, sides, two_sample.Permutations(permutations, random))
     change = Change(
         what="confidence of the published model",
         measure="fall of the mean",

@@ -33,20 +33,18 @@ class Batch:
     rows: pa.RecordBatch
     address: Callable[[int], str]
     """Return where the i-th of these rows is, for example `data/train.jsonl:17`."""
-    is_inferred: bool = False
-    """Whether the types of the columns are those of these rows' values, and not declared by the source."""
 
     def divide(self, rows: int) -> tuple[Batch, Batch | None]:
-        """Return the first `rows` rows, and the others; None if there are no others."""
+        """Return the first `rows` rows, and the others; None if there are no others. Each has the types of its own values."""
         if len(self.rows) <= rows:
             return self, None
-        return self._slice(0, rows), self._slice(rows, len(self.rows) - rows)
-
-    def _slice(self, start: int, count: int) -> Batch:
-        rows = self.rows.slice(start, count)
-        if self.is_inferred:  # a slice without values has no type, for example
-            rows = pa.RecordBatch.from_arrays([pa.array(c.to_pylist()) for c in rows.columns], names=rows.schema.names)
-        return Batch(rows, lambda i: self.address(start + i), self.is_inferred)
+        first, rest = (
+            pa.RecordBatch.from_arrays(
+                [pa.array(column.to_pylist()) for column in part.columns], names=part.schema.names
+            )
+            for part in (self.rows.slice(0, rows), self.rows.slice(rows))
+        )
+        return Batch(first, self.address), Batch(rest, lambda i: self.address(rows + i))
 
 
 AddressedRows = Generator[tuple[str, Mapping[str, Any]], None, None]
@@ -74,7 +72,7 @@ def to_batches(rows: AddressedRows) -> Batches:
             if not columns:
                 raise DataError(addresses[0], "the row has no columns", "give every row at least one column")
             rows_of_chunk = pa.RecordBatch.from_arrays(columns, names=list(names))
-            yield Batch(rows_of_chunk, addresses.__getitem__, is_inferred=True)
+            yield Batch(rows_of_chunk, addresses.__getitem__)
 
 
 def _count(row: tuple[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:

@@ -246,15 +246,14 @@ class FileSource:
         first, expected = next(iter(self._columns.items()))
         for name in self._names[split]:
             columns = self._columns.get(name, expected)
-            if columns == expected:
-                continue
             differences = [
                 f"{verb} {', '.join(f'`{column}`' for column in sorted(found))}"
                 for verb, found in (("lacks", expected - columns), ("adds", columns - expected))
                 if found
             ]
-            what = f"its columns differ from those of {first}: it {' and '.join(differences)}"
-            raise DataError(name, what, "give all files of data.source the same columns")
+            if differences:
+                what = f"its columns differ from those of {first}: it {' and '.join(differences)}"
+                raise DataError(name, what, "give all files of data.source the same columns")
 
     @cached_property
     def _columns(self) -> dict[str, set[str]]:

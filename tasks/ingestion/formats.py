@@ -75,8 +75,7 @@ def read_file(
             elif suffix in JSON_SUFFIXES:
                 found = _json_rows(file, name, begin)
             else:
-                units = _text_units(io.TextIOWrapper(file, "utf-8-sig"), name, text_unit)
-                found = ((where, {"text": unit}) for where, unit in units)
+                found = ((where, {"text": unit}) for where, unit in _text_units(file, name, text_unit))
             skip = first - begin.row
             yield from to_batches(row for row in islice(found, skip, None if rows is None else skip + rows))
 
@@ -292,18 +291,19 @@ def open_parquet(path: Path, name: str) -> Iterator[pq.ParquetFile]:
         raise DataError(name, f"cannot be read as Parquet: {error}", "write or download the file again") from error
 
 
-def _text_units(file: IO[str], name: str, unit: TextUnit) -> Iterator[tuple[str, str]]:
-    if unit == "file":
-        yield name, file.read()
-        return
-    lines: list[str] = []
-    number = 0
-    for number, line in enumerate(file, start=1):
-        if line.strip():
-            lines.append(line.rstrip("\n"))
-        if lines and (unit == "line" or not line.strip()):
-            first = number - len(lines) + (1 if line.strip() else 0)
-            yield f"{name}:{first}", "\n".join(lines)
-            lines.clear()
-    if lines:
-        yield f"{name}:{number - len(lines) + 1}", "\n".join(lines)
+def _text_units(file: io.BufferedReader, name: str, unit: TextUnit) -> Iterator[tuple[str, str]]:
+    with io.TextIOWrapper(file, "utf-8-sig") as text:
+        if unit == "file":
+            yield name, text.read()
+            return
+        lines: list[str] = []
+        number = 0
+        for number, line in enumerate(text, start=1):
+            if line.strip():
+                lines.append(line.rstrip("\n"))
+            if lines and (unit == "line" or not line.strip()):
+                first = number - len(lines) + (1 if line.strip() else 0)
+                yield f"{name}:{first}", "\n".join(lines)
+                lines.clear()
+        if lines:
+            yield f"{name}:{number - len(lines) + 1}", "\n".join(lines)

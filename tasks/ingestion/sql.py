@@ -91,8 +91,6 @@ class SqlSource:
                 if read_only := _READ_ONLY.get(self._url.get_backend_name()):
                     connection.exec_driver_sql(read_only)  # before stream_results, which would make it a cursor
                 result = connection.execution_options(**options).exec_driver_sql(self._query)
-                if not result.returns_rows:
-                    raise DataError.at("data.source.query", "the statement returns no rows", "write a SELECT")
                 names = list(result.keys())
                 twice = sorted(name for name, count in Counter(names).items() if count > 1)
                 if twice:

@@ -118,9 +118,8 @@ def _write_parts(
         return
     for number, pieces in enumerate(split_files_into_parts(files)):
         key = f"{number} {[piece.key for piece in pieces]} {division}"
-        paths = [
-            folder / own / part_name(number) for own in (split, *division.shares)
-        ]  # the source has the other splits
+        # the source has the other splits
+        paths = [folder / own / part_name(number) for own in (split, *division.shares)]
         works.append(Work((number, pieces), key, paths))
     yield from workers.run(partial(_write_files, division, folder), works, what=f"parts of {split}")
 

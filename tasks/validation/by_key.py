@@ -7,7 +7,6 @@ buckets by their first bits; a bucket is read from all files, and has all rows o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -53,8 +52,8 @@ def find_groups_across_splits(rows: RawRows, skip: Positions) -> tuple[Expectati
     """Return the check of `data.group_by`, and the rows whose group is in an earlier split, too."""
     columns: Any = {"column_list": rows.splits["train"].group_by}
     expectation = Expectation(type=GROUP_IS_IN_ONE_SPLIT, **columns)
-    found = _find(expectation, rows, skip, NOTHING, np.array([rows.span(split).stop for split in ORDER]))
-    return expectation, replace(found, success=not len(found.failing))
+    ends = np.array([rows.span(split).stop for split in ORDER])
+    return expectation, _find(expectation, rows, skip, NOTHING, ends)
 
 
 def _find(
@@ -80,7 +79,7 @@ def _find(
         work = partial(_in_bucket, files, [part.start for part in rows.parts], set_aside, ends)
         found = list(rows.workers.map(work, ranges, what="buckets (equal rows)"))
     repeats = pd.concat([own for _, own in found]).sort_index()
-    success = passes(expectation, sum(own for own, _ in found), considered)
+    success = passes(expectation, sum(own for own, _ in found), considered) if ends is None else repeats.empty
     known, places = np.unique(np.asarray(repeats, np.int64), return_inverse=True)
     stays = np.stack([known, rows.row_ids(known)])[:, places]
     return ExpectationResult(success, np.asarray(repeats.index, np.int64), considered=considered, repeats=stays)

@@ -140,24 +140,19 @@ def _problems(expectation: Expectation, key: Key) -> list[Problem]:
         _build(expectation, 0)
     except pydantic.ValidationError as error:
         fields = registry.get_expectation_impl(name).__fields__
-        return _explain(error, key, name, sorted(set(fields) - set(_RESERVED) - {"meta"}))
+        known, found = sorted(set(fields) - set(_RESERVED) - {"meta"}), dict[Key, Problem]()
+        for e in error.errors():
+            place = (*key, *(part for part in e["loc"] if part != "__root__"))
+            what, fix = f"{name}: {e['msg']}", "write a valid value"
+            if e["type"] == "value_error.extra":
+                what, fix = f"{name} has no such argument", suggestion(str(e["loc"][-1]), known, "arguments")
+            elif e["type"] == "value_error.missing":
+                what, fix = f"is missing; {name} needs it", f"add `{e['loc'][-1]}:`"
+            found.setdefault(place, Problem(place, what, fix))
+        return list(found.values())
     except (GreatExpectationsError, ValueError, TypeError) as error:
         return [Problem(key, f"{name}: {error}", "fix its arguments")]
     return []
-
-
-def _explain(error: Any, key: Key, name: str, known: list[str]) -> list[Problem]:
-    found: dict[Key, Problem] = {}
-    for e in error.errors():
-        place = (*key, *(part for part in e["loc"] if part != "__root__"))
-        if e["type"] == "value_error.extra":
-            problem = Problem(place, f"{name} has no such argument", suggestion(str(e["loc"][-1]), known, "arguments"))
-        elif e["type"] == "value_error.missing":
-            problem = Problem(place, f"is missing; {name} needs it", f"add `{e['loc'][-1]}:`")
-        else:
-            problem = Problem(place, f"{name}: {e['msg']}", "write a valid value")
-        found.setdefault(place, problem)
-    return list(found.values())
 
 
 def _import() -> None:

@@ -170,7 +170,8 @@ class RawRows:
         `settings` are all else that the result depends on, as JSON.
         """
         key, works = settings_key(work=what, **settings), list[Work[PartWork]]()
-        for part, path in zip(parts, paths or [None] * len(parts), strict=True):
+        files: Sequence[Path | None] = paths or [None] * len(parts)
+        for part, path in zip(parts, files, strict=True):
             own = within(skip, part.start, part.stop) - part.start
             work = PartWork(replace(part, start=0), columns, own, path)
             works.append(Work(work, work.key(key), [path] if path else []))
