@@ -54,6 +54,12 @@ class EvaluationReport(Report):
     max_length: int | None = None
     """Most tokens of a text that the candidate read; None if it kept the limits of its recipe."""
 
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """The metrics of each model that was scored."""
+        named = {"model": self.model, "champion": self.champion, "untrained": self.untrained}
+        return {name: metrics for name, metrics in named.items() if metrics is not None}
+
 
 class Interval(Report):
     """Ends of the confidence interval of a metric."""

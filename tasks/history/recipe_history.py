@@ -113,21 +113,13 @@ def _entry(artifacts: Artifacts, receipt: ReceiptLogEntry) -> RunEntry | None:
         time = datetime.fromisoformat(receipt.time).astimezone(UTC)
     except ValueError:
         return None
-    metric = receipt.metric or ""
-    values = {model: metrics.get(metric) for model, metrics in receipt.metrics.items()}
+    evaluated = None
+    if metric := receipt.metric:
+        value, champion = (receipt.metrics.get(model, {}).get(metric) for model in ("model", "champion"))
+        evaluated = DecidingMetric(metric=metric, value=value, champion=champion)
+    same = {name: getattr(receipt, name) for name in ("verdict", "repo_id", "endpoint", "commit", "tag")}
+    reasons = tuple(f"by {receipt.by}: {reason}" for reason in receipt.reasons) if receipt.by else receipt.reasons
+    times = {"started": time, "ended": time}
     return RunEntry(
-        run_id="",
-        recipe=artifacts.recipe,
-        started=time,
-        ended=time,
-        outcome=outcome,
-        verdict=receipt.verdict,
-        reasons=tuple(f"by {receipt.by}: {reason}" for reason in receipt.reasons) if receipt.by else receipt.reasons,
-        evaluated=DecidingMetric(metric=metric, value=values.get("model"), champion=values.get("champion"))
-        if metric
-        else None,
-        repo_id=receipt.repo_id,
-        endpoint=receipt.endpoint,
-        commit=receipt.commit,
-        tag=receipt.tag,
+        run_id="", recipe=artifacts.recipe, outcome=outcome, reasons=reasons, evaluated=evaluated, **times, **same
     )

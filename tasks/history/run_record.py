@@ -94,16 +94,12 @@ class RunRecord:
                 last_start_s=round(timing.seconds, 2) if timing else None,
             )
 
+    def _until_now(self, **fields: Any) -> RunEntry:
+        times = {"started": self.started, "ended": now(), "stages": self.stages}
+        return RunEntry(run_id=self.run_id, recipe=self.artifacts.recipe, **times, **fields)
+
     def _prepare_for_a_kill(self) -> None:
-        entry = RunEntry(
-            run_id=self.run_id,
-            recipe=self.artifacts.recipe,
-            started=self.started,
-            ended=now(),
-            outcome="crashed",
-            error=_KILLED,
-            stages=self.stages,
-        )
+        entry = self._until_now(outcome="crashed", error=_KILLED)
         with contextlib.suppress(OSError):
             self.artifacts.unfinished_run.parent.mkdir(parents=True, exist_ok=True)
             self.artifacts.unfinished_run.write_text(entry.model_dump_json(), encoding="utf-8")
@@ -128,16 +124,11 @@ class RunRecord:
         outcome = self._outcome(error, receipt, blessing)
         judged, recipe = receipt or blessing, results.recipe
         release = receipt or (recipe.publish if recipe else None)
-        entry = RunEntry(
-            run_id=self.run_id,
-            recipe=self.artifacts.recipe,
-            started=self.started,
-            ended=now(),
+        entry = self._until_now(
             outcome=outcome,
             verdict=blessing.verdict if blessing else None,
             reasons=judged.reasons if judged else (),
             error=_error(error) if error and outcome in {"failed", "budget spent"} else None,
-            stages=self.stages,
             rows={**validated.rows_out, "quarantined": validated.quarantined} if validated else {},
             drift=drift_summary(
                 validated.drift if validated else None, details.champion_confidence if details else None

@@ -35,6 +35,8 @@ _AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
     "token-classification": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES"),
 }
 """The class that loads a model for a task, and transformers' table of the architectures that it knows."""
+_CLASSES = 5
+"""How many classes to name."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
 
 
@@ -46,8 +48,6 @@ class AnswerOptions:
     """Maximum length of a generated text, in tokens."""
     temperature: float = 0.0
     """Logits are divided by it before a token is drawn; 0 takes the likeliest token, so that an answer repeats."""
-    classes: int = 5
-    """How many classes to name."""
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -130,8 +130,8 @@ class TriedModel:
             fix = "try a shorter text, or load it with transformers to see more"
             raise ModelError(self.where, what, fix) from error
 
-    def _classify(self, text: str, options: AnswerOptions) -> Answer:
-        found = self._pipeline(text, top_k=options.classes, truncation=True)
+    def _classify(self, text: str, _: AnswerOptions) -> Answer:
+        found = self._pipeline(text, top_k=_CLASSES, truncation=True)
         labels = [Label(str(one["label"]), float(one["score"])) for one in found]
         return Answer(text, labels=labels, note=self._unread(text))
 

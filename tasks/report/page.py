@@ -26,9 +26,6 @@ from tasks.report.templates import render_template
 from tasks.report.timings import Timing, read_timings
 
 Tone = Literal["good", "note", "bad", "plain"]
-_MAX_REASON = 1200
-_MAX_ERROR = 4000
-
 _RELEASED: Mapping[str, tuple[Tone, str, str]] = {
     "published": ("good", "Published", ""),
     "proposed": ("note", "Proposed", " Pull request {} waits for approval."),
@@ -106,7 +103,7 @@ def headline(results: RunResults, timings: Mapping[str, Timing] | None) -> Headl
         sentence = f"The run failed in {failed.stage}; the published model has not changed."
         if failed.stage == "publish":
             sentence = "The model is ready, but publishing it failed; the next run tries again."
-        reasons = [truncate(failed.error, _MAX_ERROR)] if failed.error else []
+        reasons = [truncate(failed.error, 4000)] if failed.error else []
         return Headline("bad", f"Failed in {failed.stage}", sentence, reasons, failed.stage, stale)
     if blessing:
         return _judged(results, blessing)
@@ -120,7 +117,7 @@ def headline(results: RunResults, timings: Mapping[str, Timing] | None) -> Headl
 
 
 def _judged(results: RunResults, blessing: Blessing) -> Headline:
-    reasons = [truncate(reason, _MAX_REASON) for reason in blessing.reasons]
+    reasons = [truncate(reason, 1200) for reason in blessing.reasons]
     if blessing.verdict == "refuse":
         return Headline("bad", "Refused", "The candidate misses a demand of the gate and is not published.", reasons)
     if blessing.verdict == "keep":

@@ -86,16 +86,6 @@ class RunResults:
         return {name: body for name, body in stages.items() if name.endswith(f"@{self.artifacts.recipe}")}
 
     @cached_property
-    def train_curve(self) -> Curve:
-        """What was logged of the training."""
-        return _curve(self.artifacts.history / "train.csv")
-
-    @cached_property
-    def validation_curve(self) -> Curve:
-        """What was measured on the validation split."""
-        return _curve(self.artifacts.history / "validation.csv")
-
-    @cached_property
     def quarantine(self) -> Quarantine | None:
         """The rows that were set aside."""
         path = self.artifacts.validated / "quarantine.parquet"
@@ -129,8 +119,7 @@ class RunResults:
 
     def model_metrics(self, model: str) -> Mapping[str, float]:
         """Return the metrics of `model`, `champion` or `untrained`; empty if it was not scored."""
-        found: Mapping[str, float] | None = getattr(self.evaluated, model) if self.evaluated else None
-        return found or {}
+        return self.evaluated.metrics.get(model, {}) if self.evaluated else {}
 
     def value(self, model: str, metric: str | None) -> float | None:
         """Return a model's value of a metric, if it is finite."""
@@ -168,7 +157,7 @@ def read_recipe(artifacts: Artifacts) -> Recipe | None:
         return None
 
 
-def _curve(path: Path) -> Curve:
+def read_curve(path: Path) -> Curve:
     """Return the rows of a CSV file, without values that are missing or not finite."""
     if not path.is_file():
         return []

@@ -25,7 +25,7 @@ from tasks.report.charts import (
     value_range,
 )
 from tasks.report.formatting import finite, gain_class, number, one_line, plural
-from tasks.report.run_results import RunResults
+from tasks.report.run_results import RunResults, read_curve
 
 Section = dict[str, Any]
 MAX_PANELS = 6
@@ -37,16 +37,15 @@ OPPONENTS: Mapping[Opponent, str] = {"champion": "champion", "untrained": "model
 
 def curve_panels(results: RunResults) -> list[Panel]:
     """Return the curves of the loss, of the metric that chose the weights, and of other metrics, in this order."""
-    trained = results.trained
+    trained, folder = results.trained, results.artifacts.history
     best_step, best_metric = (float(trained.best_step), trained.best_metric) if trained else (None, None)
-    names = {name for row in results.validation_curve for name in row} - {"step"}
-    names |= {"loss"} if any("loss" in row for row in results.train_curve) else set()
-    ordered = sorted(names, key=lambda name: (name != "loss", name != best_metric, name))
+    training, validation = read_curve(folder / "train.csv"), read_curve(folder / "validation.csv")
+    names = {name for row in validation for name in row} - {"step"}
+    names |= {"loss"} if any("loss" in row for row in training) else set()
     panels = []
-    for name in ordered[:MAX_PANELS]:
-        train = [(row["step"], row[name]) for row in results.train_curve if name == "loss" and name in row]
-        validation = [(row["step"], row[name]) for row in results.validation_curve if name in row]
-        panels.append(Panel(name, train, validation, best_step))
+    for name in sorted(names, key=lambda name: (name != "loss", name != best_metric, name))[:MAX_PANELS]:
+        train, held_out = ([(row["step"], row[name]) for row in rows if name in row] for rows in (training, validation))
+        panels.append(Panel(name, train if name == "loss" else [], held_out, best_step))
     return panels
 
 
