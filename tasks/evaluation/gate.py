@@ -31,15 +31,8 @@ def judge(
 ) -> tuple[Verdict, list[str]]:
     """Return the verdict on the candidate, and its reasons.
 
-    Args:
-        gate: what the recipe demands.
-        details: comparisons and slices.
-        metric: the one that decides.
-        metrics: the candidate's.
-        has_champion: whether a champion was scored.
-        is_champion: the candidate has the champion's weights, so the champion was not scored.
-        rolled_back_reason: why a release of the same weights was rolled back, if one was.
-        row_use: with `over: test_rows`, unless nothing was compared.
+    `metric` decides; `metrics` are the candidate's. `has_champion`: a champion was scored. `is_champion`: the candidate has its weights,
+    so it was not. `rolled_back_reason`: why a release of the same weights was rolled back, if one was. `row_use`: with `over: test_rows`.
     """
     if is_champion:
         return "keep", ["the published model has the same weights: there is nothing to publish"]

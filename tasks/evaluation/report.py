@@ -16,8 +16,6 @@ Number = Annotated[float, BeforeValidator(lambda value: nan if value is None els
 Verdict = Literal["publish", "keep", "refuse"]
 Opponent = Literal["champion", "untrained"]
 """A model that the candidate is compared with."""
-_SMALLEST_P_VALUE = 1e-12
-"""Smaller p-values are reported as below this."""
 
 
 def confidence_text(confidence: float) -> str:
@@ -97,7 +95,7 @@ class Comparison(Report):
             return f"{text}, but {self.too_few(confidence) or few}"
         text += f" ({confidence_text(confidence)} interval {low:.4g} to {high:.4g} {side}"
         if self.p_value is not None:
-            text += f"; McNemar p = {self.p_value:.2g}" if self.p_value > _SMALLEST_P_VALUE else "; McNemar p < 1e-12"
+            text += f"; McNemar p = {self.p_value:.2g}" if self.p_value > 1e-12 else "; McNemar p < 1e-12"
         if self.groups is not None:
             text += f"; {self.rows} rows of {self.groups} groups"
         if self.left_out:

@@ -26,7 +26,6 @@ from tasks import digests
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation import champion, gate
 from tasks.evaluation.analysis import Analysis
-from tasks.evaluation.champion_confidence import measure_confidence
 from tasks.evaluation.plan import EvaluationPlan, plan_evaluation
 from tasks.evaluation.receipt_log import log_verdict, read_entries
 from tasks.evaluation.report import Blessing, EvaluationReport, RowUse
@@ -164,7 +163,7 @@ def score_models(plan: EvaluationPlan, folder: Path) -> tuple[dict[str, ScoredMo
             groups=plan.groups,
         )
         if one.name == "champion" and plan.new_rows:
-            confidence = measure_confidence(
+            confidence = champion.measure_confidence(
                 network,
                 one.reader.encoder(plan.text.limit, resampler.state),
                 plan.new_rows,

@@ -74,16 +74,13 @@ class RunRecord:
         earlier, start = self.stages.get(name), time.monotonic()
         self.stages[name] = StageRun(outcome="crashed", seconds=earlier.seconds if earlier else 0.0)
         self._prepare_for_a_kill()
-        outcome = "failed"
         try:
             yield
             outcome = outcomes[name]
             if earlier and earlier.outcome in _DONE and outcome == "unchanged":  # now, the second time in this run
                 outcome = earlier.outcome
-        except Exception:
-            raise
-        except BaseException:
-            outcome = "cancelled"
+        except BaseException as error:
+            outcome = "failed" if isinstance(error, Exception) else "cancelled"
             raise
         finally:
             seconds = time.monotonic() - start + (earlier.seconds if earlier else 0.0)

@@ -6,10 +6,9 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from params import EvergreenError, ModelError, Recipe, load
 from params.dvc_files import recorded_stages
@@ -28,11 +27,9 @@ Curve = Sequence[Mapping[str, float]]
 _EXAMPLES = 5
 
 
-@dataclass(frozen=True)
-class Quarantine:
+class Quarantine(NamedTuple):
     """The rows that were set aside."""
 
-    rows: int
     reasons: Sequence[tuple[str, int]]
     """Each reason with its number of rows, the most frequent first; a row may have several reasons."""
     examples: Sequence[Mapping[str, Any]]
@@ -99,7 +96,7 @@ class RunResults:
                 for reasons in batch.column(0).to_pylist():
                     counts.update(dict.fromkeys(map(_kind_of_reason, reasons or ()), 1))
             first = next(file.iter_batches(_EXAMPLES), None)
-            return Quarantine(file.metadata.num_rows, counts.most_common(), first.to_pylist() if first else [])
+            return Quarantine(counts.most_common(), first.to_pylist() if first else [])
 
     @property
     def metric(self) -> str | None:
