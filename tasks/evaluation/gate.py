@@ -38,10 +38,7 @@ def judge(
         return "keep", ["the published model has the same weights: there is nothing to publish"]
     deciding = {one.against: one for one in details.comparisons if one.metric == metric}
     start = deciding.get("untrained")
-    failures = [
-        *_missed_floors(gate, details.directions, metrics),
-        *_missed_slice_floors(gate, details.slices),
-    ]
+    failures = [*_missed_floors(gate, details.directions, metrics), *_missed_slice_floors(gate, details.slices)]
     if not has_champion and start and not passes(start, gate):
         failures.append(f"a first release must be better than the model before training: {describe(start, gate)}")
     new_rows = "take rows that no comparison has used and no model has learned from (docs/gate.md)"

@@ -51,7 +51,6 @@ class EvaluationPlan:
     """What an evaluation does."""
 
     settings: Evaluation
-    """Gate and slices, among others."""
     resampler: Resampler
     """With the objective and what it learned."""
     batch_size: int
@@ -61,7 +60,6 @@ class EvaluationPlan:
     """Whether the smallest or the largest value of each metric is best."""
     rows: SplitRows
     groups: RowGroups | None
-    """Which of the rows belong together; None if each is on its own."""
     models: tuple[PlannedModel, ...]
     """In this order, the candidate first."""
     text: CommonText

@@ -66,10 +66,7 @@ def read_histories(
 ) -> list[RecipeHistory]:
     """Return the history of every recipe in params/ and of every other one that has left a log, by name.
 
-    Args:
-        root: the project's root.
-        schedules: of each recipe.
-        succeeded: when a run of a recipe last succeeded, as far as others know.
+    `succeeded`: when a run of a recipe last succeeded, as far as others know.
     """
     logs = [*root.glob("runs/*/runs.jsonl"), *root.glob("runs/*/release/log.jsonl")]
     names = {path.relative_to(root).parts[1] for path in logs} | {path.stem for path in root.glob("params/*.yaml")}

@@ -13,7 +13,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self, cast
 
 from params import BudgetSpentError, EvergreenError, ModelError, Recipe
@@ -55,9 +54,7 @@ class RunRecord:
         self._prepare_for_a_kill()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             if error is None:
                 self.artifacts.succeeded.touch()

@@ -35,8 +35,6 @@ _AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
     "token-classification": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES"),
 }
 """The class that loads a model for a task, and transformers' table of the architectures that it knows."""
-_CLASSES = 5
-"""How many classes to name."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
 
 
@@ -131,7 +129,7 @@ class TriedModel:
             raise ModelError(self.where, what, fix) from error
 
     def _classify(self, text: str, _: AnswerOptions) -> Answer:
-        found = self._pipeline(text, top_k=_CLASSES, truncation=True)
+        found = self._pipeline(text, top_k=5, truncation=True)
         labels = [Label(str(one["label"]), float(one["score"])) for one in found]
         return Answer(text, labels=labels, note=self._unread(text))
 
@@ -199,21 +197,17 @@ def _load_network(folder: Path, task: Task, where: str) -> PreTrainedModel:
     import transformers
 
     auto_class = getattr(transformers, _AUTO_CLASSES[task][0])
-    if is_adapter(folder):
-        with _load_errors(where):
-            return load_trained_model(folder, auto_class)
-    if not any(folder.glob("*.safetensors")):
-        what = "it has no weights as safetensors"
-        raise ModelError(where, what, "name a revision with a whole model; weights as pickle are not loaded")
+    network: PreTrainedModel
     with _load_errors(where):
+        if is_adapter(folder):
+            return load_trained_model(folder, auto_class)
         network, info = auto_class.from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     if missing := sorted(info["missing_keys"]):
         what = f"its weights lack {', '.join(missing[:5])}, so its answers would be random"
         raise ModelError(where, what, "name a revision with a whole model")
-    loaded: PreTrainedModel = network
-    return loaded
+    return network
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ from tasks.validation.report import ValidationReport
 
 Curve = Sequence[Mapping[str, float]]
 """Rows of a curve: `step`, and the finite values by name."""
-_EXAMPLES = 5
 
 
 class Quarantine(NamedTuple):
@@ -70,12 +69,6 @@ class RunResults:
         stages = STAGES if self.local else STAGES[:-1]
         return [stage for stage in stages if self.artifacts.report(stage).exists()]
 
-    @cached_property
-    def recipe_text(self) -> str:
-        """The recipe as its file has it."""
-        path = self.artifacts.recipe_path
-        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
     @property
     def dvc_lock(self) -> Mapping[str, Any]:
         """The stages of this recipe in dvc.lock, by name."""
@@ -95,7 +88,7 @@ class RunResults:
             for batch in file.iter_batches(columns=["reasons"]):
                 for reasons in batch.column(0).to_pylist():
                     counts.update(dict.fromkeys(map(_kind_of_reason, reasons or ()), 1))
-            first = next(file.iter_batches(_EXAMPLES), None)
+            first = next(file.iter_batches(5), None)
             return Quarantine(counts.most_common(), first.to_pylist() if first else [])
 
     @property

@@ -37,9 +37,9 @@ def record_timing(artifacts: Artifacts, timing: Timing) -> None:
         StorageError: the disk is full or read-only.
     """
     save_report(timing, _path(artifacts, timing.stage))
-    for later in STAGES[STAGES.index(timing.stage) + 1 :]:
-        if (failed := read_timings(artifacts).get(later)) and failed.failed:
-            _path(artifacts, later).unlink()
+    for stage, earlier in read_timings(artifacts).items():
+        if earlier.failed and STAGES.index(stage) > STAGES.index(timing.stage):
+            _path(artifacts, stage).unlink()
 
 
 def read_timings(artifacts: Artifacts) -> dict[str, Timing]:
