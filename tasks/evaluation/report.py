@@ -24,10 +24,9 @@ def confidence_text(confidence: float) -> str:
 
 
 def least_observations(confidence: float) -> int:
-    """Return how many rows or groups an interval needs.
+    """Return how many rows or groups an interval needs: so many that winning on all of them is as rare as the error of one end.
 
-    Half of all models that are no better win on the first of them, a quarter on the first two, and so on. Before that is as rare
-    as the error of one end, nothing can be concluded (the sign test; 6 at 95%).
+    Half of all models that are no better win on the first of them, a quarter on the first two, and so on (the sign test; 6 at 95%).
     """
     return ceil(log2(2 / (1 - confidence)) - 1e-9)
 

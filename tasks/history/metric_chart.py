@@ -52,8 +52,8 @@ def draw_metric(runs: Sequence[RunEntry]) -> Figure:
         champions = [(_days(run.started), one.champion) for run, one in found if one.champion is not None]
         if champions:  # between two runs, the champion is the one that the later run met
             marker = "D" if len(champions) == 1 else ""
-            line = {"linewidth": 1.6, "drawstyle": "steps-pre", "marker": marker, "markersize": 5}
-            axes.plot(*zip(*champions, strict=True), color=CHAMPION, **line)
+            days, levels = zip(*champions, strict=True)
+            axes.plot(days, levels, color=CHAMPION, linewidth=1.6, drawstyle="steps-pre", marker=marker, markersize=5)
         _candidates(axes, found, low, high)
         _lines(axes, [(_days(time), low, low + 0.05 * (high - low)) for time in failed], BAD, 2.0)
         _label_axes(axes, last - first)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 WIDTH = 320.0
 """Width of a chart in pixels: a phone can show it without scaling the text down."""
 _LIGHT_PAGE = files("tasks.report").joinpath("page.css").read_text("utf-8").partition("@media")[0]
-_COLOURS = dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6});", _LIGHT_PAGE))
+_COLOURS: dict[str, str] = dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6});", _LIGHT_PAGE))
 """The colours of the light page by the names of their CSS variables; no two are equal."""
 _VARIABLES = {colour: f"var(--{name})" for name, colour in _COLOURS.items()}
 INK, SOFT, LINE, CARD = (_COLOURS[name] for name in ("ink", "soft", "line", "card"))
