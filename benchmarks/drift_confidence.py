@@ -25,7 +25,7 @@ from sklearn.pipeline import make_pipeline
 from benchmarks.drift import CONFIDENCES, read
 from params.schema import ObjectiveChoice
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, DriftReport
-from tasks.evaluation.champion_confidence import compare_confidence
+from tasks.evaluation.champion import compare_confidence
 from tasks.evaluation.scoring import Scores
 from trainer import objectives
 

@@ -25,8 +25,8 @@ import numpy as np
 from benchmarks.gate_families import FAMILIES, FEW, Accuracy, Family, few, gain_of_counts
 from params.schema import Gate, ObjectiveChoice
 from tasks.evaluation.gate import judge, passes
-from tasks.evaluation.report import Comparison, SliceResult
-from tasks.evaluation.scoring import ScoredModel, ScoredModels, Scores
+from tasks.evaluation.report import Comparison, Details, SliceResult
+from tasks.evaluation.scoring import Scores
 from tasks.evaluation.statistics import Gain, Resampler
 from trainer import objectives
 
@@ -126,8 +126,16 @@ def slice_cells(pairs: int, seed: int = 0, slices: int = 50) -> Iterator[SliceCe
     """Yield the alarm rates of gates on slices; the models differ on 10% of the rows, or on more where they must."""
     gates = [Gate(slice_margin=0.05, margin=0.5), Gate(slice_floors={"accuracy": 0.8}, margin=0.5)]
     all_rows = comparison("accuracy", gain_of_counts(10, 10, 1000), 1000)
-    nothing = ScoredModel(Scores(np.arange(0), {}), {"accuracy": 0.85})
-    scored = ScoredModels("accuracy", {"accuracy": "max"}, nothing, None, nothing)
+    details = Details(
+        confidence=0.95,
+        resamples=0,
+        directions={"accuracy": "max"},
+        intervals={},
+        comparisons=[all_rows],
+        slices=[],
+        worst=[],
+        calibration=None,
+    )
     for rows in (30, 60, 200):
         for truth, (first, others, is_error) in SLICE_TRUTHS.items():
             random = np.random.default_rng([seed, rows, *(ord(letter) for letter in truth)])
@@ -139,15 +147,17 @@ def slice_cells(pairs: int, seed: int = 0, slices: int = 50) -> Iterator[SliceCe
             for gate in gates:
                 alarms = 0
                 for pair in counts:
-                    verdict = judge(
+                    found = [_slice(*one, rows, by_margin=gate.slice_margin is not None) for one in pair]
+                    verdict, _ = judge(
                         gate,
-                        scored,
-                        comparisons=[all_rows],
-                        slices=[_slice(*one, rows, by_margin=gate.slice_margin is not None) for one in pair],
+                        details.model_copy(update={"slices": found}),
+                        metric="accuracy",
+                        metrics={"accuracy": 0.85},
+                        has_champion=True,
                         is_champion=False,
                         rolled_back_reason=None,
                     )
-                    alarms += verdict.verdict != "publish"
+                    alarms += verdict != "publish"
                 name = "slice_margin: 0.05" if gate.slice_margin else "slice_floors: 0.8"
                 yield SliceCell(name, truth, slices, rows, is_error, pairs, alarms / pairs)
 

@@ -103,8 +103,7 @@ def outcome_lines(artifacts: Artifacts, reasons: Sequence[str], receipt: Receipt
 def _metric_lines(artifacts: Artifacts, reasons: Sequence[str]) -> Iterator[str]:
     """The metric that decides, of each model; and the difference with its interval, unless a reason says it."""
     report = read_report(artifacts, EvaluationReport)
-    models = {"model": report.model, "champion": report.champion, "untrained": report.untrained}
-    values = [f"{name} {of[report.metric]:.4g}" for name, of in models.items() if of and report.metric in of]
+    values = [f"{name} {of[report.metric]:.4g}" for name, of in report.metrics.items() if report.metric in of]
     yield f"{report.metric}: {', '.join(values)} ({report.rows:,} rows of {report.split})"
     details = read_report(artifacts, Details)
     compared = (one for one in details.comparisons if one.metric == report.metric)

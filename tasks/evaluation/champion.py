@@ -1,27 +1,40 @@
-"""The champion: the published model, which is scored beside the one that may replace it."""
+"""The champion: the published model, which is scored beside the one that may replace it.
+
+Its confidence is the part of drift that needs a model: whether it is less sure of the new train rows than of the held-out ones. It
+learned from neither. The train rows that it did learn from would not do: a model is surer of those than of any others.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
+import math
 import shutil
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from params import ModelError, TransientError
+from params import DataError, ModelError, TransientError
 from params.foundation.artifacts import Artifacts, replace_folder_atomically
 from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE
+from tasks.drift import two_sample
+from tasks.drift.report import CONFIDENCE_ERROR_SHARE, ChampionConfidence, Change, DriftReport
 from tasks.evaluation.reading import ModelInputReader
 from tasks.evaluation.report import Champion
+from tasks.evaluation.scoring import RowGroups, Scores, score
 from tasks.hub_client.connection import chosen_endpoint, open_repository
+from tasks.progress import progress
+from tasks.shards.split_rows import SplitRows
+from tasks.tokenization.encoding import Encoder
 from tasks.tokenization.tokenizers import NO_LIMIT
 from trainer import objectives
+from trainer.loop.metrics import EvaluationMetrics
 from trainer.runtime.library_errors import remote_code_error
 from trainer.runtime.model_files import check_model_files
 
@@ -32,6 +45,8 @@ if TYPE_CHECKING:
     from trainer.objectives.bases.objective import Objective, ObjectiveState
 
 logger = logging.getLogger(__name__)
+_MAX_HELD_OUT = 10_000
+_PERMUTATIONS = 1999
 
 
 class _Record(BaseModel):
@@ -84,26 +99,19 @@ def _released_limit(repository: Repository, champion: Champion) -> int:
     """Return how many tokens of a text the champion's tokenizer reads; 0 if it does not say."""
     from tasks.hub_client.repository import MAX_SETTINGS_BYTES
 
-    def read() -> bytes | None:
-        return repository.read(champion.commit, "tokenizer_config.json", max_bytes=MAX_SETTINGS_BYTES)
-
-    content = repository.retry_until_clear(read) or b"{}"
+    commit, name = champion.commit, "tokenizer_config.json"
+    content = repository.retry_until_clear(lambda: repository.read(commit, name, max_bytes=MAX_SETTINGS_BYTES))
     with champion_errors(champion):
-        found = int(json.loads(content).get("model_max_length", 0))
+        found = int(json.loads(content or b"{}").get("model_max_length", 0))
         return found if found < NO_LIMIT else 0
 
 
 def champion_reading(
     folder: Path, choice: ObjectiveChoice, *, max_length: int, champion: Champion, columns: Collection[str]
 ) -> ModelInputReader:
-    """Return how the champion reads rows: with its own tokenizer, and the options that its release records.
+    """Return how the champion, whose files are in `folder`, reads rows with these `columns`: with its own tokenizer and recorded options.
 
-    Args:
-        folder: its files.
-        choice: what the candidate learns.
-        max_length: the candidate's, for a champion without one.
-        champion: for messages.
-        columns: of the rows.
+    `choice` is the candidate's objective, and `max_length` its limit, for a champion without one.
 
     Raises:
         ModelError: it cannot read rows of this recipe.
@@ -113,7 +121,10 @@ def champion_reading(
     with champion_errors(champion):
         check_model_files(folder, adapter=True)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        objective = objectives.build(choice).as_released(_released_options(folder, choice.name))
+        record, options = folder / PROVENANCE, None
+        if record.exists() and (made := _Record.model_validate_json(record.read_bytes()).objective).name == choice.name:
+            options = made.options
+        objective = objectives.build(choice).as_released(options)
         if lacking := sorted(objective.columns().keys() - set(columns)):
             raise ValueError(f"its prompt needs the column {lacking[0]!r}, which the rows do not have")
         objective.prepare_tokenizer(tokenizer)
@@ -152,10 +163,77 @@ def champion_errors(champion: Champion) -> Iterator[None]:
         raise remote_code_error(champion.where, error) or ModelError(champion.where, what + why, fix) from error
 
 
-def _released_options(folder: Path, name: str) -> dict[str, Any] | None:
-    """Return the options of the objective `name` that a release records; None if it records none, or another objective."""
-    path = folder / PROVENANCE
-    if not path.exists():
-        return None
-    found = _Record.model_validate_json(path.read_bytes()).objective
-    return found.options if found.name == name else None
+def reason_not_comparable(objective: Objective[Any], drift: DriftReport | None, published: ChampionStatus) -> str:
+    """Return why the champion's confidence cannot be compared; empty if it can. `drift` is what validate found, if it looked."""
+    if drift is None:
+        return "validate did not look for new rows (validation.drift)"
+    if not objectives.overrides(objective, "confidence"):
+        return "without labels, the scores of this objective do not say how sure a model is"
+    if published.champion is None:
+        return f"no model was published yet as {drift.repo_id}"
+    if published.folder is None:
+        return "the model of this run is the published one"
+    revision = published.champion.tag or published.champion.commit
+    if drift.revision == revision:
+        return drift.reason or ("" if drift.new_row_ids else "there are no new rows")
+    seen = drift.reason or f"it compared with {drift.revision}"
+    return f"validate did not look at {revision}, which is published now: {seen}"
+
+
+def measure_confidence(
+    network: PreTrainedModel,
+    encoder: Encoder,
+    drift: DriftReport,
+    held_out: Scores,
+    *,
+    train: SplitRows,
+    batch_size: int,
+    split: str,
+    seed: int,
+) -> ChampionConfidence:
+    """Score the new rows, a sample that fits into memory, and compare; what goes wrong is a reason, because this only reports."""
+    objective, ids = encoder.objective, drift.new_row_ids
+    try:
+        picked = progress(train.pick(ids), what="evaluate: new rows for the champion", total=len(ids))
+        examples = [example for row in picked for encoded in encoder.encode([row]) for example in encoded.examples]
+        if not examples:
+            return ChampionConfidence(reason=f"{train.folder}: the new rows give no sequence of tokens")
+        new = score(
+            network,
+            sorted(examples, key=objective.length, reverse=True),
+            objective=objective,
+            metrics=EvaluationMetrics(objective, state=encoder.state, tokenizer=encoder.tokenizer, metrics=None),
+            batch_size=batch_size,
+            name="champion on new rows",
+            groups=RowGroups.read(train, ids),
+        )
+    except (DataError, ModelError) as error:
+        return ChampionConfidence(reason=f"{error.where}: {error.what}")
+    return compare_confidence(objective, drift, held_out, new, split=split, seed=seed)
+
+
+def compare_confidence(
+    objective: Objective[Any], drift: DriftReport, held_out: Scores, new: Scores, *, split: str, seed: int
+) -> ChampionConfidence:
+    """Compare the champion's scores of new rows with those of a held-out split: the mean falls, and not by chance."""
+    random = np.random.default_rng(seed)
+    if len(held_out) > _MAX_HELD_OUT:
+        held_out = held_out.take(np.sort(random.choice(len(held_out), _MAX_HELD_OUT, replace=False)))
+    known, found = (objective.confidence(scores.columns) for scores in (held_out, new))
+    assert known is not None
+    assert found is not None
+    sides = two_sample.Observations.of(len(known), len(found), (held_out.groups, new.groups))
+    error = (1 - drift.confidence) * CONFIDENCE_ERROR_SHARE
+    permutations = max(_PERMUTATIONS, math.ceil(2 / error) - 1)
+    values = np.concatenate([known, found])
+    before, now, p_value = two_sample.mean_decrease_test(values, sides, two_sample.Permutations(permutations, random))
+    change = Change(
+        what="confidence of the published model",
+        measure="fall of the mean",
+        effect=round(before - now, 4),
+        floor=drift.min_confidence_fall,
+        p_value=p_value,
+        moved=p_value <= error and before - now >= drift.min_confidence_fall,
+        detail=f"mean {now:.3f} on {len(new):,} new rows, {before:.3f} on {len(held_out):,} {split} rows",
+    )
+    return ChampionConfidence(revision=drift.revision, change=change)

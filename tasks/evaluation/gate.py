@@ -31,24 +31,14 @@ def judge(
 ) -> tuple[Verdict, list[str]]:
     """Return the verdict on the candidate, and its reasons.
 
-    Args:
-        gate: what the recipe demands.
-        details: comparisons and slices.
-        metric: the one that decides.
-        metrics: the candidate's.
-        has_champion: whether a champion was scored.
-        is_champion: the candidate has the champion's weights, so the champion was not scored.
-        rolled_back_reason: why a release of the same weights was rolled back, if one was.
-        row_use: with `over: test_rows`, unless nothing was compared.
+    `metric` decides; `metrics` are the candidate's. `has_champion`: a champion was scored. `is_champion`: the candidate has its weights,
+    so it was not. `rolled_back_reason`: why a release of the same weights was rolled back, if one was. `row_use`: with `over: test_rows`.
     """
     if is_champion:
         return "keep", ["the published model has the same weights: there is nothing to publish"]
     deciding = {one.against: one for one in details.comparisons if one.metric == metric}
     start = deciding.get("untrained")
-    failures = [
-        *_missed_floors(gate, details.directions, metrics),
-        *_missed_slice_floors(gate, details.slices),
-    ]
+    failures = [*_missed_floors(gate, details.directions, metrics), *_missed_slice_floors(gate, details.slices)]
     if not has_champion and start and not passes(start, gate):
         failures.append(f"a first release must be better than the model before training: {describe(start, gate)}")
     new_rows = "take rows that no comparison has used and no model has learned from (docs/gate.md)"

@@ -14,10 +14,9 @@ from params.foundation.artifacts import Artifacts
 from params.schema import Direction, Evaluation, Launch, Model, ObjectiveChoice
 from tasks.drift.report import DriftReport
 from tasks.evaluation import champion
-from tasks.evaluation.champion_confidence import reason_not_comparable
-from tasks.evaluation.groups import RowGroups
 from tasks.evaluation.reading import CommonText, ModelInputReader
 from tasks.evaluation.report import Champion
+from tasks.evaluation.scoring import RowGroups
 from tasks.evaluation.statistics import Resampler
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
@@ -52,7 +51,6 @@ class EvaluationPlan:
     """What an evaluation does."""
 
     settings: Evaluation
-    """Gate and slices, among others."""
     resampler: Resampler
     """With the objective and what it learned."""
     batch_size: int
@@ -62,7 +60,6 @@ class EvaluationPlan:
     """Whether the smallest or the largest value of each metric is best."""
     rows: SplitRows
     groups: RowGroups | None
-    """Which of the rows belong together; None if each is on its own."""
     models: tuple[PlannedModel, ...]
     """In this order, the candidate first."""
     text: CommonText
@@ -113,12 +110,8 @@ def plan_evaluation(
             encoder = own.encoder(published.max_length, state)
             text = CommonText(encoder.max_length, own.encode(rows, encoder, folder / "own", workers))
 
-    def load_model() -> PreTrainedModel:
-        return load_trained_model(artifacts.model, built.model_class())
-
-    def load_untrained() -> PreTrainedModel:
-        return untrained_model(model, objective=built, state=state, tokenizer=tokenizer, seed=seed)
-
+    load_model = partial(load_trained_model, artifacts.model, built.model_class())
+    load_untrained = partial(untrained_model, model, objective=built, state=state, tokenizer=tokenizer, seed=seed)
     by_itself = artifacts.tokens / evaluation.split
     sequences = text.own or by_itself
     if not text.is_cut:
@@ -135,7 +128,7 @@ def plan_evaluation(
         one.reader.objective.set_reference(load_untrained)
     has_report = artifacts.report("validate").exists()
     drift = read_report(artifacts, ValidationReport).drift if has_report else None
-    reason = reason_not_comparable(built, drift, published)
+    reason = champion.reason_not_comparable(built, drift, published)
     return EvaluationPlan(
         settings=evaluation,
         resampler=Resampler(built, state, resamples=gate.resamples, confidence=gate.comparison_confidence, seed=seed),

@@ -191,10 +191,8 @@ class CommonText:
             whole = (_whole_rows(sequences, one_window=limit < wanted) for sequences in written)
             left_out = np.setdiff1d(every, np.intersect1d(next(whole), next(whole)))
         if len(left_out) > _MAX_LEFT_OUT * len(every):
-            what = (
-                f"{len(left_out)} of {len(every)} held-out rows are not read as a whole by both candidate and champion"
-            )
-            what += f" with {limit} tokens, so they cannot be compared"
+            what = f"{len(left_out)} of {len(every)} held-out rows are not read as a whole by both candidate and"
+            what += f" champion with {limit} tokens, so they cannot be compared"
             fix = "set tokenization.max_length to a number of tokens that nearly all rows fit into"
             if limit < wanted:
                 fix = f"use a model with {wanted} positions or more, which the other model reads"

@@ -96,15 +96,8 @@ def log_receipt(artifacts: Artifacts, receipt: Receipt, blessing: Blessing, eval
 
 def _evaluation(blessing: Blessing, evaluated: EvaluationReport) -> dict[str, Any]:
     """Return the fields of an entry that say what was evaluated, and the metrics."""
-    metrics = {"model": evaluated.model, "champion": evaluated.champion, "untrained": evaluated.untrained}
-    return {
-        "verdict": blessing.verdict,
-        "weights": blessing.model,
-        "data": blessing.data,
-        "recipe": blessing.recipe,
-        "metric": blessing.metric,
-        "metrics": {name: values for name, values in metrics.items() if values is not None},
-    }
+    fields = {"verdict": blessing.verdict, "weights": blessing.model, "metric": blessing.metric}
+    return fields | {"data": blessing.data, "recipe": blessing.recipe, "metrics": evaluated.metrics}
 
 
 def append_entry(artifacts: Artifacts, entry: ReceiptLogEntry) -> None:

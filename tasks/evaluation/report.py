@@ -16,8 +16,6 @@ Number = Annotated[float, BeforeValidator(lambda value: nan if value is None els
 Verdict = Literal["publish", "keep", "refuse"]
 Opponent = Literal["champion", "untrained"]
 """A model that the candidate is compared with."""
-_SMALLEST_P_VALUE = 1e-12
-"""Smaller p-values are reported as below this."""
 
 
 def confidence_text(confidence: float) -> str:
@@ -26,10 +24,9 @@ def confidence_text(confidence: float) -> str:
 
 
 def least_observations(confidence: float) -> int:
-    """Return how many rows or groups an interval needs.
+    """Return how many rows or groups an interval needs: so many that winning on all of them is as rare as the error of one end.
 
-    Half of all models that are no better win on the first of them, a quarter on the first two, and so on. Before that is as rare
-    as the error of one end, nothing can be concluded (the sign test; 6 at 95%).
+    Half of all models that are no better win on the first of them, a quarter on the first two, and so on (the sign test; 6 at 95%).
     """
     return ceil(log2(2 / (1 - confidence)) - 1e-9)
 
@@ -53,6 +50,12 @@ class EvaluationReport(Report):
     """Metrics of the published model, on the same rows."""
     max_length: int | None = None
     """Most tokens of a text that the candidate read; None if it kept the limits of its recipe."""
+
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """The metrics of each model that was scored."""
+        named = {"model": self.model, "champion": self.champion, "untrained": self.untrained}
+        return {name: metrics for name, metrics in named.items() if metrics is not None}
 
 
 class Interval(Report):
@@ -91,7 +94,7 @@ class Comparison(Report):
             return f"{text}, but {self.too_few(confidence) or few}"
         text += f" ({confidence_text(confidence)} interval {low:.4g} to {high:.4g} {side}"
         if self.p_value is not None:
-            text += f"; McNemar p = {self.p_value:.2g}" if self.p_value > _SMALLEST_P_VALUE else "; McNemar p < 1e-12"
+            text += f"; McNemar p = {self.p_value:.2g}" if self.p_value > 1e-12 else "; McNemar p < 1e-12"
         if self.groups is not None:
             text += f"; {self.rows} rows of {self.groups} groups"
         if self.left_out:

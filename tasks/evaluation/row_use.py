@@ -8,9 +8,8 @@ whose hash is below the largest in a sketch are a random sample, and the sketch 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,50 +24,47 @@ if TYPE_CHECKING:
 
     from trainer.objectives.bases.objective import Objective
 
+    RowHashes = NDArray[np.uint64]  # (N,), ascending and distinct
+
 _SKETCH_SIZE = 64
 
 
-@dataclass(frozen=True)
-class RowHashes:
-    """The rows of a split, known by their inputs: a new column or a corrected target does not make a row a new one."""
-
-    hashes: NDArray[np.uint64]
-    """(N,), ascending and distinct."""
-
-    @classmethod
-    def of(cls, texts: Iterable[str]) -> RowHashes:
-        """Hash texts. `data.split` uses another hash: with the same one, held-out rows would all have similar hashes."""
-        digests = b"".join(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts)
-        return cls(np.unique(np.frombuffer(digests, np.uint64)))
-
-    @classmethod
-    def read(cls, rows: SplitRows, row_ids: NDArray[np.int64], objective: Objective[Any]) -> dict[SketchOf, RowHashes]:
-        """Hash the rows of a split that are in `row_ids`, as sketches have them now and as older ones do.
-
-        A row without an input, such as the text of a completion alone, is known by its whole text.
-        """
-        scored, inputs, texts = set(row_ids.tolist()), list[str](), list[str]()
-        for row in rows.rows():
-            if row[ROW_ID] in scored:
-                texts.append(objective.text(row))
-                given = objective.input_text(row)
-                inputs.append(given if given.strip() else texts[-1])
-        return {"inputs": cls.of(inputs), "texts": cls.of(texts)}
-
-    def sketch(self) -> tuple[str, ...]:
-        """Return the smallest hashes, in hexadecimal."""
-        return tuple(f"{value:016x}" for value in self.hashes[:_SKETCH_SIZE].tolist())
-
-    def share_in(self, sketch: Sequence[str]) -> float:
-        """Estimate which share of the rows is among the rows of a sketch; 1, which is cautious, if nothing can be said."""
-        found = np.array([int(value, 16) for value in sketch], np.uint64)
-        holds_all = len(found) < _SKETCH_SIZE
-        sample = self.hashes if holds_all else self.hashes[self.hashes <= found[-1]]
-        return float(np.isin(sample, found).mean()) if len(sample) else 1.0
+def row_hashes(texts: Iterable[str]) -> RowHashes:
+    """Hash texts. `data.split` uses another hash: with the same one, held-out rows would all have similar hashes."""
+    digests = b"".join(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts)
+    return np.unique(np.frombuffer(digests, np.uint64))
 
 
-@dataclass(frozen=True)
-class ComparisonId:
+def read_row_hashes(
+    rows: SplitRows, row_ids: NDArray[np.int64], objective: Objective[Any]
+) -> dict[SketchOf, RowHashes]:
+    """Hash the rows of a split that are in `row_ids`, as sketches have them now and as older ones do.
+
+    A row is known by its input: a new column or a corrected target does not make it a new one. A row without an input, such as
+    the text of a completion alone, is known by its whole text.
+    """
+    scored, inputs, texts = set(row_ids.tolist()), list[str](), list[str]()
+    for row in rows.rows():
+        if row[ROW_ID] in scored:
+            texts.append(objective.text(row))
+            given = objective.input_text(row)
+            inputs.append(given if given.strip() else texts[-1])
+    return {"inputs": row_hashes(inputs), "texts": row_hashes(texts)}
+
+
+def sketch_of(hashes: RowHashes) -> tuple[str, ...]:
+    """Return the smallest hashes, in hexadecimal."""
+    return tuple(f"{value:016x}" for value in hashes[:_SKETCH_SIZE].tolist())
+
+
+def share_in(earlier: Sequence[str], hashes: RowHashes) -> float:
+    """Estimate which share of rows is among the rows of an earlier sketch; 1, which is cautious, if nothing can be said."""
+    found = np.array([int(value, 16) for value in earlier], np.uint64)
+    sample = hashes if len(found) < _SKETCH_SIZE else hashes[hashes <= found[-1]]  # a smaller sketch holds all rows
+    return float(np.isin(sample, found).mean()) if len(sample) else 1.0
+
+
+class ComparisonId(NamedTuple):
     """What makes a comparison another one. Whoever evaluates again with the same of all these gets the same result."""
 
     repo_id: str
@@ -89,16 +85,11 @@ def row_use(
     `gate.confidence`, even if `gate.comparisons` was changed in between.
     """
     earlier: dict[ComparisonId, float] = {}
-    for entry in entries:
-        if entry.event == "verdict" and entry.row_sketch and entry.confidence:
-            error = (1 - entry.confidence) / (1 - gate.comparison_confidence)
-            uses = error * hashes[entry.row_sketch_of].share_in(entry.row_sketch)
-            earlier[_id_of(entry)] = max(uses, earlier.get(_id_of(entry), 0.0))
-    earlier.pop(comparison, None)
-    here = (comparison.repo_id, comparison.endpoint)
-    total = sum(uses for one, uses in earlier.items() if (one.repo_id, one.endpoint) == here)
-    return RowUse(uses=total, comparisons=gate.planned_comparisons)
-
-
-def _id_of(entry: ReceiptLogEntry) -> ComparisonId:
-    return ComparisonId(entry.repo_id, entry.endpoint, entry.weights, entry.commit, entry.data, entry.metric)
+    for one in entries:
+        made = ComparisonId(one.repo_id, one.endpoint, one.weights, one.commit, one.data, one.metric)
+        is_here = made[:2] == comparison[:2]
+        if one.event == "verdict" and one.row_sketch and one.confidence and is_here and made != comparison:
+            error = (1 - one.confidence) / (1 - gate.comparison_confidence)
+            uses = error * share_in(one.row_sketch, hashes[one.row_sketch_of])
+            earlier[made] = max(uses, earlier.get(made, 0.0))
+    return RowUse(uses=sum(earlier.values()), comparisons=gate.planned_comparisons)

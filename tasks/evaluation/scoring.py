@@ -1,24 +1,27 @@
 """Scores of every row of a split.
 
 Logits are reduced to scores batch by batch. Memory holds only the scores: for each row 8 bytes per score name (float64)
-and 8 for the row_id.
+and 8 for the row_id. Statistics count rows that belong together as one observation: those of a group (`data.group_by`), such as of one
+customer, or those that a metric looks at together, such as of a query.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params import ModelError
-from tasks.evaluation.groups import RowGroups, resampling_units
 from tasks.progress import progress
+from tasks.shards.split_rows import SplitRows, group_of
+from trainer.data.shards import ROW_ID
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,6 +76,49 @@ class ScoredModel:
     """Includes those of the recipe's own function."""
     sequences: int = 0
     """How many sequences of tokens the rows are."""
+
+
+@dataclass(frozen=True)
+class RowGroups:
+    """The group of each row of a split, by the columns that it names."""
+
+    row_ids: NDArray[np.int64]
+    """(N,), ascending."""
+    numbers: NDArray[np.int64]
+    """(N,), equal for rows that belong together."""
+
+    @classmethod
+    def read(cls, rows: SplitRows, row_ids: Collection[int] | None = None) -> Self | None:
+        """Read the groups of all rows of a split, or of some, by `data.group_by`; None if each row is on its own."""
+        if not rows.group_by:
+            return None
+        columns = [ROW_ID, *rows.group_by]
+        ids, numbers, known = list[int](), list[int](), dict[str | int, int]()
+        for row in rows.rows(columns) if row_ids is None else rows.pick(row_ids, columns):
+            values = group_of(row, rows.group_by)
+            key = row[ROW_ID] if values is None else json.dumps(list(values.values()), default=str, sort_keys=True)
+            numbers.append(known.setdefault(key, len(known)))
+            ids.append(row[ROW_ID])
+        return cls(np.array(ids), np.array(numbers)) if len(known) < len(numbers) else None
+
+    def of(self, row_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers of some rows of the split, (M,): two models may have scores of different rows."""
+        return self.numbers[np.searchsorted(self.row_ids, row_ids)]
+
+
+def resampling_units(groups: NDArray[np.int64] | None, scored: NDArray[np.float64] | None) -> NDArray[np.int64] | None:
+    """Return the numbers of what is resampled as one: rows that are in the same group, or the same `Objective.group_score`."""
+    if groups is None or scored is None:
+        return groups if scored is None else np.unique(scored, return_inverse=True)[1]
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    own, other = (np.unique(one, return_inverse=True)[1] for one in (groups, scored))
+    size = own.max() + other.max() + 2
+    links = coo_array((np.ones(len(own)), (own, own.max() + 1 + other)), shape=(size, size))
+    _, found = connected_components(links, directed=False)
+    numbers: NDArray[np.int64] = found[own].astype(np.int64)
+    return numbers
 
 
 def common_rows(one: Scores, other: Scores, left_out: NDArray[np.int64]) -> tuple[Scores, Scores]:

@@ -26,11 +26,10 @@ from tasks import digests
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation import champion, gate
 from tasks.evaluation.analysis import Analysis
-from tasks.evaluation.champion_confidence import measure_confidence
 from tasks.evaluation.plan import EvaluationPlan, plan_evaluation
 from tasks.evaluation.receipt_log import log_verdict, read_entries
 from tasks.evaluation.report import Blessing, EvaluationReport, RowUse
-from tasks.evaluation.row_use import ComparisonId, RowHashes, row_use
+from tasks.evaluation.row_use import ComparisonId, read_row_hashes, row_use, sketch_of
 from tasks.evaluation.scoring import ScoredModel, score
 from tasks.hub_client.connection import chosen_endpoint
 from tasks.shards.split_rows import SplitRows
@@ -82,12 +81,12 @@ def evaluate(
         use: RowUse | None = None
         sketch: tuple[str, ...] = ()
         if settings.over == "test_rows" and details.comparisons and not is_champion:
-            hashes = RowHashes.read(plan.rows, scored["model"].scores.row_ids, plan.resampler.objective)
+            hashes = read_row_hashes(plan.rows, scored["model"].scores.row_ids, plan.resampler.objective)
             commit = published.champion.commit if published.champion else None
             comparison = ComparisonId(repo_id, where, weights, commit, data, plan.metric)
             use = row_use(settings, hashes, read_entries(artifacts), comparison)
             # When the rows are used up, the model cannot pass, so the comparison spends no error.
-            sketch = () if use.is_up else hashes["inputs"].sketch()
+            sketch = () if use.is_up else sketch_of(hashes["inputs"])
         verdict, reasons = gate.judge(
             settings,
             details,
@@ -164,7 +163,7 @@ def score_models(plan: EvaluationPlan, folder: Path) -> tuple[dict[str, ScoredMo
             groups=plan.groups,
         )
         if one.name == "champion" and plan.new_rows:
-            confidence = measure_confidence(
+            confidence = champion.measure_confidence(
                 network,
                 one.reader.encoder(plan.text.limit, resampler.state),
                 plan.new_rows,

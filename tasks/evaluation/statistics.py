@@ -59,14 +59,9 @@ class Gain:
 
 @dataclass(frozen=True)
 class Resampler:
-    """Computes the metrics of rows, their intervals, and the gains of one model over another.
+    """Computes the metrics of rows, their intervals, and the gains of one model over another, from R `resamples`.
 
-    Args:
-        objective: gives the totals of rows, and the metrics that follow from them.
-        state: what the objective learned from the train split.
-        resamples: R.
-        confidence: share of the resampled metrics that an interval holds.
-        seed: of the weights. The weights depend on it and on the number of rows or groups only.
+    An interval holds a share of them, `confidence`. Their weights depend on the `seed` and on the number of rows or groups only.
     """
 
     objective: Objective[Any]
@@ -233,11 +228,7 @@ def score_test(only_one: int, only_other: int, rows: int, gain: float) -> float:
     Edwards (1948, https://doi.org/10.1007/BF02289261); for a gain of 0 it is McNemar's test with that correction. Without
     it, worse models pass a little too often where the models differ on few rows.
 
-    Args:
-        only_one: rows that only this model gets right.
-        only_other: rows that only the other model gets right.
-        rows: N.
-        gain: the difference of the shares to test.
+    Of N `rows`, the model alone gets `only_one` right, the other model alone `only_other`; `gain` is the difference of the shares to test.
     """
     from scipy.special import ndtr
 

@@ -95,7 +95,8 @@ def terminal_table(runs: Sequence[RunEntry]) -> list[str]:
 
 def markdown_table(runs: Sequence[RunEntry]) -> str:
     """Return the runs as a Markdown table."""
-    table = [_HEADINGS, ["---"] * len(_HEADINGS), *(list(map(_escape, _cells(run))) for run in runs)]
+    cells = [[re.sub(r"[\\`*_{}\[\]<>()#+\-!|]", r"\\\g<0>", cell) for cell in _cells(run)] for run in runs]
+    table = [_HEADINGS, ["---"] * len(_HEADINGS), *cells]
     return "\n".join(f"| {' | '.join([row[0], *row[2:]])} |" for row in table)  # the recipe is known
 
 
@@ -114,10 +115,6 @@ def _cells(run: RunEntry) -> tuple[str, ...]:
         "" if run.cost is None else amount(run.cost),
         one_line(reason(run), _MAX_TERMINAL),
     )
-
-
-def _escape(cell: str) -> str:
-    return re.sub(r"[\\`*_{}\[\]<>()#+\-!|]", r"\\\g<0>", cell)
 
 
 def summary(runs: Sequence[RunEntry]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -23,8 +23,8 @@ _DAY_S = 86_400.0
 _MANY = 120
 """With more runs than this, dots are smaller and intervals thinner."""
 
-
-_Line = tuple[float, float, float, float]
+_Line = tuple[float, float, float]
+"""A vertical line: the day, and its ends; a line of no length is a dot."""
 Judged = Sequence[tuple[RunEntry, DecidingMetric]]
 """Runs whose candidate has a value of one metric."""
 
@@ -49,21 +49,15 @@ def draw_metric(runs: Sequence[RunEntry]) -> Figure:
         axes = figure.add_axes((_LEFT / _WIDTH, _BOTTOM / _HEIGHT, *size))
         axes.set_xlim(_days(first - margin), _days(last + margin))
         axes.set_ylim(low, high)
-        _champion(axes, found)
+        champions = [(_days(run.started), one.champion) for run, one in found if one.champion is not None]
+        if champions:  # between two runs, the champion is the one that the later run met
+            marker = "D" if len(champions) == 1 else ""
+            days, levels = zip(*champions, strict=True)
+            axes.plot(days, levels, color=CHAMPION, linewidth=1.6, drawstyle="steps-pre", marker=marker, markersize=5)
         _candidates(axes, found, low, high)
-        height = 0.05 * (high - low)
-        _lines(axes, ((_days(time), low, _days(time), low + height) for time in failed), BAD, 2.0)
+        _lines(axes, [(_days(time), low, low + 0.05 * (high - low)) for time in failed], BAD, 2.0)
         _label_axes(axes, last - first)
     return figure
-
-
-def _champion(axes: Axes, found: Judged) -> None:
-    values = [(_days(run.started), one.champion) for run, one in found if one.champion is not None]
-    if values:
-        marker = "D" if len(values) == 1 else ""
-        # between two runs, the champion is the one that the later run met
-        times, levels = zip(*values, strict=True)
-        axes.plot(times, levels, color=CHAMPION, linewidth=1.6, drawstyle="steps-pre", marker=marker, markersize=5)
 
 
 def _candidates(axes: Axes, found: Judged, low: float, high: float) -> None:
@@ -72,11 +66,10 @@ def _candidates(axes: Axes, found: Judged, low: float, high: float) -> None:
     dots: dict[str, list[_Line]] = {"published": [], "other": [], "refused": []}
     intervals: list[_Line] = []
     for run, one in found:
-        x, value = _days(run.started), one.value or 0.0
+        day, value = _days(run.started), min(max(one.value or 0.0, low + edge), high - edge)
         if one.low is not None and one.high is not None:
-            intervals.append((x, one.low, x, one.high))
-        y = min(max(value, low + edge), high - edge)
-        dots[run.outcome if run.outcome in dots else "other"].append((x, y, x, y))
+            intervals.append((day, one.low, one.high))
+        dots[run.outcome if run.outcome in dots else "other"].append((day, value, value))
     _lines(axes, intervals, CANDIDATE, 0.8 if is_many else 1.6)
     _lines(axes, dots["other"], CANDIDATE, size)
     _lines(axes, dots["other"], CARD, size - 2.6)
@@ -84,18 +77,17 @@ def _candidates(axes: Axes, found: Judged, low: float, high: float) -> None:
     _lines(axes, dots["published"], CANDIDATE, size + 1)
 
 
-def _lines(axes: Axes, lines: Iterable[_Line], colour: str, width: float) -> None:
-    """Draw lines as one path, which stays small for thousands of runs; a line of no length is a dot."""
+def _lines(axes: Axes, lines: Sequence[_Line], colour: str, width: float) -> None:
+    """Draw lines as one path, which stays small for thousands of runs."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    vertices = [point for x, y, to_x, to_y in lines for point in ((x, y), (to_x, to_y))]
-    if not vertices:
-        return
-    path = Path(vertices, [Path.MOVETO, Path.LINETO] * (len(vertices) // 2))
-    path.should_simplify = False
-    patch = PathPatch(path, fill=False, edgecolor=colour, linewidth=width, capstyle="round", zorder=3, clip_on=True)
-    axes.add_patch(patch)
+    if lines:
+        vertices = [(day, end) for day, *ends in lines for end in ends]
+        path = Path(vertices, [Path.MOVETO, Path.LINETO] * len(lines))
+        path.should_simplify = False
+        patch = PathPatch(path, fill=False, edgecolor=colour, linewidth=width, capstyle="round", zorder=3, clip_on=True)
+        axes.add_patch(patch)
 
 
 def axis_range(evaluated: Judged) -> tuple[float, float]:

@@ -42,27 +42,8 @@ def write_page(root: Path, histories: Sequence[RecipeHistory], *, now: datetime)
 
 def render(root: Path, histories: Sequence[RecipeHistory], *, now: datetime) -> str:
     """Return the page as HTML."""
-    content = {
-        "headline": _headline(histories),
-        "now": now,
-        "days": _DAYS,
-        "cells": cells,
-        "recipes": [_recipe(root, history, now) for history in histories],
-    }
-    return render_template("history/page.html.jinja", content)
-
-
-def _headline(histories: Sequence[RecipeHistory]) -> tuple[str, str, str]:
-    """Return the tone, the title and the sentence at the top."""
-    overdue = ", ".join(one.recipe for one in histories if one.is_overdue)
-    failing = ", ".join(one.recipe for one in histories if one.last and cells.TONES[one.last.outcome] == "bad")
-    if overdue:
-        return "bad", "Overdue", f"No success for more than twice the interval of its schedule: {overdue}."
-    if failing:
-        return "bad", "Needs a look", f"The last run did not end well: {failing}."
-    if not any(one.runs for one in histories):
-        return "plain", "No run yet", "`evergreen run` makes the first one."
-    return "good", "Up to date", "Nothing is overdue, and every last run ended well."
+    recipes = [_recipe(root, history, now) for history in histories]
+    return render_template("history/page.html.jinja", {"now": now, "days": _DAYS, "cells": cells, "recipes": recipes})
 
 
 def _recipe(root: Path, history: RecipeHistory, now: datetime) -> dict[str, Any]:
@@ -70,22 +51,17 @@ def _recipe(root: Path, history: RecipeHistory, now: datetime) -> dict[str, Any]
     recent = history.since(_DAYS, now)
     by_stage = {stage: sum(run.stages[stage].seconds for run in recent if stage in run.stages) for stage in STAGES}
     metric, judged = judged_runs(history.runs)
-    evaluated = [one for _, one in reversed(judged)]
-    low, high = axis_range(judged) if judged else (0.0, 0.0)
     report = Artifacts(history.recipe, root).page
     return {
         "name": history.recipe,
-        "id": f"recipe-{history.recipe}",
         "history": history,
+        "is_bad": history.last is not None and cells.TONES[history.last.outcome] == "bad",
         "report": f"{history.recipe}/{report.name}" if report.exists() else "",
         "recent": recent,
-        "costs": [run.cost for run in recent if run.cost is not None],
         "hours": {stage: seconds for stage, seconds in by_stage.items() if seconds},
         "metric": metric,
+        "judged": [one for _, one in reversed(judged)],
+        "range": axis_range(judged) if judged else None,
         "chart": svg(draw_metric(history.runs)) if judged else None,
-        "direction": next((one.direction for one in evaluated if one.direction), None),
-        "confidence": next((one.confidence for one in evaluated if one.confidence), None),
-        "is_beyond": any(one.value is not None and not low <= one.value <= high for one in evaluated),
-        "others": sum(run.evaluated is not None and run.evaluated.metric != metric for run in history.runs),
         "shown": list(reversed(history.runs))[:ROWS],
     }

@@ -66,10 +66,7 @@ def read_histories(
 ) -> list[RecipeHistory]:
     """Return the history of every recipe in params/ and of every other one that has left a log, by name.
 
-    Args:
-        root: the project's root.
-        schedules: of each recipe.
-        succeeded: when a run of a recipe last succeeded, as far as others know.
+    `succeeded`: when a run of a recipe last succeeded, as far as others know.
     """
     logs = [*root.glob("runs/*/runs.jsonl"), *root.glob("runs/*/release/log.jsonl")]
     names = {path.relative_to(root).parts[1] for path in logs} | {path.stem for path in root.glob("params/*.yaml")}
@@ -113,21 +110,13 @@ def _entry(artifacts: Artifacts, receipt: ReceiptLogEntry) -> RunEntry | None:
         time = datetime.fromisoformat(receipt.time).astimezone(UTC)
     except ValueError:
         return None
-    metric = receipt.metric or ""
-    values = {model: metrics.get(metric) for model, metrics in receipt.metrics.items()}
+    evaluated = None
+    if metric := receipt.metric:
+        value, champion = (receipt.metrics.get(model, {}).get(metric) for model in ("model", "champion"))
+        evaluated = DecidingMetric(metric=metric, value=value, champion=champion)
+    same = {name: getattr(receipt, name) for name in ("verdict", "repo_id", "endpoint", "commit", "tag")}
+    reasons = tuple(f"by {receipt.by}: {reason}" for reason in receipt.reasons) if receipt.by else receipt.reasons
+    times = {"started": time, "ended": time}
     return RunEntry(
-        run_id="",
-        recipe=artifacts.recipe,
-        started=time,
-        ended=time,
-        outcome=outcome,
-        verdict=receipt.verdict,
-        reasons=tuple(f"by {receipt.by}: {reason}" for reason in receipt.reasons) if receipt.by else receipt.reasons,
-        evaluated=DecidingMetric(metric=metric, value=values.get("model"), champion=values.get("champion"))
-        if metric
-        else None,
-        repo_id=receipt.repo_id,
-        endpoint=receipt.endpoint,
-        commit=receipt.commit,
-        tag=receipt.tag,
+        run_id="", recipe=artifacts.recipe, outcome=outcome, reasons=reasons, evaluated=evaluated, **times, **same
     )

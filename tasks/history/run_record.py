@@ -13,7 +13,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self, cast
 
 from params import BudgetSpentError, EvergreenError, ModelError, Recipe
@@ -55,9 +54,7 @@ class RunRecord:
         self._prepare_for_a_kill()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             if error is None:
                 self.artifacts.succeeded.touch()
@@ -74,16 +71,13 @@ class RunRecord:
         earlier, start = self.stages.get(name), time.monotonic()
         self.stages[name] = StageRun(outcome="crashed", seconds=earlier.seconds if earlier else 0.0)
         self._prepare_for_a_kill()
-        outcome = "failed"
         try:
             yield
             outcome = outcomes[name]
             if earlier and earlier.outcome in _DONE and outcome == "unchanged":  # now, the second time in this run
                 outcome = earlier.outcome
-        except Exception:
-            raise
-        except BaseException:
-            outcome = "cancelled"
+        except BaseException as error:
+            outcome = "failed" if isinstance(error, Exception) else "cancelled"
             raise
         finally:
             seconds = time.monotonic() - start + (earlier.seconds if earlier else 0.0)
@@ -94,16 +88,12 @@ class RunRecord:
                 last_start_s=round(timing.seconds, 2) if timing else None,
             )
 
+    def _until_now(self, **fields: Any) -> RunEntry:
+        times = {"started": self.started, "ended": now(), "stages": self.stages}
+        return RunEntry(run_id=self.run_id, recipe=self.artifacts.recipe, **times, **fields)
+
     def _prepare_for_a_kill(self) -> None:
-        entry = RunEntry(
-            run_id=self.run_id,
-            recipe=self.artifacts.recipe,
-            started=self.started,
-            ended=now(),
-            outcome="crashed",
-            error=_KILLED,
-            stages=self.stages,
-        )
+        entry = self._until_now(outcome="crashed", error=_KILLED)
         with contextlib.suppress(OSError):
             self.artifacts.unfinished_run.parent.mkdir(parents=True, exist_ok=True)
             self.artifacts.unfinished_run.write_text(entry.model_dump_json(), encoding="utf-8")
@@ -128,16 +118,11 @@ class RunRecord:
         outcome = self._outcome(error, receipt, blessing)
         judged, recipe = receipt or blessing, results.recipe
         release = receipt or (recipe.publish if recipe else None)
-        entry = RunEntry(
-            run_id=self.run_id,
-            recipe=self.artifacts.recipe,
-            started=self.started,
-            ended=now(),
+        entry = self._until_now(
             outcome=outcome,
             verdict=blessing.verdict if blessing else None,
             reasons=judged.reasons if judged else (),
             error=_error(error) if error and outcome in {"failed", "budget spent"} else None,
-            stages=self.stages,
             rows={**validated.rows_out, "quarantined": validated.quarantined} if validated else {},
             drift=drift_summary(
                 validated.drift if validated else None, details.champion_confidence if details else None

@@ -21,8 +21,6 @@ from tasks.inference import trial_process
 from tasks.inference.published_model import MAIN, ModelFiles, fetch_from_repository
 from trainer.model.adapters import CONFIG, BaseModelReference, is_adapter
 
-_TIMEOUT_S = 120.0
-"""For one answer, the loading of the model included."""
 _END_S = 2.0
 """For the process to end by itself."""
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -31,13 +29,10 @@ _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 class HubTrials:
     """Answers texts by the models in the folder of a local Hub, inside a `with` block. The Hub asks one thing at a time.
 
-    Args:
-        folder: of the Hub.
-        timeout_s: how long one answer may take.
-        memory_bytes: how much memory the models may take; None: half of this machine's.
+    `timeout_s`: for one answer, the loading of the model included. `memory_bytes`: for the models; None: half of this machine's.
     """
 
-    def __init__(self, folder: Path, *, timeout_s: float = _TIMEOUT_S, memory_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path, *, timeout_s: float = 120.0, memory_bytes: int | None = None) -> None:
         self._folder = folder
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes or psutil.virtual_memory().total // 2

@@ -46,16 +46,15 @@ class ModelName:
         """
         name, at, revision = text.partition("@")
         if at and not _REVISION.fullmatch(revision):
-            fix = "write a tag, a commit or a branch after the @"
-            raise RecipeError(text, f"{revision!r} is not a revision", fix)
-        revision = revision or MAIN
-        if _REPOSITORY.fullmatch(name) and not name.endswith((".yaml", ".yml")):
-            return cls(name, revision, publishing_endpoint(name))
+            what = f"{revision!r} is not a revision"
+            raise RecipeError(text, what, "write a tag, a commit or a branch after the @")
         if "/" in name and not name.endswith((".yaml", ".yml")):
-            raise RecipeError(text, "names no repository", "write owner/name, or owner/name@revision")
+            if not _REPOSITORY.fullmatch(name):
+                raise RecipeError(text, "names no repository", "write owner/name, or owner/name@revision")
+            return cls(name, revision or MAIN, publishing_endpoint(name))
         path = find_recipe(name)
         publish = load(path).publish
-        return cls(publish.repo_id, revision, publish.endpoint, path.stem)
+        return cls(publish.repo_id, revision or MAIN, publish.endpoint, path.stem)
 
     def other(self, text: str) -> ModelName:
         """Return another revision of the same repository, or with an `@` any model.

@@ -46,8 +46,6 @@ class AnswerOptions:
     """Maximum length of a generated text, in tokens."""
     temperature: float = 0.0
     """Logits are divided by it before a token is drawn; 0 takes the likeliest token, so that an answer repeats."""
-    classes: int = 5
-    """How many classes to name."""
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -130,8 +128,8 @@ class TriedModel:
             fix = "try a shorter text, or load it with transformers to see more"
             raise ModelError(self.where, what, fix) from error
 
-    def _classify(self, text: str, options: AnswerOptions) -> Answer:
-        found = self._pipeline(text, top_k=options.classes, truncation=True)
+    def _classify(self, text: str, _: AnswerOptions) -> Answer:
+        found = self._pipeline(text, top_k=5, truncation=True)
         labels = [Label(str(one["label"]), float(one["score"])) for one in found]
         return Answer(text, labels=labels, note=self._unread(text))
 
@@ -199,21 +197,17 @@ def _load_network(folder: Path, task: Task, where: str) -> PreTrainedModel:
     import transformers
 
     auto_class = getattr(transformers, _AUTO_CLASSES[task][0])
-    if is_adapter(folder):
-        with _load_errors(where):
-            return load_trained_model(folder, auto_class)
-    if not any(folder.glob("*.safetensors")):
-        what = "it has no weights as safetensors"
-        raise ModelError(where, what, "name a revision with a whole model; weights as pickle are not loaded")
+    network: PreTrainedModel
     with _load_errors(where):
+        if is_adapter(folder):
+            return load_trained_model(folder, auto_class)
         network, info = auto_class.from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     if missing := sorted(info["missing_keys"]):
         what = f"its weights lack {', '.join(missing[:5])}, so its answers would be random"
         raise ModelError(where, what, "name a revision with a whole model")
-    loaded: PreTrainedModel = network
-    return loaded
+    return network
 
 
 @contextlib.contextmanager

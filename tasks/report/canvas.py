@@ -12,6 +12,7 @@ import io
 import re
 import warnings
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
@@ -21,27 +22,13 @@ if TYPE_CHECKING:
 
 WIDTH = 320.0
 """Width of a chart in pixels: a phone can show it without scaling the text down."""
-INK = "#1c241f"
-SOFT = "#5b665e"
-LINE = "#d5dcd7"
-CARD = "#fffffe"
-CANDIDATE = "#1f5fa8"
-CHAMPION = "#9a5a12"
-BASE = "#646d67"
-GOOD = "#1a6b42"
-BAD = "#a8281e"
-_VARIABLES = {
-    INK: "--ink",
-    SOFT: "--soft",
-    LINE: "--line",
-    CARD: "--card",
-    CANDIDATE: "--candidate",
-    CHAMPION: "--champion",
-    BASE: "--base",
-    GOOD: "--good",
-    BAD: "--bad",
-}
-"""The colours of the light page and the CSS variables of report.html that they stand for; no two are equal."""
+_LIGHT_PAGE = files("tasks.report").joinpath("page.css").read_text("utf-8").partition("@media")[0]
+_COLOURS: dict[str, str] = dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6});", _LIGHT_PAGE))
+"""The colours of the light page by the names of their CSS variables; no two are equal."""
+_VARIABLES = {colour: f"var(--{name})" for name, colour in _COLOURS.items()}
+INK, SOFT, LINE, CARD = (_COLOURS[name] for name in ("ink", "soft", "line", "card"))
+CANDIDATE, CHAMPION, BASE = (_COLOURS[name] for name in ("candidate", "champion", "base"))
+GOOD, BAD = _COLOURS["good"], _COLOURS["bad"]
 
 _STYLE = {
     "axes.axisbelow": True,
@@ -174,7 +161,7 @@ def _attribute(name: str, value: str, prefix: str, used: set[str]) -> str | None
         return None
     if name == "style":
         value = re.sub(r"font-family: [^;]*(; |$)", "", value)
-        value = re.sub(r"#[0-9a-f]{6}\b", lambda match: f"var({_VARIABLES[match[0]]})", value)
+        value = re.sub(r"#[0-9a-f]{6}\b", lambda match: _VARIABLES[match[0]], value)
         return value.removesuffix("; ")
     if name == "d":
         return " ".join(value.split())

@@ -149,8 +149,7 @@ def gain_class(low: object, high: object) -> str:
 
 def metrics_table(evaluation: EvaluationReport) -> str:
     """Return the model's metrics beside those of the champion and of the untrained model, as a Markdown table."""
-    compared = {"champion": evaluation.champion, "untrained": evaluation.untrained}
-    others = {name: metrics for name, metrics in compared.items() if metrics}
+    others = {name: metrics for name, metrics in evaluation.metrics.items() if metrics and name != "model"}
     lines = [f"| metric | model |{''.join(f' {name} |' for name in others)}", f"| --- |{' ---: |' * (1 + len(others))}"]
     for name, value in evaluation.model.items():
         beside = [f" {other[name]:.4g} |" if name in other else " |" for other in others.values()]

@@ -19,16 +19,13 @@ from tasks.evaluation.report import Blessing
 from tasks.hub_client.receipt import Receipt
 from tasks.report import sections
 from tasks.report.canvas import svg
-from tasks.report.charts import draw_gain
+from tasks.report.charts import draw_curves, draw_gain
 from tasks.report.formatting import truncate
 from tasks.report.run_results import RunResults
 from tasks.report.templates import render_template
 from tasks.report.timings import Timing, read_timings
 
 Tone = Literal["good", "note", "bad", "plain"]
-_MAX_REASON = 1200
-_MAX_ERROR = 4000
-
 _RELEASED: Mapping[str, tuple[Tone, str, str]] = {
     "published": ("good", "Published", ""),
     "proposed": ("note", "Proposed", " Pull request {} waits for approval."),
@@ -60,6 +57,9 @@ def render(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None, quote_
     results = RunResults(artifacts, local=timings is not None)
     top = headline(results, timings)
     receipt = None if top.failed else current_receipt(results)
+    checked = (artifacts.failed_validation if top.failed == "validate" else artifacts.validated) / "report.html"
+    source = artifacts.recipe_path
+    address = Path(os.path.relpath(checked, artifacts.run)).as_posix()
     outputs = [(stage.partition("@")[0], out) for stage, of in results.dvc_lock.items() for out in of.get("outs") or ()]
     content = {
         "results": results,
@@ -68,15 +68,16 @@ def render(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None, quote_
         "receipt": receipt,
         "earlier": results.receipt if top.failed else results.blessing.champion if results.blessing else None,
         "stages": _stages(results, top.failed, is_published=receipt is not None),
-        "validation_page": _validation_page(artifacts, failed=top.failed == "validate") if results.local else "",
+        "validation_page": address if results.local and checked.is_file() else "",
         "quote_rows": quote_rows,
         "splits": SPLITS,
         "comparison": sections.comparison_section(results),
         "slices": sections.slices_section(results),
         "calibration": sections.calibration_section(results),
-        "curves": sections.curve_charts(results),
+        "curves": [("", svg(draw_curves([panel]))) for panel in sections.curve_panels(results)],
         "timings": timings or {},
         "outputs": outputs[:200],
+        "recipe_text": source.read_text(encoding="utf-8", errors="replace") if source.is_file() else "",
     }
     return render_template("report/page.html.jinja", content)
 
@@ -106,7 +107,7 @@ def headline(results: RunResults, timings: Mapping[str, Timing] | None) -> Headl
         sentence = f"The run failed in {failed.stage}; the published model has not changed."
         if failed.stage == "publish":
             sentence = "The model is ready, but publishing it failed; the next run tries again."
-        reasons = [truncate(failed.error, _MAX_ERROR)] if failed.error else []
+        reasons = [truncate(failed.error, 4000)] if failed.error else []
         return Headline("bad", f"Failed in {failed.stage}", sentence, reasons, failed.stage, stale)
     if blessing:
         return _judged(results, blessing)
@@ -120,7 +121,7 @@ def headline(results: RunResults, timings: Mapping[str, Timing] | None) -> Headl
 
 
 def _judged(results: RunResults, blessing: Blessing) -> Headline:
-    reasons = [truncate(reason, _MAX_REASON) for reason in blessing.reasons]
+    reasons = [truncate(reason, 1200) for reason in blessing.reasons]
     if blessing.verdict == "refuse":
         return Headline("bad", "Refused", "The candidate misses a demand of the gate and is not published.", reasons)
     if blessing.verdict == "keep":
@@ -166,9 +167,3 @@ def _stages(results: RunResults, failed: str | None, *, is_published: bool) -> l
         is_missing = stage not in results.finished or (stage == "publish" and not is_published)
         states.append((stage, "failed" if stage == failed else "open" if is_after or is_missing else "done"))
     return states
-
-
-def _validation_page(artifacts: Artifacts, *, failed: bool) -> str:
-    """Return the address of validation's own page, relative to this one; empty if there is none."""
-    page = (artifacts.failed_validation if failed else artifacts.validated) / "report.html"
-    return Path(os.path.relpath(page, artifacts.run)).as_posix() if page.is_file() else ""

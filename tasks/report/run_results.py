@@ -6,10 +6,9 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from params import EvergreenError, ModelError, Recipe, load
 from params.dvc_files import recorded_stages
@@ -25,14 +24,11 @@ from tasks.validation.report import ValidationReport
 
 Curve = Sequence[Mapping[str, float]]
 """Rows of a curve: `step`, and the finite values by name."""
-_EXAMPLES = 5
 
 
-@dataclass(frozen=True)
-class Quarantine:
+class Quarantine(NamedTuple):
     """The rows that were set aside."""
 
-    rows: int
     reasons: Sequence[tuple[str, int]]
     """Each reason with its number of rows, the most frequent first; a row may have several reasons."""
     examples: Sequence[Mapping[str, Any]]
@@ -73,27 +69,11 @@ class RunResults:
         stages = STAGES if self.local else STAGES[:-1]
         return [stage for stage in stages if self.artifacts.report(stage).exists()]
 
-    @cached_property
-    def recipe_text(self) -> str:
-        """The recipe as its file has it."""
-        path = self.artifacts.recipe_path
-        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
     @property
     def dvc_lock(self) -> Mapping[str, Any]:
         """The stages of this recipe in dvc.lock, by name."""
         stages = recorded_stages(self.artifacts.root) if self.local else {}
         return {name: body for name, body in stages.items() if name.endswith(f"@{self.artifacts.recipe}")}
-
-    @cached_property
-    def train_curve(self) -> Curve:
-        """What was logged of the training."""
-        return _curve(self.artifacts.history / "train.csv")
-
-    @cached_property
-    def validation_curve(self) -> Curve:
-        """What was measured on the validation split."""
-        return _curve(self.artifacts.history / "validation.csv")
 
     @cached_property
     def quarantine(self) -> Quarantine | None:
@@ -108,8 +88,8 @@ class RunResults:
             for batch in file.iter_batches(columns=["reasons"]):
                 for reasons in batch.column(0).to_pylist():
                     counts.update(dict.fromkeys(map(_kind_of_reason, reasons or ()), 1))
-            first = next(file.iter_batches(_EXAMPLES), None)
-            return Quarantine(file.metadata.num_rows, counts.most_common(), first.to_pylist() if first else [])
+            first = next(file.iter_batches(5), None)
+            return Quarantine(counts.most_common(), first.to_pylist() if first else [])
 
     @property
     def metric(self) -> str | None:
@@ -129,8 +109,7 @@ class RunResults:
 
     def model_metrics(self, model: str) -> Mapping[str, float]:
         """Return the metrics of `model`, `champion` or `untrained`; empty if it was not scored."""
-        found: Mapping[str, float] | None = getattr(self.evaluated, model) if self.evaluated else None
-        return found or {}
+        return self.evaluated.metrics.get(model, {}) if self.evaluated else {}
 
     def value(self, model: str, metric: str | None) -> float | None:
         """Return a model's value of a metric, if it is finite."""
@@ -168,7 +147,7 @@ def read_recipe(artifacts: Artifacts) -> Recipe | None:
         return None
 
 
-def _curve(path: Path) -> Curve:
+def read_curve(path: Path) -> Curve:
     """Return the rows of a CSV file, without values that are missing or not finite."""
     if not path.is_file():
         return []

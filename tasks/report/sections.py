@@ -24,8 +24,8 @@ from tasks.report.charts import (
     draw_slices,
     value_range,
 )
-from tasks.report.formatting import finite, gain_class, number, one_line, plural
-from tasks.report.run_results import RunResults
+from tasks.report.formatting import finite, gain_class, one_line, plural
+from tasks.report.run_results import RunResults, read_curve
 
 Section = dict[str, Any]
 MAX_PANELS = 6
@@ -37,16 +37,15 @@ OPPONENTS: Mapping[Opponent, str] = {"champion": "champion", "untrained": "model
 
 def curve_panels(results: RunResults) -> list[Panel]:
     """Return the curves of the loss, of the metric that chose the weights, and of other metrics, in this order."""
-    trained = results.trained
+    trained, folder = results.trained, results.artifacts.history
     best_step, best_metric = (float(trained.best_step), trained.best_metric) if trained else (None, None)
-    names = {name for row in results.validation_curve for name in row} - {"step"}
-    names |= {"loss"} if any("loss" in row for row in results.train_curve) else set()
-    ordered = sorted(names, key=lambda name: (name != "loss", name != best_metric, name))
+    training, validation = read_curve(folder / "train.csv"), read_curve(folder / "validation.csv")
+    names = {name for row in validation for name in row} - {"step"}
+    names |= {"loss"} if any("loss" in row for row in training) else set()
     panels = []
-    for name in ordered[:MAX_PANELS]:
-        train = [(row["step"], row[name]) for row in results.train_curve if name == "loss" and name in row]
-        validation = [(row["step"], row[name]) for row in results.validation_curve if name in row]
-        panels.append(Panel(name, train, validation, best_step))
+    for name in sorted(names, key=lambda name: (name != "loss", name != best_metric, name))[:MAX_PANELS]:
+        train, held_out = ([(row["step"], row[name]) for row in rows if name in row] for rows in (training, validation))
+        panels.append(Panel(name, train if name == "loss" else [], held_out, best_step))
     return panels
 
 
@@ -116,8 +115,9 @@ def card_pictures(artifacts: Artifacts) -> dict[str, bytes]:
 
 def comparison_section(results: RunResults) -> Section | None:
     """Return what compares the candidate with the champion and the model before training."""
-    if not results.metric_names:
+    if results.evaluated is None or not results.metric_names:
         return None
+    where = f"on {plural(results.evaluated.rows, 'row')} of the {results.evaluated.split} split"
     against = [model for model in OPPONENTS if any(results.comparison(model, name) for name in results.metric_names)]
     charts = []
     if values := model_values(results, MAX_METRICS):
@@ -127,17 +127,14 @@ def comparison_section(results: RunResults) -> Section | None:
             drawn = draw_gains(gains, against=OPPONENTS[model], bars=gate_bars(results, model))
             charts.append((f"Gain over the {OPPONENTS[model]}", svg(drawn)))
     return {
-        "lead": _comparison_lead(results, against),
+        "lead": _comparison_lead(results, against, where),
         "models": {model: NAMES[model] for model in ("model", *OPPONENTS) if results.model_metrics(model)},
         "against": {model: OPPONENTS[model] for model in against},
         "charts": charts,
     }
 
 
-def _comparison_lead(results: RunResults, against: Sequence[Opponent]) -> str:
-    where = ""
-    if results.evaluated:
-        where = f"on {plural(results.evaluated.rows, 'row')} of the {results.evaluated.split} split"
+def _comparison_lead(results: RunResults, against: Sequence[Opponent], where: str) -> str:
     if not against:
         return f"Metrics of the candidate {where}, which it was not trained on."
     model = against[0]
@@ -160,19 +157,10 @@ def slices_section(results: RunResults) -> Section | None:
     shown = drawn[:MAX_SLICES]
     half = max(5, (len(shown) + 1) // 2)
     scale = value_range(shown, overall)
-    worst = next((one for one in drawn if one.low is not None), drawn[0])
-    lead = f"The worst slice is {worst.slice}: {metric} {number(worst.value)} on {plural(worst.rows, 'row')}"
-    lead += f", {number(overall)} on all rows." if overall is not None else "."
-    if results.blessing and results.blessing.metric != metric:
-        lead += f" A slice has {metric} in place of {results.blessing.metric}, which needs the rows of all labels."
-    if gain_highs := [high for one in ordered if (high := finite(one.gain_high)) is not None]:
-        fell = sum(high < 0 for high in gain_highs)
-        by_chance = len(gain_highs) * (1 - results.confidence) / 2
-        lead += f" In {fell} of {plural(len(gain_highs), 'slice')} the whole interval of the gain over the champion is"
-        lead += f" below zero; about {by_chance:.1f} would be by chance alone."
     parts = (shown[i : i + half] for i in range(0, len(shown), half))
     charts = [("", svg(draw_slices(part, overall=overall, scale=scale))) for part in parts]
-    return {"lead": lead, "metric": metric, "all": ordered, "charts": charts}
+    worst = next((one for one in drawn if one.low is not None), drawn[0])
+    return {"metric": metric, "overall": overall, "worst": worst, "all": ordered, "charts": charts}
 
 
 def calibration_section(results: RunResults) -> Section | None:
@@ -180,14 +168,6 @@ def calibration_section(results: RunResults) -> Section | None:
     bins = calibration_bins(results)
     if not bins:
         return None
-    total = sum(one["rows"] for one in bins)
     differences = [one["rows"] * (one["confidence"] - one["accuracy"]) for one in bins]
-    error = 100 * sum(map(abs, differences)) / total
-    side = "overconfident" if sum(differences) > 0 else "underconfident"
-    lead = f"Confidence and accuracy differ by {error:.1f} percentage points on average (expected calibration error);"
-    return {"lead": f"{lead} overall, the model is {side}.", "chart": svg(draw_calibration(bins)), "bins": bins}
-
-
-def curve_charts(results: RunResults) -> list[tuple[str, str]]:
-    """Return the charts of training and of its evaluations."""
-    return [("", svg(draw_curves([panel]))) for panel in curve_panels(results)]
+    error = 100 * sum(map(abs, differences)) / sum(one["rows"] for one in bins)
+    return {"error": error, "excess": sum(differences), "chart": svg(draw_calibration(bins)), "bins": bins}

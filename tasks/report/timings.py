@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import pydantic
@@ -36,10 +35,10 @@ def record_timing(artifacts: Artifacts, timing: Timing) -> None:
     Raises:
         StorageError: the disk is full or read-only.
     """
-    save_report(timing, _path(artifacts, timing.stage))
-    for later in STAGES[STAGES.index(timing.stage) + 1 :]:
-        if (failed := read_timings(artifacts).get(later)) and failed.failed:
-            _path(artifacts, later).unlink()
+    save_report(timing, artifacts.timings / f"{timing.stage}.json")
+    for stage, earlier in read_timings(artifacts).items():
+        if earlier.failed and STAGES.index(stage) > STAGES.index(timing.stage):
+            (artifacts.timings / f"{stage}.json").unlink()
 
 
 def read_timings(artifacts: Artifacts) -> dict[str, Timing]:
@@ -47,11 +46,7 @@ def read_timings(artifacts: Artifacts) -> dict[str, Timing]:
     found = {}
     for stage in STAGES:
         try:
-            found[stage] = Timing.model_validate_json(_path(artifacts, stage).read_text(encoding="utf-8"))
+            found[stage] = Timing.model_validate_json((artifacts.timings / f"{stage}.json").read_bytes())
         except (FileNotFoundError, pydantic.ValidationError):
             continue
     return found
-
-
-def _path(artifacts: Artifacts, stage: str) -> Path:
-    return artifacts.timings / f"{stage}.json"

@@ -16,7 +16,7 @@ from params import Recipe, load
 from params.foundation.artifacts import Artifacts
 from params.schema import Drift, Validation
 from tasks.drift.report import ChampionConfidence, DriftReport
-from tasks.evaluation.champion_confidence import compare_confidence, measure_confidence
+from tasks.evaluation.champion import compare_confidence, measure_confidence
 from tasks.evaluation.report import Details
 from tasks.evaluation.scoring import Scores
 from tasks.history.run_record import RunRecord

@@ -11,7 +11,7 @@ import pytest
 
 from params.foundation.artifacts import Artifacts
 from params.schema import Data, Launch
-from tasks.evaluation.groups import RowGroups
+from tasks.evaluation.scoring import RowGroups
 from tasks.ingestion.stage import ingest
 from tasks.shards.split_rows import SplitRows
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from params.schema import Gate, ObjectiveChoice
 from tasks.evaluation.receipt_log import ReceiptLogEntry
-from tasks.evaluation.row_use import ComparisonId, RowHashes, row_use
+from tasks.evaluation.row_use import ComparisonId, read_row_hashes, row_hashes, row_use, share_in, sketch_of
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 from trainer import objectives
@@ -18,11 +19,11 @@ GATE = Gate(over="test_rows", comparisons=12)
 TODAY = ComparisonId("tests/tiny", "local", "today", "c0", "d0", "accuracy")
 
 
-def rows(first: int, end: int) -> RowHashes:
-    return RowHashes.of(f"row {i}" for i in range(first, end))
+def rows(first: int, end: int) -> NDArray[np.uint64]:
+    return row_hashes(f"row {i}" for i in range(first, end))
 
 
-def verdict(hashes: RowHashes, weights: str = "other", **changes: object) -> ReceiptLogEntry:
+def verdict(hashes: NDArray[np.uint64], weights: str = "other", **changes: object) -> ReceiptLogEntry:
     fields = {
         "event": "verdict",
         "reasons": (),
@@ -34,31 +35,31 @@ def verdict(hashes: RowHashes, weights: str = "other", **changes: object) -> Rec
         "data": "d0",
         "metric": "accuracy",
         "confidence": GATE.comparison_confidence,
-        "row_sketch": hashes.sketch(),
+        "row_sketch": sketch_of(hashes),
         "row_sketch_of": "inputs",
     }
     return ReceiptLogEntry.model_validate(fields | changes)
 
 
-def uses(today: RowHashes, entries: Sequence[ReceiptLogEntry], gate: Gate = GATE) -> float:
+def uses(today: NDArray[np.uint64], entries: Sequence[ReceiptLogEntry], gate: Gate = GATE) -> float:
     return row_use(gate, {"inputs": today}, entries, TODAY).uses
 
 
 def test_sketch_is_small_and_of_the_content_only(tmp_path) -> None:
     hashes = rows(0, 1000)
-    assert len(hashes.sketch()) == 64
-    assert hashes.sketch() == tuple(sorted(hashes.sketch())) == rows(0, 1000).sketch()
-    assert RowHashes.of(["b", "a", "a"]).sketch() == RowHashes.of(["a", "b"]).sketch()
+    assert len(sketch_of(hashes)) == 64
+    assert sketch_of(hashes) == tuple(sorted(sketch_of(hashes))) == sketch_of(rows(0, 1000))
+    assert sketch_of(row_hashes(["b", "a", "a"])) == sketch_of(row_hashes(["a", "b"]))
     tiny.write_splits(tmp_path, {"train": {"text": ["x"]}, "test": {"text": ["a", "b", "c"], "seen": [1, 2, 3]}})
     objective = objectives.build(ObjectiveChoice(name="causal_lm"))
-    found = RowHashes.read(SplitRows(tmp_path / "test"), np.array([1, 2]), objective)["inputs"]
-    assert found.sketch() == RowHashes.of(["a", "b"]).sketch(), "neither row_id, nor other columns, nor other rows"
+    found = read_row_hashes(SplitRows(tmp_path / "test"), np.array([1, 2]), objective)["inputs"]
+    assert sketch_of(found) == sketch_of(row_hashes(["a", "b"])), "neither row_id, nor other columns, nor other rows"
 
 
 @pytest.mark.parametrize("size", [10, 63, 64, 65, 5000])
 def test_same_rows_are_used_as_a_whole_and_other_rows_not_at_all(size: int) -> None:
-    assert rows(0, size).share_in(rows(0, size).sketch()) == 1
-    assert rows(size, 2 * size).share_in(rows(0, size).sketch()) == 0
+    assert share_in(sketch_of(rows(0, size)), rows(0, size)) == 1
+    assert share_in(sketch_of(rows(0, size)), rows(size, 2 * size)) == 0
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_same_rows_are_used_as_a_whole_and_other_rows_not_at_all(size: int) -> N
     ],
 )
 def test_share_of_rows_is_estimated(earlier: tuple[int, int], today: tuple[int, int], share: float) -> None:
-    found = rows(*today).share_in(rows(*earlier).sketch())
+    found = share_in(sketch_of(rows(*earlier)), rows(*today))
     assert found == pytest.approx(share, abs=0.2)  # three standard errors of 64 rows
     if earlier[1] < 64:
         assert found == share
@@ -82,8 +83,9 @@ def test_share_of_rows_is_estimated(earlier: tuple[int, int], today: tuple[int, 
 def test_estimate_is_unbiased() -> None:
     """Over 100 pairs of splits, a mean of 0.5 has a standard error of 0.005."""
     shares = [
-        RowHashes.of(f"{i} {seed}" for i in range(300, 900)).share_in(
-            RowHashes.of(f"{i} {seed}" for i in range(600)).sketch()
+        share_in(
+            sketch_of(row_hashes(f"{i} {seed}" for i in range(600))),
+            row_hashes(f"{i} {seed}" for i in range(300, 900)),
         )
         for seed in range(100)
     ]
@@ -92,8 +94,8 @@ def test_estimate_is_unbiased() -> None:
 
 def test_a_few_rows_after_very_many_count_as_used() -> None:
     """No hash of the new rows is below the largest in the sketch: nothing can be said about them."""
-    one = RowHashes(rows(0, 5).hashes[-1:])
-    assert one.share_in(rows(100, 100_000).sketch()) == 1
+    one = rows(0, 5)[-1:]
+    assert share_in(sketch_of(rows(100, 100_000)), one) == 1
 
 
 def test_every_earlier_comparison_on_these_rows_counts() -> None:
@@ -180,7 +182,7 @@ def pairs(folder, chosen: list[str], prompts: list[str]) -> dict:
     tiny.write_splits(folder, {"train": columns, "test": columns})
     rows = SplitRows(folder / "test")
     objective = objectives.build(ObjectiveChoice(name="dpo"))
-    return RowHashes.read(rows, np.array(rows.table()["row_id"]), objective)
+    return read_row_hashes(rows, np.array(rows.table()["row_id"]), objective)
 
 
 def test_a_corrected_target_makes_no_row_a_new_one(tmp_path) -> None:

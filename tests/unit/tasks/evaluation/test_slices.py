@@ -13,7 +13,7 @@ import pytest
 
 from params import DataError, RecipeError
 from params.schema import SliceBy
-from tasks.evaluation.slices import read_texts, slice_positions
+from tasks.evaluation.analysis import read_texts, slice_positions
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 
@@ -82,7 +82,7 @@ def test_missing_column_error_lists_the_columns(rows: SplitRows) -> None:
 
 
 def test_column_with_too_many_values_is_refused(rows: SplitRows, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tasks.evaluation.slices._MAX_SLICES", 4)
+    monkeypatch.setattr("tasks.evaluation.analysis._MAX_SLICES", 4)
     assert len(sliced(rows, SliceBy(column="language"))["language"]) == 3
     with pytest.raises(RecipeError, match="text gives 5 slices, more than the limit of 4"):
         sliced(rows, SliceBy(column="text"))
@@ -96,6 +96,6 @@ def test_failing_slice_function_is_an_error_with_the_row(rows: SplitRows) -> Non
 
 
 def test_read_texts_of_chosen_rows(rows: SplitRows) -> None:
-    assert read_texts(rows, [11, 3], lambda row: row["text"].upper()) == {3: "A LONG TEXT", 11: "C"}
+    assert read_texts(rows, [11, 3], lambda row: row["text"].upper()) == ["C", "A LONG TEXT"]
     with pytest.raises(DataError, match="has no row with row_id 4"):
         read_texts(rows, [3, 4, 6], lambda row: row["text"])

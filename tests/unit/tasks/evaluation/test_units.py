@@ -9,8 +9,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from params.schema import ObjectiveChoice
-from tasks.evaluation.groups import resampling_units
-from tasks.evaluation.scoring import Scores
+from tasks.evaluation.scoring import Scores, resampling_units
 from tasks.evaluation.statistics import Resampler
 from tests.support import new_objectives
 from trainer import objectives

@@ -7,8 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from params.schema import ObjectiveChoice
-from tasks.evaluation.groups import resampling_units
-from tasks.evaluation.scoring import Scores, common_rows
+from tasks.evaluation.scoring import Scores, common_rows, resampling_units
 from tasks.evaluation.statistics import Resampler
 from tests.support import new_objectives
 from trainer import objectives
