@@ -19,9 +19,8 @@ from tasks.training.report import TrainingReport
 from tasks.training.stage import train
 from tasks.training.supervisor import supervise
 from tests.support import forked, tiny
-from trainer.checkpoints.fault_points import KILL_AT
 from trainer.checkpoints.resume import choose
-from trainer.checkpoints.sealed import all_checkpoints
+from trainer.checkpoints.sealed import KILL_AT, all_checkpoints
 from trainer.identity import run_identity
 from trainer.job import Job
 
