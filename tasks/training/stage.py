@@ -63,15 +63,8 @@ def train(
         RecipeError: DVC would not notice an edit of code that decides the weights.
         StorageError: the disk is full; the last checkpoint is intact.
     """
-    job = Job.plan(
-        artifacts,
-        seed=seed,
-        objective=objective,
-        model=model,
-        training=training,
-        launch=launch,
-        metrics=metrics,
-    )
+    read = {"seed": seed, "objective": objective, "model": model, "training": training, "metrics": metrics}
+    job = Job.plan(artifacts, launch, read)
     sections = job.model_dump(mode="json", include={"objective", "training", "metrics"})
     for _, what, fix in unwatched_code(artifacts, sections) if "DVC_STAGE" in os.environ else ():
         raise RecipeError(str(RECIPES), f"{artifacts.recipe}: {what}", fix)

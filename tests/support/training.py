@@ -124,7 +124,7 @@ class ElasticTraining:
         sections = {name: getattr(self.recipe, name) for name in ("seed", "objective", "model", "training")}
         launch = self.recipe.launch.model_copy(update={"num_processes": processes})
         tokens = self.artifacts.tokens
-        identity = run_identity(tokens=tokens, **sections)
+        identity = run_identity(tokens, sections)
         places = {"tokens": tokens, "folder": self.folder, "identity": identity}
         return Job(**sections, **places, launch=launch, stop_at_step=until, record=True)
 

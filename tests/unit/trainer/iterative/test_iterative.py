@@ -201,7 +201,7 @@ def test_package_imports_torch_lazily():
 def test_run_identity_excludes_the_iterative_trainer(tmp_path):
     _, recipe = tiny.tokenized(tmp_path, tiny.recipe())
     sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training")}
-    hashed = set(run_identity(tokens=tmp_path, **sections).values())
+    hashed = set(run_identity(tmp_path, sections).values())
 
     def hashes(folder):
         return {hashlib.sha256(path.read_bytes()).hexdigest() for path in (ROOT / folder).glob("[!_]*.py")}
