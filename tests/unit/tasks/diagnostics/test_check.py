@@ -162,7 +162,7 @@ WRONG = {
     "argument of another Trainer": (
         {"training.arguments": {"predict_with_generate": True}},
         "training.arguments.predict_with_generate",
-        "is a field of Seq2SeqTrainingArguments; set `objective.generate` instead",
+        "has its own key in a recipe; set `objective.generate` instead",
     ),
     "refused argument": (
         {"training.arguments": {"output_dir": "x"}},
