@@ -24,8 +24,6 @@ from trainer.runtime.lifetime import SUPERVISOR, die_with_parent
 
 logger = logging.getLogger(__name__)
 
-LAUNCH_REPORT = "launch.json"
-"""File in a run's folder with the launcher's report."""
 _GLOO = "GLOO_SOCKET_IFNAME"
 END_S = 5.0
 """How long a process that has reported its error may take to end, and a launcher whose processes have all ended."""
@@ -103,7 +101,7 @@ def gloo_environment(launch: Launch) -> dict[str, str]:
 
 def report_path(job: Job, machine: int = 0) -> Path:
     """Return the path of the report that the launcher of one machine writes."""
-    return job.folder / (f"machine-{machine}-{LAUNCH_REPORT}" if machine else LAUNCH_REPORT)
+    return job.folder / (f"machine-{machine}-launch.json" if machine else "launch.json")
 
 
 def kill_processes(process: subprocess.Popen[bytes], known: Iterable[int] = ()) -> None:

@@ -40,7 +40,12 @@ def choose(folder: Path, identity: Mapping[str, str], resume: str) -> Path | Non
             return _log_start(folder, named, "as training.resume says")
     if own:
         return _log_start(folder, own, "the newest valid checkpoint")
-    logger.info("train: run %s starts at step 0: %s", folder.name, _others(folder, identity))
+    why = "it has no checkpoint"
+    for other in sorted(folder.parent.glob(f"*/{sealed.IDENTITY}"), reverse=True):
+        if other.parent != folder and (kept := sealed.all_checkpoints(other.parent)):
+            apart = differences(json.loads(other.read_text(encoding="utf-8")), identity)
+            why = f"{kept[0]} is of another run ({apart})"
+    logger.info("train: run %s starts at step 0: %s", folder.name, why)
     return None
 
 
@@ -62,15 +67,6 @@ def _named(checkpoint: Path, identity: Mapping[str, str]) -> Path:
         fix = "undo the change, or set model.pretrained to that folder to start a new run from its weights"
         raise CheckpointError(f"training.resume {checkpoint}", what, fix)
     return checkpoint.absolute()
-
-
-def _others(folder: Path, identity: Mapping[str, str]) -> str:
-    """Return which checkpoint of another run there is, and how that run differs."""
-    for other in sorted(folder.parent.glob(f"*/{sealed.IDENTITY}")):
-        if other.parent != folder and (kept := sealed.all_checkpoints(other.parent)):
-            apart = differences(json.loads(other.read_text(encoding="utf-8")), identity)
-            return f"{kept[0]} is of another run ({apart})"
-    return "it has no checkpoint"
 
 
 def differences(found: Mapping[str, str], own: Mapping[str, str]) -> str:

@@ -57,6 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
     from trainer.runtime import loopback
 
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     report = Path(os.environ[REPORT])
     parsed = launch_command_parser().parse_args(arguments)
     if parsed.num_machines == 1:
-        loopback.register()
+        rendezvous_handler_registry.register(loopback.BACKEND, loopback.LoopbackRendezvous)
         parsed.rdzv_backend, parsed.rdzv_endpoint = loopback.BACKEND, f"{loopback.ADDRESS}:0"
     try:
         launch_command(parsed)
