@@ -178,7 +178,7 @@ def join(
 
     Run it on every machine but machine 0, which runs `train`. See docs/distributed.md.
     """
-    from tasks.training.join import join
+    from tasks.training.machines import join
 
     join(recipe, machine=machine)
 

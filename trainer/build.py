@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from transformers import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
 from params import DataError, ModelError
+from params.importing import import_by_name
 from params.loading import problems_error
 from trainer import objectives
 from trainer.checkpoints.sealed import step_of
@@ -20,9 +22,7 @@ from trainer.loop.metrics import EvaluationMetrics
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.model import network
 from trainer.reporting import trackers
-from trainer.reporting.metrics_callback import MetricsLog
-from trainer.reporting.progress import Progress, follow_log_level
-from trainer.reporting.step_record import StepRecorder
+from trainer.reporting.callbacks import Reports, StepRecorder, follow_log_level
 from trainer.runtime.heartbeat import Heartbeat
 
 
@@ -44,22 +44,24 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     rows = tokens.read_split(job.tokens, "train")
     heartbeat.beat("starting")
     args = arguments.build(
-        folder=job.folder,
-        seed=job.seed,
-        training=training,
-        launch=job.launch,
-        direction=job.direction,
-        rows=len(rows),
+        folder=job.folder, seed=job.seed, training=training, launch=job.launch, direction=job.direction, rows=len(rows)
     )
     follow_log_level(args)
-    _check_world(args.world_size, job.launch.num_processes)
-    _check_rows(len(rows), training.global_batch_size)
+    if args.world_size != job.launch.num_processes:  # it would silently change the global batch
+        what = f"accelerate started {args.world_size} of {job.launch.num_processes} processes"
+        raise ModelError("launch.num_processes", what, "check launch.accelerate_config")
+    if (
+        len(rows) < training.global_batch_size
+    ):  # epochs are cut to whole global batches: there would be nothing to train on
+        what = f"the train split has {len(rows)} sequences, fewer than one global batch of {training.global_batch_size}"
+        raise DataError("training.global_batch_size", what, "lower it, or give more rows")
     model = network.initial_model(job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed)
     objective.check_model(model)
     heartbeat.beat("starting")
     every = args.eval_accumulation_steps
     metrics = EvaluationMetrics(objective, state=state, tokenizer=tokenizer, metrics=job.metrics, to_cpu_every=every)
-    trainer = extensions.trainer_class(training, extensions.base_class(objective.trainer_class))(
+    base: Any = import_by_name(objective.trainer_class, "objective")
+    trainer = extensions.trainer_class(training, base)(
         objective=objective,
         metrics=metrics,
         keep_checkpoints=training.keep_checkpoints,
@@ -79,24 +81,9 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     trainer.guard.stop_at_step = job.stop_at_step
     trainer.remove_callback(PrinterCallback)
     trackers.resume_reports(trainer, job.folder, step_of(job.checkpoint) if job.checkpoint else 0)
-    trainer.add_callback(Progress())
-    trainer.add_callback(MetricsLog(job.folder))
+    trainer.add_callback(Reports(job.folder))
     if job.record:
         trainer.add_callback(
             StepRecorder(job.folder, args.process_index, lambda: (trainer.training_data.rows, trainer.guard.losses))
         )
     return trainer
-
-
-def _check_world(found: int, expected: int) -> None:
-    """Another number of processes would silently change the global batch."""
-    if found != expected:
-        what = f"accelerate started {found} of {expected} processes"
-        raise ModelError("launch.num_processes", what, "check launch.accelerate_config")
-
-
-def _check_rows(found: int, global_batch_size: int) -> None:
-    """Epochs are cut to whole global batches: with fewer sequences there would be nothing to train on."""
-    if found < global_batch_size:
-        what = f"the train split has {found} sequences, fewer than one global batch of {global_batch_size}"
-        raise DataError("training.global_batch_size", what, "lower it, or give more rows")

@@ -14,11 +14,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from params.dvc_files import dependencies, item_in_recipes_yaml
 from params.foundation.artifacts import Artifacts
 from params.foundation.hashing import file_sha256
 from params.importing import all_imported, find_named_source_files, import_root, is_project_file
-from params.schema import Metrics, Model, ObjectiveChoice, Training
 
 _PROJECT = Path(__file__).parents[1]
 
@@ -64,45 +65,31 @@ _HARMLESS_PREFIXES = (
 )
 
 
-def run_identity(
-    *,
-    seed: int,
-    objective: ObjectiveChoice,
-    model: Model,
-    training: Training,
-    metrics: Metrics | None = None,
-    tokens: Path,
-) -> dict[str, str]:
+def run_identity(tokens: Path, sections: Mapping[str, Any]) -> dict[str, str]:
     """Return everything that decides the weights, by name; two trainings with equal identities give equal weights.
 
-    It holds the recipe's keys, and SHA-256 hashes of the tokens, the tokenizer, a local base model, `DECIDING_CODE` and the
-    code that the recipe names. The number of processes, the micro-batch, and what is logged or kept are not part of it.
+    It holds the keys of the recipe's `sections`, those of `trainer.job.SECTIONS`, and SHA-256 hashes of the tokens, the tokenizer, a
+    local base model, `DECIDING_CODE` and the code that the recipe names. The number of processes, the micro-batch, and what is logged
+    or kept are not part of it.
     """
-    keys = deciding_keys(seed=seed, objective=objective, model=model, training=training, metrics=metrics)
+    keys = deciding_keys(sections)
     data = (p for p in tokens.rglob("*") if p.is_file() and p.suffix in {".arrow", ".json"})
     files = {f"tokens {p.relative_to(tokens)}": p for p in data}
-    if model.pretrained and Path(model.pretrained).is_dir():
-        weights = (p for p in Path(model.pretrained).iterdir() if p.suffix in {".safetensors", ".json"})
+    base = keys["model"]["pretrained"]
+    if base and Path(base).is_dir():
+        weights = (p for p in Path(base).iterdir() if p.suffix in {".safetensors", ".json"})
         files |= {f"base model {p.name}": p for p in weights}
     hashes = {name: file_sha256(path) for name, path in files.items()}
     return dict(sorted((dict(_flat(keys)) | hashes | code_hashes(keys)).items()))
 
 
-def deciding_keys(
-    *, seed: int, objective: ObjectiveChoice, model: Model, training: Training, metrics: Metrics | None
-) -> dict[str, Any]:
-    """Return the keys of the recipe that decide the weights, as JSON values."""
-    keys: dict[str, Any] = {
-        "seed": seed,
-        "objective": objective.model_dump(mode="json"),
-        "model": model.model_dump(mode="json"),
-        "training": training.model_dump(mode="json", exclude=_HARMLESS_KEYS),
-        "metrics": metrics.model_dump(mode="json") if metrics else None,
-    }
-    arguments: dict[str, Any] = keys["training"]["arguments"]
+def deciding_keys(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a recipe that decide the weights, as JSON values; `sections` are those of `run_identity`."""
+    keys = {name: to_jsonable_python(section) for name, section in sections.items()}
+    keys["training"] = {name: value for name, value in keys["training"].items() if name not in _HARMLESS_KEYS}
     keys["training"]["arguments"] = {
         name: value
-        for name, value in arguments.items()
+        for name, value in keys["training"]["arguments"].items()
         if name not in _HARMLESS_ARGUMENTS and not name.startswith(_HARMLESS_PREFIXES)
     }
     return keys
@@ -150,30 +137,20 @@ def unwatched_code(artifacts: Artifacts, sections: Mapping[str, Any]) -> Iterato
         for path in (_PROJECT / own, *_imported(_PROJECT / own, _PROJECT)):
             place = path.relative_to(_PROJECT)
             if not place.is_relative_to(_OBJECTIVES):  # earlier stages do not watch the code that the recipe names
-                yield (
-                    "objective",
-                    f"cannot name {place} for the objective, which imports it",
-                    f"move it into {_OBJECTIVES}",
-                )
-            elif "objective" not in item or not _is_below(root / place, [(root / item["objective"]).resolve()]):
+                what, fix = f"cannot name {place} for the objective, which imports it", f"move it into {_OBJECTIVES}"
+                yield "objective", what, fix
+            elif "objective" not in item or not _is_in(root / place, [(root / item["objective"]).resolve()]):
                 what = f"watches {item.get('objective')} for this recipe, which does not contain {place}"
                 yield "objective", what, f"write `objective: {own if place == own else _OBJECTIVES}` there"
+    fix = "set `code:` there to the file or folder that does; keep all code that the recipe names in one"
     for section, content in sections.items():
         for name, path in code_named_by_recipe(content).items():
-            if (
-                path.is_relative_to(root)
-                and is_project_file(path)
-                and not all(_is_below(path, places) for places in watched)
-            ):
-                what = f"watches {item.get('code')} for this recipe, which does not contain {name}"
-                yield (
-                    section,
-                    what,
-                    "set `code:` there to the file or folder that does; keep all code that the recipe names in one",
-                )
+            is_ours = path.is_relative_to(root) and is_project_file(path)
+            if is_ours and not all(_is_in(path, places) for places in watched):
+                yield section, f"watches {item.get('code')} for this recipe, which does not contain {name}", fix
 
 
-def _is_below(path: Path, places: Iterable[Path]) -> bool:
+def _is_in(path: Path, places: Iterable[Path]) -> bool:
     return any(path.resolve().is_relative_to(place) for place in places)
 
 
@@ -182,24 +159,21 @@ def _imported(file: Path, root: Path) -> list[Path]:
 
     `HARMLESS_CODE` says why it is for the worker. Somebody's file in these folders, which the worker does not import, decides.
     """
-    return [path for path in all_imported([file], root, lambda name: _is_listed(name, root)) if path != file]
 
+    def is_listed(name: str) -> bool:
+        def is_in(places: Iterable[str]) -> bool:
+            return any(name == place or name.startswith(f"{place}/") for place in places)
 
-def _is_listed(name: str, root: Path) -> bool:
-    if any(name == place or name.startswith(f"{place}/") for place in DECIDING_CODE):
-        return True
-    return any(name == place or name.startswith(f"{place}/") for place in HARMLESS_CODE) and name in _worker_imports(
-        root
-    )
+        return is_in(DECIDING_CODE) or (is_in(HARMLESS_CODE) and name in _worker_imports(root))
+
+    return [path for path in all_imported([file], root, is_listed) if path != file]
 
 
 @lru_cache(maxsize=2)
 def _worker_imports(root: Path) -> frozenset[str]:
     """Return the names of all files that the worker imports without an objective and code that a recipe names."""
-    bases = sorted((root / "trainer/objectives/bases").glob("*.py"))
-    return frozenset(
-        path.relative_to(root).as_posix() for path in all_imported([root / "trainer/worker.py", *bases], root)
-    )
+    files = [root / "trainer/worker.py", *sorted((root / "trainer/objectives/bases").glob("*.py"))]
+    return frozenset(path.relative_to(root).as_posix() for path in all_imported(files, root))
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from params.loading import suggestion
 from params.schema import Direction, Launch, Metrics, Model, ObjectiveChoice, Recipe, Section, Training
 from trainer.identity import code_hashes, deciding_keys, run_identity, run_key
 from trainer.objectives import find
+
+SECTIONS = ("seed", "objective", "model", "training", "metrics")
+"""What a recipe says that decides the weights."""
 
 
 class Job(Section):
@@ -38,35 +42,17 @@ class Job(Section):
     """Record what each step saw in `steps-<rank>.jsonl` in the run's folder; for `verify-resume`."""
 
     @classmethod
-    def plan(
-        cls,
-        artifacts: Artifacts,
-        *,
-        seed: int,
-        objective: ObjectiveChoice,
-        model: Model,
-        training: Training,
-        launch: Launch,
-        metrics: Metrics | None,
-    ) -> Job:
-        """Return the job of these sections of a recipe; its folder is named after its identity."""
-        keys: Any = {"seed": seed, "objective": objective, "model": model, "training": training, "metrics": metrics}
-        identity = run_identity(**keys, tokens=artifacts.tokens)
+    def plan(cls, artifacts: Artifacts, launch: Launch, sections: Mapping[str, Any]) -> Job:
+        """Return the job of the sections `SECTIONS` of a recipe; its folder is named after its identity."""
+        identity = run_identity(artifacts.tokens, sections)
         folder = (artifacts.checkpoints / run_key(identity)).absolute()
-        return cls(**keys, launch=launch, tokens=artifacts.tokens.absolute(), folder=folder, identity=identity)
+        return cls(**sections, launch=launch, tokens=artifacts.tokens.absolute(), folder=folder, identity=identity)
 
     @classmethod
     def of(cls, recipe: Recipe, artifacts: Artifacts) -> Job:
         """Return the job that the train stage runs for `recipe`."""
-        return cls.plan(
-            artifacts,
-            seed=recipe.seed,
-            objective=recipe.objective,
-            model=recipe.model,
-            training=recipe.training,
-            launch=recipe.launch,
-            metrics=recipe.evaluation.metrics,
-        )
+        sections = {name: getattr(recipe, name) for name in SECTIONS if name != "metrics"}
+        return cls.plan(artifacts, recipe.launch, sections | {"metrics": recipe.evaluation.metrics})
 
     def check_code(self) -> None:
         """Fail if the code that decides the weights is not what it was when the job was planned.
@@ -74,16 +60,13 @@ class Job(Section):
         Raises:
             InputsChangedError: names the code.
         """
-        names = ("seed", "objective", "model", "training", "metrics")
-        now = code_hashes(deciding_keys(**{name: getattr(self, name) for name in names}))
+        now = code_hashes(deciding_keys({name: getattr(self, name) for name in SECTIONS}))
         planned = {name: value for name, value in self.identity.items() if name.startswith("code ")}
         changed = sorted(name for name in now.keys() | planned.keys() if now.get(name) != planned.get(name))
         if changed:
-            what = (
-                f"changed since the training was planned: {', '.join(name.removeprefix('code ') for name in changed)}"
-            )
+            names = ", ".join(name.removeprefix("code ") for name in changed)
             fix = "run the recipe again; for several machines, use the same code on all of them"
-            raise InputsChangedError("train", what, fix)
+            raise InputsChangedError("train", f"changed since the training was planned: {names}", fix)
 
     @property
     def direction(self) -> Direction:

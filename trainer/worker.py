@@ -69,8 +69,7 @@ def train(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         from transformers import TrainerState
 
         from trainer.build import build
-        from trainer.checkpoints.position import Position
-        from trainer.checkpoints.sealed import FINISHED
+        from trainer.checkpoints.sealed import FINISHED, Position
         from trainer.loop import sharding
 
     trainer = build(job, heartbeat, stop_requested)

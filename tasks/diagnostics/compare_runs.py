@@ -1,6 +1,6 @@
 """Compare two runs of the same training, bit for bit: what each step recorded, and the files that they leave.
 
-A run's folder is as trainer.worker leaves it, with `steps-<rank>.jsonl` (trainer.reporting.step_record). Components are compared in
+A run's folder is as trainer.worker leaves it, with `steps-<rank>.jsonl` (trainer.reporting.callbacks). Components are compared in
 the order in which one causes the next, so the first that differs is closest to the cause. A step that a killed run repeated
 must be equal each time. Times, paths and hashes of other files are not compared.
 """
@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from params import CheckpointError
 from params.foundation.hashing import file_sha256
 from params.schema import Direction
-from trainer.checkpoints.position import POSITION
-from trainer.checkpoints.sealed import IDENTITY, MANIFEST, all_checkpoints, best_weights
+from trainer.checkpoints.sealed import IDENTITY, MANIFEST, POSITION, all_checkpoints, best_weights
 from trainer.reporting.metrics_log import CLOCK_SUFFIXES
 
 _STEP = "steps of a process"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from collections.abc import Iterator, Sequence, Set
+from signal import Signals
 
 from params import (
     EvergreenError,
@@ -25,7 +25,7 @@ from trainer.runtime.launcher import Failure, LaunchReport
 
 logger = logging.getLogger(__name__)
 
-_ENDED_BY_OTHERS = (-signal.SIGTERM, -signal.SIGABRT)
+_ENDED_BY_OTHERS = (-Signals.SIGTERM, -Signals.SIGABRT)
 """How the launcher ends the other ranks, and how a collective that lost its peer may end its own process."""
 _RESUMES = "start again: it resumes from its last checkpoint"
 _OUT_OF_MEMORY = "if you did not send the signal, the system is probably out of memory: lower launch.micro_batch_size"
@@ -39,7 +39,7 @@ def training_failure_reason(
     *,
     lost: Sequence[ProcessState],
     killed_by_us: Set[int],
-    signal_name: str | None,
+    signal: Signals | None,
 ) -> EvergreenError:
     """Return the likeliest reason why a training did not finish.
 
@@ -55,7 +55,7 @@ def training_failure_reason(
         *(error for error in reported if isinstance(error, MemoryExhaustedError)),
         *(_killed(f, by_rank.get(f.rank)) for f in killed if f.exit_code not in _ENDED_BY_OTHERS),
         *(error for error in reported if not isinstance(error, PreemptedError)),
-        *([stop_requested_error(job, pulses, signal_name)] if reported else []),
+        *([stop_requested_error(job, pulses, signal)] if reported else []),
         *_lost_machines(job, by_rank),
         *(_killed(f, by_rank.get(f.rank)) for f in killed),
     ]
@@ -64,37 +64,30 @@ def training_failure_reason(
 
 def _reported_errors(job: Job, pulses: Sequence[ProcessState]) -> list[EvergreenError]:
     """The errors that the ranks reported, in order of time."""
-
-    def reported_at(pulse: ProcessState) -> int:
-        return (job.folder / f"rank-{pulse.rank}").stat().st_mtime_ns
-
     found = []
-    for pulse in sorted((p for p in pulses if p.error), key=reported_at):
-        assert pulse.error
+    for pulse in sorted(pulses, key=lambda pulse: (job.folder / f"rank-{pulse.rank}").stat().st_mtime_ns):
         who = f" (rank {pulse.rank}, process {pulse.pid})" if job.launch.num_processes > 1 else ""
-        found.append(pulse.error.replace(what=f"{pulse.error.what}{who}"))
+        if pulse.error:
+            found.append(pulse.error.replace(what=f"{pulse.error.what}{who}"))
     return found
 
 
 def _unreported(
     pulses: dict[int, ProcessState], report: LaunchReport, status: int, lost: list[int], failures: list[Failure]
 ) -> EvergreenError:
-    """The error of a training none of whose processes reported one."""
     if status < 0:
-        what = f"its launcher was killed by {_name(-status)}"
-        return KilledError("train", what, f"{_RESUMES}; {_OUT_OF_MEMORY}")
-    reason = report.error or f"exit status {status}"
+        return KilledError("train", f"its launcher was killed by {_name(-status)}", f"{_RESUMES}; {_OUT_OF_MEMORY}")
+    reason, output = report.error or f"exit status {status}", "see its output above"
     if not pulses:
         fix = "fix that; the launcher reads launch.accelerate_config, if the recipe names one"
-        if not report.error:
-            fix = "see its output above"
+        fix = fix if report.error else output
         return ModelError("train", f"the trainer did not start: {reason}", fix)
     if any(pulse.phase == LOST_PEER for pulse in pulses.values()):
         what = "the processes lost the connection to each other, and all of them live"
         return TransientError("train", what, f"check the network between the machines; {_RESUMES}")
-    ranks = [str(rank) for rank in lost] or [str(failure.rank) for failure in failures]
+    ranks = [str(rank) for rank in lost or [failure.rank for failure in failures]]
     who = f"rank {', '.join(ranks)}" if ranks else f"its launcher ({reason})"
-    return ModelError("train", f"{who} exited without reporting an error", "see its output above")
+    return ModelError("train", f"{who} exited without reporting an error", output)
 
 
 def _lost_machines(job: Job, pulses: dict[int, ProcessState]) -> Iterator[KilledError]:
@@ -121,20 +114,20 @@ def _killed(failure: Failure, pulse: ProcessState | None) -> KilledError:
 
 
 def stop_requested_error(
-    job: Job, pulses: Sequence[ProcessState], signal_name: str | None, how: str = ""
+    job: Job, pulses: Sequence[ProcessState], signal: Signals | None, how: str = ""
 ) -> PreemptedError:
     """Return the error of a training that was asked to stop: it says where the next start resumes.
 
-    `signal_name` is None if another machine, for example, asked us to stop; `how` follows "stopped by SIGTERM".
+    `signal` is None if another machine, for example, asked us to stop; `how` follows "stopped by SIGTERM".
     """
-    what = f"stopped by {signal_name or 'a request from outside'}{how}"
+    what = f"stopped by {signal.name if signal else 'a request from outside'}{how}"
     step = newest_step(job.folder)
     reached = max((pulse.step for pulse in pulses), default=step)
     what += f"; its newest checkpoint is of step {step}" if step else "; it has no checkpoint yet"
     if reached > step:
         what += f", and the {reached - step} step(s) after it are repeated"
     never = " once training.resume is `auto`" if job.training.resume == "never" else ""
-    kind = InterruptedTrainingError if signal_name == signal.SIGINT.name else PreemptedError
+    kind = InterruptedTrainingError if signal == Signals.SIGINT else PreemptedError
     return kind("train", what, f"start again: it resumes from step {step}{never}")
 
 
@@ -165,6 +158,6 @@ def out_of_memory(key: str, size: int, halved: int) -> MemoryExhaustedError:
 
 def _name(number: int) -> str:
     try:
-        return signal.Signals(number).name
+        return Signals(number).name
     except ValueError:
         return f"signal {number}"

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,15 +18,13 @@ from types import FrameType
 import psutil
 
 from params.schema import Launch
-from tasks.training import rendezvous
 from trainer.job import Job
 from trainer.runtime.launcher import REPORT
 from trainer.runtime.lifetime import SUPERVISOR, die_with_parent
 
 logger = logging.getLogger(__name__)
 
-LAUNCH_REPORT = "launch.json"
-"""File in a run's folder with the launcher's report."""
+_GLOO = "GLOO_SOCKET_IFNAME"
 END_S = 5.0
 """How long a process that has reported its error may take to end, and a launcher whose processes have all ended."""
 
@@ -68,7 +67,7 @@ def start_processes(job: Job, job_path: Path, machine: int = 0) -> subprocess.Po
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // on_this_machine)),
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
-        **rendezvous.gloo_environment(job.launch),
+        **gloo_environment(job.launch),
         **os.environ,
         SUPERVISOR: str(os.getpid()),
         REPORT: str(report_path(job, machine)),
@@ -81,9 +80,28 @@ def start_processes(job: Job, job_path: Path, machine: int = 0) -> subprocess.Po
     )
 
 
+def gloo_environment(launch: Launch) -> dict[str, str]:
+    """Return the environment variables that processes need to find each other, and that keep those of one machine to it.
+
+    gloo listens at the address of the machine's own name, which may be 127.0.0.1 or one that others reach. We name the
+    network interface that leads to machine 0 instead, unless the user has set one; that of 127.0.0.1, if there is only one
+    machine.
+    """
+    if _GLOO in os.environ:
+        return {}
+    place = (launch.main_process_ip, launch.main_process_port) if launch.num_machines > 1 else ("127.0.0.1", 9)
+    with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:
+        probe.connect(place)  # sends nothing, only looks up the route
+        own = probe.getsockname()[0]
+        for name, addresses in psutil.net_if_addrs().items():
+            if any(address.address == own for address in addresses):
+                return {_GLOO: name}
+    return {}
+
+
 def report_path(job: Job, machine: int = 0) -> Path:
     """Return the path of the report that the launcher of one machine writes."""
-    return job.folder / (f"machine-{machine}-{LAUNCH_REPORT}" if machine else LAUNCH_REPORT)
+    return job.folder / (f"machine-{machine}-launch.json" if machine else "launch.json")
 
 
 def kill_processes(process: subprocess.Popen[bytes], known: Iterable[int] = ()) -> None:
@@ -106,7 +124,6 @@ def kill_processes(process: subprocess.Popen[bytes], known: Iterable[int] = ()) 
 
 
 def _living_members(leaders: set[int]) -> list[psutil.Process]:
-    """Return the living processes of the sessions that `leaders` lead."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

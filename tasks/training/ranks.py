@@ -118,13 +118,11 @@ class Ranks:
 
     def kill(self) -> set[int]:
         """Kill the living processes on this machine; return their ids."""
-        killed = set()
-        for pid, process in self._known.items():
-            if process and self._lives(pid):
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-                    killed.add(pid)
-        return killed
+        alive = {pid: process for pid, process in self._known.items() if process and self._lives(pid)}
+        for process in alive.values():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        return set(alive)
 
     def stalled(self, timeout_s: float) -> list[StalledRank]:
         """Return the ranks that block the training, once a process has made no progress for `timeout_s`; else none.
@@ -155,25 +153,19 @@ class Ranks:
         return found
 
     def _examine(self, pulse: ProcessState) -> StalledRank:
-        process = self._known.get(pulse.pid)
+        process, path = self._known.get(pulse.pid), self._folder / f"stack-{pulse.rank}"
         state, stack = None, ""
         with contextlib.suppress(psutil.Error):
             if process:
                 state = str(process.status())
-                stack = self._stack(pulse.rank, process)
+                process.send_signal(signal.SIGUSR1)
+                process.send_signal(signal.SIGCONT)  # a stopped process could not write its stacks
+                give_up, size = time.monotonic() + _STACK_S, -1
+                while time.monotonic() < give_up and (size <= 0 or size != path.stat().st_size):
+                    size = path.stat().st_size
+                    time.sleep(0.1)
+                stack = path.read_text(encoding="utf-8", errors="replace")
         return StalledRank(pulse.rank, self._idle_s[pulse.rank], pulse, state, stack)
-
-    def _stack(self, rank: int, process: psutil.Process) -> str:
-        """Return the stacks of a process; a stopped one is continued, because it could not write them."""
-        path = self._folder / f"stack-{rank}"
-        process.send_signal(signal.SIGUSR1)
-        process.send_signal(signal.SIGCONT)
-        give_up = time.monotonic() + _STACK_S
-        size = -1
-        while time.monotonic() < give_up and (size <= 0 or size != path.stat().st_size):
-            size = path.stat().st_size
-            time.sleep(0.1)
-        return path.read_text(encoding="utf-8", errors="replace")
 
     def _lives(self, pid: int) -> bool:
         process = self._known.get(pid)

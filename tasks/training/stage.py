@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +32,8 @@ from tasks.training.run_folders import note_start, prune_superseded
 from tasks.training.supervisor import supervise
 from tasks.training.versions import git_commit, versions
 from trainer import objectives
-from trainer.checkpoints.position import Position
+from trainer.checkpoints import sealed
 from trainer.checkpoints.resume import choose
-from trainer.checkpoints.sealed import (
-    BEST_NOTE,
-    FINISHED,
-    IDENTITY,
-    MANIFEST,
-    all_checkpoints,
-    best_weights,
-    identity_text,
-    newest_valid,
-)
 from trainer.data import tokens
 from trainer.identity import unwatched_code
 from trainer.job import Job
@@ -73,15 +63,8 @@ def train(
         RecipeError: DVC would not notice an edit of code that decides the weights.
         StorageError: the disk is full; the last checkpoint is intact.
     """
-    job = Job.plan(
-        artifacts,
-        seed=seed,
-        objective=objective,
-        model=model,
-        training=training,
-        launch=launch,
-        metrics=metrics,
-    )
+    read = {"seed": seed, "objective": objective, "model": model, "training": training, "metrics": metrics}
+    job = Job.plan(artifacts, launch, read)
     sections = job.model_dump(mode="json", include={"objective", "training", "metrics"})
     for _, what, fix in unwatched_code(artifacts, sections) if "DVC_STAGE" in os.environ else ():
         raise RecipeError(str(RECIPES), f"{artifacts.recipe}: {what}", fix)
@@ -93,7 +76,11 @@ def train(
         if not _is_finished(job):
             fetch_before_training(artifacts, job, recipe.publish)
             with upload_during_run(artifacts, launch, job.folder.name):
-                supervise(job, _checkpoint_chooser(job))
+                again = (
+                    "auto" if training.resume == "never" else training.resume
+                )  # `never` holds for the first start only
+                rules = itertools.chain([training.resume], itertools.repeat(again))
+                supervise(job, lambda: choose(job.folder, job.identity, next(rules)))
         report = _collect(artifacts, job, commit)
         prune_superseded(artifacts)
         if "DVC_STAGE" not in os.environ:
@@ -110,36 +97,29 @@ def delete_finished_run_folder(artifacts: Artifacts) -> None:
 
 def _is_finished(job: Job) -> bool:
     """Whether the run's folder holds a whole finished run, which an earlier start could not hand over to DVC."""
-    if job.training.resume != "auto" or not (job.folder / FINISHED).exists():
+    if job.training.resume != "auto" or not (job.folder / sealed.FINISHED).exists():
         return False
-    last = newest_valid(job.folder, identity_text(job.identity))
-    is_whole = last is not None and Position.load(last).finished and best_weights(job.folder, job.direction) is not None
+    last = sealed.newest_valid(job.folder, sealed.identity_text(job.identity))
+    best = sealed.best_weights(job.folder, job.direction)
+    is_whole = last is not None and best is not None and sealed.Position.load(last).finished
     if is_whole:
         logger.info("train: run %s has finished before: its results are restored from %s", job.folder.name, job.folder)
     return is_whole
 
 
-def _checkpoint_chooser(job: Job) -> Callable[[], Path | None]:
-    """Return a function that chooses the checkpoint for each start of `job`. `never` holds for the first start only."""
-    again = "auto" if job.training.resume == "never" else job.training.resume
-    rules = itertools.chain([job.training.resume], itertools.repeat(again))
-    return lambda: choose(job.folder, job.identity, next(rules))
-
-
 def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingReport:
-    """Turn a finished run's folder into artifacts."""
     from trainer.reporting import metrics_log
 
     folder = job.folder
-    finished = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
-    best = best_weights(folder, job.direction)
+    finished = json.loads((folder / sealed.FINISHED).read_text(encoding="utf-8"))
+    best = sealed.best_weights(folder, job.direction)
     if best is None:
         raise ModelError("train", "no evaluation gave a finite value", "lower training.learning_rate")
     history = metrics_log.remove_timing_metrics(finished["history"])
     losses = [entry["loss"] for entry in history if "loss" in entry]
     parameters: int = finished["parameters"]
     with replace_folder_atomically(artifacts.model) as target:
-        not_weights = shutil.ignore_patterns(MANIFEST, BEST_NOTE, IDENTITY)
+        not_weights = shutil.ignore_patterns(sealed.MANIFEST, sealed.BEST_NOTE, sealed.IDENTITY)
         if job.model.lora:
             parameters = network.write_adapted(
                 best.folder,
@@ -166,7 +146,7 @@ def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingRepo
         versions=versions(),
     )
     with replace_folder_atomically(artifacts.checkpoint) as target:
-        shutil.copytree(all_checkpoints(folder)[0], target, dirs_exist_ok=True)
+        shutil.copytree(sealed.all_checkpoints(folder)[0], target, dirs_exist_ok=True)
     with replace_folder_atomically(artifacts.history) as target:
         (target / metrics_log.FILE).write_text(metrics_log.as_lines(history), encoding="utf-8")
         _write_curve(target / "train.csv", (e for e in history if "loss" in e))
@@ -176,10 +156,7 @@ def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingRepo
 
 
 def _write_curve(path: Path, entries: Iterable[dict[str, Any]]) -> None:
-    rows = []
-    for entry in entries:
-        metrics = {name.removeprefix("eval_"): value for name, value in entry.items()}
-        rows.append({name: value for name, value in metrics.items() if name != "epoch"})
+    rows = [{k.removeprefix("eval_"): v for k, v in entry.items() if k != "epoch"} for entry in entries]
     names = sorted({name for row in rows for name in row} - {"step"})
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, ["step", *names])

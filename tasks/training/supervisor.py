@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import signal
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from params import EvergreenError, MemoryExhaustedError, PreemptedError
-from params.foundation.artifacts import storage_errors
+from params import BudgetSpentError, EvergreenError, MemoryExhaustedError, PreemptedError
+from params.foundation.artifacts import storage_errors, write_text_atomically
 from tasks.progress import note_progress
-from tasks.training import causes, processes, rendezvous
-from tasks.training.budget import TrainingTimeCounter
+from tasks.training import causes, machines, processes
 from tasks.training.ranks import Ranks
 from trainer.checkpoints.sealed import FINISHED
 from trainer.job import Job
@@ -36,6 +36,7 @@ from trainer.runtime.lifetime import STOP
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.25
+_SAVE_TIME_EVERY_S = 10.0
 
 
 def supervise(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
@@ -71,6 +72,10 @@ def supervise(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
                 launch = job.launch.model_copy(update={key: size // 2})
                 job = job.model_copy(update={"launch": launch, "keep_freed_memory": False})
                 continue
+            except PreemptedError as stopped:
+                if signals.first or not budget.is_spent:
+                    raise
+                raise budget.error(stopped) from None
             if signals.first == signal.SIGINT:  # during its last steps
                 raise KeyboardInterrupt("the training is finished\n  start again: it is kept")
             return
@@ -81,7 +86,6 @@ class Attempt:
 
     def __init__(self, job: Job, signals: processes.StopSignals, budget: TrainingTimeCounter) -> None:
         self._job = job
-        self._folder = job.folder
         self._signals = signals
         self._budget = budget
         self._ranks = Ranks(job.folder, job.launch.num_processes)
@@ -94,28 +98,24 @@ class Attempt:
         Raises:
             EvergreenError: the reason why the training did not finish.
         """
-        heartbeat.clear(self._folder)
-        for path in (self._folder / STOP, processes.report_path(self._job), self._folder / FINISHED):
+        job, folder = self._job, self._job.folder
+        heartbeat.clear(folder)
+        for path in (folder / STOP, processes.report_path(job), folder / FINISHED):
             path.unlink(missing_ok=True)
-        job_path = self._folder / "job.json"
-        self._job.save(job_path)
-        with rendezvous.rendezvous(self._job, job_path, lambda: bool(self._signals.first)):
-            if self._signals.first or self._is_out_of_budget():
+        job_path = folder / "job.json"
+        job.save(job_path)
+        with machines.rendezvous(job, job_path, lambda: bool(self._signals.first)):
+            if self._signals.first or self._budget.is_spent:
                 raise self._stopped(" before it had started")
-            process = processes.start_processes(self._job, job_path)
+            process = processes.start_processes(job, job_path)
             try:
                 self._watch(process)
             finally:
                 self._budget.save()
                 self._ranks.poll()
                 processes.kill_processes(process, self._ranks.local_pids())
-            if not (self._folder / FINISHED).exists():
-                error = self._why_ended(process)
-                raise (
-                    self._budget.error(error)
-                    if self._is_out_of_budget() and isinstance(error, PreemptedError)
-                    else error
-                )
+            if not (folder / FINISHED).exists():
+                raise self._why_ended(process.pid, process.returncode)
         if process.returncode:
             logger.warning("train: finished, although its processes ended with exit status %d", process.returncode)
 
@@ -128,21 +128,27 @@ class Attempt:
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """Return when all processes have ended, or must be ended."""
         stop_asked_at = failed_at = None
-        while not _has_ended(process):
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_S)
+                return
             note_progress()  # the time limit here is that of the ranks
             self._ranks.poll()
             now = time.monotonic()
-            if self._signals.first or self._is_out_of_budget():
+            if self._signals.first or self._budget.is_spent:
                 stop_asked_at = stop_asked_at or self._ask_to_stop(now)
                 if self._signals.is_urgent:
                     raise self._stopped(", at once")
                 if now - stop_asked_at > self._job.launch.grace_s:
                     raise self._stopped(f", and killed after {self._job.launch.grace_s:g} s of grace")
             elif stalled := self._ranks.stalled(self._job.launch.stall_timeout_s):
-                if (self._folder / FINISHED).exists():
+                if (self._job.folder / FINISHED).exists():
                     return
                 raise causes.stalled_ranks_error(stalled)
-            if self._has_failed():
+            lost = [pulse for pulse in self._ranks.lost() if not isinstance(pulse.error, PreemptedError)]
+            self._lost = self._lost or lost
+            # ranks that were told to stop have not failed
+            if lost or any(p.error and not isinstance(p.error, PreemptedError) for p in self._ranks.pulses):
                 failed_at = failed_at or now
                 if self._lost or now - failed_at > processes.END_S:
                     self._killed |= self._ranks.kill()
@@ -153,7 +159,7 @@ class Attempt:
         """Ask the processes to stop, unless no checkpoint could hold any work yet; return the time."""
         if all(pulse.phase == "starting" for pulse in self._ranks.pulses):
             raise self._stopped(" before its first step")
-        (self._folder / STOP).touch()
+        (self._job.folder / STOP).touch()
         first, grace_s = self._signals.first, self._job.launch.grace_s
         if first is None:
             logger.info("train: launch.max_hours is spent: stopping with a checkpoint, in at most %g s", grace_s)
@@ -162,17 +168,11 @@ class Attempt:
         logger.info("train: %s: stopping with a checkpoint, in at most %g s; %s: at once", first.name, grace_s, press)
         return now
 
-    def _has_failed(self) -> bool:
-        """Whether the training has failed. Ranks that were told to stop have not."""
-        lost = [pulse for pulse in self._ranks.lost() if not isinstance(pulse.error, PreemptedError)]
-        self._lost = self._lost or lost
-        return bool(lost) or any(p.error and not isinstance(p.error, PreemptedError) for p in self._ranks.pulses)
-
-    def _why_ended(self, process: subprocess.Popen[bytes]) -> EvergreenError:
-        status = process.returncode
-        report = LaunchReport((Failure(0, process.pid, status),))
+    def _why_ended(self, pid: int, status: int) -> EvergreenError:
         if processes.needs_launcher(self._job.launch):
             report = LaunchReport.load(processes.report_path(self._job))
+        else:
+            report = LaunchReport(failures=(Failure(rank=0, pid=pid, exit_code=status),))
         return causes.training_failure_reason(
             self._job,
             self._ranks.pulses,
@@ -180,23 +180,39 @@ class Attempt:
             status,
             lost=self._lost,
             killed_by_us=self._killed,
-            signal_name=self._signal_name,
+            signal=self._signals.first,
         )
 
-    def _stopped(self, how: str) -> EvergreenError:
-        error = causes.stop_requested_error(self._job, self._ranks.pulses, self._signal_name, how)
-        return self._budget.error(error) if self._is_out_of_budget() else error
+    def _stopped(self, how: str) -> PreemptedError:
+        return causes.stop_requested_error(self._job, self._ranks.pulses, self._signals.first, how)
 
-    def _is_out_of_budget(self) -> bool:
-        return not self._signals.first and self._budget.is_spent
+
+class TrainingTimeCounter:
+    """Counts the time of a training, `launch.max_hours`, over all of its starts on this machine."""
+
+    def __init__(self, job: Job) -> None:
+        hours = job.launch.max_hours
+        self._limit_s = math.inf if hours is None else 3600 * hours
+        self._file = job.folder / "seconds"
+        self._before_s = float(self._file.read_text(encoding="utf-8")) if self._file.exists() else 0.0
+        self._started = time.monotonic()
+        self._saved_s = 0.0
 
     @property
-    def _signal_name(self) -> str | None:
-        return self._signals.first.name if self._signals.first else None
+    def is_spent(self) -> bool:
+        """Whether the training must stop. Saves the time now and then: a kill costs at most ten seconds of the count."""
+        seconds = time.monotonic() - self._started
+        if seconds - self._saved_s > _SAVE_TIME_EVERY_S:
+            self.save()
+        return self._before_s + seconds >= self._limit_s
 
+    def save(self) -> None:
+        """Save the time that all starts have taken."""
+        self._saved_s = time.monotonic() - self._started
+        write_text_atomically(self._file, f"{self._before_s + self._saved_s:.1f}\n")
 
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Wait a moment for the end of `process`."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_POLL_S)
-    return process.returncode is not None
+    def error(self, stopped: EvergreenError) -> BudgetSpentError:
+        """Return the error of a training that had to stop; `stopped` says where it resumes."""
+        what = f"budget spent: {self._limit_s / 3600:g} h; {stopped.what.partition('; ')[2]}"
+        fix = "raise it, and the next run goes on from there; or ask for fewer steps, which starts a new training"
+        return BudgetSpentError.at("launch.max_hours", what, fix)

@@ -13,7 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tests.chaos.victims import StartResult, Victim
-from trainer.checkpoints.fault_points import WRITE_POINTS
+
+WRITE_POINTS = (
+    *("best.weights", "best.manifest", "best.flushed", "best.renamed", "best.retired"),
+    *("checkpoint.state", "checkpoint.weights", "checkpoint.optimizer"),
+    *("checkpoint.manifest", "checkpoint.flushed", "checkpoint.renamed", "checkpoint.retained"),
+)
+"""What trainer.checkpoints.sealed.reached marks, in the order of a save."""
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.campaign import IS_LONG, KILLS, SEED, Campaign, plan, table
+from tests.chaos.campaign import IS_LONG, KILLS, SEED, WRITE_POINTS, Campaign, plan, table
 from tests.chaos.victims import Victim
-from trainer.checkpoints.fault_points import WRITE_POINTS
 
 STEPS = {
     "training.max_steps": 600 if IS_LONG else 60,

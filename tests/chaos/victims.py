@@ -20,7 +20,7 @@ from typing import Any
 from params.foundation.artifacts import Artifacts
 from tests.support import tiny
 from tests.support.project import CODE, ROOT, Project, wait_for
-from trainer.checkpoints.fault_points import KILL_AT
+from trainer.checkpoints.sealed import KILL_AT
 from trainer.runtime import heartbeat
 
 SIZES = {"train": 1600, "validation": 64, "test": 16}

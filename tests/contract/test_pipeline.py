@@ -225,7 +225,7 @@ def test_run_key_changes_with_code_that_decides_the_weights(code: Path) -> None:
     sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training")}
 
     def key() -> str:
-        return run_key(run_identity(**sections, tokens=code / "tokens"))
+        return run_key(run_identity(code / "tokens", sections))
 
     decides = {path.relative_to(code).as_posix() for path in deciding_files("causal_lm")}
     assert {"trainer/data/order.py", "trainer/objectives/causal_lm.py", "trainer/worker.py"} <= decides

@@ -73,7 +73,7 @@ def edit(name: str, text: str = "# edited\n") -> None:
 def key() -> str:
     recipe = load(Path("params/mine.yaml"))
     sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training")}
-    return run_key(run_identity(**sections, tokens=Path("runs/mine/tokens")))
+    return run_key(run_identity(Path("runs/mine/tokens"), sections))
 
 
 def test_edit_of_each_file_is_noticed(project: Path) -> None:

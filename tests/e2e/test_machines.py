@@ -17,7 +17,7 @@ import time
 import pytest
 
 from params import RecipeError, load
-from tasks.training.join import join
+from tasks.training.machines import join
 from tests.support import tiny
 from tests.support.project import ROOT, free_port
 

@@ -168,7 +168,7 @@ def put(project, name: str, **changes: str) -> str:
 def test_other_labels_texts_and_metrics_are_judged_and_published(name, tmp_path, monkeypatch, capsys) -> None:
     """As below, in this process and without a training; what is learned is the same loss."""
     case, chance = CASES[name], random.Random(5)
-    monkeypatch.setattr(job, "run_identity", lambda **_: {})  # of files in trainer/objectives/
+    monkeypatch.setattr(job, "run_identity", lambda *_: {})  # of files in trainer/objectives/
     monkeypatch.chdir(tmp_path)
     counts = {"train": 200, "validation": 10, "test": 60}
     splits = {split: [row for i in range(n) for row in case["rows"](chance, i)] for split, n in counts.items()}

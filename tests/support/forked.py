@@ -243,8 +243,9 @@ class Ranks:
                 process.terminate()
         if not alive and self.returncode is None:
             self.returncode = bool(self._failed) if self._as_launched else self._failed.get(0, 0)
-            failures = (Failure(rank, self._ranks[rank].pid, code) for rank, code in self._failed.items())
-            LaunchReport(tuple(failures)).save(self._report)
+            pids = [process.pid for process in self._ranks]
+            failures = (Failure(rank=rank, pid=pids[rank], exit_code=code) for rank, code in self._failed.items())
+            LaunchReport(failures=tuple(failures)).save(self._report)
             for log in sorted(self._report.parent.glob("rank-*.log")):
                 print(log.read_text(encoding="utf-8"), end="", flush=True)
         return self.returncode
@@ -274,10 +275,10 @@ def _environment(job: Job, job_path: Path) -> dict[str, str]:
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_multi_gpu_env
 
-    from tasks.training import processes, rendezvous
+    from tasks.training import processes
 
     number = job.launch.num_processes
-    own = os.environ | {"TOKENIZERS_PARALLELISM": "false", **rendezvous.gloo_environment(job.launch)}
+    own = os.environ | {"TOKENIZERS_PARALLELISM": "false", **processes.gloo_environment(job.launch)}
     if processes.needs_launcher(job.launch):
         command = processes.launch_command(job.launch, job_path)
         arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(command[3:]))

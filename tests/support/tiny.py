@@ -21,7 +21,7 @@ from tasks.ingestion.parquet import Column, widen, write_part, write_schema
 from tasks.ingestion.stage import PART_ROWS
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
-from trainer.checkpoints.position import Position
+from trainer.checkpoints.sealed import Position
 from trainer.data.shards import Manifest
 
 RECIPE: dict[str, Any] = {

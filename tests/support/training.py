@@ -19,9 +19,8 @@ from tasks.training.report import TrainingReport
 from tasks.training.stage import train
 from tasks.training.supervisor import supervise
 from tests.support import forked, tiny
-from trainer.checkpoints.fault_points import KILL_AT
 from trainer.checkpoints.resume import choose
-from trainer.checkpoints.sealed import all_checkpoints
+from trainer.checkpoints.sealed import KILL_AT, all_checkpoints
 from trainer.identity import run_identity
 from trainer.job import Job
 
@@ -125,7 +124,7 @@ class ElasticTraining:
         sections = {name: getattr(self.recipe, name) for name in ("seed", "objective", "model", "training")}
         launch = self.recipe.launch.model_copy(update={"num_processes": processes})
         tokens = self.artifacts.tokens
-        identity = run_identity(tokens=tokens, **sections)
+        identity = run_identity(tokens, sections)
         places = {"tokens": tokens, "folder": self.folder, "identity": identity}
         return Job(**sections, **places, launch=launch, stop_at_step=until, record=True)
 

@@ -10,15 +10,7 @@ from pathlib import Path
 
 from params import CheckpointError
 from params.foundation.artifacts import write_text_atomically
-from trainer.checkpoints.sealed import (
-    IDENTITY,
-    STAGING,
-    all_checkpoints,
-    find_checkpoint_defect,
-    identity_text,
-    newest_valid,
-    step_of,
-)
+from trainer.checkpoints import sealed
 
 logger = logging.getLogger(__name__)
 _SHOWN = 3
@@ -31,40 +23,45 @@ def choose(folder: Path, identity: Mapping[str, str], resume: str) -> Path | Non
     Raises CheckpointError if the recipe names a checkpoint that is damaged, incomplete or from another run.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    run = identity_text(identity)
-    write_text_atomically(folder / IDENTITY, run)
-    shutil.rmtree(folder / STAGING, ignore_errors=True)  # left by a kill in the middle of a save
+    run = sealed.identity_text(identity)
+    write_text_atomically(folder / sealed.IDENTITY, run)
+    shutil.rmtree(folder / sealed.STAGING, ignore_errors=True)  # left by a kill in the middle of a save
     if resume == "never":
-        found = all_checkpoints(folder)
+        found = sealed.all_checkpoints(folder)
         for place in (*found, *folder.glob("best-*")):
             shutil.rmtree(place)
         unused = f", {len(found)} checkpoint(s) deleted" if found else ""
         logger.info("train: run %s starts at step 0, because training.resume is `never`%s", folder.name, unused)
         return None
-    own = newest_valid(folder, run)
+    own = sealed.newest_valid(folder, run)
     if resume != "auto":
         named = _named(Path(resume), identity)
-        if own is None or step_of(own) < step_of(named):
+        if own is None or sealed.step_of(own) < sealed.step_of(named):
             return _log_start(folder, named, "as training.resume says")
     if own:
         return _log_start(folder, own, "the newest valid checkpoint")
-    logger.info("train: run %s starts at step 0: %s", folder.name, _others(folder, identity))
+    why = "it has no checkpoint"
+    for other in sorted(folder.parent.glob(f"*/{sealed.IDENTITY}"), reverse=True):
+        if other.parent != folder and (kept := sealed.all_checkpoints(other.parent)):
+            apart = differences(json.loads(other.read_text(encoding="utf-8")), identity)
+            why = f"{kept[0]} is of another run ({apart})"
+    logger.info("train: run %s starts at step 0: %s", folder.name, why)
     return None
 
 
 def _log_start(folder: Path, checkpoint: Path, why: str) -> Path:
-    logger.info("train: run %s resumes at step %d from %s, %s", folder.name, step_of(checkpoint), checkpoint, why)
+    step = sealed.step_of(checkpoint)
+    logger.info("train: run %s resumes at step %d from %s, %s", folder.name, step, checkpoint, why)
     return checkpoint
 
 
 def _named(checkpoint: Path, identity: Mapping[str, str]) -> Path:
-    """Return the checkpoint that a recipe names, if this run can resume from it."""
     if not checkpoint.is_dir():
         fix = "name a checkpoint's folder, or set training.resume to `auto` or `never`"
         raise CheckpointError(f"training.resume {checkpoint}", "there is no such folder", fix)
-    if found := find_checkpoint_defect(checkpoint):
+    if found := sealed.find_checkpoint_defect(checkpoint):
         raise CheckpointError(f"training.resume {checkpoint}", found, "name a valid one")
-    other = json.loads((checkpoint / IDENTITY).read_text(encoding="utf-8"))
+    other = json.loads((checkpoint / sealed.IDENTITY).read_text(encoding="utf-8"))
     if apart := differences(other, identity):
         what = f"is a checkpoint of another run: {apart}"
         fix = "undo the change, or set model.pretrained to that folder to start a new run from its weights"
@@ -72,23 +69,10 @@ def _named(checkpoint: Path, identity: Mapping[str, str]) -> Path:
     return checkpoint.absolute()
 
 
-def _others(folder: Path, identity: Mapping[str, str]) -> str:
-    """Return which checkpoint of another run there is, and how that run differs."""
-    for other in sorted(folder.parent.glob(f"*/{IDENTITY}")):
-        if other.parent != folder and (kept := all_checkpoints(other.parent)):
-            apart = differences(json.loads(other.read_text(encoding="utf-8")), identity)
-            return f"{kept[0]} is of another run ({apart})"
-    return "it has no checkpoint"
-
-
 def differences(found: Mapping[str, str], own: Mapping[str, str]) -> str:
     """Return how two identities differ, as text; empty if they are equal."""
     names = [name for name in sorted({**found, **own}) if found.get(name) != own.get(name)]
-    texts = [
-        f"{name} has changed"
-        if " " in name
-        else f"{name} was {found.get(name, 'not set')}, is {own.get(name, 'not set')}"
-        for name in names[:_SHOWN]
-    ]
+    texts = [f"{name} was {found.get(name, 'not set')}, is {own.get(name, 'not set')}" for name in names[:_SHOWN]]
+    texts = [f"{name} has changed" if " " in name else text for name, text in zip(names, texts, strict=False)]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(texts) + more

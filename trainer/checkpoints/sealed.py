@@ -11,19 +11,20 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import re
 import shutil
+import signal
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from params import CheckpointError
 from params.foundation.artifacts import flush, flush_path_to_disk
 from params.foundation.hashing import file_sha256
 from params.schema import Direction
-from trainer.checkpoints.fault_points import reached
-from trainer.checkpoints.position import POSITION, Position
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ IDENTITY = "run.json"
 FINISHED = "finished.json"
 """File in the folder of a run that has ended: its steps, parameters and log."""
 STAGING = ".staging"
+POSITION = "position.json"
 BEST_NOTE = "best.json"
 _NAME = re.compile(r"checkpoint-\d+")
 _REQUIRED = {
@@ -45,6 +47,52 @@ _REQUIRED = {
     "the run's identity": (IDENTITY,),
 }
 """What a run needs to resume, and file patterns for each. Trainer itself would resume without most of it."""
+KILL_AT = "EVERGREEN_KILL_AT"
+"""Environment variable `<point>:<n>`, for tests: the process kills itself when it reaches the point for the n-th time."""
+_counts = Counter[str]()
+
+
+def reached(point: str) -> None:
+    """Mark that what a point of a save names is done. A kill at any of them must do no harm."""
+    _counts[point] += 1
+    if os.environ.get(KILL_AT) == f"{point}:{_counts[point]}":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run continues, in addition to what Trainer itself stores."""
+
+    order: dict[str, int]
+    """Position in the order of the rows, see trainer.data.order."""
+    stream: dict[str, Any] | None
+    """State of the stream, for streamed data."""
+    losses: list[float]
+    """Training loss of each process since the last log line, in total."""
+    last_logged_step: int
+    lacks_evaluation: bool
+    """Whether the evaluation at this step is still to be done."""
+    finished: bool
+    """Whether the run ended with this checkpoint."""
+    processes: int
+    """Number of processes that wrote the checkpoint."""
+
+    def loss_of(self, process: int, processes: int) -> float:
+        """Return the loss of a process since the last log line; on another number of processes, the mean of all."""
+        return self.losses[process] if processes == len(self.losses) else sum(self.losses) / len(self.losses)
+
+    def save(self, checkpoint: Path) -> None:
+        """Write it to a checkpoint's folder."""
+        (checkpoint / POSITION).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, checkpoint: Path) -> Position:
+        """Read it from a checkpoint's folder; CheckpointError if it is missing or damaged."""
+        try:
+            return cls(**json.loads((checkpoint / POSITION).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            what = f"its position in the data cannot be read: {error!r}"
+            raise CheckpointError(str(checkpoint), what, "resume from another one") from error
 
 
 def identity_text(identity: Mapping[str, str]) -> str:
@@ -68,11 +116,11 @@ def seal(staged: Path, target: Path, kind: Literal["checkpoint", "best"] = "chec
 def find_manifest_mismatch(checkpoint: Path) -> str | None:
     """Return how `checkpoint` differs from its manifest, or None; a file on a bad sector counts as different."""
     try:
-        promised = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        promised = dict(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
         found = _manifest(checkpoint)
     except FileNotFoundError:
         return "it has no manifest"
-    except ValueError:
+    except (ValueError, TypeError):
         return "its manifest is damaged"
     except OSError as error:
         if error.errno != errno.EIO:
@@ -80,8 +128,6 @@ def find_manifest_mismatch(checkpoint: Path) -> str | None:
         return f"the disk cannot read it: {error}"
     if promised == found:
         return None
-    if not isinstance(promised, dict):
-        return "its manifest is damaged"
     changed = sorted(name for name in promised.keys() | found.keys() if promised.get(name) != found.get(name))
     return f"not as it was written: {', '.join(changed)}"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import types
 import typing
 from pathlib import Path
 from typing import Any
@@ -50,6 +49,11 @@ _OWN_KEYS = {
     "fsdp": "launch.accelerate_config",
     "fsdp_config": "launch.accelerate_config",
     "deepspeed": "launch.accelerate_config",
+    # of transformers.Seq2SeqTrainingArguments
+    "predict_with_generate": "objective.generate",
+    "generation_max_length": "objective.max_new_tokens",
+    "generation_num_beams": "objective.num_beams",
+    "sortish_sampler": "training.group_by_length",
 }
 _REFUSED = {
     "output_dir": "a run's folder is named after everything that decides its weights",
@@ -93,18 +97,7 @@ _REFUSED = {
     "local_rank": "accelerate sets it",
     "logging_nan_inf_filter": "a loss that is not finite must show",
 }
-_SEQ2SEQ_FIELDS = {
-    "predict_with_generate": "objective.generate",
-    "generation_max_length": "objective.max_new_tokens",
-    "generation_num_beams": "objective.num_beams",
-    "sortish_sampler": "training.group_by_length",
-}
-"""Fields of transformers.Seq2SeqTrainingArguments, and the recipe's keys for them."""
-_NEEDS_GPU = {
-    "precision": "fp16 scales its gradients, which needs a GPU",
-    "use_liger_kernel": "Liger's kernels need a GPU",
-    "tf32": "TF32 is a number format that needs a GPU",
-}
+_NEEDS_GPU = {"use_liger_kernel": "Liger's kernels need a GPU", "tf32": "TF32 is a number format that needs a GPU"}
 
 
 def fields() -> dict[str, Any]:
@@ -126,51 +119,53 @@ def problems(arguments: dict[str, Any]) -> list[Problem]:
         elif name in _REFUSED or name.startswith("hub_"):
             reason = _REFUSED.get(name, "the publish stage pushes, exactly once")
             found.append(Problem(key, f"is set by the pipeline: {reason}", "remove it"))
-        elif name in _SEQ2SEQ_FIELDS:
-            what = "is a field of Seq2SeqTrainingArguments"
-            found.append(Problem(key, what, f"set `{_SEQ2SEQ_FIELDS[name]}` instead"))
         elif name == "report_to" and (wrong := trackers.problems(value)):
             found += wrong
         elif name not in known:
             close = suggestion(name, list(known)).removeprefix("did you mean ").strip("`?")
-            own_key = _OWN_KEYS.get(close)
-            fix = f"did you mean `{own_key or close}`?" if close in known else "see transformers.TrainingArguments"
+            fix = (
+                f"did you mean `{_OWN_KEYS.get(close, close)}`?"
+                if close in known
+                else "see transformers.TrainingArguments"
+            )
             found.append(Problem(key, "transformers.TrainingArguments has no such field", fix))
         else:
-            found += _type_problems(key, known[name], value)
+            try:
+                # strict: transformers does not convert values, and would take the text "no" for true
+                expected = pydantic.TypeAdapter(known[name], config={"arbitrary_types_allowed": True})
+                expected.validate_python(value, strict=True)
+            except pydantic.ValidationError as error:
+                what = f"{error.errors()[0]['msg']}, found {value!r}"
+                found.append(Problem(key, what, f"its type is {getattr(known[name], '__name__', known[name])}"))
     return found
 
 
 def conflicts(training: Training, launch: Launch) -> list[Problem]:
     """Return what in the training section conflicts with this machine or the launch section."""
-    found = []
-    given = training.arguments
-    set_keys: list[tuple[str, ...]] = [("arguments", name) for name in ("use_liger_kernel", "tf32") if given.get(name)]
-    for key in set_keys + [("precision",)] * (training.precision == "fp16"):
-        if not _has_gpu():
-            what = f"{_NEEDS_GPU[key[-1]]}, and torch finds none here"
-            change = "use bf16, which CPUs can" if key == ("precision",) else "remove it"
-            found.append(Problem(("training", *key), what, f"{change}, or train on a GPU"))
+    given, found = training.arguments, []
+
+    def add(name: str, what: str, fix: str) -> None:
+        found.append(Problem(("training", "arguments", name), what, fix))
+
+    for name in [name for name in _NEEDS_GPU if given.get(name) and not _has_gpu()]:
+        add(name, f"{_NEEDS_GPU[name]}, and torch finds none here", "remove it, or train on a GPU")
+    if training.precision == "fp16" and not _has_gpu():
+        what = "fp16 scales its gradients, which needs a GPU, and torch finds none here"
+        found.append(Problem(("training", "precision"), what, "use bf16, which CPUs can, or train on a GPU"))
     if given.get("use_liger_kernel") and _has_gpu() and importlib.util.find_spec("liger_kernel") is None:
-        what = "liger-kernel is not installed"
-        found.append(Problem(("training", "arguments", "use_liger_kernel"), what, "pip install liger-kernel"))
+        add("use_liger_kernel", "liger-kernel is not installed", "pip install liger-kernel")
     if given.get("label_smoothing_factor") and training.loss is not None:
         what = "does nothing: training.loss replaces the loss that it would smooth"
         fix = "remove one of them; trainer.losses:cross_entropy takes `smoothing` as an argument"
-        found.append(Problem(("training", "arguments", "label_smoothing_factor"), what, fix))
-    recomputation = given.get("activation_checkpointing_kwargs") or {}
-    if (
-        recomputation.get("use_reentrant")
-        and launch.num_processes > 1
-        and read_distribution_type(launch) == "data parallelism"
-    ):
+        add("label_smoothing_factor", what, fix)
+    recomputation, kind = given.get("activation_checkpointing_kwargs") or {}, read_distribution_type(launch)
+    if recomputation.get("use_reentrant") and launch.num_processes > 1 and kind == "data parallelism":
         what = "the older form of gradient checkpointing cannot resume exactly on several processes"
         fix = "remove use_reentrant: the default form gives the same gradients"
-        found.append(Problem(("training", "arguments", "activation_checkpointing_kwargs"), what, fix))
+        add("activation_checkpointing_kwargs", what, fix)
     for name in ("dataloader_persistent_workers", "dataloader_prefetch_factor"):
         if given.get(name) and not launch.dataloader_workers:
-            what = "does nothing without loader workers"
-            found.append(Problem(("training", "arguments", name), what, "set launch.dataloader_workers to 1 or more"))
+            add(name, "does nothing without loader workers", "set launch.dataloader_workers to 1 or more")
     return [*found, *optimizer_check.problems(training, launch)]
 
 
@@ -240,19 +235,3 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-def _type_problems(key: tuple[str, ...], annotation: Any, value: object) -> list[Problem]:
-    try:
-        # strict: transformers does not convert values, and would take the text "no" for true
-        pydantic.TypeAdapter(annotation, config={"arbitrary_types_allowed": True}).validate_python(value, strict=True)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        return [Problem(key, f"{first['msg']}, found {value!r}", f"its type is {_type_name(annotation)}")]
-    return []
-
-
-def _type_name(annotation: Any) -> str:
-    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
-        return " or ".join(_type_name(a) for a in typing.get_args(annotation))
-    return getattr(annotation, "__name__", str(annotation))

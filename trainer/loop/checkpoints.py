@@ -1,84 +1,140 @@
-"""What a Trainer resumes from, and what it writes to resume from: at most one checkpoint a step, complete or not there at all."""
+"""What a Trainer resumes from, and what it writes: at most one checkpoint a step, complete or not there at all, and the best weights."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers.trainer_utils import IntervalStrategy
 
-from params import CheckpointError
-from trainer.checkpoints.position import Position
-from trainer.checkpoints.sealed import STAGING
+from params.schema import Direction
+from trainer.checkpoints import sealed
+from trainer.checkpoints.saver import Snapshot, Writer, check_room, disk_full_handling, nbytes
+from trainer.loop import sharding
 
 
 class Checkpoints:
-    """The place of a run in its checkpoints: the position that it resumed from, and the step of the newest one.
+    """The checkpoints of a run, and the weights of its best evaluation, interrupted starts included.
 
-    `trainer` is an EvergreenTrainer.
+    The loop copies the tensors; a thread, `writer`, writes them.
+
+    Args:
+        trainer: an EvergreenTrainer.
+        keep: number of checkpoints to keep.
+        run: content of the run's `run.json`.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, *, keep: int, run: str) -> None:
         self._trainer = trainer
+        self._folder = Path(trainer.args.output_dir)
+        self._keep = keep
+        self._run = run
+        self.writer = Writer()
+        self._weights, self._optimizer = Snapshot(), Snapshot()
+        self._copied: tuple[int, Any] = (-1, None)
+        self._writes: list[Callable[[], object]] = []
+        self._needed = 0
         self._saved_step = -1
-        self._resumed: Position | None = None
+        self._best: float | None = None  # whose weights are saved
+        self.resumed: sealed.Position | None = None
+        """The position that this start resumed from."""
         self.staging: str | None = None
         """The folder of the checkpoint that is being written."""
 
-    def resume(self, checkpoint: Path, best: float | None) -> tuple[int, int]:
-        """Continue the data of a checkpoint; `best` is the best metric whose weights are still there.
+    @property
+    def _step(self) -> int:
+        return int(self._trainer.state.global_step)
 
-        Returns:
-            The epoch, and its micro-batches that are done.
+    @property
+    def _model(self) -> Any:
+        return self._trainer.accelerator.unwrap_model(self._trainer.model)
+
+    @property
+    def _staged(self) -> Path:
+        return self._folder / sealed.STAGING / f"checkpoint-{self._step}"
+
+    def newest(self) -> Path | None:
+        """Return the newest checkpoint that the run can resume from."""
+        self.writer.wait()
+        return sealed.newest_valid(self._folder, self._run)
+
+    def find_best(self) -> None:
+        """Find the best weights of earlier starts in the run's folder."""
+        args = self._trainer.args
+        direction: Direction = "max" if args.greater_is_better else "min"
+        found = sealed.best_weights(self._folder, direction) if args.process_index == 0 else None
+        self._best = self._trainer.collectives.gather(found and found.value)[0]
+
+    def save_if_best(self, value: float) -> None:
+        """Save the current weights if `value` is the best; after an interruption, the best may be saved already."""
+        args, step, model = self._trainer.args, self._step, self._model
+        sign = -1 if args.greater_is_better else 1
+        if self._best is not None and sign * value >= sign * self._best:
+            return
+        self._best = value
+        weights = sharding.whole_weights(self._trainer) if sharding.is_sharded(self._trainer) else None
+        if not args.should_save:
+            return
+        weights, staging = weights or self._copy_weights(), self._folder / ".best"
+        metric = str(args.metric_for_best_model).removeprefix("eval_")
+
+        def write() -> None:
+            with disk_full_handling(staging, nbytes(weights)):
+                shutil.rmtree(staging, ignore_errors=True)
+                _write(model, str(staging), weights)
+                sealed.reached("best.weights")
+                sealed.seal_best(staging, step=step, metric=metric, value=value)
+
+        self.writer.submit(write)
+
+    def resume(self, checkpoint: Path) -> tuple[int, int]:
+        """Continue the data of a checkpoint; return the epoch, and its micro-batches that are done.
 
         Raises:
             CheckpointError: the checkpoint does not belong to this run.
         """
         trainer = self._trainer
-        self._resumed = position = Position.load(checkpoint)
-        try:
-            trainer.training_data.load_state_dict({"order": position.order, "stream": position.stream})
-        except (ValueError, KeyError, TypeError) as error:
-            what = f"its position in the data cannot be used: {error!r}"
-            raise CheckpointError(str(checkpoint), what, "resume from another one") from error
-        self._saved_step = trainer.state.global_step
-        if best is None:  # the best weights are gone: only evaluations from here on count
+        self.resumed = position = sealed.Position.load(checkpoint)
+        trainer.training_data.load_state_dict({"order": position.order, "stream": position.stream})
+        self._saved_step = self._step
+        if self._best is None:  # the best weights are gone: only evaluations from here on count
             trainer.state.best_metric = None
         evaluates = trainer.args.eval_strategy != IntervalStrategy.NO
-        trainer.args.eval_on_start = evaluates and (position.lacks_evaluation or best is None)
+        trainer.args.eval_on_start = evaluates and (position.lacks_evaluation or self._best is None)
         return trainer.training_data.epoch, trainer.training_data.micro_batches_done
 
-    def log_line(self) -> tuple[float, int] | None:
-        """Return the loss since the last log line and that line's step, which the checkpoint cut short; None at a start."""
-        if self._resumed is None:
-            return None
-        args = self._trainer.args
-        return self._resumed.loss_of(args.process_index, args.world_size), self._resumed.last_logged_step
-
     def save(self, write: Callable[[], None], loss: Callable[[], float], last_logged_step: int) -> None:
-        """Let `write` write a checkpoint of this step, unless there is one; `loss` is this process's since the last log line."""
-        trainer, step = self._trainer, self._trainer.state.global_step
+        """Let `write` write a checkpoint of this step, unless there is one; `loss` is this process's since the last log line.
+
+        Raises:
+            StorageError: the disk has less room than the last checkpoint needed.
+        """
+        trainer, step, staged = self._trainer, self._step, self._staged
         if step == self._saved_step:
             return
         trainer.heartbeat.beat("saving", step)
         if trainer.args.should_save:
-            trainer.saver.start_checkpoint(step)
+            self.writer.wait()
+            shutil.rmtree(self._folder / sealed.STAGING, ignore_errors=True)
+            # As much as the last one needed; otherwise a small file would fail first, without saying how much is missing.
+            check_room(self._folder, self._needed)
+            self._writes, self._needed = [], 0
+            staged.mkdir(parents=True)
         trainer.collectives.barrier()
-        self.staging = str(Path(trainer.args.output_dir) / STAGING)
+        self.staging = str(self._folder / sealed.STAGING)
         try:
             write()
         finally:
             self.staging = None
         losses = trainer.collectives.gather(loss())  # waits until every process has written its part
-        if trainer.args.should_save:
-            trainer.saver.finish_checkpoint(step, self._position(losses, last_logged_step))
         self._saved_step = step
-
-    def _position(self, losses: list[float], last_logged_step: int) -> Position:
-        trainer = self._trainer
-        ended = trainer.state.global_step >= trainer.state.max_steps
-        return Position(
+        if not trainer.args.should_save:
+            return
+        ended = step >= trainer.state.max_steps
+        position = sealed.Position(
             **trainer.training_data.state_dict(),
             losses=losses,
             last_logged_step=last_logged_step,
@@ -86,3 +142,45 @@ class Checkpoints:
             finished=ended or (trainer.control.should_training_stop and not trainer.guard.stopped),
             processes=trainer.args.world_size,
         )
+        position.save(staged)
+        (staged / sealed.IDENTITY).write_text(self._run, encoding="utf-8")
+        sealed.reached("checkpoint.state")
+        writes, needed, target = self._writes, self._needed, self._folder / f"checkpoint-{step}"
+
+        def finish() -> None:
+            with disk_full_handling(self._folder / sealed.STAGING, needed):
+                for part in writes:
+                    part()
+                sealed.seal(staged, target)
+                sealed.delete_old_checkpoints(self._folder, self._keep)
+
+        self.writer.submit(finish)
+
+    def add_weights(self) -> None:
+        """Add the weights to the checkpoint that is being written."""
+        weights, model, target = self._copy_weights(), self._model, str(self._staged)
+        self._needed += nbytes(weights)
+        self._writes += [lambda: _write(model, target, weights), lambda: sealed.reached("checkpoint.weights")]
+
+    def add_optimizer(self, state: Any) -> None:
+        """Add the optimizer's state to the checkpoint that is being written."""
+        copied, target = self._optimizer.take(state), self._staged / "optimizer.pt"
+        self._needed += nbytes(copied)
+        self._writes += [lambda: torch.save(copied, target), lambda: sealed.reached("checkpoint.optimizer")]
+
+    def _copy_weights(self) -> Any:
+        """Return a copy of the weights at this step, with adapters of these only; best weights and checkpoint share it."""
+        if self._copied[0] != self._step:
+            self.writer.wait()  # the thread may still read the previous copy
+            model, state = self._model, self._model.state_dict()
+            if hasattr(model, "peft_config"):
+                trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+                state = {name: value for name, value in state.items() if name in trained}
+            self._copied = (self._step, self._weights.take(dict(state)))
+        return self._copied[1]
+
+
+def _write(model: Any, target: str, weights: Any) -> None:
+    # save_pretrained empties the mapping it gets. Without the argument, peft asks the Hub for the base model's vocabulary.
+    adapters: dict[str, Any] = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
+    model.save_pretrained(target, state_dict=dict(weights), **adapters)

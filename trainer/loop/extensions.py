@@ -34,22 +34,24 @@ OVERRIDABLE = (
 """Methods of transformers.Trainer that a recipe's subclass may override."""
 
 
-def base_class(name: str) -> type[EvergreenTrainer]:
-    """Return the Trainer that an objective names as its `trainer_class`."""
-    return cast("type[EvergreenTrainer]", import_by_name(name, "objective"))
-
-
 def trainer_class(training: Training, base: type[EvergreenTrainer]) -> type[EvergreenTrainer]:
     """Return `base`, or a class of the recipe's own Trainer subclass and `base`.
 
     RecipeError if it is no subclass of transformers.Trainer, overrides what a guarantee depends on, or there are two losses.
     """
-    _refuse_two_losses(training, base, "the objective's own Trainer")
-    if training.trainer is None:
+    from transformers import Trainer
+
+    from trainer.loop.trainer import EvergreenTrainer
+
+    own: Any = training.trainer and import_by_name(training.trainer, "training.trainer")
+    if own:
+        _refuse_overrides(str(training.trainer), own, base)
+    for called, cls in (("the objective's own Trainer", base), (f"training.trainer {training.trainer}", own or base)):
+        if training.loss and cls.compute_loss not in (Trainer.compute_loss, EvergreenTrainer.compute_loss):
+            what = f"{called} computes the loss itself (compute_loss), so this function would never be called"
+            raise RecipeError.at("training.loss", f"{training.loss.name}: {what}", "remove one of the two")
+    if not own:
         return base
-    own: Any = import_by_name(training.trainer, "training.trainer")
-    _refuse_overrides(training.trainer, own, base)
-    _refuse_two_losses(training, own, f"training.trainer {training.trainer}")
 
     def get_train_dataloader(self: EvergreenTrainer) -> DataLoader[Any]:
         return self.shard_dataloader(super(combined, self).get_train_dataloader())
@@ -60,18 +62,6 @@ def trainer_class(training: Training, base: type[EvergreenTrainer]) -> type[Ever
     return combined
 
 
-def _refuse_two_losses(training: Training, cls: type, called: str) -> None:
-    if training.loss is None:
-        return
-    from transformers import Trainer
-
-    from trainer.loop.trainer import EvergreenTrainer
-
-    if cls.compute_loss not in (Trainer.compute_loss, EvergreenTrainer.compute_loss):  # type: ignore[attr-defined]
-        what = f"{called} computes the loss itself (compute_loss), so this function would never be called"
-        raise RecipeError.at("training.loss", f"{training.loss.name}: {what}", "remove one of the two")
-
-
 def _refuse_overrides(name: str, own: Any, base: type) -> None:
     from transformers import Trainer
 
@@ -80,8 +70,7 @@ def _refuse_overrides(name: str, own: Any, base: type) -> None:
         raise RecipeError.at("training.trainer", what, "name a class that is")
     defined = {a for cls in own.__mro__ if cls not in base.__mro__ for a in vars(cls)}
     methods = {a for a in defined if not a.startswith("__") or a == "__init__"}
-    taken = sorted(a for a in methods - set(OVERRIDABLE) if hasattr(base, a))
-    if taken:
+    if taken := sorted(a for a in methods - set(OVERRIDABLE) if hasattr(base, a)):
         what = f"{name} overrides {', '.join(taken)}, on which the pipeline's guarantees depend: a resumed run would differ"
         fix = f"override only {', '.join(OVERRIDABLE)}; for more use training.callbacks, or write an objective"
         raise RecipeError.at("training.trainer", what, fix)
@@ -121,19 +110,20 @@ def callbacks(training: Training) -> list[TrainerCallback]:
 
 
 def problems(training: Training, base: str) -> Iterator[Problem]:
-    """Yield what is wrong with the recipe's own code, for an objective with the `trainer_class` `base`.
+    """Yield what is wrong with the recipe's own code, for an objective whose `trainer_class` is named `base`.
 
     A recipe without code of its own imports nothing.
     """
-    looks: list[Callable[[], Any]] = []
-    if training.loss or training.trainer:
-        looks.append(lambda: trainer_class(training, base_class(base)))
-    if training.loss:
-        looks.append(lambda: loss_function(training.loss))
-    if training.callbacks:
-        looks.append(lambda: callbacks(training))
-    for look in looks:
+    looks: list[tuple[object, Callable[[], Any]]] = [
+        (
+            training.loss or training.trainer,
+            lambda: trainer_class(training, cast("Any", import_by_name(base, "objective"))),
+        ),
+        (training.loss, lambda: loss_function(training.loss)),
+        (training.callbacks, lambda: callbacks(training)),
+    ]
+    for is_named, look in looks:
         try:
-            look()
+            look() if is_named else None
         except RecipeError as error:
             yield Problem.of(error, ("training",))

@@ -22,7 +22,7 @@ class CoordinatedStopGuard(TrainerCallback):
 
     def __init__(self, trainer: Any, *, save_minutes: float | None, stop_requested: Callable[[], bool]) -> None:
         self._trainer = trainer
-        self._save_minutes = save_minutes
+        self._save_s = math.inf if save_minutes is None else 60 * save_minutes
         self._stop_requested = stop_requested
         self._saved_at_s = time.monotonic()
         self._answer: Callable[[], tuple[bool, ...]] = lambda: (False, False, False)
@@ -42,29 +42,19 @@ class CoordinatedStopGuard(TrainerCallback):
         """Loss of each micro-batch of the current step, on this process."""
         return [float(loss) for loss in self.micro_losses]
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, *_: object, **__: object) -> None:
         self._trainer.on_prepared()
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_epoch_begin(self, *_: object, **__: object) -> None:
         self._trainer.wait_before_fork()
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
-        self._trainer.saver.writer.raise_if_failed()
+    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> None:
+        self._trainer.checkpoints.writer.raise_if_failed()
         scaled = self._trainer.accelerator.scaler is not None  # fp16 skips such a step, and lowers the scale
         norm = float(self.gradient_norm or 0.0)
         has_gradient = scaled or math.isfinite(norm)
         diverged = not has_gradient or not math.isfinite(sum(self.losses))
-        is_due = (
-            self._save_minutes is not None
-            and args.process_index == 0
-            and time.monotonic() - self._saved_at_s >= 60 * self._save_minutes
-        )
+        is_due = args.process_index == 0 and time.monotonic() - self._saved_at_s >= self._save_s
         stops = self._stop_requested() or state.global_step + 1 == self.stop_at_step
         self._answer = self._trainer.collectives.start_any(diverged, stops, is_due)
         if not has_gradient:  # on all processes: one that waited alone could wait for another that is in the optimizer
@@ -83,7 +73,7 @@ class CoordinatedStopGuard(TrainerCallback):
             control.should_evaluate = False
             control.should_save = control.should_training_stop = self.stopped = True
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_save(self, *_: object, **__: object) -> None:
         self._saved_at_s = time.monotonic()
 
     def _agree(self, step: int) -> tuple[bool, bool]:
@@ -97,22 +87,18 @@ class CoordinatedStopGuard(TrainerCallback):
             DivergedError: the step of some process is not finite.
         """
         diverged, stops, is_due = self._answer()
-        if diverged:
-            raise self._divergence(float(self.gradient_norm or 0.0), step)
-        return stops, is_due
-
-    def _divergence(self, norm: float, step: int) -> DivergedError:
-        """Return the error that every process raises, whichever of them diverged."""
+        if not diverged:
+            return stops, is_due
         collectives, own_rows = self._trainer.collectives, self._trainer.training_data.rows
         infinite = [(loss, rows) for loss, rows in zip(self.losses, own_rows, strict=True) if not math.isfinite(loss)]
         found = [pair for pairs in collectives.gather(infinite) for pair in pairs]
         if found:
             what, affected = f"the loss is {found[0][0]}", {row for _, rows in found for row in rows}
         else:
-            what = f"the loss is finite, but the norm of the gradient is {norm}"
+            what = f"the loss is finite, but the norm of the gradient is {float(self.gradient_norm or 0.0)}"
             affected = {row for all_rows in collectives.gather(own_rows) for rows in all_rows for row in rows}
-        newest = self._trainer.saver.newest_checkpoint() if self._trainer.args.process_index == 0 else None
+        newest = self._trainer.checkpoints.newest() if self._trainer.args.process_index == 0 else None
         kept = collectives.gather(newest)[0]
         fix = "lower training.learning_rate, or look at these rows with `evergreen trace`; "
         fix += f"the last checkpoint is {kept.name}" if kept else "there is no checkpoint before it"
-        return DivergedError("training", f"{what} at step {step}, rows {sorted(affected)}", fix)
+        raise DivergedError("training", f"{what} at step {step}, rows {sorted(affected)}", fix)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from params import ModelError
 from params.importing import bind
 from params.schema import Metrics
@@ -76,27 +74,28 @@ class EvaluationMetrics:
         self.state = state
         self._tokenizer = tokenizer
         self._directions = metrics.directions if metrics else {}
-        self._function: Callable[..., Any] | None = None
+        self._function = bind(metrics.function, "evaluation.metrics.function", 1) if metrics else None
         self._preprocess: Callable[..., Any] | None = None
-        if metrics:
-            self._function = bind(metrics.function, "evaluation.metrics.function", 1)
-            if metrics.preprocess_logits:
-                self._preprocess = bind(metrics.preprocess_logits, "evaluation.metrics.preprocess_logits", 2)
+        if metrics and metrics.preprocess_logits:
+            self._preprocess = bind(metrics.preprocess_logits, "evaluation.metrics.preprocess_logits", 2)
         self._to_cpu_every = to_cpu_every
         self._reset()
 
     def _reset(self) -> None:
         self._accumulator = MetricAccumulator(self._objective, self.state)
-        self._measurements: list[Any] = []
+        if self._function is not None:
+            from transformers.trainer_pt_utils import EvalLoopContainer
+
+            self._measurements, self._batches = EvalLoopContainer(), 0
 
     def measure(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Measurement:
         """Return what the metrics need of a batch that `Objective.prepare_inputs` has prepared."""
         from trainer.objectives.bases.likelihood import Likelihood
 
-        if self._function is None:
-            return (self._objective.score_batch(model, batch, self._tokenizer),)
-        if not isinstance(self._objective, Likelihood):
+        if self._function is None or not isinstance(self._objective, Likelihood):
             scores = self._objective.score_batch(model, batch, self._tokenizer)
+            if self._function is None:
+                return (scores,)
             return (scores, scores, batch.get("labels", batch["input_ids"]), batch["input_ids"])
         scores, logits, generated = self._objective.score_outputs(model, batch, self._tokenizer)
         if self._preprocess is not None:
@@ -127,9 +126,10 @@ class EvaluationMetrics:
         """Add the measurement of a batch, gathered from all processes."""
         self._accumulator.update(measurement[0])
         if self._function is not None:
-            self._measurements.append(measurement)
-            if self._to_cpu_every and len(self._measurements) % self._to_cpu_every == 0:
-                self._measurements = [tuple(_array(tensor) for tensor in one) for one in self._measurements]
+            self._measurements.add(tuple(part.float() if part.is_floating_point() else part for part in measurement))
+            self._batches += 1
+            if self._to_cpu_every and self._batches % self._to_cpu_every == 0:
+                self._measurements.to_cpu_and_numpy()
 
     def compute(self) -> dict[str, float]:
         """Return the metrics of all batches so far, and start a new evaluation.
@@ -146,9 +146,7 @@ class EvaluationMetrics:
     def _own(self, function: Callable[..., Any]) -> dict[str, float]:
         from transformers import EvalPrediction
 
-        scores, predictions, labels, inputs = (
-            _concatenate([_array(one[i]) for one in self._measurements]) for i in range(4)
-        )
+        scores, predictions, labels, inputs = self._measurements.get_arrays()
         names = list(self._objective.score_names(self.state))
         losses = scores[:, names.index("nll")] if "nll" in names else None
         where = "evaluation.metrics.function"
@@ -160,23 +158,3 @@ class EvaluationMetrics:
             raise ModelError(where, f"returns no {error}, but {sorted(found)}", fix) from error
         except Exception as error:
             raise ModelError(where, f"raised {type(error).__name__}: {error}", "fix the function") from error
-
-
-def _array(tensor: Any) -> np.ndarray[Any, Any]:
-    if isinstance(tensor, np.ndarray):
-        return tensor
-    array: np.ndarray[Any, Any] = (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
-    return array
-
-
-def _concatenate(batches: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Concatenate batches, and pad shorter sequences with IGNORE_INDEX."""
-    if batches[0].ndim > 1:
-        longest = max(batch.shape[1] for batch in batches)
-        rest = [(0, 0)] * (batches[0].ndim - 2)
-        batches = [
-            np.pad(batch, [(0, 0), (0, longest - batch.shape[1]), *rest], constant_values=IGNORE_INDEX)
-            for batch in batches
-        ]
-    concatenated: np.ndarray[Any, Any] = np.concatenate(batches)
-    return concatenated

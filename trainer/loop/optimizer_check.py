@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+from collections import UserDict
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
-from params import EvergreenError, Problem
+from params import Problem
 from params.distribution import read_distribution_type
 from params.loading import suggestion
 from params.schema import Launch, Training
@@ -41,13 +41,10 @@ _WITHOUT_BETAS = ("adafactor", "adagrad", "galore", "grokadamw", "lomo", "rmspro
 
 def problems(training: Training, launch: Launch) -> Iterator[Problem]:
     """Yield what is wrong with the optimizer and its settings; a name that transformers does not know is skipped."""
-    name = training.optimizer
-    if name in _PLAIN and not any(training.arguments.get(argument) for argument in _NOT_FOR_PLAIN):
+    name, given = training.optimizer, training.arguments
+    if (name in _PLAIN and not any(given.get(argument) for argument in _NOT_FOR_PLAIN)) or name not in known():
         return
-    if name not in known():
-        return
-    reason = unavailable(name)
-    if reason is not None:
+    if reason := unavailable(name):
         yield Problem(("training", "optimizer"), *reason)
         return
     kind = family(name)
@@ -58,15 +55,17 @@ def problems(training: Training, launch: Launch) -> Iterator[Problem]:
     if kind in (*LOW_RANK, "lomo", "grokadamw") and read_distribution_type(launch) in ("FSDP", "DeepSpeed"):
         what = f"shards the optimizer's state, which {name} keeps in a form that cannot be sharded"
         yield Problem(("launch", "accelerate_config"), what, "remove the key, or use adamw_torch")
-    yield from _target_problems(name, training.arguments.get("optim_target_modules"))
+    targets, key = given.get("optim_target_modules"), ("training", "arguments", "optim_target_modules")
+    if kind in LOW_RANK and not targets:
+        what = f"{name} projects the gradients of the linear layers named here, and it names none"
+        yield Problem(key, what, "for example [q_proj, v_proj], or all-linear")
+    elif kind not in LOW_RANK and targets:
+        yield Problem(key, f"{name} ignores it", "remove it, or use galore_adamw or apollo_adamw")
     if kind in _WITHOUT_BETAS or name.startswith("rmsprop") or name == "schedule_free_sgd":
-        for argument in ("adam_beta1", "adam_beta2", "adam_epsilon"):
-            if argument in training.arguments:
-                key = ("training", "arguments", argument)
-                yield Problem(key, f"transformers does not pass it to {name}", "remove it")
-    given = training.arguments.get("optim_args")
-    if isinstance(given, str) and given:
-        yield from _argument_problems(name, given)
+        for argument in sorted({"adam_beta1", "adam_beta2", "adam_epsilon"} & given.keys()):
+            yield Problem(("training", "arguments", argument), f"transformers does not pass it to {name}", "remove it")
+    if isinstance(given.get("optim_args"), str) and given["optim_args"]:
+        yield from _argument_problems(name, given["optim_args"])
 
 
 def unavailable(name: str) -> tuple[str, str] | None:
@@ -100,11 +99,7 @@ def _backward_problems(training: Training, launch: Launch) -> Iterator[Problem]:
     if launch.num_processes > 1:
         what = f"{name} {steps}, before its gradient is averaged over processes: their weights would differ"
         yield Problem(("launch", "num_processes"), what, "use 1 process, or another optimizer")
-    try:
-        accumulation = split_batch(training.global_batch_size, launch)[1]
-    except EvergreenError:
-        accumulation = 1  # reported elsewhere
-    if accumulation > 1 and launch.num_processes == 1:
+    elif (accumulation := split_batch(training.global_batch_size, launch)[1]) > 1:
         what = f"{name} {steps}: {accumulation} micro-batches would be as many small steps instead of one"
         fix = f"set it to {training.global_batch_size}, the global batch, or make training.global_batch_size smaller"
         yield Problem(("launch", "micro_batch_size"), what, fix)
@@ -126,24 +121,14 @@ def _schedule_problems(training: Training) -> Iterator[Problem]:
         what = f"{name} replaces the schedule: with {training.lr_scheduler} the rate would decay, or warm up twice"
         yield Problem(("training", "lr_scheduler"), what, "set it to constant")
     if name == "schedule_free_radam" and training.warmup_steps:
-        what = f"{name} warms up by itself and ignores it"
-        yield Problem(("training", "warmup_steps"), what, "set it to 0")
+        yield Problem(("training", "warmup_steps"), f"{name} warms up by itself and ignores it", "set it to 0")
     elif 0 < training.warmup_steps < 1:
         what = f"{name} counts it in steps: the first step would have {1 / training.warmup_steps:.0f} times the learning rate"
         yield Problem(("training", "warmup_steps"), what, "give the number of steps, not a fraction")
 
 
-def _target_problems(name: str, targets: object) -> Iterator[Problem]:
-    key = ("training", "arguments", "optim_target_modules")
-    if family(name) in LOW_RANK and not targets:
-        what = f"{name} projects the gradients of the linear layers named here, and it names none"
-        yield Problem(key, what, "for example [q_proj, v_proj], or all-linear")
-    elif family(name) not in LOW_RANK and isinstance(targets, str | list) and targets:
-        yield Problem(key, f"{name} ignores it", "remove it, or use galore_adamw or apollo_adamw")
-
-
 def _argument_problems(name: str, given: str) -> Iterator[Problem]:
-    """Yield what is wrong with `optim_args`; transformers silently ignores names that it does not know."""
+    # transformers silently ignores names that it does not know
     key = ("training", "arguments", "optim_args")
     pairs = [pair.strip().split("=") for pair in given.split(",")]
     if any(len(pair) != 2 or not all(pair) for pair in pairs):
@@ -154,8 +139,7 @@ def _argument_problems(name: str, given: str) -> Iterator[Problem]:
     except ValueError as error:
         yield Problem(key, f"a value is of the wrong type: {error}", f"see {name} in transformers")
         return
-    unknown = [argument for argument, _ in pairs if argument.strip() not in accepted]
-    if unknown:
+    if unknown := [argument for argument, _ in pairs if argument.strip() not in accepted]:
         fix = suggestion(unknown[0], sorted(accepted), "arguments") if accepted else "remove it"
         yield Problem(key, f"{name} takes no {', '.join(unknown)}", fix)
 
@@ -176,23 +160,19 @@ def _accepted_arguments(name: str, given: dict[str, str]) -> set[str]:
         if "model" in str(error) or "optim_target_modules" in str(error):  # by then it has read all its arguments
             return seen.names
         raise
-    return seen.names | (set(kwargs) & set(given) & set(inspect.signature(cls).parameters))
+    return seen.names - set(kwargs).difference(inspect.signature(cls).parameters)
 
 
-class _ReadKeys(dict[str, str]):
+class _ReadKeys(UserDict[str, str]):
     """A mapping that records which keys are read."""
 
     def __init__(self, content: dict[str, str]) -> None:
         super().__init__(content)
         self.names: set[str] = set()
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def __getitem__(self, key: str) -> str:
         self.names.add(key)
-        return super().get(key, default)
-
-    def pop(self, key: str, default: Any = None) -> Any:
-        self.names.add(key)
-        return super().pop(key, default)
+        return super().__getitem__(key)
 
     def __contains__(self, key: object) -> bool:
         self.names.add(str(key))

@@ -3,7 +3,8 @@
 No list of names is kept here: the function of transformers that builds an optimizer tells its family.
 
     building    as transformers does, with the arguments that it passes wrongly corrected (`class_and_arguments`)
-    state       all of it is in a checkpoint, as plain tensors (`prepare`, trainer.loop.optimizer_state)
+    state       all of it is in a checkpoint, as plain tensors (`prepare`): torch refuses to load Python objects and tensor subclasses
+                with `weights_only=True`, and what an optimizer keeps outside of its state is not saved at all
     backward    LOMO and the layer-wise optimizers change each weight as soon as its gradient is there, so that all gradients
                 are never in memory together. `BackwardGradientNorm` computes the gradient norm meanwhile, for the guard. Such
                 gradients cannot be accumulated, averaged over processes or clipped by their common norm.
@@ -14,13 +15,13 @@ trainer.loop.optimizer_check reports what a recipe's optimizer cannot do.
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from params import ModelError
 from params.loading import suggestion
-from trainer.loop import optimizer_state
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,10 @@ LOW_RANK = ("apollo", "galore")
 """Families that project gradients of linear layers to few dimensions."""
 LAYERWISE = "_layerwise"
 """End of the names of layer-wise optimizers."""
+_OBJECTS = ("galore_torch.", "apollo_torch.", "torchao.optim.")
+"""Modules of what is saved as plain tensors: projections, which are Python objects, and quantized tensors."""
+_MOMENTS = ("step_num", "exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col")
+"""Attributes in which AdaLOMO keeps its state; LOMO has none."""
 
 
 def known() -> list[str]:
@@ -94,11 +99,14 @@ def prepare(
         names = {parameter: name for name, parameter in model.named_parameters()}
         _decay(optimizer, args.weight_decay, {p for p, name in names.items() if name in decayed})
     if kind in (*LOW_RANK, "torchao"):
-        optimizer_state.save_objects_as_tensors(optimizer)
-    elif kind == "grokadamw":
-        optimizer_state.save_state_of_groups(optimizer)
+        optimizer.register_state_dict_post_hook(_objects_to_tensors)
+        optimizer.register_load_state_dict_pre_hook(_tensors_to_objects)
+    elif kind == "grokadamw":  # its state is in the parameter groups, where torch does not restore it
+        optimizer.register_state_dict_post_hook(_state_out_of_groups)
+        optimizer.register_load_state_dict_post_hook(_state_into_groups)
     elif kind == "lomo":
-        optimizer_state.save_attributes(optimizer)
+        optimizer.register_state_dict_post_hook(_add_moments)
+        optimizer.register_load_state_dict_pre_hook(_take_moments)
     return BackwardGradientNorm(optimizer, layerwise=LAYERWISE in args.optim) if steps_in_backward(args.optim) else None
 
 
@@ -176,3 +184,71 @@ def _decay(optimizer: torch.optim.Optimizer, weight_decay: float, decayed: Colle
         group["params"], group["weight_decay"] = kept or rest, weight_decay if kept else 0.0
         if kept and rest:
             optimizer.add_param_group({**group, "params": rest, "weight_decay": 0.0})
+
+
+def _objects_to_tensors(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    state = {i: {name: _parts(value) for name, value in own.items()} for i, own in state_dict["state"].items()}
+    return state_dict | {"state": state}
+
+
+def _tensors_to_objects(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Projections move to the device of their weights; torch moves only tensors."""
+    devices = [parameter.device for parameter in _parameters(optimizer)]
+    state = {i: {k: _whole(v, devices[i]) for k, v in own.items()} for i, own in state_dict["state"].items()}
+    return state_dict | {"state": state}
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the parameters in the order in which a state_dict numbers them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _parts(value: Any) -> Any:
+    of = f"{type(value).__module__}.{type(value).__qualname__}"
+    if not of.startswith(_OBJECTS):
+        return value
+    if hasattr(value, "__tensor_flatten__"):
+        names, context = value.__tensor_flatten__()
+        return {"class": of, "tensors": {name: getattr(value, name) for name in names}, "context": context}
+    return {"class": of, "attributes": dict(vars(value))}
+
+
+def _whole(value: Any, device: torch.device) -> Any:
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    if not (isinstance(value, dict) and str(value.get("class", "")).startswith(_OBJECTS)):
+        return value
+    module, _, name = value["class"].rpartition(".")
+    cls = getattr(importlib.import_module(module), name)
+    if "tensors" in value:
+        return cls.__tensor_unflatten__(value["tensors"], value["context"], None, None)
+    made = cls.__new__(cls)
+    vars(made).update(tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value["attributes"]))
+    return made
+
+
+def _state_out_of_groups(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    index = {parameter: i for i, parameter in enumerate(_parameters(optimizer))}
+    state = {index[p]: s for group in state_dict["param_groups"] for p, s in group.pop("state", {}).items()}
+    return state_dict | {"state": state}
+
+
+def _state_into_groups(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        group["state"] = {p: optimizer.state.pop(p) for p in group["params"] if p in optimizer.state}
+
+
+def _add_moments(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    return state_dict | {"moments": {name: getattr(optimizer, name) for name in _MOMENTS if hasattr(optimizer, name)}}
+
+
+def _take_moments(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    for name, value in state_dict["moments"].items():
+        if isinstance(value, dict):
+            own: dict[str, torch.Tensor] = getattr(optimizer, name)
+            for parameter, tensor in value.items():
+                own[parameter].copy_(tensor)
+        else:
+            setattr(optimizer, name, value)
+    return {key: value for key, value in state_dict.items() if key != "moments"}

@@ -11,7 +11,7 @@ import torch
 
 from params import RecipeError
 from params.foundation.artifacts import write_text_atomically
-from trainer.loop.reference import StartModelTrainer
+from trainer.loop.trainer import EvergreenTrainer
 
 Reference = Callable[[Mapping[str, Any]], torch.Tensor]
 """From a batch to its log-probabilities (2, B) under the start model."""
@@ -19,7 +19,7 @@ PRECOMPUTED = "reference.json"
 """File in a run's folder with precomputed log-probabilities, by row id."""
 
 
-class PreferenceTrainer(StartModelTrainer):
+class PreferenceTrainer(EvergreenTrainer):
     """Trains objectives of preferences, such as `dpo`."""
 
     objective: Any

@@ -18,10 +18,10 @@ from typing import Any, cast
 
 import torch
 
-from params import CheckpointError, ModelError
+from params import ModelError
 from trainer.data.randomness import seeded
 from trainer.data.tokens import Sequences
-from trainer.loop.reference import StartModelTrainer
+from trainer.loop.trainer import EvergreenTrainer
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.rollout import Rollout, TrainingSample, sample, token_logprobs, training_batch
 
@@ -31,7 +31,7 @@ Sums = dict[str, list[float]]
 """By metric: the sum of its values, and their number."""
 
 
-class RolloutTrainer(StartModelTrainer):
+class RolloutTrainer(EvergreenTrainer):
     """Trains objectives of trainer.objectives.bases.generative."""
 
     objective: GenerativeObjective[Any]
@@ -170,26 +170,15 @@ class RolloutTrainer(StartModelTrainer):
         self._rollouts, self._sums = {}, {}
         if checkpoint is None:
             return
-        rank, step = self.args.process_index, self.state.global_step
-        try:
-            count = len(list(checkpoint.glob(_FILE.format("*"))))
-            files = [checkpoint / _FILE.format(number) for number in range(count)]
-            states = [torch.load(file, weights_only=True) for file in files]
-            rollouts = [Rollout(**fields) for state in states for fields in state["rollouts"]]
-            sums = [state["sums"] for state in states]
-        except (OSError, RuntimeError, KeyError, TypeError) as error:
-            what = f"its completions cannot be read: {error!r}"
-            raise CheckpointError(str(checkpoint), what, "resume from another one") from error
-        own = [place for places in self.training_data.own_places() for place in places]
-        self._rollouts = {(r.step, r.place): r for r in rollouts if r.place in set(own)}
-        in_round = step % self.objective.steps_per_round and step < self.state.max_steps
-        if in_round and any((step, place) not in self._rollouts for place in own):
-            what = f"it lacks completions that step {step + 1} trains on"
-            raise CheckpointError(str(checkpoint), what, "resume from another one")
+        count = len(list(checkpoint.glob(_FILE.format("*"))))
+        states = [torch.load(checkpoint / _FILE.format(number), weights_only=True) for number in range(count)]
+        own = {place for places in self.training_data.own_places() for place in places}
+        rollouts = (Rollout(**fields) for state in states for fields in state["rollouts"])
+        self._rollouts = {(rollout.step, rollout.place): rollout for rollout in rollouts if rollout.place in own}
         if count == self.args.world_size:
-            self._sums = sums[rank]
-        elif rank == 0:
-            self._sums = _merge(sums)
+            self._sums = states[self.args.process_index]["sums"]
+        elif self.args.process_index == 0:
+            self._sums = _merge([state["sums"] for state in states])
 
 
 def _add(sums: Sums, values: Mapping[str, Sequence[float]]) -> None:

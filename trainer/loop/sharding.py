@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from params import CheckpointError, ModelError
 from params.distribution import Distribution, read_distribution_type
 from params.schema import Launch
-from trainer.checkpoints.position import Position
+from trainer.checkpoints.sealed import Position
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -40,11 +40,6 @@ def is_sharded(trainer: Trainer) -> bool:
     return bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
 
 
-def kind(trainer: Trainer) -> Distribution:
-    """Return how the processes of `trainer` share its model."""
-    return "FSDP" if trainer.is_fsdp_enabled else "DeepSpeed" if trainer.is_deepspeed_enabled else _PLAIN
-
-
 def check(trainer: Trainer, checkpoint: Path | None) -> None:
     """Check how the model is sharded.
 
@@ -54,7 +49,7 @@ def check(trainer: Trainer, checkpoint: Path | None) -> None:
     """
     import torch
 
-    found = kind(trainer)
+    found: Distribution = "FSDP" if trainer.is_fsdp_enabled else "DeepSpeed" if trainer.is_deepspeed_enabled else _PLAIN
     for requested, variable in _REQUESTED_BY.items():
         if os.environ.get(variable, "").lower() == "true" and found != requested:
             reason = "was ignored" if torch.cuda.is_available() else "needs GPUs, and torch finds none here"

@@ -2,19 +2,20 @@
 
     order        rows, augmentation and dropout depend on seed and position only, so that a resumed run and a run on another
                  number of processes see the same (trainer.data.loading)
-    resuming     the position in the data and the unfinished log line are part of a checkpoint (trainer.checkpoints.position)
-    checkpoints  complete or not there at all, written in the background (trainer.checkpoints.saver)
-    best         kept apart from the checkpoints, the evaluation at start included (trainer.loop.best)
+    resuming     the position in the data and the unfinished log line are part of a checkpoint (trainer.checkpoints.sealed)
+    checkpoints  complete or not there at all, written in the background (trainer.loop.checkpoints)
+    best         kept apart from the checkpoints, the evaluation at start included (trainer.loop.checkpoints)
     metrics      weighted by token or row, in memory that does not grow with the split (trainer.loop.metrics)
     guard        all processes stop at the same step, and before a step that is not finite (trainer.loop.guard)
 
-A test fails when one of the private names of Trainer in `PRIVATE_HOOKS` and `PRIVATE_STATE` moves.
+A test (tests/unit/trainer/loop/test_trainer.py) lists the private names of Trainer that this uses, and fails when one moves.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,13 +26,11 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_utils import EvalPrediction
 
 from params import CheckpointError
-from trainer.checkpoints.saver import Saver
 from trainer.checkpoints.sealed import identity_text
 from trainer.data.loading import TrainingData, source_loader
 from trainer.data.order import BatchShard, Lengths
 from trainer.data.randomness import seeded
 from trainer.loop import optimizers, sharding
-from trainer.loop.best import BestWeights
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.collectives import Collectives
 from trainer.loop.guard import CoordinatedStopGuard
@@ -42,25 +41,9 @@ if TYPE_CHECKING:
     from trainer.loop.metrics import EvaluationMetrics, Measurement
     from trainer.objectives.bases.objective import Objective
 
-PRIVATE_HOOKS = (
-    "_get_num_items_in_batch",
-    "_init_training_state",
-    "_issue_warnings_after_load",
-    "_get_grad_norm",
-    "_prepare_inputs",
-    "_evaluate",
-    "_determine_best_metric",
-    "_save_checkpoint",
-    "_get_output_dir",
-    "_save_optimizer_and_scheduler",
-)
-PRIVATE_STATE = ("_tr_loss", "_globalstep_last_logged")
-
 
 class EvergreenTrainer(Trainer):
-    """The Trainer of every objective; an objective may name a subclass as its `trainer_class`.
-
-    The loss is that of `Objective.batch_loss`.
+    """The Trainer of every objective, with its `batch_loss`; an objective may name a subclass as its `trainer_class`.
 
     Args:
         objective: collates batches and computes their scores.
@@ -76,6 +59,7 @@ class EvergreenTrainer(Trainer):
     """
 
     loss_is_scaled_for_ga = True
+    _start_model: Any = None
 
     def __init__(
         self,
@@ -110,14 +94,12 @@ class EvergreenTrainer(Trainer):
         self.objective = objective
         self.heartbeat = heartbeat
         self.collectives = Collectives()
-        self.saver = Saver(Path(args.output_dir), keep=keep_checkpoints, run=identity_text(identity))
+        self.checkpoints = Checkpoints(self, keep=keep_checkpoints, run=identity_text(identity))
         self.guard = CoordinatedStopGuard(self, save_minutes=save_minutes, stop_requested=stop_requested)
         self.training_data: TrainingData
         """This process's part of the rows; set by `get_train_dataloader`."""
         self._metrics = metrics
-        self._best = BestWeights(self, self.saver, self.collectives)
         self._lengths = lengths
-        self._checkpoints = Checkpoints(self)
         self._in_backward: optimizers.BackwardGradientNorm | None = None
         self.add_callback(self.guard)
 
@@ -137,8 +119,7 @@ class EvergreenTrainer(Trainer):
         Raises:
             RecipeError: the loader makes its batches itself.
         """
-        data: TrainingData | None = getattr(self, "training_data", None)
-        if data is not None and loader is data.loader:
+        if hasattr(self, "training_data") and loader is self.training_data.loader:
             return loader
         shard = BatchShard(
             micro_batch=self.args.train_batch_size,
@@ -237,9 +218,9 @@ class EvergreenTrainer(Trainer):
         try:
             output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         except BaseException:
-            self.saver.writer.drain()
+            self.checkpoints.writer.drain()
             raise
-        self.saver.writer.wait()
+        self.checkpoints.writer.wait()
         self.collectives.barrier()
         return output
 
@@ -260,10 +241,10 @@ class EvergreenTrainer(Trainer):
         start = super()._init_training_state(
             max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
         )
-        self._best.load()
+        self.checkpoints.find_best()
         checkpoint = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
         if checkpoint:
-            start = self._checkpoints.resume(checkpoint, self._best.value)
+            start = self.checkpoints.resume(checkpoint)
         self.load_extra_state(checkpoint)
         return int(start[0]), int(start[1])
 
@@ -278,14 +259,35 @@ class EvergreenTrainer(Trainer):
         """Called by the guard when model and state are ready: restore the log line that the checkpoint cut short."""
         sharding.check_fsdp2_wrapped(self)
         self._parameter_count = int(self.model.num_parameters(exclude_embeddings=True))
-        if line := self._checkpoints.log_line():
-            self._tr_loss.fill_(line[0])
-            self._globalstep_last_logged = line[1]
+        if resumed := self.checkpoints.resumed:
+            self._tr_loss.fill_(resumed.loss_of(self.args.process_index, self.args.world_size))
+            self._globalstep_last_logged = resumed.last_logged_step
 
     def wait_before_fork(self) -> None:
         """Wait for the writing thread before loader workers start: a lock that it holds would stay locked in them."""
         if self.args.dataloader_num_workers:
-            self.saver.writer.wait()
+            self.checkpoints.writer.wait()
+
+    # The model that training started with
+
+    def keep_start_model(self) -> None:
+        """Keep a copy of the model, which adapters make unnecessary; call it before a checkpoint is loaded."""
+        if not hasattr(self.model, "disable_adapter"):  # not a peft model
+            frozen = copy.deepcopy(self.model).to(self.args.device).eval()
+            self._start_model = frozen.requires_grad_(requires_grad=False)
+
+    @contextmanager
+    def start_model(self) -> Iterator[Any]:
+        """Give the start model, without dropout: the copy, or the model with its adapters off."""
+        if self._start_model is not None:
+            yield self._start_model
+            return
+        model: Any = self.accelerator.unwrap_model(self.model)
+        was_training = model.training
+        model.eval()
+        with model.disable_adapter():
+            yield model
+        model.train(was_training)
 
     # The optimizer
 
@@ -320,29 +322,29 @@ class EvergreenTrainer(Trainer):
         if not super()._determine_best_metric(metrics, trial):
             return False
         self.state.best_global_step = self.state.global_step
-        self._best.update(float(self.state.best_metric))
+        self.checkpoints.save_if_best(float(self.state.best_metric))
         return True
 
     # Checkpoints
 
     def _get_output_dir(self, trial: Any) -> str:
-        return self._checkpoints.staging or str(super()._get_output_dir(trial))
+        return self.checkpoints.staging or str(super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         write = partial(super()._save_checkpoint, model, trial)
-        self._checkpoints.save(write, lambda: float(self._tr_loss), self._globalstep_last_logged)
+        self.checkpoints.save(write, lambda: float(self._tr_loss), self._globalstep_last_logged)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:  # noqa: FBT001, FBT002
         """As in Trainer; for a checkpoint, the weights are copied now and written in the background."""
-        if self._checkpoints.staging is None or sharding.is_sharded(self):
+        if self.checkpoints.staging is None or sharding.is_sharded(self):
             super().save_model(output_dir, _internal_call)
         elif self.args.should_save:
-            self.saver.add_weights(self.state.global_step, self.accelerator.unwrap_model(self.model))
+            self.checkpoints.add_weights()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if sharding.is_sharded(self):
             super()._save_optimizer_and_scheduler(output_dir)
         elif self.args.should_save:
-            self.saver.add_optimizer(self.state.global_step, self.optimizer.state_dict())
+            self.checkpoints.add_optimizer(self.optimizer.state_dict())
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / "scheduler.pt")
         self.save_extra_state(Path(output_dir))

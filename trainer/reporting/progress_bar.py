@@ -37,11 +37,10 @@ class Bar:
     def __init__(self, console: Callable[[], Console]) -> None:
         self._console = console
         self._progress: Any = None
-        self._stdout = sys.stdout
-        self._logging: list[logging.StreamHandler[TextIO]] = []
+        self._at_end = contextlib.ExitStack()
 
-    def show(self, what: str, done: int, total: int | None, note: str) -> bool:
-        """Draw it; return that no line needs to say the same."""
+    def show(self, what: str, done: int, total: int | None, note: str) -> None:
+        """Draw it."""
         if self._progress is None:
             self._start()
         task = next(iter(self._progress.tasks), None)
@@ -52,16 +51,10 @@ class Bar:
         else:
             self._progress.update(task.id, total=total, completed=done, note=note)
         self._progress.refresh()
-        return True
 
     def hide(self) -> None:
         """Remove it from the terminal."""
-        if self._progress is None:
-            return
-        for handler in self._logging:
-            handler.setStream(self._stdout)
-        self._progress.stop()
-        self._progress.console.pop_theme()
+        self._at_end.close()
         self._progress = None
 
     def _start(self) -> None:
@@ -76,6 +69,7 @@ class Bar:
 
         console = self._console()
         console.push_theme(Theme())  # Prefect's console lacks the styles of a bar
+        self._at_end.callback(console.pop_theme)
         self._progress = progress.Progress(
             progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(24),
@@ -89,55 +83,50 @@ class Bar:
             redirect_stdout=sys.stdout.isatty(),
             redirect_stderr=sys.stderr.isatty(),
         )
-        self._stdout = sys.stdout
+        stdout = sys.stdout
         self._progress.start()
+        self._at_end.callback(self._progress.stop)
         console.show_cursor()  # rich hides it, and a killed process would leave it hidden
-        handlers = (h for h in logging.getLogger().handlers if isinstance(h, logging.StreamHandler))
-        self._logging = [handler for handler in handlers if handler.stream is self._stdout]
-        for handler in self._logging:
-            handler.setStream(sys.stdout)
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is stdout:
+                handler.setStream(sys.stdout)
+                self._at_end.callback(handler.setStream, stdout)
 
 
-class _File:
-    """Reports to the process that draws."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def show(self, what: str, done: int, total: int | None, note: str) -> bool:
-        part = self._path.with_suffix(f".{os.getpid()}")
-        with contextlib.suppress(OSError):  # a full disk ends the stage by itself if it matters
-            part.write_text(json.dumps([what, done, total, note]), encoding="utf-8")
-            part.replace(self._path)
-        return False
-
-    def hide(self) -> None:
-        with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
-
-
-_display: list[Bar | _File] = []
-"""Where this process shows its progress: one place or none."""
+_display: list[Bar | Path] = []
+"""Where this process shows its progress, one place or none: its terminal, or the file by which it reports to another one."""
 
 
 def enable_progress_bar() -> None:
     """Let this process show its progress, if a terminal is there; its own children do not."""
     _display.clear()
     if path := os.environ.get(VARIABLE):
-        _display.append(_File(Path(path)))
+        _display.append(Path(path))
     elif is_terminal(sys.stdout):
         _display.append(Bar(_standard_output))
 
 
 def show(what: str, done: int, total: int | None, note: str = "") -> bool:
     """Show that `done` of `total` rows, steps or the like are done; return whether no line needs to say the same."""
-    return bool(_display) and _display[0].show(what, done, total, note)
+    for place in _display:
+        if isinstance(place, Bar):
+            place.show(what, done, total, note)
+            return True
+        part = place.with_suffix(f".{os.getpid()}")
+        with contextlib.suppress(OSError):  # a full disk ends the stage by itself if it matters
+            part.write_text(json.dumps([what, done, total, note]), encoding="utf-8")
+            part.replace(place)
+    return False
 
 
 def hide() -> None:
     """Remove the bar, because the work has ended."""
-    if _display:
-        _display[0].hide()
+    for place in _display:
+        if isinstance(place, Bar):
+            place.hide()
+        else:
+            with contextlib.suppress(OSError):
+                place.unlink(missing_ok=True)
 
 
 def is_terminal(stream: TextIO) -> bool:

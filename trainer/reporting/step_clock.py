@@ -6,25 +6,25 @@ import json
 import resource
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 
-@dataclass(frozen=True)
+@dataclass
 class ProcessTimings:
     """What one process of a training took."""
 
-    steps_s: list[float]
-    steps_cpu_s: list[float]
+    steps_s: list[float] = field(default_factory=list)
+    steps_cpu_s: list[float] = field(default_factory=list)
     """CPU time of each step: of all threads together."""
-    threads: int
+    threads: int = 0
     """Threads that compute."""
-    eval_rows_per_s: list[float]
-    memory_bytes: int
-    gpu_memory_bytes: int
+    eval_rows_per_s: list[float] = field(default_factory=list)
+    memory_bytes: int = 0
+    gpu_memory_bytes: int = 0
 
 
 class StepClock(TrainerCallback):  # type: ignore[misc, unused-ignore]
@@ -33,9 +33,7 @@ class StepClock(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._start = self._start_cpu = 0.0
-        self._steps: list[float] = []
-        self._steps_cpu: list[float] = []
-        self._rows_per_s: list[float] = []
+        self._took = ProcessTimings()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the clock."""
@@ -43,35 +41,20 @@ class StepClock(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop the clock."""
-        self._steps.append(time.monotonic() - self._start)
-        self._steps_cpu.append(time.process_time() - self._start_cpu)
+        self._took.steps_s.append(time.monotonic() - self._start)
+        self._took.steps_cpu_s.append(time.process_time() - self._start_cpu)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: Any) -> None:
         """Note the speed of an evaluation."""
-        self._rows_per_s += [value for name, value in metrics.items() if name == "eval_samples_per_second"]
+        self._took.eval_rows_per_s += [metrics[name] for name in metrics if name == "eval_samples_per_second"]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write it all."""
         if state.is_world_process_zero:
             import torch
 
-            found = ProcessTimings(
-                steps_s=self._steps,
-                steps_cpu_s=self._steps_cpu,
-                threads=torch.get_num_threads(),
-                eval_rows_per_s=self._rows_per_s,
-                memory_bytes=_memory_bytes(),
-                gpu_memory_bytes=_gpu_memory_bytes(),
-            )
-            self._path.write_text(json.dumps(asdict(found)), encoding="utf-8")
-
-
-def _memory_bytes() -> int:
-    unit = 1 if sys.platform == "darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _gpu_memory_bytes() -> int:
-    import torch
-
-    return int(torch.cuda.max_memory_reserved()) if torch.cuda.is_available() else 0
+            unit = 1 if sys.platform == "darwin" else 2**10
+            self._took.threads = torch.get_num_threads()
+            self._took.memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+            self._took.gpu_memory_bytes = torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0
+            self._path.write_text(json.dumps(asdict(self._took)), encoding="utf-8")

@@ -10,7 +10,7 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from params import Problem
 from params.loading import suggestion
@@ -89,16 +89,13 @@ def resume_reports(trainer: Trainer, folder: Path, step: int) -> None:
         trainer.remove_callback(TensorBoardCallback)
         trainer.add_callback(TensorBoardCallback(writer))
     if "mlflow" in trainer.args.report_to and "MLFLOW_RUN_ID" not in os.environ:
-        _select_mlflow_run(trainer.args, folder.name)
+        import mlflow
 
-
-def _select_mlflow_run(args: Any, run: str) -> None:
-    import mlflow
-
-    experiment = mlflow.set_experiment(os.environ["MLFLOW_EXPERIMENT_NAME"])
-    client = mlflow.MlflowClient()
-    runs = client.search_runs([experiment.experiment_id], f"tags.`{_TAG}` = '{run}'", max_results=1)
-    if runs:
-        os.environ["MLFLOW_MAX_LOG_PARAMS"] = "0"  # MLflow refuses changed parameters, and `launch` may change
-    chosen = runs[0] if runs else client.create_run(experiment.experiment_id, tags={_TAG: run}, run_name=args.run_name)
-    os.environ["MLFLOW_RUN_ID"] = chosen.info.run_id
+        key, client = folder.name, mlflow.MlflowClient()
+        experiment = mlflow.set_experiment(os.environ["MLFLOW_EXPERIMENT_NAME"]).experiment_id
+        runs = list(client.search_runs([experiment], f"tags.`{_TAG}` = '{key}'", max_results=1))
+        if runs:
+            os.environ["MLFLOW_MAX_LOG_PARAMS"] = "0"  # MLflow refuses changed parameters, and `launch` may change
+        else:
+            runs = [client.create_run(experiment, tags={_TAG: key}, run_name=trainer.args.run_name)]
+        os.environ["MLFLOW_RUN_ID"] = runs[0].info.run_id

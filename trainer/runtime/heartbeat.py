@@ -68,21 +68,16 @@ def read_process_states(folder: Path) -> list[ProcessState]:
     found = []
     for path in folder.glob("rank-*"):
         content = path.read_bytes()
-        words = content[:_PULSE].split()
+        words = content[:_PULSE].decode().split()
         if len(words) == 5:
-            pid, host, beats, step, phase = (word.decode() for word in words)
-            error = content[_PULSE:].strip()
-            rank = int(path.name.removeprefix("rank-"))
-            found.append(
-                ProcessState(
-                    rank, int(pid), host, int(beats), int(step), phase, error_from_json(error) if error else None
-                )
-            )
-    return sorted(found, key=lambda pulse: pulse.rank)
+            pid, host, beats, step, phase = words
+            rank, error = int(path.name.removeprefix("rank-")), content[_PULSE:].strip()
+            reported = error_from_json(error) if error else None
+            found.append(ProcessState(rank, int(pid), host, int(beats), int(step), phase, reported))
+    return sorted(found, key=lambda state: state.rank)
 
 
 def clear(folder: Path) -> None:
     """Delete what the processes of an earlier start reported."""
-    for pattern in ("rank-*", "stack-*"):
-        for path in folder.glob(pattern):
-            path.unlink()
+    for path in (*folder.glob("rank-*"), *folder.glob("stack-*")):
+        path.unlink()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,22 +32,14 @@ def unhide_package(package: str) -> None:
 
 
 @contextlib.contextmanager
-def hide_packages_in_block(*packages: str) -> Iterator[None]:
-    """Leave packages out of what the block imports; those that are imported already stay."""
-    missing = [package for package in packages if package not in sys.modules]
+def hide_packages_in_block(*packages: str, stubs: Iterable[str] = ()) -> Iterator[None]:
+    """Leave packages out of what the block imports, or give it empty modules for `stubs`, which it imports but will not use.
+
+    Packages that are imported already stay.
+    """
+    missing = [package for package in (*packages, *stubs) if package not in sys.modules]
+    sys.modules |= {name: ModuleType(name) for name in missing if name in stubs}
     hide_packages(*missing)
-    try:
-        yield
-    finally:
-        for package in missing:
-            del sys.modules[package]
-
-
-@contextlib.contextmanager
-def stub_packages_in_block(*packages: str) -> Iterator[None]:
-    """Give empty modules to what the block imports, for packages that it imports but will not use here."""
-    missing = [package for package in packages if package not in sys.modules]
-    sys.modules |= {package: ModuleType(package) for package in missing}
     try:
         yield
     finally:

@@ -8,21 +8,22 @@ configuration that it refuses, for example). Only unexpected errors are printed,
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from params import StorageError
+from params.foundation.artifacts import write_text_atomically
+from params.schema import Section
 
 REPORT = "EVERGREEN_LAUNCH_REPORT"
 """Environment variable: path of the file for the report of a failed start."""
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(Section):
     """A process of the training that failed."""
 
     rank: int
@@ -32,8 +33,7 @@ class Failure:
     """Exit code; the negative signal number if a signal ended it."""
 
 
-@dataclass(frozen=True)
-class LaunchReport:
+class LaunchReport(Section):
     """Why a start of a training failed."""
 
     failures: tuple[Failure, ...] = ()
@@ -44,17 +44,12 @@ class LaunchReport:
     @classmethod
     def load(cls, path: Path) -> LaunchReport:
         """Read the report at `path`; it is empty if the launcher did not write one."""
-        if not path.exists():
-            return cls()
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return cls(tuple(Failure(**failure) for failure in content["failures"]), content["error"])
+        return cls.model_validate_json(path.read_bytes()) if path.exists() else cls()
 
     def save(self, path: Path) -> None:
-        """Write the report in one step, if the disk has room for it; the heartbeats say the rest."""
-        partial = path.with_suffix(".part")
-        with contextlib.suppress(OSError):
-            partial.write_text(json.dumps(asdict(self)), encoding="utf-8")
-            partial.rename(path)
+        """Write the report, if the disk has room for it; the heartbeats say the rest."""
+        with contextlib.suppress(StorageError):
+            write_text_atomically(path, self.model_dump_json())
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -62,6 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
     from trainer.runtime import loopback
 
@@ -70,23 +66,22 @@ def main(arguments: Sequence[str]) -> int:
     report = Path(os.environ[REPORT])
     parsed = launch_command_parser().parse_args(arguments)
     if parsed.num_machines == 1:
-        loopback.register()
+        rendezvous_handler_registry.register(loopback.BACKEND, loopback.LoopbackRendezvous)
         parsed.rdzv_backend, parsed.rdzv_endpoint = loopback.BACKEND, f"{loopback.ADDRESS}:0"
     try:
         launch_command(parsed)
     except ChildFailedError as error:
         by_time = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
-        LaunchReport(tuple(Failure(rank, f.pid, f.exitcode) for rank, f in by_time)).save(report)
+        failures = tuple(Failure(rank=rank, pid=f.pid, exit_code=f.exitcode) for rank, f in by_time)
+        LaunchReport(failures=failures).save(report)
         return 1
     except subprocess.CalledProcessError as error:
-        LaunchReport((Failure(0, None, error.returncode),)).save(report)
-        return 1
-    except SignalException as error:  # accelerate has passed the signal on, and the ranks have ended
-        LaunchReport(error=str(error)).save(report)
+        LaunchReport(failures=(Failure(rank=0, pid=None, exit_code=error.returncode),)).save(report)
         return 1
     except Exception as error:
         LaunchReport(error=f"{type(error).__name__}: {error}").save(report)
-        if isinstance(error, ValueError | OSError):  # about the configuration or a port: the message is enough
+        # a signal, which accelerate has passed on; or about the configuration or a port: the message is enough
+        if isinstance(error, SignalException | ValueError | OSError):
             return 1
         raise
     return os.EX_OK

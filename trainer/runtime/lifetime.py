@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ STOP = "stop"
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(how: signal.Signals = signal.SIGKILL, *, ancestors: Collection[int] = ()) -> None:
-    """Ask the kernel to send `how` to this process when its parent ends, however it ends (Linux only; else do nothing).
+def die_with_parent(*, ancestors: Collection[int] = ()) -> None:
+    """Ask the kernel to kill this process when its parent ends, however it ends (Linux only; else do nothing).
 
     Without this, a killed `dvc` would leave its command running, and the next `dvc` would start a second one. If none of
     `ancestors` is above this process, the one that started it ended before this call.
@@ -32,16 +31,15 @@ def die_with_parent(how: signal.Signals = signal.SIGKILL, *, ancestors: Collecti
     if not sys.platform.startswith("linux"):
         return
     parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(how), 0, 0, 0)
-    if os.getppid() != parent or (ancestors and not _is_below(ancestors)):
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    is_orphan = os.getppid() != parent
+    if ancestors:
+        import psutil
+
+        is_orphan |= not any(process.pid in ancestors for process in psutil.Process().parents())
+    if is_orphan:
         print("the process that started this one has ended", file=sys.stderr, flush=True)
         os._exit(os.EX_TEMPFAIL)
-
-
-def _is_below(ancestors: Collection[int]) -> bool:
-    import psutil
-
-    return any(process.pid in ancestors for process in psutil.Process().parents())
 
 
 def listen_for_stop(folder: Path) -> Callable[[], bool]:
@@ -88,18 +86,10 @@ def hold_file_lock(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[No
     try:
         lock.acquire()
     except Timeout:
-        what = f"{what} is already running in process {_owner(path)}"
+        owner = path.read_text(encoding="utf-8").strip() or "unknown"  # one of this moment may not have written it yet
+        what = f"{what} is already running in process {owner}"
         raise TransientError(str(path), what, "wait until it ends, or stop it") from None
     try:
         yield
     finally:
         lock.release()
-
-
-def _owner(path: Path) -> str:
-    """Return the id of the process that holds the lock; an owner of a moment ago may not have written it yet."""
-    for _ in range(20):
-        if owner := path.read_text(encoding="utf-8").strip():
-            return owner
-        time.sleep(0.05)
-    return "unknown"

@@ -10,11 +10,11 @@ import socket
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 BACKEND = "loopback"
-"""Its name among the rendezvous backends of torchrun, once `register` was called."""
+"""Its name among the rendezvous backends of torchrun."""
 ADDRESS = "127.0.0.1"
 _TIMEOUT_S = 600
 
@@ -32,8 +32,3 @@ class LoopbackRendezvous(StaticTCPRendezvous):
     def get_backend(self) -> str:
         """Return the name of this backend."""
         return BACKEND
-
-
-def register() -> None:
-    """Make the backend known to torchrun."""
-    rendezvous_handler_registry.register(BACKEND, LoopbackRendezvous)

@@ -20,11 +20,10 @@ def keep_freed_memory() -> None:
     of megabytes, which cost it up to a third of a short step, and half of a step with huge layers. The process then holds its
     largest use until it ends, and more, because blocks of other sizes do not fill the gaps: a third more with such layers.
     """
-    if sys.platform.startswith("linux"):
-        with contextlib.suppress(AttributeError):  # another C library
-            mallopt = ctypes.CDLL(None).mallopt
-            mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-            mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    with contextlib.suppress(AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def return_freed_memory() -> None:
@@ -32,9 +31,8 @@ def return_freed_memory() -> None:
     gc.collect(0)
     if "pyarrow" in sys.modules:
         sys.modules["pyarrow"].default_memory_pool().release_unused()
-    if sys.platform.startswith("linux"):
-        with contextlib.suppress(AttributeError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def reduce_garbage_collection() -> None:

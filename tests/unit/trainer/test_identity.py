@@ -21,7 +21,7 @@ def tokens(tmp_path):
 def key(tokens, changes=None):
     recipe = Recipe.model_validate(tiny.recipe(changes))
     sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training")}
-    return run_key(run_identity(**sections, tokens=tokens))
+    return run_key(run_identity(tokens, sections))
 
 
 SAME_RUN = {

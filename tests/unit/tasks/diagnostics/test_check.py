@@ -162,7 +162,7 @@ WRONG = {
     "argument of another Trainer": (
         {"training.arguments": {"predict_with_generate": True}},
         "training.arguments.predict_with_generate",
-        "is a field of Seq2SeqTrainingArguments; set `objective.generate` instead",
+        "has its own key in a recipe; set `objective.generate` instead",
     ),
     "refused argument": (
         {"training.arguments": {"output_dir": "x"}},
@@ -631,12 +631,13 @@ def test_the_process_without_torch_knows_the_names_that_transformers_has_with_it
 
 
 def test_every_training_argument_has_a_key_is_refused_or_is_passed_on():
-    from transformers import TrainingArguments
+    from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
     known = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+    theirs = {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)}
     own_keys, refused = set(arguments._OWN_KEYS), set(arguments._REFUSED)
     assert not own_keys & refused
-    assert (own_keys | refused) - known == set(), "names that transformers no longer has"
+    assert own_keys | refused <= theirs, "names that transformers no longer has"
     assert set(arguments.fields()) == known
     for name in known:
         (*_, problem) = arguments.problems({name: object()}) or [None]
@@ -645,7 +646,7 @@ def test_every_training_argument_has_a_key_is_refused_or_is_passed_on():
         section, *field = key.split(".")
         assert field[:1] != ["arguments"] or field[1] in known - own_keys - refused
         assert section in Recipe.model_fields
-        if field:
+        if field and section != "objective":
             assert field[0] in {"training": Training, "launch": Launch}[section].model_fields
 
 

@@ -17,7 +17,7 @@ from params.foundation.hashing import file_sha256
 from tests.support import tiny
 from trainer.checkpoints import saver, sealed
 from trainer.checkpoints.resume import choose
-from trainer.checkpoints.saver import Snapshot, Writer, with_disk_full_handling
+from trainer.checkpoints.saver import Snapshot, Writer, disk_full_handling
 
 RUN = sealed.identity_text({"seed": "3"})
 
@@ -303,13 +303,10 @@ def test_save_without_space_is_an_error_and_cleans_up(tmp_path, monkeypatch):
     staging.mkdir(parents=True)
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(saver.shutil, "disk_usage", lambda _: usage(free=3 * 2**20))
-    with pytest.raises(StorageError, match=r"a checkpoint needs 10.0 MiB and 3.0 MiB are free: 7.0 MiB are missing"):
-        with_disk_full_handling(staging, 10 * 2**20, lambda: None)()
+    missing = r"a checkpoint needs 10.0 MiB and 3.0 MiB are free: 7.0 MiB are missing"
+    with pytest.raises(StorageError, match=missing), disk_full_handling(staging, 10 * 2**20):
+        pass
     assert not staging.exists()
-
-    def full():
+    with pytest.raises(StorageError, match="No space left"), disk_full_handling(staging, 10):
         raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(StorageError, match="No space left"):
-        with_disk_full_handling(staging, 10, full)()
     shutil.rmtree(staging, ignore_errors=True)

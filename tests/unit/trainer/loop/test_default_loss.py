@@ -83,7 +83,7 @@ def _own(tmp_path, monkeypatch):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "own.py").write_text(OWN)
     monkeypatch.setattr(objectives, "__path__", [*objectives.__path__, str(tmp_path / "own")])
-    monkeypatch.setattr(job, "run_identity", lambda **_: {})
+    monkeypatch.setattr(job, "run_identity", lambda *_: {})
 
 
 def steps(root: Path, changes: dict[str, Any], **sections: Any) -> list[tuple[float, float]]:

@@ -28,7 +28,7 @@ NO_DROPOUT = {"model.config.hidden_dropout_prob": 0.0, "model.config.attention_p
 
 @pytest.fixture(autouse=True)
 def _new_objectives(monkeypatch):
-    monkeypatch.setattr(job, "run_identity", lambda **_: {})  # of files in trainer/objectives/
+    monkeypatch.setattr(job, "run_identity", lambda *_: {})  # of files in trainer/objectives/
     with new_objectives.known():
         yield
 

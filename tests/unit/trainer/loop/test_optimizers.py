@@ -98,8 +98,15 @@ ONE_OF_EACH = {"adamw_torch_fused", *{optimizers.family(name): name for name in 
 """The default, and one of each family; `make slow` trains with all of them."""
 
 
+LAYERWISE = "galore_adamw_layerwise"
+
+
+def slow(names):
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def all_at_length(names):
-    return [pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.slow) for name in names]
+    return [name if name in ONE_OF_EACH else slow([name])[0] for name in names]
 
 
 @pytest.mark.parametrize("name", all_at_length(RUNNABLE))
@@ -179,7 +186,7 @@ def test_apollo_moments_have_low_rank(tmp_path):
     assert state_of(trainer, UP.replace("up_proj", "down_proj"))[0]["exp_avg"].shape == parameter.shape
 
 
-@pytest.mark.parametrize("name", [n for n in RUNNABLE if n.endswith("layerwise")])
+@pytest.mark.parametrize("name", [LAYERWISE, *slow(n for n in RUNNABLE if n.endswith("layerwise") and n != LAYERWISE)])
 def test_layerwise_optimizer_trains_the_same_with_one_gradient_at_a_time(tmp_path, name):
     at_once = trained(
         job(tmp_path / "at-once", changes(name.removesuffix("_layerwise"), **{"training.max_grad_norm": 0.0}))
@@ -226,7 +233,7 @@ def test_nonfinite_gradient_stops_the_run_before_saving(tmp_path, name):
     assert all(t.isfinite().all() for t in load_file(folder / "checkpoint-2" / "model.safetensors").values())
 
 
-@pytest.mark.parametrize("name", [n for n in RUNNABLE if n.startswith(("galore", "apollo"))])
+@pytest.mark.parametrize("name", all_at_length(n for n in RUNNABLE if n.startswith(("galore", "apollo"))))
 def test_weight_decay_covers_projected_and_other_weights(tmp_path, name):
     trainer = trainer_of(job(tmp_path, changes(name, **{"training.weight_decay": 0.1})))
     decays = {p: group["weight_decay"] for group in trainer.create_optimizer().param_groups for p in group["params"]}
@@ -379,7 +386,7 @@ def test_all_linear_targets_every_linear_layer(tmp_path):
 # Refused settings
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", all_at_length(RUNNABLE))
 def test_check_accepts_every_available_optimizer(problems, name):
     assert problems(changes(name)) == {}
 
@@ -413,7 +420,6 @@ def test_every_optimizer_package_has_an_extra():
     assert set(PACKAGES) == set(optimizer_check.PACKAGES)
 
 
-LAYERWISE = "galore_adamw_layerwise"
 REFUSED = {
     "a device": (
         {"training.optimizer": "adamw_torch_xla"},

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import GenerationMixin
 
-from params import CheckpointError, ModelError
+from params import ModelError
 from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import in_process, prompts
@@ -173,18 +173,6 @@ def test_killed_run_ends_with_the_same_bits(objective: dict[str, Any], changes: 
         assert all(line["selected"] == 1 / 4 for line in learned)
         assert [line["step"] for line in lines if "round" in line] == list(range(0, 20, N))
         assert [line["round"] for line in lines if "round" in line] == list(range(5))
-
-
-@pytest.mark.slow
-def test_checkpoint_without_its_completions_is_refused(tmp_path: Path) -> None:
-    training = Rounds(tmp_path, BUFFERED, {})
-    training.start(until=6)
-    checkpoint = training.checkpoint
-    made = training.job(1, None).model_copy(update={"checkpoint": checkpoint, "record": False})
-    for part in checkpoint.glob("rollouts_*.pt"):
-        part.unlink()
-    with pytest.raises(CheckpointError, match="lacks completions that step 7 trains on"):
-        in_process.trained(made)
 
 
 def test_last_round_is_shortened_to_the_remaining_steps(tmp_path: Path) -> None:

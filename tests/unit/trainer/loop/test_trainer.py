@@ -14,7 +14,21 @@ from tests.support import tiny
 from tests.support.in_process import job, trained, trainer_of
 from trainer.loop.arguments import build
 from trainer.loop.batch import split_batch
-from trainer.loop.trainer import PRIVATE_HOOKS, PRIVATE_STATE, EvergreenTrainer
+from trainer.loop.trainer import EvergreenTrainer
+
+PRIVATE_HOOKS = (
+    "_get_num_items_in_batch",
+    "_init_training_state",
+    "_issue_warnings_after_load",
+    "_get_grad_norm",
+    "_prepare_inputs",
+    "_evaluate",
+    "_determine_best_metric",
+    "_save_checkpoint",
+    "_get_output_dir",
+    "_save_optimizer_and_scheduler",
+)
+PRIVATE_STATE = ("_tr_loss", "_globalstep_last_logged")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from params import KilledError
 from params.schema import Launch, Training
 from tests.support import tiny
 from tests.support.training import metrics_log, run_train
-from trainer.checkpoints.fault_points import KILL_AT
+from trainer.checkpoints.sealed import KILL_AT
 from trainer.conflicts import conflicts
 from trainer.loop import arguments
 from trainer.reporting import trackers

@@ -46,10 +46,10 @@ def test_package_that_turns_out_to_be_needed_is_imported(package: str) -> None:
 
 
 def test_package_is_empty_inside_the_block_only(package: str) -> None:
-    with imports.stub_packages_in_block(package):
+    with imports.hide_packages_in_block(stubs=[package]):
         assert importlib.import_module(package).__spec__ is None
     assert importlib.import_module(package).__spec__
-    with imports.stub_packages_in_block(package):  # too late: others use it
+    with imports.hide_packages_in_block(stubs=[package]):  # too late: others use it
         assert importlib.import_module(package).__spec__
 
 
