@@ -7,7 +7,6 @@ process or after 12 hours.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 import threading
@@ -24,20 +23,15 @@ _MAX_SESSIONS = 1000
 
 @dataclass(frozen=True)
 class Access:
-    """Tokens and write permissions.
-
-    A user can write in the namespace of the same name and in those that list the user as a writer; an administrator in all.
+    """Tokens and write permissions, as `server.LocalHub` describes them.
 
     Raises:
         ValueError: A token is empty, or a user or namespace has an invalid name.
     """
 
     tokens: Mapping[str, str] = field(repr=False)
-    """Token -> user."""
-    writers: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """Namespace -> users who can write there besides its owner."""
-    administrators: Collection[str] = ()
-    """Users who can write in every namespace."""
+    writers: Mapping[str, Collection[str]]
+    administrators: Collection[str]
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     def __post_init__(self) -> None:
@@ -48,11 +42,7 @@ class Access:
             raise ValueError("a token of the local Hub is empty or begins or ends with white space")
 
     def user(self, authorization: str) -> str | None:
-        """Return the user of an Authorization header; None if the header is empty.
-
-        Raises:
-            HubError: 401 for an unknown token.
-        """
+        """Return the user of an Authorization header; None if the header is empty. HubError 401 for an unknown token."""
         if not authorization:
             return None
         scheme, _, sent = authorization.partition(" ")
@@ -69,32 +59,17 @@ class Access:
         writers = (namespace, *self.writers.get(namespace, ()), *self.administrators)
         return user is not None and user in writers
 
-    def teams(self, user: str) -> list[str]:
-        """Return the other namespaces in which `user` is listed as a writer."""
-        return sorted(namespace for namespace, users in self.writers.items() if user in users and namespace != user)
-
-    def require_write(self, user: str | None, namespace: str) -> str:
-        """Return `user` if it can write in `namespace`.
-
-        Raises:
-            HubError: 401 without a user, 403 without permission.
-        """
-        if user is None:
-            raise HubError(401, "Invalid username or password.")
+    def require_write(self, user: str | None, namespace: str) -> None:
+        """Raise HubError 403 unless `user` can write in `namespace`."""
         if not self.can_write(user, namespace):
             raise HubError(403, f"You don't have the rights to write under the namespace {namespace!r}")
-        return user
 
     def sign(self, *parts: str) -> str:
         """Return a signature of `parts`, valid while this server runs."""
         return hmac.new(self._key, "\0".join(parts).encode(), "sha256").hexdigest()
 
     def check_signature(self, signature: str, *parts: str) -> None:
-        """Check a signature made by `sign`.
-
-        Raises:
-            HubError: 403 if it does not match `parts`.
-        """
+        """Raise HubError 403 unless `sign` made this signature of `parts`."""
         if not hmac.compare_digest(signature.encode(), self.sign(*parts).encode()):
             raise HubError(403, "This upload URL is invalid, or the server was restarted after it was issued")
 
@@ -108,50 +83,35 @@ class Sessions:
     def __init__(self, cookie: str) -> None:
         self.cookie = cookie
         self._lock = threading.Lock()
-        self._key = secrets.token_bytes(32)
-        self._sessions: dict[str, tuple[str, float]] = {}
+        self._sessions: dict[str, tuple[str, str, float]] = {}
+        """Value of the cookie -> user, secret of its forms, and when it ends."""
         self._link_secrets: dict[str, str] = {}
 
     def open(self, user: str) -> str:
         """Begin a session and return the value of its cookie."""
         name = secrets.token_urlsafe(32)
-        now = time.monotonic()
         with self._lock:
-            active = [(key, session) for key, session in self._sessions.items() if session[1] > now]
-            self._sessions = dict(active[-_MAX_SESSIONS + 1 :])
-            self._sessions[_digest(name)] = (user, now + _LIFETIME_S)
+            while len(self._sessions) >= _MAX_SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
+            self._sessions[name] = (user, secrets.token_urlsafe(32), time.monotonic() + _LIFETIME_S)
         return name
 
-    def user(self, cookies: Mapping[str, str]) -> str | None:
-        """Return the user of the session in a request's cookies; None without one."""
-        with self._lock:
-            user, end = self._sessions.get(_digest(cookies.get(self.cookie, "")), (None, 0.0))
-        return user if end > time.monotonic() else None
-
-    def form_token(self, cookies: Mapping[str, str]) -> str | None:
-        """Return the secret that the forms of a session hold; None without a session. Other sites cannot read it."""
-        if self.user(cookies) is None:
-            return None
-        return hmac.new(self._key, cookies[self.cookie].encode(errors="replace"), "sha256").hexdigest()
+    def find(self, cookies: Mapping[str, str]) -> tuple[str | None, str]:
+        """Return the user of a request's session, and the secret that its forms hold; None and "" without a session."""
+        user, form_token, end = self._sessions.get(cookies.get(self.cookie, ""), ("", "", 0.0))
+        return (user, form_token) if end > time.monotonic() else (None, "")
 
     def close(self, cookies: Mapping[str, str]) -> None:
         """End the session in a request's cookies."""
         with self._lock:
-            self._sessions.pop(_digest(cookies.get(self.cookie, "")), None)
+            self._sessions.pop(cookies.get(self.cookie, ""), None)
 
     def create_link_secret(self, user: str) -> str:
         """Return a secret for a link that signs in as `user` once."""
         secret = secrets.token_urlsafe(32)
-        with self._lock:
-            self._link_secrets[_digest(secret)] = user
+        self._link_secrets[secret] = user
         return secret
 
     def use_link_secret(self, secret: str) -> str | None:
         """Return the user of a link's secret and forget it; None if it was used before or never existed."""
-        with self._lock:
-            return self._link_secrets.pop(_digest(secret), None)
-
-
-def _digest(secret: str) -> str:
-    """Hash a secret for lookup, so that the response time tells nothing about it."""
-    return hashlib.sha256(secret.encode(errors="replace")).hexdigest()
+        return self._link_secrets.pop(secret, None)

@@ -11,10 +11,12 @@ from __future__ import annotations
 import io
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Annotated, Any
 
+from pydantic import BaseModel, Discriminator, Field, StrictBool, Tag, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, ScalarEvent
@@ -122,68 +124,69 @@ def _to_json(root: object) -> object:
     return convert(root, 0)
 
 
-_Errors = Iterator[str]
-_Check = Callable[[str, object], _Errors]
+_Names = Annotated[
+    Annotated[str, Tag("one")] | Annotated[list[str], Tag("many")],
+    Discriminator(lambda value: "many" if isinstance(value, list) else "one"),
+]
 
 
-def _validate(metadata: dict[str, object], *, is_model: bool) -> _Errors:
-    for key in ("license", "language", "tags", "datasets", "metrics", "base_model"):
-        if key in metadata:
-            yield from _one_or_many(key, metadata[key], _string)
-    for key in ("license_name", "license_link", "library_name", "pipeline_tag", "thumbnail"):
-        if key in metadata:
-            yield from _string(key, metadata[key])
-    if "widget" in metadata and not isinstance(metadata["widget"], list):
-        yield '"widget" must be an array'
-    if is_model and "model-index" in metadata:
-        yield from _MODEL_INDEX("model-index", metadata["model-index"])
+class _Task(BaseModel):
+    type: str
+    name: str = ""
 
 
-def _string(where: str, value: object) -> _Errors:
-    if not isinstance(value, str):
-        yield f'"{where}" must be a string'
+class _Dataset(BaseModel):
+    type: str
+    name: str
+    config: str = ""
+    split: str = ""
+    revision: str = ""
 
 
-def _boolean(where: str, value: object) -> _Errors:
-    if not isinstance(value, bool):
-        yield f'"{where}" must be a boolean'
+class _Metric(BaseModel):
+    type: str
+    value: Any
+    name: str = ""
+    config: str = ""
+    verified: StrictBool = False
 
 
-def _anything(_where: str, _value: object) -> _Errors:
-    yield from ()
+class _Result(BaseModel):
+    task: _Task
+    dataset: _Dataset
+    metrics: list[_Metric]
 
 
-def _one_or_many(where: str, value: object, check: _Check) -> _Errors:
-    yield from _array_of(check)(where, value) if isinstance(value, list) else check(where, value)
+class _Model(BaseModel):
+    name: str
+    results: list[_Result]
 
 
-def _array_of(check: _Check) -> _Check:
-    def check_array(where: str, value: object) -> _Errors:
-        if not isinstance(value, list):
-            yield f'"{where}" must be an array'
-            return
-        for number, item in enumerate(value):
-            yield from check(f"{where}[{number}]", item)
-
-    return check_array
-
-
-def _object(required: dict[str, _Check], optional: dict[str, _Check] | None = None) -> _Check:
-    def check_object(where: str, value: object) -> _Errors:
-        if not isinstance(value, dict):
-            yield f'"{where}" must be of type object'
-            return
-        for key, check in {**required, **(optional or {})}.items():
-            if key in value:
-                yield from check(f"{where}.{key}", value[key])
-            elif key in required:
-                yield f'"{where}.{key}" is required'
-
-    return check_object
+class _Metadata(BaseModel):
+    license: _Names = ""
+    language: _Names = ""
+    tags: _Names = ""
+    datasets: _Names = ""
+    metrics: _Names = ""
+    base_model: _Names = ""
+    license_name: str = ""
+    license_link: str = ""
+    library_name: str = ""
+    pipeline_tag: str = ""
+    thumbnail: str = ""
+    widget: list[Any] = []
+    models: list[_Model] = Field(default=[], alias="model-index")
 
 
-_TASK = _object({"type": _string}, {"name": _string})
-_DATASET = _object({"type": _string, "name": _string}, dict.fromkeys(("config", "split", "revision"), _string))
-_METRIC = _object({"type": _string, "value": _anything}, {"name": _string, "config": _string, "verified": _boolean})
-_RESULT = _object({"task": _TASK, "dataset": _DATASET, "metrics": _array_of(_METRIC)})
-_MODEL_INDEX = _array_of(_object({"name": _string, "results": _array_of(_RESULT)}))
+_MUST = {"string_type": "must be a string", "bool_type": "must be a boolean", "list_type": "must be an array"}
+_MUST |= {"missing": "is required", "model_type": "must be of type object"}
+
+
+def _validate(metadata: dict[str, object], *, is_model: bool) -> Iterator[str]:
+    try:
+        _Metadata.model_validate({key: value for key, value in metadata.items() if is_model or key != "model-index"})
+    except ValidationError as error:
+        for each in error.errors():
+            parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in each["loc"]]
+            where = "".join(part for part in parts if part not in (".one", ".many")).removeprefix(".")
+            yield f'"{where}" {_MUST[each["type"]]}'

@@ -6,15 +6,11 @@ RepositoryNotFoundError, `RevisionNotFound` RevisionNotFoundError, `EntryNotFoun
 
 from __future__ import annotations
 
-from typing import Literal
-
-ErrorCode = Literal["RepoNotFound", "RevisionNotFound", "EntryNotFound"]
-
 
 class HubError(Exception):
     """An HTTP status with a message for the user and, where the Hub has one, an error code."""
 
-    def __init__(self, status: int, message: str, code: ErrorCode | None = None) -> None:
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.message = message

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import stat
 import time
-import zlib
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated, Literal
 
 from dulwich.index import commit_tree
 from dulwich.lfs import LFSPointer
 from dulwich.objects import Blob, Commit, ObjectID, Tag
 from dulwich.repo import Repo
+from pydantic import BaseModel, Field
+
+from tasks.hub_server.errors import HubError
 
 FILE_MODE = stat.S_IFREG | 0o644
-_POINTER_BYTES = 200
-"""A git-lfs pointer is never longer than this."""
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\noid sha256:([0-9a-f]{64})\nsize (0|[1-9][0-9]{0,17})\n"
 )
-_START_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -51,49 +52,54 @@ class CommitRecord:
     """Seconds since 1970, UTC."""
 
 
-@dataclass(frozen=True)
-class PutFile:
+class PutFile(BaseModel):
     """Write a file whose content is part of the commit request."""
 
+    key: Literal["file"] = "file"
     path: str
-    content: bytes
+    content: str
+    encoding: str = ""
+    """`base64`, or empty for text."""
+
+    @property
+    def data(self) -> bytes:
+        """The content in bytes. HubError 400 if it is not base64."""
+        try:
+            is_base64 = self.encoding == "base64"
+            return base64.b64decode(self.content, validate=True) if is_base64 else self.content.encode()
+        except ValueError as error:
+            raise HubError(400, f"{self.path!r} is not base64: {error}") from None
 
 
-@dataclass(frozen=True)
-class PutLargeFile:
+class PutLargeFile(BaseModel):
     """Write a large file, whose content was uploaded before."""
 
+    key: Literal["lfsFile"] = "lfsFile"
     path: str
-    sha256: str
-    size: int | None
+    oid: Sha256
+    size: int | None = Field(default=None, ge=0, lt=10**18)
+    """None in copies: that of the stored file."""
 
 
-@dataclass(frozen=True)
-class DeleteFile:
-    """Delete a file, or everything in a folder; an error if neither exists."""
+class Delete(BaseModel):
+    """Delete a file, or everything in a folder; an error if neither exists. As `deletedFolder`, a folder only."""
 
-    path: str
-
-
-@dataclass(frozen=True)
-class DeleteFolder:
-    """Delete everything in a folder; an error if it does not exist."""
-
+    key: Literal["deletedFile", "deletedFolder"] = "deletedFile"
     path: str
 
 
-Change = PutFile | PutLargeFile | DeleteFile | DeleteFolder
+Change = PutFile | PutLargeFile | Delete
 
 
 def tree_entry(git: Repo, path: str, mode: int, oid: ObjectID) -> Entry:
     """Return a file or folder; for a git-lfs pointer, the large file that it points to."""
     if stat.S_ISDIR(mode):
         return Entry(path, oid.decode(), 0, is_folder=True)
-    size, start = _size_and_start(git, oid)
-    pointer = parse_pointer(start) if size <= _POINTER_BYTES else None
+    content = git.object_store.get_raw(oid)[1]
+    pointer = parse_pointer(content)
     if pointer is None:
-        return Entry(path, oid.decode(), size)
-    return Entry(path, oid.decode(), pointer.size, sha256=pointer.oid, pointer_size=size)
+        return Entry(path, oid.decode(), len(content))
+    return Entry(path, oid.decode(), pointer.size, sha256=pointer.oid, pointer_size=len(content))
 
 
 def parse_pointer(content: bytes) -> LFSPointer | None:
@@ -106,28 +112,16 @@ def large_file_places(git: Repo) -> dict[str, tuple[str, str]]:
     """Return for the SHA-256 of every large file in the history a path, and a branch, tag or pull request that leads to it."""
     places: dict[str, tuple[str, str]] = {}
     seen: list[ObjectID] = []
+    known: set[ObjectID] = set()
     for ref, sha in sorted(git.refs.as_dict().items()):  # branches come first
         if ref.startswith(b"refs/"):
             for entry in git.get_walker(include=[peel(git, sha)], exclude=seen):
-                for path, mode, oid in walk_tree(git, entry.commit.tree):
-                    file = tree_entry(git, path.decode(errors="replace"), mode, oid)
-                    if file.sha256:
-                        places.setdefault(file.sha256, (file.path, ref.decode(errors="replace")))
+                for path, _, oid in walk_tree(git, entry.commit.tree):
+                    if oid not in known and (pointer := parse_pointer(git.object_store.get_raw(oid)[1])):
+                        places.setdefault(pointer.oid, (path.decode(errors="replace"), ref.decode(errors="replace")))
+                    known.add(oid)
             seen.append(peel(git, sha))
     return places
-
-
-def _size_and_start(git: Repo, oid: ObjectID) -> tuple[int, bytes]:
-    """Return the size of a blob and its first bytes. The rest is not decompressed, unless git has packed the blob."""
-    digits = oid.decode()
-    try:
-        with Path(git.controldir(), "objects", digits[:2], digits[2:]).open("rb") as file:
-            start = zlib.decompressobj().decompress(file.read(_START_BYTES), _START_BYTES)
-    except FileNotFoundError:
-        content = git.object_store.get_raw(oid)[1]
-        return len(content), content[:_START_BYTES]
-    header, _, content = start.partition(b"\0")  # b"blob 123"
-    return int(header.split()[1]), content
 
 
 def read_commit(git: Repo, sha: str) -> Commit:
@@ -195,25 +189,7 @@ def write_commit(git: Repo, files: dict[str, ObjectID], parents: list[ObjectID],
     return commit.id
 
 
-def last_changes(git: Repo, sha: str, paths: Set[str]) -> dict[str, CommitRecord]:
-    """Return for each file or folder among `paths` the newest commit that changed it, looking back from `sha`.
-
-    Of a merge commit, only what its first parent does not have counts.
-    """
-    found: dict[str, CommitRecord] = {}
-    commit: Commit | None = read_commit(git, sha)
-    here = _oids(git, commit, paths)
-    while commit and len(found) < len(paths):
-        parent = read_commit(git, commit.parents[0].decode()) if commit.parents else None
-        before = _oids(git, parent, paths)
-        for path in paths - found.keys():
-            if here.get(path) != before.get(path):
-                found[path] = commit_record(commit)
-        commit, here = parent, before
-    return found
-
-
-def _oids(git: Repo, commit: Commit | None, paths: Set[str]) -> dict[str, ObjectID]:
-    """Return the ids of the files and folders among `paths`."""
-    items = walk_tree(git, commit.tree, folders=True) if commit else ()
-    return {name: oid for path, _, oid in items if (name := path.decode(errors="replace")) in paths}
+def last_commit(git: Repo, sha: str, path: str) -> CommitRecord | None:
+    """Return the newest commit that changed a file or folder, looking back from `sha`."""
+    walker = git.get_walker(include=[ObjectID(sha.encode())], paths=[path.encode()], max_entries=1)
+    return next((commit_record(entry.commit) for entry in walker), None)

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from tasks.hub_server.errors import HubError, repository_not_found
 
-BLOCK_BYTES = 1 << 20
 STALE_AFTER_S = 24 * 3600
 """An upload whose commit has not come after a day never comes."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -32,11 +31,7 @@ class LargeFiles:
         self._folder = folder
 
     def path(self, sha256: str) -> Path:
-        """Return the path of an object, whether or not it exists.
-
-        Raises:
-            HubError: 400 if `sha256` is not 64 lower-case hexadecimal digits; it could lead to any path.
-        """
+        """Return the path of an object, whether or not it exists. HubError 400 for what is no SHA-256."""
         if not _SHA256.fullmatch(sha256):
             raise HubError(400, "The id of a large file is its SHA-256: 64 lower-case hexadecimal digits")
         return self._folder / "objects" / sha256[:2] / sha256[2:4] / sha256
@@ -68,10 +63,9 @@ class LargeFiles:
         return [path for path in (*objects, *uploads) if path.stat().st_mtime < oldest]
 
     async def receive(self, sha256: str, size: int, blocks: AsyncIterator[bytes]) -> None:
-        """Store an object from a stream. A repository that was deleted in the meantime is not created again.
+        """Store an object from a stream. HubError 422 if it does not match `sha256` and `size`.
 
-        Raises:
-            HubError: 422 if the content does not match `sha256` and `size`, 404 RepoNotFound.
+        A repository that was deleted in the meantime is not created again (404).
         """
         incoming = self._folder / "incoming"
         try:

@@ -7,9 +7,10 @@ be `.git` to git or to any file system, be ambiguous (a branch that looks like a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from typing import Literal
 
+from dulwich.index import validate_path, validate_path_element_hfs, validate_path_element_ntfs
 from dulwich.refs import Ref, check_ref_format
 
 from tasks.hub_server.errors import HubError
@@ -22,9 +23,6 @@ _RESERVED_NAMESPACES = frozenset({"api", "datasets", "kernels", "models", "space
 _PATH_BYTES = 1024
 _PART_BYTES = 255
 """Maximum length of a file name on Linux; branches and tags are files in `refs`."""
-
-_INVISIBLE = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
-"""Characters that HFS+ ignores in file names: with one of them inside, `.git` is still `.git` there."""
 
 
 def is_valid_name(name: str) -> bool:
@@ -40,8 +38,7 @@ def is_valid_namespace(name: str) -> bool:
 def ref_name(kind: RefKind, name: str) -> Ref:
     """Return the full name of a branch (`heads`) or tag: `refs/<kind>/<name>`.
 
-    Raises:
-        HubError: 400 if git does not accept the name, or if it looks like a commit id or a full name.
+    HubError 400 if git does not accept the name, or if it looks like a commit id or a full name.
     """
     short = name.removeprefix(f"refs/{kind}/")
     full = f"refs/{kind}/{short}".encode()
@@ -69,33 +66,15 @@ def is_valid_ref(ref: bytes) -> bool:
 
 
 def normalize_path(path: str) -> str:
-    """Return the path of a file without a trailing slash.
-
-    Raises:
-        HubError: 400 for a path that git or a file system could resolve to another place.
-    """
-    parts = path.removesuffix("/").split("/")
-    has_bad_character = any(ord(char) < 32 or char in "\\\x7f" for char in path)
-    if has_bad_character or len(path.encode()) > _PATH_BYTES or not all(map(_is_valid_part, parts)):
+    """Return the path of a file without a trailing slash. HubError 400 if something could resolve it elsewhere."""
+    found = path.removesuffix("/")
+    encoded = found.encode()
+    is_valid = all(validate_path(encoded, check) for check in (validate_path_element_ntfs, validate_path_element_hfs))
+    has_bad_character = any(ord(char) < 32 or char in "\\\x7f" for char in found)
+    is_short = len(encoded) <= _PATH_BYTES and all(len(part) <= _PART_BYTES for part in encoded.split(b"/"))
+    if has_bad_character or not is_short or not is_valid:
         raise HubError(400, f"Invalid path in the repository: {path!r}")
-    return "/".join(parts)
-
-
-def _is_valid_part(part: str) -> bool:
-    plain = _INVISIBLE.sub("", part).rstrip(". ").lower()  # NTFS drops dots and spaces at the end
-    return plain not in ("", ".git", "git~1") and len(part.encode()) <= _PART_BYTES
-
-
-def check_file_or_folder(files: Iterable[str]) -> None:
-    """Check that no path is both a file and the folder of another file.
-
-    Raises:
-        HubError: 400.
-    """
-    names = set(files)
-    for path in names:
-        if parent := file_above(path, names):
-            raise HubError(400, f"{parent!r} cannot be both a file and the folder of {path!r}")
+    return found
 
 
 def file_above(path: str, files: Set[str]) -> str | None:

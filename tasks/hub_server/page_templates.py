@@ -1,23 +1,36 @@
-"""Render the templates in pages/, with the headers of every page."""
+"""Render the templates in pages/, with the headers of every page, and the Markdown of cards and comments.
+
+Markdown has tables and no raw HTML; the parser itself leaves links such as `javascript:` as text. An image from another host
+becomes text, because its host would learn who reads the card; the policy of the pages does not let a browser load it, either.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import json
+import posixpath
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
+
+from tasks.hub_server.routes_downloads import opens_in_browser
 
 _FOLDER = Path(__file__).with_name("pages")
 _STYLE = (_FOLDER / "style.css").read_text(encoding="utf-8")
 _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 _POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src 'self' data:; form-action 'self'"
 _DIRECTION = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_MAX_CHARACTERS = 128 << 10
+"""Most characters of a text that is rendered."""
 _HEADERS = {
     "Content-Security-Policy": f"{_POLICY}; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -36,27 +49,70 @@ def render_page(
     return HTMLResponse(text, status, _HEADERS)
 
 
+def render_markdown(text: str, *, base: str, revision: str, folder: str = "", anchors: bool = True) -> Markup:
+    """Render Markdown as HTML that is safe to show.
+
+    Relative links start from `folder` of a revision of the repository whose page is `base`: they lead to a file's page,
+    or to the file itself if browsers show it. Headings have ids if `anchors`; a page must not hold two such texts. More than
+    `_MAX_CHARACTERS` are shown as they are: the parser's time can grow with the square of a text's length.
+    """
+    if len(text) > _MAX_CHARACTERS:
+        return Markup("<pre>{}</pre>").format(text)
+    parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    tokens = parser.parse(text)
+    slugs: dict[str, int] = {}
+    for number, token in enumerate(tokens):
+        if anchors and token.type == "heading_open":
+            token.attrSet("id", _slug(tokens[number + 1].content, slugs))
+        if token.type in ("th_open", "td_open") and (style := token.attrs.pop("style", None)):
+            token.attrSet("class", str(style).removeprefix("text-align:"))
+        for child in token.children or ():
+            if child.type == "link_open":
+                _lead_to_file(child, "href", base, revision, folder)
+            elif child.type == "image":
+                _lead_to_file(child, "src", base, revision, folder)
+    return Markup(parser.renderer.render(tokens, parser.options, {}))  # noqa: S704 (from the parser, which escapes HTML)
+
+
+def _lead_to_file(token: Token, attribute: str, base: str, revision: str, folder: str) -> None:
+    """Let a relative link or image lead to the file of the repository that it names."""
+    url = str(token.attrs[attribute])
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return
+    path = unquote(parts.path)
+    if parts.scheme or parts.netloc:
+        token.attrSet("rel", "noopener noreferrer nofollow")
+        if token.type == "image" and parts.scheme != "data":
+            token.type, token.content = "text", f"[image: {token.content or url}]"
+    elif path and not path.startswith("/") and "\0" not in path:
+        file = posixpath.normpath(posixpath.join(folder, path))
+        shown = "resolve" if token.type == "image" or opens_in_browser(file) else "blob"
+        fragment = f"#{parts.fragment}" if parts.fragment else ""
+        token.attrSet(attribute, f"{base}/{shown}/{quote(revision, safe='')}/{quote(file)}{fragment}")
+
+
+def _slug(title: str, taken: dict[str, int]) -> str:
+    """Return the anchor of a heading: its words in lower case, joined by hyphens."""
+    slug = re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
+    taken[slug] = taken.get(slug, -1) + 1
+    return f"{slug}-{taken[slug]}" if taken[slug] else slug
+
+
 def date(seconds: int) -> str:
     """Format seconds since 1970, to the minute."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def size(count: int) -> str:
-    """Format a number of bytes."""
-    amount = float(count)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "bytes" or amount >= 100 else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"
+def texts(value: object) -> list[str]:
+    """Return a value, or the values of a list, of a card's metadata as text."""
+    values = value if isinstance(value, list) else [value]
+    return [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in values]
 
 
 class _AsTyped(Markup):
     """A text that goes back into the box in which its reader has typed it."""
-
-
-def _as_typed(text: str) -> _AsTyped:
-    return _AsTyped(escape(text))
 
 
 def _show_direction(value: object) -> object:
@@ -78,5 +134,5 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
     finalize=_show_direction,
 )
-_ENVIRONMENT.filters |= {"date": date, "size": size, "quoted": quote, "as_typed": _as_typed}
+_ENVIRONMENT.filters |= {"date": date, "quoted": quote, "texts": texts, "as_typed": lambda text: _AsTyped(escape(text))}
 _ENVIRONMENT.globals["style"] = Markup(_STYLE)  # noqa: S704 (a file of this package)

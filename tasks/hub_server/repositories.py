@@ -26,13 +26,10 @@ from tasks.hub_server.errors import HubError, branch_moved, repository_not_found
 from tasks.hub_server.git_objects import (
     Change,
     CommitRecord,
-    DeleteFile,
-    DeleteFolder,
+    Delete,
     Entry,
-    PutFile,
     PutLargeFile,
     add_blob,
-    commit_message,
     commit_record,
     large_file_places,
     parse_pointer,
@@ -44,7 +41,7 @@ from tasks.hub_server.git_objects import (
     write_commit,
 )
 from tasks.hub_server.large_files import STALE_AFTER_S, LargeFiles
-from tasks.hub_server.names import COMMIT_ID, RefKind, check_file_or_folder, is_valid_ref, normalize_path, ref_name
+from tasks.hub_server.names import COMMIT_ID, RefKind, file_above, is_valid_ref, normalize_path, ref_name
 
 MAIN = "main"
 
@@ -99,11 +96,7 @@ class Repository:
             return {name.decode(errors="replace"): peel(git, sha).decode() for name, sha in sorted(found.items())}
 
     def resolve(self, revision: str) -> str:
-        """Return the commit id of a branch, a tag, a full ref or a commit id (7 to 40 digits).
-
-        Raises:
-            HubError: 404 RevisionNotFound.
-        """
+        """Return the commit id of a branch, a tag, a full ref or a commit id (7 to 40 digits). HubError 404 without one."""
         with self.open() as git:
             short = () if revision.startswith("refs/") else (f"refs/heads/{revision}", f"refs/tags/{revision}")
             for candidate in (*short, revision):
@@ -123,11 +116,7 @@ class Repository:
             return [commit_record(entry.commit) for entry in walker]
 
     def entries(self, sha: str, folder: str = "", *, recursive: bool) -> list[Entry]:
-        """Return the files and folders in `folder` at a commit, in git's order.
-
-        Raises:
-            HubError: 404 EntryNotFound if `folder` does not exist.
-        """
+        """Return the files and folders in `folder` at a commit, in git's order. HubError 404 if `folder` does not exist."""
         prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
         with self.open() as git:
             tree = read_commit(git, sha).tree
@@ -141,11 +130,7 @@ class Repository:
         return found
 
     def entry(self, sha: str, path: str) -> Entry:
-        """Return the file at a path in a commit.
-
-        Raises:
-            HubError: 404 EntryNotFound.
-        """
+        """Return the file at a path in a commit. HubError 404 if there is none."""
         missing = HubError(404, f"{path} does not exist at {sha}", "EntryNotFound")
         with self.open() as git:
             try:
@@ -162,30 +147,13 @@ class Repository:
             return git.object_store.get_raw(ObjectID(entry.oid.encode()))[1]
 
     def commit(
-        self,
-        branch: str,
-        changes: Sequence[Change],
-        *,
-        title: str,
-        description: str,
-        parent: str | None,
-        user: str,
-    ) -> str:
-        """Add a commit to a branch and return its id.
-
-        Raises:
-            HubError: 412 if `parent` is given and is not the branch's head; 404 if the branch or a file to delete does
-                not exist; 400 for an invalid path or a large file that was not uploaded.
-        """
-        ref = ref_name("heads", branch)
-        message = commit_message(title, description)
-        with self.writing() as git:
-            return self.commit_to(git, ref, changes, message=message, parent=parent, user=user)
-
-    def commit_to(
         self, git: Repo, ref: Ref, changes: Sequence[Change], *, message: str, parent: str | None, user: str
     ) -> str:
-        """Like `commit`, for any ref and inside `writing`."""
+        """Add a commit to a branch, inside `writing`, and return its id.
+
+        HubError 412 if `parent` is given and is not the branch's head; 404 if the branch or a file to delete does not
+        exist; 400 for an invalid path or a large file that was not uploaded.
+        """
         if ref not in git.refs:
             raise HubError(404, f"Invalid rev id: {ref.decode().removeprefix('refs/heads/')}", "RevisionNotFound")
         head = git.refs[ref]
@@ -203,15 +171,13 @@ class Repository:
         files = read_files(git, parent)
         for change in changes:
             self._apply(git, files, change)
-        check_file_or_folder(files)
+        for path in files:
+            if above := file_above(path, files.keys()):
+                raise HubError(400, f"{above!r} cannot be both a file and the folder of {path!r}")
         return write_commit(git, files, [parent], message, user)
 
     def create_ref(self, kind: RefKind, name: str, sha: str) -> None:
-        """Create a branch or a tag.
-
-        Raises:
-            HubError: 409 if it exists already, 400 for an invalid name.
-        """
+        """Create a branch or a tag. HubError 409 if it exists already, 400 for an invalid name."""
         with self.writing() as git:
             ref = ref_name(kind, name)
             if ref in git.refs:
@@ -222,11 +188,7 @@ class Repository:
                 raise HubError(409, f"{name} conflicts with the name of another branch or tag") from None
 
     def delete_ref(self, kind: RefKind, name: str) -> None:
-        """Delete a branch or a tag.
-
-        Raises:
-            HubError: 404 if it does not exist, 403 for main.
-        """
+        """Delete a branch or a tag. HubError 404 if it does not exist, 403 for main."""
         with self.writing() as git:
             ref = ref_name(kind, name)
             if kind == "heads" and name == MAIN:
@@ -249,11 +211,7 @@ class Repository:
             return freed
 
     def move(self, target: Path) -> None:
-        """Rename the repository's folder, after waiting for other writers.
-
-        Raises:
-            HubError: 404 if another process has deleted it in the meantime.
-        """
+        """Rename the repository's folder, after waiting for other writers. HubError 404 if one of them has deleted it."""
         with self._write_lock():
             try:
                 self.path.rename(target)
@@ -292,8 +250,8 @@ class Repository:
         except FileNotFoundError:
             raise repository_not_found() from None
         with lock:
-            is_same_file = False
             fcntl.flock(lock, fcntl.LOCK_EX)
+            is_same_file = False
             with contextlib.suppress(FileNotFoundError):
                 is_same_file = os.path.samestat(path.stat(), os.fstat(lock.fileno()))
             if not is_same_file:
@@ -310,29 +268,24 @@ class Repository:
             finally:
                 lock.truncate(0)
 
-    def _stored_size(self, path: str, sha256: str, size: int | None) -> int:
-        """Return the size of a large file, after checking that it was uploaded."""
-        stored = self.large_files.size(sha256)
-        if stored is None or size not in (None, stored):
-            raise HubError(400, f"The large file {path} was not uploaded: SHA-256 {sha256}, {size} bytes")
-        return stored
-
     def _apply(self, git: Repo, files: dict[str, ObjectID], change: Change) -> None:
         path = normalize_path(change.path)
-        match change:
-            case PutFile(content=content):
-                if pointer := parse_pointer(content):
-                    self._stored_size(path, pointer.oid, pointer.size)
-                files[path] = add_blob(git, content)
-            case PutLargeFile(sha256=sha256, size=size):
-                stored = self._stored_size(path, sha256, size)
-                files[path] = add_blob(git, LFSPointer(sha256, stored).to_bytes())
-            case DeleteFile() if path in files:
-                del files[path]
-            case DeleteFile() | DeleteFolder():
-                inside = [file for file in files if file.startswith(f"{path}/")]
-                if not inside:
-                    what = "file" if isinstance(change, DeleteFile) else "folder"
-                    raise HubError(404, f"A {what} with this name doesn't exist: {path}", "EntryNotFound")
-                for file in inside:
-                    del files[file]
+        if not isinstance(change, Delete):
+            if isinstance(change, PutLargeFile):
+                size = self.large_files.size(change.oid) if change.size is None else change.size
+                content = LFSPointer(change.oid, size or 0).to_bytes()
+            else:
+                content = change.data
+            pointer = parse_pointer(content)
+            if pointer and self.large_files.size(pointer.oid) != pointer.size:
+                raise HubError(400, f"The large file {path} was not uploaded: {pointer.size} bytes, {pointer.oid}")
+            files[path] = add_blob(git, content)
+        elif change.key == "deletedFile" and path in files:
+            del files[path]
+        else:
+            inside = [file for file in files if file.startswith(f"{path}/")]
+            if not inside:
+                what = "file" if change.key == "deletedFile" else "folder"
+                raise HubError(404, f"A {what} with this name doesn't exist: {path}", "EntryNotFound")
+            for file in inside:
+                del files[file]

@@ -7,24 +7,24 @@ browser says that it comes from a page of this Hub (Origin), and if it holds the
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qsl, unquote
 
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, BaseModel, ValidationError
+from starlette.concurrency import run_in_threadpool
 
 from tasks.hub_server import limits
 from tasks.hub_server.access import Access, Sessions
 from tasks.hub_server.errors import HubError, not_implemented, repository_not_found
-from tasks.hub_server.git_objects import CommitRecord, Entry
 from tasks.hub_server.pull_requests import PullRequests
 from tasks.hub_server.repositories import Repository
 from tasks.hub_server.store import KINDS, Store
-from tasks.hub_server.trials import Trials
+from tasks.hub_server.trials import AnswerFunction
 
 API = "/api/{kind}/{namespace}/{name}"
 """Path of a repository in the API."""
@@ -43,16 +43,15 @@ class Hub:
     store: Store
     access: Access
     sessions: Sessions
-    is_local: bool = True
-    """Whether only this machine is served."""
-    trials: Trials | None = None
+    hosts: Sequence[str]
+    """The names under which clients may address it; `*` for all."""
+    answer: AnswerFunction | None = None
     """Lets models answer on their pages."""
 
 
 def get_hub(request: Request) -> Hub:
     """Return the Hub that serves this request."""
-    hub = request.app.state.hub
-    assert isinstance(hub, Hub)
+    hub: Hub = request.app.state.hub
     return hub
 
 
@@ -69,7 +68,7 @@ def get_user(request: Request) -> str | None:
 def get_reader(request: Request) -> str | None:
     """Return the user of the request's token or, for a browser, of its session cookie. Only for GET and HEAD."""
     assert request.method in ("GET", "HEAD"), "other sites can make a browser send its cookie: it must change nothing"
-    return get_user(request) or get_hub(request).sessions.user(request.cookies)
+    return get_user(request) or get_hub(request).sessions.find(request.cookies)[0]
 
 
 @dataclass(frozen=True)
@@ -100,40 +99,16 @@ class Target:
         return PullRequests(self.repository, self.user or "", self.can_write)
 
 
-def readable_target(request: Request) -> Target:
-    """Return the repository of this request, if the user can read it.
-
-    A private repository that the user cannot read answers like a missing one.
-
-    Raises:
-        HubError: 404 RepoNotFound if it does not exist, or is private and the user has no access.
-    """
-    return find_target(request, get_user(request))
-
-
-def browsable_target(request: Request) -> Target:
-    """Like `readable_target`, for pages and downloads: a browser's session cookie is accepted, too."""
-    return find_target(request, get_reader(request))
-
-
 def get_kind(request: Request) -> str:
     """Return the kind of repository in this request's path: `models` or `datasets`."""
     is_dataset = request.url.path.startswith("/datasets/")
     return unquote(request.path_params.get("kind") or ("datasets" if is_dataset else "models"))
 
 
-def find_target(request: Request, user: str | None) -> Target:
-    """Return the repository that this request names, as `user` sees it."""
-    parts = {name: unquote(value) for name, value in request.path_params.items()}
-    kind, namespace, name = get_kind(request), parts["namespace"], parts["name"]
-    return open_target(get_hub(request), kind, namespace, name, user)
-
-
 def open_target(hub: Hub, kind: str, namespace: str, name: str, user: str | None) -> Target:
     """Return a repository as `user` sees it.
 
-    Raises:
-        HubError: 404 RepoNotFound if it does not exist, or is private and the user has no access; 501 for another kind.
+    HubError 404 RepoNotFound if it does not exist, or is private and the user has no access; 501 for another kind.
     """
     if kind not in KINDS:
         raise not_implemented(kind)
@@ -144,36 +119,48 @@ def open_target(hub: Hub, kind: str, namespace: str, name: str, user: str | None
     return Target(kind, namespace, name, repository, user, can_write)
 
 
-def readable_target_with_token(request: Request) -> Target:
-    """Return the repository of this request, if the user has a token and can read it.
-
-    Raises:
-        HubError: 401 without a token, 404 as for reading.
-    """
-    require_user(get_user(request))
-    return readable_target(request)
+User = Annotated[str | None, Depends(get_user)]
+Reader = Annotated[str | None, Depends(get_reader)]
 
 
-def writable_target(request: Request) -> Target:
-    """Return the repository of this request, if the user can write to it.
+def find_target(request: Request, user: User) -> Target:
+    """Return the repository that this request names, as `user` sees it."""
+    parts = {name: unquote(value) for name, value in request.path_params.items()}
+    return open_target(get_hub(request), get_kind(request), parts["namespace"], parts["name"], user)
 
-    Raises:
-        HubError: 401 without a token, 404 as for reading, 403 for a user who can only read.
-    """
-    target = readable_target_with_token(request)
+
+def require_user(user: User) -> str:
+    """Return the user of this request's token. HubError 401 without a token."""
+    if user is None:
+        raise HubError(401, "Invalid username or password.")
+    return user
+
+
+RequiredUser = Annotated[str, Depends(require_user)]
+
+
+def browsable_target(request: Request, user: Reader) -> Target:
+    """Return the repository of a page or a download: a browser's session cookie is accepted, too."""
+    return find_target(request, user)
+
+
+def readable_target_with_token(request: Request, user: RequiredUser) -> Target:
+    """Return the repository of this request, if the user has a token and can read it."""
+    return find_target(request, user)
+
+
+Readable = Annotated[Target, Depends(find_target)]
+Browsable = Annotated[Target, Depends(browsable_target)]
+Participant = Annotated[Target, Depends(readable_target_with_token)]
+
+
+def writable_target(request: Request, target: Participant) -> Target:
+    """Return the repository of this request, if the user can write to it; otherwise HubError 403."""
     get_hub(request).access.require_write(target.user, target.namespace)
     return target
 
 
-def require_user(user: User) -> str:
-    """Return the user of this request's token.
-
-    Raises:
-        HubError: 401 without a token.
-    """
-    if user is None:
-        raise HubError(401, "Invalid username or password.")
-    return user
+Writable = Annotated[Target, Depends(writable_target)]
 
 
 async def get_body(request: Request, user: User) -> bytes:
@@ -181,13 +168,6 @@ async def get_body(request: Request, user: User) -> bytes:
     return await limits.read_body(request, limits.BODY_BYTES if user else limits.ANONYMOUS_BYTES)
 
 
-User = Annotated[str | None, Depends(get_user)]
-Readable = Annotated[Target, Depends(readable_target)]
-Browsable = Annotated[Target, Depends(browsable_target)]
-Participant = Annotated[Target, Depends(readable_target_with_token)]
-Writable = Annotated[Target, Depends(writable_target)]
-RequiredUser = Annotated[str, Depends(require_user)]
-Reader = Annotated[str | None, Depends(get_reader)]
 Body = Annotated[bytes, Depends(get_body)]
 
 
@@ -200,77 +180,29 @@ class JsonBody(BaseModel):
         try:
             return cls.model_validate_json(body)
         except ValidationError as error:
-            if error.errors()[0]["type"] == "json_invalid":
-                raise HubError(400, f"The request is not valid JSON: {error.errors()[0]['msg']}") from None
             raise RequestValidationError(error.errors()) from None
 
 
-@dataclass(frozen=True)
-class Form:
-    """A form that the user of a session has sent."""
+async def read_form(request: Request) -> tuple[Target, dict[str, str]]:
+    """Return the repository of this request, as the user of the session sees it, and the fields of the form.
 
-    target: Target
-    user: str
-    fields: Mapping[str, str]
-
-
-def require_same_origin(request: Request) -> None:
-    """Check that a form comes from a page of this Hub.
-
-    Raises:
-        HubError: 403.
+    HubError 403 if it comes from elsewhere or lacks the secret of the session, 401 without a session, 404 if the user
+    cannot see the repository.
     """
     here = request.url.netloc
     if request.headers.get("origin") not in (f"http://{here}", f"https://{here}"):
         raise HubError(403, "This form was not sent from a page of this Hub")
-
-
-def get_form_user(request: Request) -> str:
-    """Return the user of the session that sends a form.
-
-    Raises:
-        HubError: 403 if it comes from elsewhere, 401 without a session.
-    """
-    require_same_origin(request)
-    user = get_hub(request).sessions.user(request.cookies)
+    user, form_token = get_hub(request).sessions.find(request.cookies)
     if user is None:
         raise HubError(401, "You are not signed in, or your session has ended: sign in and try again")
-    return user
-
-
-FormUser = Annotated[str, Depends(get_form_user)]
-
-
-async def get_form_body(request: Request, _: FormUser) -> bytes:
-    """Return the body of a form."""
-    return await limits.read_body(request, limits.BODY_BYTES)
-
-
-def read_form(request: Request, user: FormUser, body: Annotated[bytes, Depends(get_form_body)]) -> Form:
-    """Return the form of this request.
-
-    Raises:
-        HubError: 403 without the secret of the session, 404 if the user cannot see the repository.
-    """
-    fields = {name: values[0] for name, values in parse_qs(body.decode(errors="replace")).items()}
-    expected = get_hub(request).sessions.form_token(request.cookies) or ""
-    if not expected or not hmac.compare_digest(fields.get("form_token", "").encode(), expected.encode()):
+    body = await limits.read_body(request, limits.BODY_BYTES)
+    fields = dict(parse_qsl(body.decode(errors="replace")))
+    if not hmac.compare_digest(fields.get("form_token", "").encode(), form_token.encode()):
         raise HubError(403, "This form is out of date: load the page again")
-    return Form(find_target(request, user), user, fields)
+    return await run_in_threadpool(find_target, request, user), fields
 
 
-SentForm = Annotated[Form, Depends(read_form)]
-
-
-def entry_json(entry: Entry, commit: CommitRecord | None = None) -> Json:
-    """Return a file or folder in the JSON format of tree and paths-info, with the last commit that changed it if given."""
-    kind = "directory" if entry.is_folder else "file"
-    fields: Json = {"type": kind, "oid": entry.oid, "size": entry.size, "path": entry.path}
-    if entry.sha256:
-        fields["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
-    if commit:
-        fields["lastCommit"] = {"id": commit.sha, "title": commit.title, "date": iso_date(commit.time)}
-    return fields
+SentForm = Annotated[tuple[Target, dict[str, str]], Depends(read_form)]
 
 
 def iso_date(seconds: int) -> str:

@@ -1,19 +1,22 @@
-"""Routes that describe repositories: all that fit some conditions, and one at a revision."""
+"""Routes that describe repositories: all that fit some conditions, and one at a revision, with its files and history."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
+from urllib.parse import parse_qs
 
 from dulwich.objects import ObjectID
 from fastapi import APIRouter, Query, Request, Response
+from markupsafe import escape
 
 from tasks.hub_server.card_metadata import read_card
 from tasks.hub_server.errors import HubError, not_implemented
-from tasks.hub_server.git_objects import Entry
+from tasks.hub_server.git_objects import Entry, last_commit
 from tasks.hub_server.limits import BODY_BYTES
 from tasks.hub_server.repositories import MAIN
-from tasks.hub_server.requests import API, Json, Quoted, Readable, Target, User, get_hub, iso_date, open_target
+from tasks.hub_server.requests import API, Body, Json, Quoted, Readable, Target, User, get_hub, iso_date, open_target
 
 _CONDITIONS = frozenset({"author", "cardData", "filter", "full", "limit", "pipeline_tag", "search"})
 _PLAIN_TAGS = ("tags", "library_name", "pipeline_tag")
@@ -66,26 +69,32 @@ def describe(
     target: Readable,
     response: Response,
     revision: Quoted = MAIN,
-    blobs: bool = False,
     expand: Annotated[list[str], Query()] = [],  # noqa: B006
 ) -> Json:
-    """The repository at a revision, by default at main. An answer has all fields, whatever `expand` asks for."""
+    """The repository at a revision, by default at main. An answer has all fields, whatever `expand` and `blobs` ask for."""
     sha = target.repository.resolve(revision)
     response.headers["X-Repo-Commit"] = sha
-    found = _describe(target, sha, files=True, blobs=blobs)
+    found = _describe(target, sha, files=True)
     if unknown := set(expand) - found.keys() - {"library_name", "pipeline_tag"}:
         raise not_implemented(f"field {', '.join(sorted(unknown))} of a repository, only {', '.join(sorted(found))}")
     return found
 
 
-def _describe(target: Target, sha: str, *, files: bool, blobs: bool = False) -> Json:
-    """Describe a repository at a commit; with its `files`, and with `blobs` the content of each."""
+def _describe(target: Target, sha: str, *, files: bool) -> Json:
     repository, metadata = target.repository, _metadata(target, sha)
     with repository.open() as git:
         history = git.get_walker(include=[ObjectID(repository.resolve(MAIN).encode())])
         created = min(int(entry.commit.commit_time) for entry in history)
     before = dict.fromkeys(_PLAIN_TAGS, "") | _TAGS[target.kind]
-    tags = [f"{prefix}{value}" for key, prefix in before.items() for value in _texts(metadata.get(key))]
+    values = [(prefix, metadata.get(key)) for key, prefix in before.items()]
+    texts = [(prefix, each) for prefix, value in values for each in (value if isinstance(value, list) else [value])]
+    tags = [f"{prefix}{text}" for prefix, text in texts if isinstance(text, str)]
+    siblings = []
+    for entry in repository.entries(sha, recursive=True) if files else []:
+        if not entry.is_folder:
+            sibling: Json = {"rfilename": entry.path, "size": entry.size, "blobId": entry.oid}
+            large = {"sha256": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
+            siblings.append(sibling | ({"lfs": large} if entry.sha256 else {}))
     return {
         **dict.fromkeys(("_id", "id", "modelId"), target.id),
         "author": target.namespace,
@@ -100,7 +109,7 @@ def _describe(target: Target, sha: str, *, files: bool, blobs: bool = False) -> 
         "sha": sha,
         "tags": list(dict.fromkeys(tags)),
         **{key: metadata[key] for key in ("library_name", "pipeline_tag") if isinstance(metadata.get(key), str)},
-        **({"siblings": _files(target, sha, blobs=blobs)} if files else {}),
+        **({"siblings": siblings} if files else {}),
     }
 
 
@@ -116,15 +125,72 @@ def _metadata(target: Target, sha: str) -> Json:
     return {} if card.errors else card.metadata or {}
 
 
-def _texts(value: object) -> list[str]:
-    return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+@router.get(API + "/tree/{revision}")
+@router.get(API + "/tree/{revision}/{folder:path}")
+def list_tree(
+    *,
+    target: Readable,
+    revision: Quoted,
+    folder: Quoted = "",
+    response: Response,
+    recursive: bool = False,
+    expand: bool = False,
+) -> list[Json]:
+    """The files and folders of a commit; with `expand`, the last commits that changed them."""
+    sha = target.repository.resolve(revision)
+    found = target.repository.entries(sha, folder, recursive=recursive)
+    response.headers["X-Repo-Commit"] = sha
+    return _entries_json(target, sha, found, expand=expand)
 
 
-def _files(target: Target, sha: str, *, blobs: bool) -> list[Json]:
-    entries = target.repository.entries(sha, recursive=True)
-    return [{"rfilename": entry.path} | (_blob(entry) if blobs else {}) for entry in entries if not entry.is_folder]
+@router.post(API + "/paths-info/{revision}")
+def describe_paths(target: Readable, revision: Quoted, body: Body) -> list[Json]:
+    """The files and folders that exist among `paths` of the form in the body; with `expand`, their last commits."""
+    sha = target.repository.resolve(revision)
+    form = parse_qs(body.decode(errors="replace"))
+    requested = set(form.get("paths", []))
+    found = [entry for entry in target.repository.entries(sha, recursive=True) if entry.path in requested]
+    return _entries_json(target, sha, found, expand="true" in map(str.lower, form.get("expand", [])))
 
 
-def _blob(entry: Entry) -> Json:
-    large = {"lfs": {"sha256": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}}
-    return {"size": entry.size, "blobId": entry.oid} | (large if entry.sha256 else {})
+def _entries_json(target: Target, sha: str, entries: Sequence[Entry], *, expand: bool) -> list[Json]:
+    found = []
+    with target.repository.open() as git:
+        for entry in entries:
+            kind = "directory" if entry.is_folder else "file"
+            fields: Json = {"type": kind, "oid": entry.oid, "size": entry.size, "path": entry.path}
+            if entry.sha256:
+                fields["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
+            if expand and (commit := last_commit(git, sha, entry.path)):
+                fields["lastCommit"] = {"id": commit.sha, "title": commit.title, "date": iso_date(commit.time)}
+            found.append(fields)
+    return found
+
+
+@router.get(API + "/refs")
+def list_refs(target: Readable, *, include_prs: bool = False) -> Json:
+    """All branches and tags; the branches of pull requests if they are asked for."""
+
+    def refs(kind: str, found: Mapping[str, str]) -> list[Json]:
+        return [{"name": name, "ref": f"refs/{kind}/{name}", "targetCommit": sha} for name, sha in found.items()]
+
+    found = target.repository.refs
+    pull_requests = refs("pr", target.pull_requests.heads() if include_prs else {})
+    branches, tags = refs("heads", found("heads")), refs("tags", found("tags"))
+    return {"branches": branches, "tags": tags, "converts": [], "pullRequests": pull_requests}
+
+
+@router.get(API + "/commits/{revision}")
+def list_commits(target: Readable, revision: Quoted) -> list[Json]:
+    """The history, newest first, with texts as HTML, too."""
+    return [
+        {
+            "id": commit.sha,
+            "title": commit.title,
+            "message": commit.message,
+            "date": iso_date(commit.time),
+            "authors": [{"user": commit.author}],
+            "formatted": {"title": escape(commit.title), "message": str(escape(commit.message)).replace("\n", "<br>")},
+        }
+        for commit in target.repository.history(target.repository.resolve(revision))
+    ]

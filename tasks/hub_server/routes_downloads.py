@@ -1,26 +1,58 @@
-"""Routes that download files, whole or in part."""
+"""Routes that download files, whole or in part. A file may hold anything that a user has uploaded.
+
+HTML is shown, because reports are HTML, but in a sandbox: it runs no script, sends no form, makes no request to any host,
+this Hub included, and has no access to the Hub's own pages.
+"""
 
 from __future__ import annotations
 
-import re
+import os
+import tempfile
 from collections.abc import Iterator
-from typing import BinaryIO
+from contextlib import ExitStack
+from typing import IO, Annotated
+from urllib.parse import quote
 
-from fastapi import APIRouter, Request
-from starlette.background import BackgroundTask
-from starlette.responses import Response, StreamingResponse
+from fastapi import APIRouter, Depends
+from starlette.responses import FileResponse, Response
 
-from tasks.hub_server.content_types import file_headers
 from tasks.hub_server.errors import HubError
-from tasks.hub_server.large_files import BLOCK_BYTES
 from tasks.hub_server.requests import Browsable, Quoted
 
-router = APIRouter()
-_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+_TEXT = "text/plain; charset=utf-8"
+_TEXTS = (
+    *(".cff", ".cfg", ".css", ".csv", ".gitattributes", ".ini", ".jinja", ".js", ".json", ".jsonl", ".log", ".md"),
+    *(".py", ".rst", ".sh", ".toml", ".tsv", ".txt", ".xml", ".yaml", ".yml"),
+)
+_IMAGES = {f".{name}": f"image/{name}" for name in ("png", "jpeg", "gif", "webp", "avif")}
+_TYPES = {**dict.fromkeys(_TEXTS, _TEXT), **_IMAGES, ".jpg": "image/jpeg", ".svg": "image/svg+xml"}
+_TYPES |= dict.fromkeys((".html", ".htm"), "text/html; charset=utf-8")
+_HEADERS = {
+    "Content-Security-Policy": "sandbox; default-src 'none'; img-src data:; style-src 'unsafe-inline'; font-src data:; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-DNS-Prefetch-Control": "off",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "private, no-cache",
+}
+
+repository_router = APIRouter()
 
 
-@router.api_route("/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
-def download(request: Request, target: Browsable, revision: Quoted, path: Quoted) -> Response:
+def _close_after_answer() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+@repository_router.api_route("/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
+def download_file(
+    target: Browsable,
+    revision: Quoted,
+    path: Quoted,
+    opened: Annotated[ExitStack, Depends(_close_after_answer)],
+    download: str = "",
+) -> Response:
     """A file at a revision."""
     repository = target.repository
     sha = repository.resolve(revision)
@@ -29,51 +61,29 @@ def download(request: Request, target: Browsable, revision: Quoted, path: Quoted
     except HubError as error:
         error.headers["X-Repo-Commit"] = sha  # the client caches under it that the file does not exist
         raise
-    large = repository.large_files.path(entry.sha256) if entry.sha256 else None
-    if large and repository.large_files.size(str(entry.sha256)) != entry.size:
-        raise HubError(404, f"{path} at {sha} points to a large file that is not stored", "EntryNotFound")
-    size, etag = entry.size, entry.sha256 or entry.oid
-    headers = file_headers(path, as_attachment=request.query_params.get("download") == "true")
-    headers |= {"X-Repo-Commit": sha, "ETag": f'"{etag}"', "Accept-Ranges": "bytes"}
-    if large:
-        headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(size)}
-
-    byte_range = _requested_range(request.headers.get("range", ""), size)
-    if byte_range is None:
-        return Response(status_code=416, headers=headers | {"Content-Range": f"bytes */{size}"})
-    start, stop = byte_range
-    partial = stop - start < size
-    if partial:
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-    headers["Content-Length"] = str(stop - start)
-    status = 206 if partial else 200
-    if request.method == "HEAD":
-        return Response(status_code=status, headers=headers)
-    if large:
-        file = large.open("rb")  # before the answer starts, because the repository may be deleted
-        content, close = _blocks(file, start, stop), BackgroundTask(file.close)
-        return StreamingResponse(content, status_code=status, headers=headers, background=close)
-    return Response(repository.read(entry)[start:stop], status_code=status, headers=headers)
+    etag, name = entry.sha256 or entry.oid, path.rpartition("/")[2]
+    disposition = "attachment" if download == "true" else "inline"
+    headers = _HEADERS | {"X-Repo-Commit": sha, "ETag": f'"{etag}"', "Content-Type": content_type(path)}
+    headers["Content-Disposition"] = f"{disposition}; filename*=UTF-8''{quote(name, safe='')}"
+    if entry.sha256:
+        if repository.large_files.size(entry.sha256) != entry.size:
+            raise HubError(404, f"{path} at {sha} points to a large file that is not stored", "EntryNotFound")
+        headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(entry.size)}
+        large_file = repository.large_files.path(entry.sha256)
+        file: IO[bytes] = opened.enter_context(large_file.open("rb"))  # now, because the repository may be deleted
+    else:
+        file = opened.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (the stack closes it)
+        file.write(repository.read(entry))
+        file.seek(0)
+    return FileResponse(f"/dev/fd/{file.fileno()}", headers=headers, stat_result=os.fstat(file.fileno()))
 
 
-def _requested_range(header: str, size: int) -> tuple[int, int] | None:
-    """Return start and stop of the bytes to send; None if the range lies outside the file.
-
-    Any other header, such as several ranges or numbers of more than 18 digits, is ignored and the whole file is sent
-    (RFC 9110, section 14.2).
-    """
-    match = _RANGE.fullmatch(header)
-    if match is None or match[0] == "bytes=-":
-        return 0, size
-    first, last = match.groups()
-    if not first:  # bytes=-N: the last N bytes
-        return (max(0, size - int(last)), size) if int(last) and size else None
-    start, stop = int(first), min(int(last) + 1 if last else size, size)
-    return (start, stop) if start < stop else None
+def content_type(path: str) -> str:
+    """Return the content type of a file; plain text or bytes for everything that a browser should not interpret."""
+    name = path.rpartition("/")[2].lower()
+    return _TYPES.get("." + name.rpartition(".")[2], "application/octet-stream") if "." in name else _TEXT
 
 
-def _blocks(file: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
-    file.seek(start)
-    while start < stop and (block := file.read(min(BLOCK_BYTES, stop - start))):
-        start += len(block)
-        yield block
+def opens_in_browser(path: str) -> bool:
+    """Whether a link should lead to the file itself and not to a page about it."""
+    return content_type(path).startswith(("text/html", "image/"))

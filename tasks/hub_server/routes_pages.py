@@ -16,28 +16,33 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from urllib.parse import parse_qs, quote
 
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
 from tasks.hub_server.card_metadata import read_card
-from tasks.hub_server.cards import file_url_functions, metadata_table_rows, quote_revision, render_markdown
-from tasks.hub_server.content_types import is_image, opens_in_browser
 from tasks.hub_server.errors import HubError
-from tasks.hub_server.git_objects import Entry
-from tasks.hub_server.names import COMMIT_ID
-from tasks.hub_server.page_templates import render_page
+from tasks.hub_server.page_templates import render_markdown, render_page
 from tasks.hub_server.repositories import MAIN
-from tasks.hub_server.requests import Browsable, Json, Quoted, Reader, SentForm, Target, get_hub, open_target
+from tasks.hub_server.requests import (
+    Body,
+    Browsable,
+    Json,
+    Quoted,
+    Reader,
+    SentForm,
+    Target,
+    get_hub,
+    open_target,
+)
+from tasks.hub_server.routes_downloads import content_type, opens_in_browser
 from tasks.hub_server.store import KINDS
-from tasks.hub_server.trials import MAX_CHARACTERS
+from tasks.hub_server.trials import MAX_CHARACTERS, answer_text
 
 _MAX_COMMITS = 1000
-_MAX_FILES = 1000
 _SHOWN_BYTES = 512 << 10
 CARD = "README.md"
-_MODEL_FILE = "config.json"
-"""A revision that has it may be a model that can answer texts."""
 
 router = APIRouter()
 repository_router = APIRouter()
@@ -64,129 +69,149 @@ def repositories(request: Request, user: Reader, q: str = "") -> Response:
 @repository_router.get("")
 @repository_router.get("/blob/{revision}/{path:path}")
 def file(request: Request, target: Browsable, revision: Quoted = MAIN, path: Quoted = CARD) -> Response:
-    """One file, by default the card on main."""
-    return show_file(request, target, revision, path)
-
-
-def show_file(
-    request: Request, target: Target, revision: str, path: str, *, trial: Mapping[str, object] | None = None
-) -> Response:
-    """Show a file. `trial`: what the model of this revision was asked and answered, which the card's page shows."""
-    sha = target.repository.resolve(revision)
-    is_card = path == CARD
-    box = _trial_box(request, target, sha, trial or {}) if is_card else None
+    """One file, by default the card on main, below what its model was asked and answered (`request.state.trial`)."""
+    repository, is_card = target.repository, path == CARD
+    sha = repository.resolve(revision)
+    context: Json = {"entry": None, "is_card": is_card, "trial": None, "max_characters": MAX_CHARACTERS}
+    if is_card and target.kind == "models" and get_hub(request).answer:
+        with contextlib.suppress(HubError):  # what has it may be a model that can answer texts
+            repository.entry(sha, "config.json")
+            context["trial"] = {"text": "", "answer": None, "error": ""} | getattr(request.state, "trial", {})
     try:
-        entry = target.repository.entry(sha, path)
+        entry = context["entry"] = repository.entry(sha, path)
     except HubError:
         if is_card:
-            return repository_page(target, revision, sha, "card.html", {"entry": None, "trial": box})
-        raise
-    text = _text(target, entry)
+            return repository_page(request, target, revision, "card.html", context)
+        repository.entries(sha, path, recursive=False)
+        return RedirectResponse(f"/{target.page}/tree/{quote(revision, safe='')}/{quote(path)}", 303)
+    text = None
+    if not entry.sha256 and entry.size <= _SHOWN_BYTES and b"\0" not in (content := repository.read(entry)):
+        with contextlib.suppress(UnicodeDecodeError):
+            text = content.decode()
     if text is None or not path.lower().endswith(".md"):
-        context: Json = {"entry": entry, "text": text, "limit": _SHOWN_BYTES}
-        context |= {"is_image": is_image(path), "opens": opens_in_browser(path)}
-        return repository_page(target, revision, sha, "file.html", context)
+        context |= {"text": text, "limit": _SHOWN_BYTES, "opens": opens_in_browser(path)}
+        context["is_image"] = content_type(path).startswith("image/")
+        return repository_page(request, target, revision, "file.html", context)
     card = read_card(text, is_model=target.kind == "models")
-    page_of, content_of = file_url_functions(target, revision, sha)
-    body = render_markdown(card.body, folder=path.rpartition("/")[0], page_of=page_of, content_of=content_of)
-    metadata = metadata_table_rows(card.metadata or {})
-    context = {"entry": entry, "body": body, "metadata": metadata, "errors": card.errors, "is_card": is_card}
-    return repository_page(target, revision, sha, "card.html", context | {"trial": box})
+    body = render_markdown(card.body, base=f"/{target.page}", revision=revision, folder=path.rpartition("/")[0])
+    metadata = {
+        key: value for key, value in (card.metadata or {}).items() if key != "model-index" and value is not None
+    }
+    context |= {"body": body, "metadata": metadata, "errors": card.errors}
+    return repository_page(request, target, revision, "card.html", context)
 
 
 @repository_router.post("/try/{revision}")
 def show_model_answer(request: Request, form: SentForm, revision: Quoted) -> Response:
     """Show what the model of a revision answers to the text of the form, above its card."""
-    trials = get_hub(request).trials
-    if trials is None or form.target.kind != "models":
+    (target, fields), ask = form, get_hub(request).answer
+    if ask is None or target.kind != "models":
         raise HubError(404, "This Hub does not let models answer: start it with `evergreen hub --try`")
-    text = form.fields.get("text", "").replace("\r\n", "\n")
-    commit = form.target.repository.resolve(revision)
+    text = fields.get("text", "").replace("\r\n", "\n")
+    commit = target.repository.resolve(revision)
 
     def may_read(repo_id: str) -> bool:
         namespace, _, name = repo_id.partition("/")
         try:
-            open_target(get_hub(request), "models", namespace, name, form.user)
+            open_target(get_hub(request), "models", namespace, name, target.user)
         except HubError:
             return False
         return True
 
+    request.state.trial, status = {"text": text}, 200
     try:
-        found = trials.answer(form.target.id, commit, text, may_read)
+        request.state.trial["answer"] = answer_text(ask, target.id, commit, text, may_read)
     except HubError as error:
-        page = show_file(request, form.target, revision, CARD, trial={"text": text, "error": error.message})
-        page.status_code = error.status
-        return page
-    return show_file(request, form.target, revision, CARD, trial={"text": text, "answer": found})
+        request.state.trial["error"], status = error.message, error.status
+    page = file(request, target, revision)
+    page.status_code = status
+    return page
 
 
-def _trial_box(request: Request, target: Target, sha: str, trial: Mapping[str, object]) -> dict[str, object] | None:
-    """Return what the box for texts shows; None where there is none."""
-    hub = get_hub(request)
-    if hub.trials is None or target.kind != "models":
-        return None
-    try:
-        target.repository.entry(sha, _MODEL_FILE)
-    except HubError:
-        return None
-    form_token = hub.sessions.form_token(request.cookies)
-    empty: Json = {"text": "", "answer": None, "error": "", "max_characters": MAX_CHARACTERS}
-    return {**empty, **trial, "form_token": form_token}
-
-
-def _text(target: Target, entry: Entry) -> str | None:
-    """Return the text of a file; None if it is large or not text."""
-    if entry.sha256 or entry.size > _SHOWN_BYTES:
-        return None
-    content = target.repository.read(entry)
-    try:
-        return None if b"\0" in content else content.decode()
-    except UnicodeDecodeError:
-        return None
-
-
+@repository_router.get("/commit/{revision}")
 @repository_router.get("/tree/{revision}")
 @repository_router.get("/tree/{revision}/{folder:path}")
-def files(target: Browsable, revision: Quoted, folder: Quoted = "") -> Response:
-    """The files of a folder."""
+def files(request: Request, target: Browsable, revision: Quoted, folder: Quoted = "") -> Response:
+    """The files of a folder. The client's `commit_url` leads here, too."""
     sha = target.repository.resolve(revision)
     entries = target.repository.entries(sha, folder, recursive=False)
     entries.sort(key=lambda entry: (not entry.is_folder, entry.path))
-    context = {"folder": folder.strip("/"), "entries": entries[:_MAX_FILES], "left_out": len(entries[_MAX_FILES:])}
-    return repository_page(target, revision, sha, "files.html", context)
+    return repository_page(request, target, revision, "files.html", {"folder": folder.strip("/"), "entries": entries})
 
 
 @repository_router.get("/commits/{revision}")
-def revisions(target: Browsable, revision: Quoted) -> Response:
+def revisions(request: Request, target: Browsable, revision: Quoted) -> Response:
     """The commits of a revision, newest first."""
-    sha = target.repository.resolve(revision)
-    names: dict[str, list[str]] = {}
-    for tag, commit in target.repository.refs("tags").items():
-        names.setdefault(commit, []).append(tag)
-    context = {"commits": target.repository.history(sha, limit=_MAX_COMMITS), "names": names, "limit": _MAX_COMMITS}
-    return repository_page(target, revision, sha, "revisions.html", context)
+    commits = target.repository.history(target.repository.resolve(revision), limit=_MAX_COMMITS)
+    context = {"commits": commits, "limit": _MAX_COMMITS}
+    return repository_page(request, target, revision, "revisions.html", context)
 
 
-@repository_router.get("/commit/{sha}")
-def commit(target: Browsable, sha: Quoted) -> Response:
-    """The files of a commit; the client's `commit_url` leads here."""
-    return RedirectResponse(f"/{target.page}/tree/{quote_revision(target.repository.resolve(sha))}", 303)
-
-
-def repository_page(target: Target, revision: str, sha: str, template: str, context: Mapping[str, object]) -> Response:
+def repository_page(
+    request: Request, target: Target, revision: str, template: str, context: Mapping[str, object]
+) -> Response:
     """Render a page of one repository at one revision."""
-    tags, branches = target.repository.refs("tags"), target.repository.refs("heads")
+    sha = target.repository.resolve(revision)
     common: Json = {
         "target": target,
         "base": f"/{target.page}",
-        "private": target.repository.private,
         "revision": revision,
-        "revision_url": quote_revision(revision),
-        "is_commit": bool(COMMIT_ID.fullmatch(revision)) and revision not in {*tags, *branches},
+        "revision_url": quote(revision, safe=""),
         "sha": sha,
-        "tags": [tag for tag, commit in tags.items() if commit == sha],
-        "all_tags": list(tags)[::-1],
-        "branches": list(branches),
+        "form_token": get_hub(request).sessions.find(request.cookies)[1],
+        "tags": target.repository.refs("tags"),
+        "branches": target.repository.refs("heads"),
         "open_pull_requests": sum(found.is_open for found in target.pull_requests.all()),
     }
     return render_page(template, user=target.user, context=common | dict(context))
+
+
+@router.get("/-/sign-in")
+def show_sign_in(request: Request, user: Reader, once: str = "") -> Response:
+    """A form for a token; with the secret of a link, sign in at once."""
+    if not once:
+        return render_page("sign_in.html", user=user)
+    linked_user = get_hub(request).sessions.use_link_secret(once)
+    if linked_user is None:
+        error = "This link was used before. Sign in with a token."
+        return render_page("sign_in.html", user=user, context={"error": error}, status=403)
+    return _signed_in(request, linked_user)
+
+
+@router.post("/-/sign-in")
+def sign_in(request: Request, body: Body) -> Response:
+    """Begin a session for the user of a token."""
+    _require_same_site(request)
+    token = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
+    try:
+        user = get_hub(request).access.user(f"Bearer {token}")
+    except HubError:
+        error = "This Hub does not know this token."
+        return render_page("sign_in.html", user=None, context={"error": error}, status=403)
+    assert user is not None
+    return _signed_in(request, user)
+
+
+def _signed_in(request: Request, user: str) -> Response:
+    """Set the cookie and show a page in between: after a redirect from another site, a strict cookie is not sent yet."""
+    sessions = get_hub(request).sessions
+    answer = render_page("signed_in.html", user=user)
+    answer.set_cookie(sessions.cookie, sessions.open(user), httponly=True, samesite="strict", path="/")
+    return answer
+
+
+@router.post("/-/sign-out")
+def sign_out(request: Request) -> Response:
+    """End the session."""
+    _require_same_site(request)
+    sessions = get_hub(request).sessions
+    sessions.close(request.cookies)
+    answer = RedirectResponse("/", 303)
+    answer.delete_cookie(sessions.cookie, path="/")
+    return answer
+
+
+def _require_same_site(request: Request) -> None:
+    """Check that no other site signs a user in or out."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise HubError(403, "Sign in from a page of this Hub")

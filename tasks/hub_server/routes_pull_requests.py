@@ -9,15 +9,17 @@ one pull request (comments, commits, changed files), and its forms: comment, mer
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
+from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
-from tasks.hub_server.cards import comment_renderer
-from tasks.hub_server.discussions import Event, PullRequest
 from tasks.hub_server.errors import HubError
-from tasks.hub_server.names import pull_ref
+from tasks.hub_server.page_templates import render_markdown
+from tasks.hub_server.pull_requests import Event, PullRequest
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import (
     API,
@@ -30,16 +32,14 @@ from tasks.hub_server.requests import (
     SentForm,
     Target,
     Writable,
-    get_hub,
     iso_date,
 )
 from tasks.hub_server.routes_pages import repository_page
 
-_MAX_FILES = 300
 _ONE = API + "/discussions/{number}"
 
 router = APIRouter()
-page_router = APIRouter()
+repository_router = APIRouter()
 """Below the path of a repository."""
 
 
@@ -75,27 +75,23 @@ def describe_pull_request(target: Readable, number: int) -> Json:
     }
 
 
-class NewComment(JsonBody):
-    """The body of comment."""
-
+class _NewComment(JsonBody):
     comment: str = ""
 
 
 @router.post(_ONE + "/comment")
-def comment(target: Participant, number: int, new: Annotated[NewComment, Depends(NewComment.read)]) -> Json:
+def comment(target: Participant, number: int, new: Annotated[_NewComment, Depends(_NewComment.read)]) -> Json:
     """Add a comment."""
     event = target.pull_requests.comment(number, new.comment)
     return {"newMessage": _events_json(target, number, [event])[0]}
 
 
-class NewStatus(NewComment):
-    """The body of status."""
-
+class _NewStatus(_NewComment):
     status: Literal["open", "closed"]
 
 
 @router.post(_ONE + "/status")
-def set_status(target: Participant, number: int, new: Annotated[NewStatus, Depends(NewStatus.read)]) -> Json:
+def set_status(target: Participant, number: int, new: Annotated[_NewStatus, Depends(_NewStatus.read)]) -> Json:
     """Close or reopen; for the author and those who can write."""
     event = target.pull_requests.set_status(number, new.status, comment=new.comment)
     return {"newStatus": _events_json(target, number, [event])[0]}
@@ -104,7 +100,7 @@ def set_status(target: Participant, number: int, new: Annotated[NewStatus, Depen
 @router.post(_ONE + "/merge")
 def merge(target: Writable, number: int, body: Body) -> Json:
     """Put the changes on main as one commit; for those who can write. The body may be empty."""
-    new = NewComment.read(body) if body.strip() else NewComment()
+    new = _NewComment.read(body) if body.strip() else _NewComment()
     return {"mergeCommitId": target.pull_requests.merge(number, comment=new.comment)}
 
 
@@ -114,82 +110,63 @@ def _summary(target: Target, found: PullRequest) -> Json:
         "title": found.title,
         "status": found.status,
         "author": {"name": found.author},
-        "createdAt": iso_date(found.time),
+        "createdAt": iso_date(found.events[0].time),
         "isPullRequest": True,
         "repo": {"name": target.id, "type": target.kind.removesuffix("s")},
     }
 
 
+def _renderer(target: Target, number: int) -> Callable[[str], Markup]:
+    """Return the function that renders comments as HTML, with links to the files of the pull request."""
+    return partial(render_markdown, base=f"/{target.page}", revision=f"refs/pr/{number}", anchors=False)
+
+
 def _events_json(target: Target, number: int, events: list[Event]) -> list[Json]:
     """Return events in the format of the Hub."""
-    render = comment_renderer(target, number)
-
-    def data(event: Event, date: str) -> Json:
+    render, found = _renderer(target, number), list[Json]()
+    for event in events:
+        date, author = iso_date(event.time), {"name": event.author}
         match event.type:
             case "comment":
-                author = {"name": event.author}
                 latest = {"raw": event.text, "html": render(event.text), "updatedAt": date, "author": author}
-                return {"edited": False, "hidden": False, "latest": latest, "history": [latest], "numEdits": 0}
+                data: Json = {"edited": False, "hidden": False, "latest": latest, "history": [latest], "numEdits": 0}
             case "status-change":
-                return {"status": event.text}
+                data = {"status": event.text}
             case "title-change":
-                return {"from": event.before, "to": event.text}
+                data = {"from": event.before, "to": event.text}
             case "commit":
-                return {"subject": event.text, "oid": event.id}
-
-    return [
-        {
-            "id": event.id,
-            "type": event.type,
-            "createdAt": date,
-            "author": {"name": event.author},
-            "data": data(event, date),
-        }
-        for event in events
-        for date in [iso_date(event.time)]
-    ]
+                data = {"subject": event.text, "oid": event.id}
+        found.append({"id": event.id, "type": event.type, "createdAt": date, "author": author, "data": data})
+    return found
 
 
-@page_router.get("/discussions")
-def pull_requests(target: Browsable, status: Literal["open", "closed"] = "open") -> Response:
+@repository_router.get("/discussions")
+def pull_requests(request: Request, target: Browsable, status: Literal["open", "closed"] = "open") -> Response:
     """The pull requests, newest first."""
     found = [each for each in target.pull_requests.all() if each.is_open == (status == "open")]
-    context = {"found": found, "shown": status}
-    return repository_page(target, MAIN, target.repository.resolve(MAIN), "pull_requests.html", context)
+    return repository_page(request, target, MAIN, "pull_requests.html", {"found": found, "shown": status})
 
 
-@page_router.get("/discussions/{number}")
+@repository_router.get("/discussions/{number}")
 def pull_request(request: Request, target: Browsable, number: int) -> Response:
     """One pull request."""
     found, changes = target.pull_requests.read(number)
-    user = target.user
-    actions: list[tuple[str, str]] = []
-    if user:
-        can_write = target.can_write
-        if found.is_open and can_write and not changes.conflicts:
-            actions.append(("merge", "Merge into main"))
-        if found.status == "closed" and found.may_set("open", user, can_write=can_write):
-            actions.append(("open", "Reopen"))
-        if found.is_open and found.may_set("closed", user, can_write=can_write):
-            actions.append(("close", "Close"))
     context = {
         "found": found,
         "events": found.history(changes.commits),
-        "render": comment_renderer(target, number),
+        "render": _renderer(target, number),
         "changes": changes,
-        "files": changes.files[:_MAX_FILES],
-        "at": pull_ref(number).decode().replace("/", "%2F"),
-        "actions": actions,
-        "form_token": get_hub(request).sessions.form_token(request.cookies),
+        "at": f"refs%2Fpr%2F{number}",
     }
-    return repository_page(target, MAIN, target.repository.resolve(MAIN), "pull_request.html", context)
+    return repository_page(request, target, MAIN, "pull_request.html", context)
 
 
-@page_router.post("/discussions/{number}/{action}")
+@repository_router.post("/discussions/{number}/{action}")
 def change_pull_request(form: SentForm, number: int, action: str) -> Response:
     """Comment on, merge, close or open a pull request, and show it again. The form says what its page showed."""
-    found, text = form.target.pull_requests, form.fields.get("comment", "").replace("\r\n", "\n")
-    seen = form.fields.get("head", "")
+    target, fields = form
+    found, text = target.pull_requests, fields.get("comment", "").replace("\r\n", "\n")
+    seen = fields.get("head", "")
     match action:
         case "comment":
             found.comment(number, text)
@@ -201,4 +178,4 @@ def change_pull_request(form: SentForm, number: int, action: str) -> Response:
             found.set_status(number, "open", comment=text, seen=seen)
         case _:
             raise HubError(404, f"A pull request has no action {action!r}")
-    return RedirectResponse(f"/{form.target.page}/discussions/{number}", 303)
+    return RedirectResponse(f"/{target.page}/discussions/{number}", 303)

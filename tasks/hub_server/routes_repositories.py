@@ -1,37 +1,31 @@
-"""Routes for repositories: whoami, create, delete, settings, rename, large files that are deleted for good, access, files."""
+"""Routes for repositories: whoami, create, delete, settings, rename, large files, access, tags, branches; cards."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
 from typing import Annotated, Literal
-from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Depends, Request, Response
-from pydantic import Field
+from pydantic import AliasPath, Field
 
 from tasks.hub_server.card_metadata import read_card, split_card
 from tasks.hub_server.errors import HubError, not_implemented
-from tasks.hub_server.git_objects import Entry, large_file_places, last_changes
+from tasks.hub_server.git_objects import Sha256, large_file_places
+from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import (
     API,
-    Body,
     Json,
     JsonBody,
     Quoted,
     Readable,
     RequiredUser,
-    Target,
     User,
     Writable,
-    entry_json,
     get_endpoint,
     get_hub,
     iso_date,
     open_target,
-    readable_target,
-    writable_target,
 )
 from tasks.hub_server.store import KINDS
 
@@ -45,7 +39,10 @@ def whoami(request: Request, user: RequiredUser) -> Json:
     """The user of the token."""
     token = {"displayName": "local", "role": "write"}
     auth = {"type": "access_token", "accessToken": token}
-    teams = [{"type": "org", "name": team, "roleInOrg": "write"} for team in get_hub(request).access.teams(user)]
+    writers = sorted(get_hub(request).access.writers.items())
+    teams = [
+        {"type": "org", "name": team, "roleInOrg": "write"} for team, users in writers if user in users and user != team
+    ]
     return {"type": "user", "id": user, "name": user, "fullname": user, "orgs": teams, "auth": auth}
 
 
@@ -56,31 +53,24 @@ def _kind(repo_type: str) -> str:
     return f"{repo_type}s"
 
 
-class RepositoryBody(JsonBody):
-    """The body of repos/delete."""
-
+class _Repository(JsonBody):
     name: str
     organization: str | None = None
     type: str = "model"
-
-
-class CreateBody(RepositoryBody):
-    """The body of repos/create."""
-
     visibility: str = "public"
 
 
 @router.post("/api/repos/create")
 def create_repository(
-    request: Request, user: RequiredUser, new: Annotated[CreateBody, Depends(CreateBody.read)]
+    request: Request, user: RequiredUser, new: Annotated[_Repository, Depends(_Repository.read)]
 ) -> Json:
     """Create a repository in the user's own namespace or in `organization`."""
     hub, namespace, kind = get_hub(request), new.organization or user, _kind(new.type)
-    writer = hub.access.require_write(user, namespace)
+    hub.access.require_write(user, namespace)
     page = f"{namespace}/{new.name}" if kind == "models" else f"{kind}/{namespace}/{new.name}"
     url = f"{get_endpoint(request)}/{page}"
     try:
-        hub.store.create(kind, namespace, new.name, private=new.visibility == "private", user=writer)
+        hub.store.create(kind, namespace, new.name, private=new.visibility == "private", user=user)
     except HubError as error:
         if error.status == 409:
             error.details["url"] = url  # what create_repo(exist_ok=True) returns
@@ -90,7 +80,7 @@ def create_repository(
 
 @router.delete("/api/repos/delete")
 def delete_repository(
-    request: Request, user: RequiredUser, old: Annotated[RepositoryBody, Depends(RepositoryBody.read)]
+    request: Request, user: RequiredUser, old: Annotated[_Repository, Depends(_Repository.read)]
 ) -> Json:
     """Delete a repository."""
     hub = get_hub(request)
@@ -101,15 +91,13 @@ def delete_repository(
     return {}
 
 
-class Settings(JsonBody):
-    """The body of settings."""
-
+class _Settings(JsonBody):
     visibility: str | None = None
     gated: Literal[False, "auto", "manual"] = False
 
 
 @router.put(API + "/settings")
-def change_settings(target: Writable, settings: Annotated[Settings, Depends(Settings.read)]) -> Json:
+def change_settings(target: Writable, settings: Annotated[_Settings, Depends(_Settings.read)]) -> Json:
     """Make the repository public or private."""
     if settings.gated:
         raise not_implemented("gated access")
@@ -120,16 +108,14 @@ def change_settings(target: Writable, settings: Annotated[Settings, Depends(Sett
     return {"private": target.repository.private}
 
 
-class Move(JsonBody):
-    """The body of repos/move."""
-
+class _Move(JsonBody):
     from_repo: str = Field(alias="fromRepo", pattern="^[^/]+/[^/]+$")
     to_repo: str = Field(alias="toRepo", pattern="^[^/]+/[^/]+$")
     type: str = "model"
 
 
 @router.post("/api/repos/move")
-def move_repository(request: Request, user: RequiredUser, move: Annotated[Move, Depends(Move.read)]) -> Json:
+def move_repository(request: Request, user: RequiredUser, move: Annotated[_Move, Depends(_Move.read)]) -> Json:
     """Rename a repository. Nothing is at its old name afterwards, not even a redirect."""
     hub, kind = get_hub(request), _kind(move.type)
     (old_namespace, old), (namespace, name) = move.from_repo.split("/"), move.to_repo.split("/")
@@ -155,83 +141,73 @@ def list_large_files(target: Writable) -> list[Json]:
     return sorted(found, key=lambda each: (each["filename"], each["pushedAt"]))
 
 
-class LargeFileDeletions(JsonBody):
-    """Which large files to delete."""
-
-    sha: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(max_length=_MAX_BATCH)
-    rewrite_history: bool = Field(default=True, alias="rewriteHistory")
-
-
-class DeleteLargeFilesBody(JsonBody):
-    """The body of lfs-files/batch."""
-
-    deletions: LargeFileDeletions
+class _LargeFileDeletions(JsonBody):
+    sha: list[Sha256] = Field(validation_alias=AliasPath("deletions", "sha"), max_length=_MAX_BATCH)
+    rewrite_history: bool = Field(default=True, validation_alias=AliasPath("deletions", "rewriteHistory"))
 
 
 @router.post(API + "/lfs-files/batch")
 def delete_large_files(
-    target: Writable, batch: Annotated[DeleteLargeFilesBody, Depends(DeleteLargeFilesBody.read)]
+    target: Writable, batch: Annotated[_LargeFileDeletions, Depends(_LargeFileDeletions.read)]
 ) -> Json:
     """Delete the content of large files for good. Commits keep their ids, by which receipts and rollbacks name them."""
-    if batch.deletions.rewrite_history:
+    if batch.rewrite_history:
         raise not_implemented("rewriting of the history: pass rewrite_history=False, and commits keep their ids")
     with target.repository.writing():
-        for sha256 in batch.deletions.sha:
+        for sha256 in batch.sha:
             target.repository.large_files.path(sha256).unlink(missing_ok=True)
     return {}
 
 
-@router.get(API + "/auth-check", dependencies=[Depends(readable_target)])
-def check_read() -> Json:
+@router.get(API + "/auth-check")
+def check_read(_: Readable) -> Json:
     """Check that the user can read the repository."""
     return {}
 
 
-@router.get(API + "/auth-check/write", dependencies=[Depends(writable_target)])
-def check_write() -> Json:
+@router.get(API + "/auth-check/write")
+def check_write(_: Writable) -> Json:
     """Check that the user can write to the repository."""
     return {}
 
 
-@router.get(API + "/tree/{revision}")
-@router.get(API + "/tree/{revision}/{folder:path}")
-def list_tree(
-    *,
-    target: Readable,
-    revision: Quoted,
-    folder: Quoted = "",
-    response: Response,
-    recursive: bool = False,
-    expand: bool = False,
-) -> list[Json]:
-    """The files and folders of a commit; with `expand`, the last commits that changed them."""
-    sha = target.repository.resolve(revision)
-    found = target.repository.entries(sha, folder, recursive=recursive)
-    response.headers["X-Repo-Commit"] = sha
-    return _entries_json(target, sha, found, expand=expand)
+class _NewTag(JsonBody):
+    tag: str
 
 
-@router.post(API + "/paths-info/{revision}")
-def describe_paths(target: Readable, revision: Quoted, body: Body) -> list[Json]:
-    """The files and folders that exist among `paths` of the form in the body; with `expand`, their last commits."""
-    sha = target.repository.resolve(revision)
-    form = parse_qs(body.decode(errors="replace"))
-    requested = set(form.get("paths", []))
-    found = [entry for entry in target.repository.entries(sha, recursive=True) if entry.path in requested]
-    return _entries_json(target, sha, found, expand="true" in map(str.lower, form.get("expand", [])))
+@router.post(API + "/tag/{revision}")
+def create_tag(target: Writable, revision: Quoted, new: Annotated[_NewTag, Depends(_NewTag.read)]) -> Json:
+    """Create a tag; a tag never moves."""
+    target.repository.create_ref("tags", new.tag, target.repository.resolve(revision))
+    return {}
 
 
-def _entries_json(target: Target, sha: str, entries: Sequence[Entry], *, expand: bool) -> list[Json]:
-    if not expand:
-        return [entry_json(entry) for entry in entries]
-    with target.repository.open() as git:
-        commits = last_changes(git, sha, {entry.path for entry in entries})
-    return [entry_json(entry, commits.get(entry.path)) for entry in entries]
+@router.delete(API + "/tag/{tag}")
+def delete_tag(target: Writable, tag: Quoted) -> Json:
+    """Delete a tag."""
+    target.repository.delete_ref("tags", tag)
+    return {}
 
 
-class ValidateCard(JsonBody):
-    """The body of validate-yaml: a README.md."""
+class _NewBranch(JsonBody):
+    starting_point: str = Field(default=MAIN, alias="startingPoint")
 
+
+@router.post(API + "/branch/{branch}")
+def create_branch(target: Writable, branch: Quoted, new: Annotated[_NewBranch, Depends(_NewBranch.read)]) -> Json:
+    """Create a branch."""
+    target.repository.create_ref("heads", branch, target.repository.resolve(new.starting_point))
+    return {}
+
+
+@router.delete(API + "/branch/{branch}")
+def delete_branch(target: Writable, branch: Quoted) -> Json:
+    """Delete a branch; its commits stay."""
+    target.repository.delete_ref("heads", branch)
+    return {}
+
+
+class _ValidateCard(JsonBody):
     content: str
     repo_type: str = Field(default="model", alias="repoType")
 
@@ -241,7 +217,7 @@ _anonymous_cards = threading.BoundedSemaphore(2)
 
 
 @router.post("/api/validate-yaml")
-def validate_card(user: User, sent: Annotated[ValidateCard, Depends(ValidateCard.read)], response: Response) -> Json:
+def validate_card(user: User, sent: Annotated[_ValidateCard, Depends(_ValidateCard.read)], response: Response) -> Json:
     """The errors and warnings in the metadata of a card. YAML takes long to parse, so who has no token gets a small share."""
     with contextlib.ExitStack() as stack:
         if user is None:

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.hub_server.errors import HubError, not_implemented, repository_not_found
+from tasks.hub_server.large_files import STALE_AFTER_S
 from tasks.hub_server.names import is_valid_name, is_valid_namespace
 from tasks.hub_server.repositories import Repository
 
 KINDS = ("models", "datasets")
 _NEW, _DELETED = ".new-", ".deleted-"
-_STALE_AFTER_S = 24 * 3600
 
 
 class Store:
@@ -31,11 +31,7 @@ class Store:
         self._root = root
 
     def open(self, kind: str, namespace: str, name: str) -> Repository:
-        """Return the repository of this name.
-
-        Raises:
-            HubError: 404 RepoNotFound.
-        """
+        """Return the repository of this name. HubError 404 RepoNotFound without one."""
         path = self._path(kind, namespace, name)
         if path is None or not self.exists(kind, namespace, name):
             raise repository_not_found()
@@ -47,11 +43,7 @@ class Store:
         return path is not None and (path / "HEAD").is_file()
 
     def create(self, kind: str, namespace: str, name: str, *, private: bool, user: str) -> None:
-        """Create a repository with one commit on main.
-
-        Raises:
-            HubError: 400 for an invalid name, 409 if the repository exists already.
-        """
+        """Create a repository with one commit on main. HubError 400 for an invalid name, 409 if it exists already."""
         path = self._path(kind, namespace, name)
         if path is None:
             raise HubError(400, f"Invalid repository name: {kind}/{namespace}/{name}")
@@ -68,11 +60,7 @@ class Store:
             shutil.rmtree(new, ignore_errors=True)
 
     def delete(self, kind: str, namespace: str, name: str) -> None:
-        """Delete a repository.
-
-        Raises:
-            HubError: 404 RepoNotFound.
-        """
+        """Delete a repository. HubError 404 RepoNotFound without one."""
         repository = self.open(kind, namespace, name)
         trash = Path(tempfile.mkdtemp(dir=repository.path.parent, prefix=_DELETED))
         try:
@@ -81,34 +69,27 @@ class Store:
             shutil.rmtree(trash, ignore_errors=True)
 
     def move(self, kind: str, namespace: str, name: str, new_namespace: str, new_name: str) -> None:
-        """Rename a repository.
-
-        Raises:
-            HubError: 404 RepoNotFound, 400 for an invalid new name, 409 if a repository has the new name.
-        """
+        """Rename a repository. HubError 404 without one, 400 for an invalid new name, 409 if it is taken."""
         repository, path = self.open(kind, namespace, name), self._path(kind, new_namespace, new_name)
         if path is None:
             raise HubError(400, f"Invalid repository name: {kind}/{new_namespace}/{new_name}")
-        taken = HubError(409, f"A {kind[:-1]} repository called {new_namespace}/{new_name} already exists")
-        if path.exists():
-            raise taken
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             repository.move(path)
         except OSError:
             if not path.exists():
                 raise
-            raise taken from None
+            what = f"A {kind[:-1]} repository called {new_namespace}/{new_name} already exists"
+            raise HubError(409, what) from None
 
     def remove_leftovers(self) -> None:
         """Delete what killed processes left: deleted repositories, and new ones that are a day old."""
-        oldest = time.time() - _STALE_AFTER_S
+        oldest = time.time() - STALE_AFTER_S
         for kind in KINDS:
-            for leftover in (self._root / kind).glob(f"*/{_DELETED}*"):
-                shutil.rmtree(leftover, ignore_errors=True)
-            for leftover in (self._root / kind).glob(f"*/{_NEW}*"):
+            folder = self._root / kind
+            for leftover in (*folder.glob(f"*/{_DELETED}*"), *folder.glob(f"*/{_NEW}*")):
                 with contextlib.suppress(FileNotFoundError):  # another process may just have renamed it
-                    if leftover.stat().st_mtime < oldest:
+                    if leftover.name.startswith(_DELETED) or leftover.stat().st_mtime < oldest:
                         shutil.rmtree(leftover, ignore_errors=True)
 
     def prune(self, *, remove: bool) -> int:
@@ -121,11 +102,7 @@ class Store:
         return freed
 
     def list(self, kind: str) -> Iterator[tuple[str, str, Repository]]:
-        """Yield namespace, name and repository of all repositories of a kind, by name.
-
-        Raises:
-            HubError: 501 for an unknown kind.
-        """
+        """Yield namespace, name and repository of all repositories of a kind, by name. HubError 501 for an unknown kind."""
         if kind not in KINDS:
             raise not_implemented(kind)
         for path in sorted((self._root / kind).glob("[!.]*/[!.]*.git")):

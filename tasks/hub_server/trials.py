@@ -36,28 +36,21 @@ It raises TrialError, and is called by one thread at a time. It must limit its t
 """
 
 
-class Trials:
-    """Lets models answer, one at a time: each takes the processor and the memory of this machine."""
+_busy = threading.Lock()
+"""Held for an answer: it takes the processor and the memory of this machine."""
 
-    def __init__(self, answer: AnswerFunction) -> None:
-        self._answer = answer
-        self._busy = threading.Lock()
 
-    def answer(self, repo_id: str, commit: str, text: str, may_read: MayRead) -> TrialAnswer:
-        """Return what the model of a commit answers.
-
-        Raises:
-            HubError: 422 if the text or the model does not allow it, 503 while another answer is made.
-        """
-        if not text.strip():
-            raise HubError(422, "Write a text first")
-        if len(text) > MAX_CHARACTERS:
-            raise HubError(422, f"The text has {len(text)} characters, more than {MAX_CHARACTERS}")
-        if not self._busy.acquire(blocking=False):
-            raise HubError(503, "A model is answering somebody else: try again in a moment")
-        try:
-            return self._answer(repo_id, commit, text, may_read)
-        except TrialError as error:
-            raise HubError(422, str(error)) from None
-        finally:
-            self._busy.release()
+def answer_text(ask: AnswerFunction, repo_id: str, commit: str, text: str, may_read: MayRead) -> TrialAnswer:
+    """Return what the model of a commit answers. HubError 422 if it cannot, 503 while another answer is made."""
+    if not text.strip():
+        raise HubError(422, "Write a text first")
+    if len(text) > MAX_CHARACTERS:
+        raise HubError(422, f"The text has {len(text)} characters, more than {MAX_CHARACTERS}")
+    if not _busy.acquire(blocking=False):
+        raise HubError(503, "A model is answering somebody else: try again in a moment")
+    try:
+        return ask(repo_id, commit, text, may_read)
+    except TrialError as error:
+        raise HubError(422, str(error)) from None
+    finally:
+        _busy.release()

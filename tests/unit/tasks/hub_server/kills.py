@@ -24,7 +24,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from tasks.hub_server.errors import HubError
-from tasks.hub_server.git_objects import DeleteFile, PutFile, PutLargeFile
+from tasks.hub_server.git_objects import Change, Delete, PutFile, PutLargeFile
+from tasks.hub_server.names import ref_name
 from tasks.hub_server.pull_requests import PullRequests
 from tasks.hub_server.repositories import Repository
 from tasks.hub_server.store import Store
@@ -57,15 +58,23 @@ async def blocks(content: bytes) -> AsyncIterator[bytes]:
         yield content[start : start + (1 << 20)]
 
 
+def text(path: str, content: str) -> PutFile:
+    return PutFile(path=path, content=content)
+
+
+def put(repository: Repository, *changes: Change, parent: str | None = None) -> None:
+    with repository.writing() as git:
+        repository.commit(git, ref_name("heads", "main"), changes, message="first", parent=parent, user="alice")
+
+
 def commit(root: Path) -> None:
     """Commit a large file, two other files and a deletion on top of the client's last known commit."""
     repository = opened(root)
     known = (root / "known").read_text()
     if repository.large_files.size(SHA256) is None:
         asyncio.run(repository.large_files.receive(SHA256, len(WEIGHTS), blocks(WEIGHTS)))
-    put = [PutFile("a/b.txt", b"new"), PutLargeFile("m.safetensors", SHA256, len(WEIGHTS)), PutFile("d/e/f.txt", b"f")]
-    changes = [*put, DeleteFile("old.txt")]
-    repository.commit("main", changes, title="t", description="", parent=known, user="alice")
+    large = PutLargeFile(path="m.safetensors", oid=SHA256, size=len(WEIGHTS))
+    put(repository, text("a/b.txt", "new"), large, text("d/e/f.txt", "f"), Delete(path="old.txt"), parent=known)
 
 
 def tag(root: Path) -> None:
@@ -87,14 +96,14 @@ def pull_requests(root: Path) -> PullRequests:
 def propose(root: Path) -> None:
     """Make a pull request, as a client that looks first whether it is there."""
     if "proposal" not in [found.title for found in pull_requests(root).all()]:
-        changes = [PutFile("p.txt", b"p"), DeleteFile("old.txt")]
+        changes = [text("p.txt", "p"), Delete(path="old.txt")]
         pull_requests(root).create(changes, title="proposal", description="d", parent=None)
 
 
 def extend(root: Path) -> None:
     """Add a commit to the pull request on top of the client's last known commit."""
     known = (root / "known-proposal").read_text()
-    changes = [PutFile("q.txt", b"q")]
+    changes = [text("q.txt", "q")]
     pull_requests(root).commit(1, changes, message="m", parent=known)
 
 
@@ -130,13 +139,12 @@ def prepare(root: Path) -> None:
     store = Store(root)
     store.create("models", "alice", "model", private=False, user="alice")
     repository = opened(root)
-    large = PutLargeFile("rows.bin", hashlib.sha256(ROWS).hexdigest(), len(ROWS))
-    asyncio.run(repository.large_files.receive(large.sha256, len(ROWS), blocks(ROWS)))
-    changes = [PutFile("a/b.txt", b"old"), PutFile("old.txt", b"old"), large]
-    repository.commit("main", changes, title="first", description="", parent=None, user="alice")
+    large = PutLargeFile(path="rows.bin", oid=hashlib.sha256(ROWS).hexdigest(), size=len(ROWS))
+    asyncio.run(repository.large_files.receive(large.oid, len(ROWS), blocks(ROWS)))
+    put(repository, text("a/b.txt", "old"), text("old.txt", "old"), large)
     repository.create_ref("tags", "v1/final", head(repository))
     (root / "known").write_text(head(repository))
-    changes = [PutFile("ready.txt", b"r")]
+    changes = [text("ready.txt", "r")]
     _, known = pull_requests(root).create(changes, title="ready", description="", parent=None)
     (root / "known-proposal").write_text(known)
 

@@ -441,16 +441,14 @@ def test_range_requests(alice: HfApi, name: str, repo: str, endpoint: str) -> No
         "bytes=-3": (206, b"789", "bytes 97-99/100"),
         "bytes=90-500": (206, content[90:], "bytes 90-99/100"),
         "bytes=100-": (416, b"", "bytes */100"),
-        "bytes=5-3": (416, b"", "bytes */100"),
-        "bytes=0-1,4-5": (200, content, None),
-        "lines=0-1": (200, content, None),
-        "bytes=-": (200, content, None),
     }
     for header, (status, body, shown) in expected.items():
         answer = httpx2.get(url, headers={"Range": header})
         assert (answer.status_code, answer.content, answer.headers.get("content-range")) == (status, body, shown), (
             header
         )
+    for header in ("bytes=5-3", "lines=0-1", "bytes=-"):
+        assert httpx2.get(url, headers={"Range": header}).status_code == 400, header
 
 
 def test_client_resumes_a_partial_download(alice: HfApi, tmp_path: Path, repo: str) -> None:

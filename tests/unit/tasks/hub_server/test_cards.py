@@ -7,7 +7,7 @@ import pytest
 
 from tasks.hub_server import routes_repositories
 from tasks.hub_server.card_metadata import NO_METADATA, read_card
-from tasks.hub_server.cards import metadata_table_rows, render_markdown
+from tasks.hub_server.page_templates import render_markdown
 from tasks.hub_server.server import LocalHub
 
 
@@ -79,35 +79,23 @@ def test_datasets_have_no_model_index() -> None:
     assert read_card(card("model-index: none"), is_model=False).errors == []
 
 
-def test_metadata_is_shown_as_rows() -> None:
-    read = read_card(
-        card("tags: [a, b]\nlicense: mit\nmodel-index: [{name: m, results: [{" + RESULT + "}]}]\nx: {y: 1}")
-    )
-    assert read.metadata is not None
-    assert metadata_table_rows(read.metadata) == [
-        ("tags", ["a", "b"]),
-        ("license", ["mit"]),
-        ("x", ['{"y": 1}']),
-    ]
-
-
 def html(text: str, folder: str = "") -> str:
-    return render_markdown(text, folder=folder, page_of=lambda p: f"/page/{p}", content_of=lambda p: f"/content/{p}")
+    return render_markdown(text, base="", revision="v/1", folder=folder)
 
 
 @pytest.mark.parametrize(
     ("url", "href"),
     [
-        ("report.html", "/page/report.html"),
-        ("./a/../b.txt", "/page/b.txt"),
-        ("b.md#part", "/page/b.md#part"),
+        ("report.html", "/resolve/v%2F1/report.html"),
+        ("./a/../b.txt", "/blob/v%2F1/b.txt"),
+        ("b.md#part", "/blob/v%2F1/b.md#part"),
         ("#how-it-was-made", "#how-it-was-made"),
         ("/alice/other", "/alice/other"),
         ("https://example.org/x?y=1", "https://example.org/x?y=1"),
         ("mailto:a@example.org", "mailto:a@example.org"),
         ("javascript:alert(1)", None),
         ("JaVaScRiPt:alert(1)", None),
-        ("java%0ascript:alert(1)", "/page/java"),
+        ("java%0ascript:alert(1)", "/blob/v%2F1/java"),
         ("data:text/html,x", None),
         ("vbscript:x", None),
         ("file:///etc/passwd", None),
@@ -124,10 +112,10 @@ def test_links_that_run_code_stay_text(url: str, href: str | None) -> None:
 
 
 def test_images_of_the_repository_are_shown() -> None:
-    assert 'src="/content/sub/a.png"' in html("![a](a.png)", folder="sub")
+    assert 'src="/resolve/v%2F1/sub/a.png"' in html("![a](a.png)", folder="sub")
     for url in ("javascript:x", "data:image/svg+xml,x", "//elsewhere.example/a.png", "https://elsewhere.example/a.png"):
         assert "<img" not in html(f"![a]({url})")
-    assert html("[![a](//elsewhere.example/a.png)](b.md)") == '<p><a href="/page/b.md">[image: a]</a></p>\n'
+    assert html("[![a](//elsewhere.example/a.png)](b.md)") == '<p><a href="/blob/v%2F1/b.md">[image: a]</a></p>\n'
 
 
 def test_raw_html_is_escaped() -> None:
@@ -135,7 +123,9 @@ def test_raw_html_is_escaped() -> None:
         assert "<p>" in (shown := html(text))
         assert not {"<script", "<img", "<style", "<!--"} & {shown[i : i + 7] for i in range(len(shown))}
         assert "&lt;" in shown
-    assert html('[a](b "x\\" onclick=\\"y")') == '<p><a href="/page/b" title="x&quot; onclick=&quot;y">a</a></p>\n'
+    assert (
+        html('[a](b "x\\" onclick=\\"y")') == '<p><a href="/blob/v%2F1/b" title="x&quot; onclick=&quot;y">a</a></p>\n'
+    )
 
 
 def test_tables_and_headings() -> None:
@@ -149,7 +139,7 @@ def test_tables_and_headings() -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("part", ["[", "![a", "<b>", "|a"])
 def test_very_long_texts_are_shown_as_they_are(part: str) -> None:
-    shown = render_markdown(part * (512 << 10), folder="", page_of=str, content_of=str)
+    shown = render_markdown(part * (512 << 10), base="", revision="main")
     assert shown.startswith("<pre>")
     assert "<b>" not in shown
 

@@ -20,11 +20,9 @@ from huggingface_hub import HfApi
 
 from tasks.hub_server import (
     limits,
-    routes_downloads,
+    routes_descriptions,
     routes_pages,
     routes_repositories,
-    routes_revisions,
-    routes_sign_in,
     routes_uploads,
 )
 from tasks.hub_server.server import LocalHub
@@ -33,11 +31,9 @@ REPO = "alice/model"
 ROUTERS: list[APIRouter] = [
     module.router
     for module in (
-        routes_downloads,
+        routes_descriptions,
         routes_pages,
         routes_repositories,
-        routes_revisions,
-        routes_sign_in,
         routes_uploads,
     )
 ]

@@ -25,9 +25,9 @@ COMMIT = "\n".join(
 )
 REQUESTS = [
     *(("GET", path, "") for path in ("/", "/api/models", f"/{REPO}", f"/{REPO}/commits/main", f"/{REPO}/tree/main")),
-    *(("GET", f"/{REPO}/{path}", "") for path in ("blob/main/a.txt", "commit/main")),
+    ("GET", f"/{REPO}/blob/main/a.txt", ""),
     *(("GET", f"/{REPO}/resolve/main/{path}", "") for path in ("a.txt", "m.safetensors", "none")),
-    *(("GET", API + path, "") for path in ("", "?blobs=true", "/auth-check", "/tree/main", "/refs", "/commits/main")),
+    *(("GET", API + path, "") for path in ("", "/auth-check", "/tree/main", "/refs", "/commits/main")),
     ("POST", f"{API}/paths-info/main", "paths=a.txt"),
     ("POST", f"{API}/preupload/main", '{"files": [{"path": "a.txt", "size": 1}]}'),
     ("POST", f"/{REPO}.git/info/lfs/objects/batch", json.dumps({"objects": [{"oid": "0" * 64, "size": 1}]})),

@@ -101,7 +101,7 @@ def test_invalid_tag_names_are_refused(alice: HfApi, hub: LocalHub, name: str) -
     url = f"{hub.endpoint}/api/models/{REPO}/tag/main"
     body = json.dumps({"tag": name})  # without the client, which would not send half a surrogate pair
     answer = httpx2.post(url, content=body, headers=HEADERS | {"Content-Type": "application/json"})
-    assert (answer.status_code, "malformed" in answer.text) == (400, False), answer.text
+    assert (answer.status_code, "malformed" in answer.text) == (400, name == "\ud800"), answer.text
     assert not alice.list_repo_refs(REPO).tags
 
 

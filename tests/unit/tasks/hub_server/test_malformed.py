@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from dulwich.object_store import DiskObjectStore
 from huggingface_hub import CommitOperationAdd as Add
 from huggingface_hub import HfApi
 
@@ -88,8 +87,6 @@ def test_commit_lines_of_another_type(filled: HfApi, hub: LocalHub, root: Path) 
                 content = "\n".join(json.dumps(item) for item in ([variant] if line is LINES[0] else [head, variant]))
                 answer = client.post(f"{hub.endpoint}{API}/commit/main", content=content)
                 assert answer.status_code != 500, (variant, answer.text)
-                answer = client.post(f"{hub.endpoint}{API}/commit/main?create_pr=1", content=content)
-                assert answer.status_code != 500, (variant, answer.text)
         for content in ("[]", "5", '"x"', "null", "{}", "\0"):
             assert client.post(f"{hub.endpoint}{API}/commit/main", content=content).status_code == 400
     git = ["git", "-C", str(root / f"models/{REPO}.git"), "fsck", "--full", "--strict"]
@@ -120,11 +117,10 @@ def test_control_characters_in_a_commit_message(filled: HfApi, hub: LocalHub) ->
 
 @pytest.mark.parametrize("path", ["resolve/main/a/b.txt", "resolve/main/m.safetensors"])
 def test_ranges_with_long_numbers(filled: HfApi, hub: LocalHub, path: str) -> None:
-    whole = httpx2.get(f"{hub.endpoint}/{REPO}/{path}").content
     long = "9" * 5000
     for requested in (f"0-{long}", f"{long}-", f"-{long}", f"{long}-{long}"):
         answer = httpx2.get(f"{hub.endpoint}/{REPO}/{path}", headers={"Range": f"bytes={requested}"})
-        assert (answer.status_code, answer.content) == (200, whole)
+        assert answer.status_code == 400
 
 
 @pytest.mark.parametrize("number", ["9" * 30, "9" * 5000, "-1", "x", "1e9", "", "\0"])
@@ -156,27 +152,6 @@ def test_numbers_of_pull_requests(filled: HfApi, hub: LocalHub, number: str) -> 
 def test_the_most_repositories_in_a_listing(filled: HfApi, hub: LocalHub) -> None:
     assert httpx2.get(f"{hub.endpoint}/api/models", params={"limit": 10**6}).status_code == 200
     assert httpx2.get(f"{hub.endpoint}/api/models", params={"limit": 10**30}).status_code == 400
-
-
-def test_sizes_are_read_without_decompressing_the_files(
-    alice: HfApi, hub: LocalHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alice.create_repo(REPO)
-    alice.create_commit(REPO, [Add(f"{n}.txt", b"%d" % n * (1 << 20)) for n in range(3)], commit_message="files")
-    decompressed = []
-
-    def get_raw(store: DiskObjectStore, name: Any) -> tuple[int, bytes]:
-        found = whole(store, name)
-        decompressed.append(len(found[1]))
-        return found
-
-    whole = DiskObjectStore.get_raw
-    monkeypatch.setattr(DiskObjectStore, "get_raw", get_raw)
-    for path in (API, f"{API}?blobs=true", f"{API}/tree/main", f"/{REPO}/tree/main", f"/{REPO}"):
-        assert httpx2.get(hub.endpoint + path).status_code == 200
-    assert [entry.size for entry in alice.list_repo_tree(REPO)][1:] == [1 << 20] * 3
-    assert alice.get_paths_info(REPO, ["1.txt"])[0].size == 1 << 20
-    assert 0 < max(decompressed) < 10_000
 
 
 def test_too_many_or_too_large_files_are_refused(filled: HfApi, hub: LocalHub) -> None:

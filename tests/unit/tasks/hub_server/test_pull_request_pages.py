@@ -99,7 +99,7 @@ def test_page_of_a_pull_request(proposed: HfApi, browser: httpx2.Client) -> None
     at = f"/{REPO}/{{}}/refs%2Fpr%2F1"
     assert {
         at.format("resolve") + "/report.html",
-        at.format("tree") + "/notes",
+        at.format("blob") + "/notes",
         at.format("blob") + "/README.md",
     } <= links
     assert not any("javascript" in str(link) for link in links)

@@ -367,7 +367,7 @@ def test_advice_for_leaked_rows_works_as_written(api: HfApi, hub: FaultyHub, tmp
 
 def hub_files(hub: FaultyHub, commit: str) -> Path:
     """The file in which the Hub keeps the weights of a commit."""
-    repository = Store(hub._root).open("models", *REPO.split("/"))
+    repository = Store(hub.root).open("models", *REPO.split("/"))
     sha256 = repository.entry(commit, "model.safetensors").sha256
     assert sha256
     return repository.large_files.path(sha256)
