@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from params import ModelError
 from params.importing import bind
 from params.schema import Metrics
-from trainer.objectives.bases.padding import IGNORE_INDEX
 
 if TYPE_CHECKING:
     import torch
