@@ -46,7 +46,13 @@ REQUESTS = [
     ("PUT", "upload", "1234"),
 ]
 QUICK = ("/", f"/{REPO}", f"/{REPO}/resolve/main/m.safetensors", f"{API}?blobs=true", f"{API}/commits/main", "upload")
-QUICK += (f"{API}/commit/main", f"{API}/tag/v1", f"{API}/discussions/1/merge", f"/{REPO}/discussions/1", "/api/repos/delete")
+QUICK += (
+    f"{API}/commit/main",
+    f"{API}/tag/v1",
+    f"{API}/discussions/1/merge",
+    f"/{REPO}/discussions/1",
+    "/api/repos/delete",
+)
 """A request of each kind; the others are slow tests."""
 
 
