@@ -100,11 +100,6 @@ def _slug(title: str, taken: dict[str, int]) -> str:
     return f"{slug}-{taken[slug]}" if taken[slug] else slug
 
 
-def date(seconds: int) -> str:
-    """Format seconds since 1970, to the minute."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
-
-
 def texts(value: object) -> list[str]:
     """Return a value, or the values of a list, of a card's metadata as text."""
     values = value if isinstance(value, list) else [value]
@@ -134,5 +129,6 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
     finalize=_show_direction,
 )
-_ENVIRONMENT.filters |= {"date": date, "quoted": quote, "texts": texts, "as_typed": lambda text: _AsTyped(escape(text))}
+_ENVIRONMENT.filters["date"] = lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+_ENVIRONMENT.filters |= {"quoted": quote, "texts": texts, "as_typed": lambda text: _AsTyped(escape(text))}
 _ENVIRONMENT.globals["style"] = Markup(_STYLE)  # noqa: S704 (a file of this package)

@@ -310,7 +310,6 @@ def _first_parents(git: Repo, head: ObjectID, until: str = "") -> Iterator[Commi
 
 
 def _find_on_main(git: Repo, parent: str) -> ObjectID:
-    """Return the commit on main whose id begins with `parent`."""
     if COMMIT_ID.fullmatch(parent.lower()):
         for commit in _first_parents(git, git.refs[_MAIN]):
             if commit.id.decode().startswith(parent.lower()):

@@ -117,12 +117,10 @@ def _summary(target: Target, found: PullRequest) -> Json:
 
 
 def _renderer(target: Target, number: int) -> Callable[[str], Markup]:
-    """Return the function that renders comments as HTML, with links to the files of the pull request."""
     return partial(render_markdown, base=f"/{target.page}", revision=f"refs/pr/{number}", anchors=False)
 
 
 def _events_json(target: Target, number: int, events: list[Event]) -> list[Json]:
-    """Return events in the format of the Hub."""
     render, found = _renderer(target, number), list[Json]()
     for event in events:
         date, author = iso_date(event.time), {"name": event.author}

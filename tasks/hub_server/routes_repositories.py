@@ -40,10 +40,9 @@ def whoami(request: Request, user: RequiredUser) -> Json:
     token = {"displayName": "local", "role": "write"}
     auth = {"type": "access_token", "accessToken": token}
     writers = sorted(get_hub(request).access.writers.items())
-    teams = [
-        {"type": "org", "name": team, "roleInOrg": "write"} for team, users in writers if user in users and user != team
-    ]
-    return {"type": "user", "id": user, "name": user, "fullname": user, "orgs": teams, "auth": auth}
+    teams = [team for team, users in writers if user in users and user != team]
+    orgs = [{"type": "org", "name": team, "roleInOrg": "write"} for team in teams]
+    return {"type": "user", "id": user, "name": user, "fullname": user, "orgs": orgs, "auth": auth}
 
 
 def _kind(repo_type: str) -> str:

@@ -121,14 +121,12 @@ def _is_large(file: _AnnouncedFile, attributes: GitAttributes) -> bool:
 
 
 def _read_ignore(content: bytes) -> IgnoreFilter:
-    """Parse a `.gitignore`. HubError 400 if it is too long, or a pattern has too many wildcards."""
     patterns = list(read_ignore_patterns(io.BytesIO(content)))
     _check_rules(".gitignore", content, patterns)
     return IgnoreFilter(patterns)
 
 
 def _read_attributes(content: bytes) -> GitAttributes:
-    """Parse a `.gitattributes`. HubError as `_read_ignore`."""
     rules = list(parse_git_attributes(io.BytesIO(content)))
     _check_rules(".gitattributes", content, [pattern for pattern, _ in rules])
     return GitAttributes(compile_gitattributes_patterns(rules))
@@ -233,7 +231,6 @@ _LINE: TypeAdapter[_Header | Change] = TypeAdapter(Annotated[_Header | Change, F
 
 
 def _parse_commit(body: bytes) -> tuple[_Header, list[Change]]:
-    """Return the header and the changes of a commit."""
     found: list[_Header | Change] = []
     try:
         for line in filter(None, map(bytes.strip, body.splitlines())):

@@ -283,5 +283,4 @@ class UploadQueue:
 
 
 def _best(folder: Path) -> list[Path]:
-    """Return the newest best weights in a folder, if any."""
     return sorted(folder.glob("best-*"), key=lambda path: int(path.name.removeprefix("best-")))[-1:]
