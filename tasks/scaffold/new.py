@@ -110,7 +110,7 @@ def _write(root: Path, request: Request, item: Mapping[str, str], text: str) -> 
     """Write what is not there yet, check it, and say what was written; after an error everything is as before."""
     name = request.name
     recipe, recipes, prefect = root / "params" / f"{name}.yaml", root / RECIPES, root / project.PREFECT
-    before = {path: path.read_text(encoding="utf-8") if path.exists() else "" for path in (recipe, recipes, prefect)}
+    before = {path: project.read_text(path) for path in (recipe, recipes, prefect)}
     if before[recipe] not in ("", text):
         fix = f"keep it as it is; or remove it first: evergreen remove {name}; or choose another name"
         raise RecipeError(str(recipe), "exists, and differs from what these flags and rows give today", fix)

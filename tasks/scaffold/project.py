@@ -115,6 +115,16 @@ def with_deployment(text: str, name: str, schedule: str) -> str:
     return _checked(_extended(text, lines), content | {"deployments": [*deployments, item]}, PREFECT)
 
 
+def read_text(path: Path) -> str:
+    """Return the text of a file, empty if there is none; a `RecipeError` if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(str(path), f"cannot be read: {error}", "save it as a text file in UTF-8") from error
+
+
 def remove(name: str, *, yes: bool) -> None:
     """Remove a recipe's file, its item and its deployments, after asking. Runs and releases stay.
 
@@ -126,7 +136,7 @@ def remove(name: str, *, yes: bool) -> None:
         raise RecipeError("NAME", f"{name!a:.200} is no name: {problem}", fix)
     root = project_root()
     recipe = root / "params" / f"{name}.yaml"
-    recipes, prefect = ((root / path).read_text(encoding="utf-8") for path in (RECIPES, PREFECT))
+    recipes, prefect = read_text(root / RECIPES), read_text(root / PREFECT)
     new_recipes = without_item(recipes, name)
     new_prefect, deployments = without_deployments(prefect, name)
     what = [f"the recipe {recipe}"] if recipe.is_file() else []

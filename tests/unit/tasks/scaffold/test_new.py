@@ -312,6 +312,21 @@ def test_remove_asks_and_keeps_what_runs_left(project: Path, models: Path, capsy
         remove("topics", yes=True)
 
 
+@pytest.mark.parametrize("file", ["recipes.yaml", "prefect.yaml"])
+def test_lists_that_are_not_text_are_named(file: str, project: Path, models: Path) -> None:
+    write_questions(project / "data/questions.csv")
+    (project / file).write_bytes(b"# caf\xe9\n" + (project / file).read_bytes())
+    before = (project / file).read_bytes()
+    for edit in (
+        lambda: make(data="data/questions.csv", model=str(models / "bert")),
+        lambda: remove("topics", yes=True),
+    ):
+        with pytest.raises(RecipeError, match=f"{file}: cannot be read.*\n  fix: save it as a text file in UTF-8"):
+            edit()
+    assert (project / file).read_bytes() == before
+    assert not (project / "params/topics.yaml").exists()
+
+
 @pytest.mark.parametrize("name", ["a" * 300, "../docs/important", "/etc/x", "a/b", "..", "", "a b", "topics.yaml/../x"])
 def test_remove_takes_no_path(name: str, project: Path) -> None:
     (project / "docs").mkdir()
