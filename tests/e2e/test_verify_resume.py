@@ -49,7 +49,7 @@ def verify(project: Project, **changes: Any) -> str:
 
 
 def test_a_position_that_is_not_restored_is_found(project: Project) -> None:
-    project.edit("trainer/data/order.py", 'self.epoch, self.batch = state["epoch"], state["batch"]', "pass")
+    project.edit("trainer/data/loading.py", 'self.epoch, self._batch = order["epoch"], order["batch"]', "pass")
     found = verify(project)
     assert re.search(
         r"first difference in the rows, step 5, rank 0 \(repeated\), micro-batch 1: \[\d+, .*\] and \[\d+, ", found
