@@ -67,7 +67,7 @@ def run(
     if not force and (has_own_server or (url and not branch)):
         outcomes = stages.unchanged_outcomes(STAGES[:-1] if no_publish else STAGES, artifacts)
         parameters = {"recipe": recipe, "publish": not no_publish, "force": force, "record": None}
-        if outcomes and url and not nothing_new.add_flow_run(url, artifacts, outcomes, parameters):
+        if outcomes and url and not nothing_new.add_unchanged_flow_run(url, artifacts, outcomes, parameters):
             outcomes = None
         if outcomes:
             artifacts.succeeded.touch()
@@ -105,12 +105,12 @@ def releases(recipe: AnyRecipe = None) -> None:
 
     A pull request that somebody has merged or closed is recorded first: a merged release gets its tag and its receipt.
     """
-    from flows.run.stages import record_decision
+    from flows.run.stages import record_pull_request_decision
     from tasks.releases.commands import recipes, show_releases
 
     chosen = [Artifacts(recipe).recipe_path] if recipe else recipes()
     for path in chosen:
-        record_decision(Artifacts(path.stem))
+        record_pull_request_decision(Artifacts(path.stem))
     show_releases(chosen, must_exist=recipe is not None)
 
 
@@ -179,15 +179,15 @@ def make_password() -> None:
     """
     from flows.server import password
 
-    is_new, was_open = password.make(), password.restrict_env_permissions()
+    is_new, was_open = password.make_password(), password.restrict_env_permissions()
     print(f"{password.FILE}: {'has a new password' if is_new else 'has a password already, which is kept'}")
     if was_open:
         what = "every user of this machine could read it, and now only its owner can"
         print(f"{password.FILE}: {what}; for a new password, delete the lines of this one and call this again")
 
 
-@app.command()
-def notice(
+@app.command("notice")
+def send_data_notice(
     recipe: Annotated[str, Argument(metavar="RECIPE", help="Name of the recipe.", show_default=False)],
     *,
     data: Annotated[
@@ -201,10 +201,12 @@ def notice(
     pairs = [text.partition("=") for text in data or ()]
     if not all(key and sign for key, sign, _ in pairs):
         raise typer.BadParameter("write --data KEY=VALUE")
-    from flows.server.configured import notice
+    from flows.server import configured
 
     # Whatever delivers the data may be elsewhere; in the project, a wrong name is found out.
-    notice(recipe_name(recipe) if Path("params").is_dir() else recipe, {key: value for key, _, value in pairs})
+    configured.send_data_notice(
+        recipe_name(recipe) if Path("params").is_dir() else recipe, {key: value for key, _, value in pairs}
+    )
 
 
 @app.command()

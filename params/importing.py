@@ -90,7 +90,7 @@ def is_project_file(path: Path) -> bool:
     return any(place.is_relative_to(root) for place in (path, path.resolve()) for root in (Path.cwd(), pipeline))
 
 
-def bind(call: Call, key: str, arity: int) -> Callable[..., Any]:
+def import_with_arguments(call: Call, key: str, arity: int) -> Callable[..., Any]:
     """Return the function that a recipe names under `key`, with the recipe's arguments bound.
 
     The pipeline passes `arity` more positional arguments.

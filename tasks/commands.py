@@ -92,8 +92,8 @@ def check(recipe: RecipePath) -> None:
     check(recipe)
 
 
-@app.command()
-def show(recipe: RecipePath) -> None:
+@app.command("show")
+def show_recipe(recipe: RecipePath) -> None:
     """Print a recipe with all of its values.
 
     Those that its file does not give are marked as defaults.
@@ -111,8 +111,8 @@ def resolve(recipe: RecipePath) -> None:
     resolve(Artifacts(recipe.stem))
 
 
-@app.command()
-def trace(
+@app.command("trace")
+def trace_row(
     recipe: RecipePath,
     *,
     row: Annotated[int, Option(help="The row's row_id in the raw data.")],
@@ -157,8 +157,8 @@ def verify_resume(
     verify_resume(recipe, steps=steps, kills=kills)
 
 
-@app.command()
-def report(recipe: RecipePath) -> None:
+@app.command("report")
+def write_report_page(recipe: RecipePath) -> None:
     """Write the report page of a run, runs/<recipe>/report.html.
 
     The page shows the stages that have run so far.
@@ -168,8 +168,8 @@ def report(recipe: RecipePath) -> None:
     print(f"report: {write_report(Artifacts(recipe.stem))}")
 
 
-@app.command()
-def join(
+@app.command("join")
+def join_training(
     recipe: RecipePath,
     *,
     machine: Annotated[int, Option(help="This machine's number, from 1.")],
@@ -183,8 +183,8 @@ def join(
     join(recipe, machine=machine)
 
 
-@app.command()
-def mirror(
+@app.command("mirror")
+def mirror_checkpoints(
     recipe: RecipePath,
     *,
     run: Annotated[
@@ -197,8 +197,8 @@ def mirror(
     mirror(recipe, run=run)
 
 
-@app.command()
-def fetch(recipe: RecipePath) -> None:
+@app.command("fetch")
+def fetch_checkpoint(recipe: RecipePath) -> None:
     """Download the last checkpoint that a run has mirrored.
 
     For a training that another machine ran with launch.mirror; `train` then continues it. See docs/distributed.md.
@@ -278,8 +278,8 @@ def try_model(
     try_model(name, texts or (), against=against, options=options, as_json=as_json)
 
 
-@app.command()
-def hub(
+@app.command("hub")
+def serve_hub(
     *,
     folder: Annotated[Path, Option(help="Where the repositories are.")] = Path(".hub"),
     host: Annotated[str, Option(help="Address to listen on; 127.0.0.1 is this machine only.")] = "127.0.0.1",

@@ -103,12 +103,12 @@ def run_stage(stage: str, recipe_path: Path) -> Report:
     with time_limit(stage, idle_limit_s(stage, recipe)), storage_errors(artifacts.run):
         if recipe.launch.data_cluster:  # its workers have other working directories
             artifacts = Artifacts(artifacts.recipe, Path.cwd())
-        report = call(stage, artifacts, recipe, inputs)
+        report = call_stage_function(stage, artifacts, recipe, inputs)
     inputs.check()
     return report
 
 
-def call(stage: str, artifacts: Artifacts, recipe: Recipe, inputs: Inputs | None = None) -> Report:
+def call_stage_function(stage: str, artifacts: Artifacts, recipe: Recipe, inputs: Inputs | None = None) -> Report:
     """Call the function of a stage; `inputs` are those that DVC would see, by default as they are now."""
     function, more = import_stage_function(stage), {}
     if "inputs" in inspect.signature(function).parameters:

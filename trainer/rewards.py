@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import Any
 
 from params import DataError, ModelError
-from params.importing import bind
+from params.importing import import_with_arguments
 from params.schema import Call
 
 RewardRow = Mapping[str, Any]
@@ -68,7 +68,7 @@ class Rewards:
     """
 
     def __init__(self, calls: Sequence[Call], weights: Sequence[float]) -> None:
-        self._functions = [(c.name, bind(c, f"objective.rewards.{i}", 2)) for i, c in enumerate(calls)]
+        self._functions = [(c.name, import_with_arguments(c, f"objective.rewards.{i}", 2)) for i, c in enumerate(calls)]
         self._weights = list(weights) or [1.0] * len(calls)
 
     def __call__(self, completions: Sequence[str], rows: Sequence[RewardRow]) -> list[float]:

@@ -73,7 +73,7 @@ def train(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         from trainer.loop import sharding
 
     trainer = build(job, heartbeat, stop_requested)
-    sharding.check(trainer, job.checkpoint)
+    sharding.check_sharding(trainer, job.checkpoint)
     start = time.monotonic()
     if job.checkpoint and Position.load(job.checkpoint).finished:
         trainer.state = TrainerState.load_from_json(str(job.checkpoint / "trainer_state.json"))

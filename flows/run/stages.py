@@ -117,7 +117,7 @@ def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, forc
     return "ran" if has_run else "restored"
 
 
-def record_decision(artifacts: Artifacts) -> None:
+def record_pull_request_decision(artifacts: Artifacts) -> None:
     """If the pull request of a recipe's last release was merged or closed, run the publish stage, which records it.
 
     A decision that cannot be recorded now, because the recipe was edited for example, is logged; the next run records it.

@@ -45,7 +45,7 @@ def configured_server() -> Iterator[SyncPrefectClient]:
         raise TransientError(where, what, "start it, or set PREFECT_API_URL to another one") from error
 
 
-def notice(recipe: str, data: Mapping[str, str]) -> None:
+def send_data_notice(recipe: str, data: Mapping[str, str]) -> None:
     """Tell the server that a recipe has new data, with `data` as the event's payload; return when the server has it."""
     from prefect.events import Event
 

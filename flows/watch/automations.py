@@ -109,7 +109,7 @@ def automations(
 def create_automations(notify: Sequence[str], rules: Rules) -> None:
     """Have the server mark lost runs as crashed, and send messages to `notify` (see `destinations`)."""
     with configured_server() as client:
-        found = destinations(client, notify)
+        found = resolve_destinations(client, notify)
         of_flow = FlowFilter(name=FlowFilterName(any_=[FLOW]))
         deployments = list(_all(partial(client.read_deployments, flow_filter=of_flow))) if found else ()
         _bring_up_to_date(client, automations(rules, found, deployments, get_current_settings().ui_url or ""))
@@ -191,7 +191,7 @@ def longest_interval(schedules: Sequence[DeploymentSchedule]) -> timedelta | Non
     return max((later - earlier for earlier, later in itertools.pairwise(due)), default=None)
 
 
-def destinations(client: SyncPrefectClient, notify: Sequence[str]) -> list[Destination]:
+def resolve_destinations(client: SyncPrefectClient, notify: Sequence[str]) -> list[Destination]:
     """Return the destinations that the user names: addresses, ids of blocks, or types and names such as `slack-webhook/team`.
 
     Makes a block for each address.

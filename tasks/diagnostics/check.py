@@ -20,7 +20,7 @@ from typing import Any
 from params import EvergreenError, Problem
 from params.dvc_files import RECIPES, item_in_recipes_yaml
 from params.foundation.artifacts import Artifacts
-from params.importing import bind, find_named_source_files, is_project_file
+from params.importing import find_named_source_files, import_with_arguments, is_project_file
 from params.loading import Document, Key, parse, read, suggestion, valid_sections
 from params.schema import Evaluation, Files, Function, Launch, ObjectiveChoice, Training
 from tasks.diagnostics import model_checks
@@ -135,7 +135,9 @@ def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation:
     if own:
         for name, call, values in (("function", own.function, 1), ("preprocess_logits", own.preprocess_logits, 2)):
             if call:
-                yield from _error(("evaluation", "metrics"), bind, call, f"evaluation.metrics.{name}", values)
+                yield from _error(
+                    ("evaluation", "metrics"), import_with_arguments, call, f"evaluation.metrics.{name}", values
+                )
     if objective.name not in objectives.names():
         return
     if not objectives.option_problems(objective):
@@ -156,7 +158,7 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterat
     for i, slice_by in enumerate(evaluation.slices):
         if slice_by.function:
             name = f"evaluation.slices.{i}.function"
-            yield from _error(("evaluation", "slices", i), bind, slice_by.function, name, 1)
+            yield from _error(("evaluation", "slices", i), import_with_arguments, slice_by.function, name, 1)
     if objective.name not in objectives.names():
         return
     found, gate = objectives.find(objective.name), evaluation.gate

@@ -203,7 +203,7 @@ def _run(
         logger.info("rehearse: %s: %s", what, stage)
         start = time.monotonic()
         with _own_hub() if stage in ("evaluate", "publish") else contextlib.nullcontext():
-            stages.call(stage, artifacts, small)
+            stages.call_stage_function(stage, artifacts, small)
         seconds[stage] = time.monotonic() - start
     return _Pass(
         rows=sum(map(len, rows.values())),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from params import DataError, RecipeError
-from params.importing import bind
+from params.importing import import_with_arguments
 from params.schema import SliceBy
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation.plan import EvaluationPlan
@@ -248,7 +248,7 @@ def slice_positions(
 
 
 def _slice_name_function(slice_by: SliceBy, where: str) -> Callable[[Mapping[str, Any]], str]:
-    function = bind(slice_by.function, f"{where}.function", 1) if slice_by.function else None
+    function = import_with_arguments(slice_by.function, f"{where}.function", 1) if slice_by.function else None
 
     def name_slice(row: Mapping[str, Any]) -> str:
         if function is None:

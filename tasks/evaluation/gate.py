@@ -40,7 +40,9 @@ def judge(
     start = deciding.get("untrained")
     failures = [*_missed_floors(gate, details.directions, metrics), *_missed_slice_floors(gate, details.slices)]
     if not has_champion and start and not passes(start, gate):
-        failures.append(f"a first release must be better than the model before training: {describe(start, gate)}")
+        failures.append(
+            f"a first release must be better than the model before training: {comparison_sentence(start, gate)}"
+        )
     new_rows = "take rows that no comparison has used and no model has learned from (docs/gate.md)"
     used_up, warning = list[str](), list[str]()
     if row_use and row_use.is_up:
@@ -56,11 +58,11 @@ def judge(
     if used_up:
         return "keep", used_up
     if not has_champion:
-        better = [describe(start, gate)] if start else []
+        better = [comparison_sentence(start, gate)] if start else []
         return "publish", ["first release: no model is published yet", *better, *warning]
     champion, fallen = deciding["champion"], list(_fallen_slices(gate, details.slices))
     is_better = passes(champion, gate) and not fallen
-    return "publish" if is_better else "keep", [describe(champion, gate), *fallen, *warning]
+    return "publish" if is_better else "keep", [comparison_sentence(champion, gate), *fallen, *warning]
 
 
 def passes(comparison: Comparison, gate: Gate) -> bool:
@@ -70,7 +72,7 @@ def passes(comparison: Comparison, gate: Gate) -> bool:
     return comparison.low > bar and not may_be_equal
 
 
-def describe(comparison: Comparison, gate: Gate) -> str:
+def comparison_sentence(comparison: Comparison, gate: Gate) -> str:
     """A comparison as a sentence, with what the gate demands if it does not pass."""
     text = comparison.sentence(gate.comparison_confidence)
     if passes(comparison, gate):

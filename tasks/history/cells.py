@@ -8,7 +8,17 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from tasks.history.run_log import Outcome, RunEntry
-from tasks.report.formatting import amount, duration, finite, interval, number, one_line, plural, signed_gain, truncate
+from tasks.report.formatting import (
+    duration,
+    finite,
+    format_money,
+    interval,
+    number,
+    one_line,
+    plural,
+    signed_gain,
+    truncate,
+)
 
 Tone = Literal["good", "note", "bad", "plain"]
 TONES: Final[dict[Outcome, Tone]] = {
@@ -112,7 +122,7 @@ def _cells(run: RunEntry) -> tuple[str, ...]:
         valid_row_count(run),
         one_line(run.drift, 60) if run.drift else "",
         "" if run.seconds is None else duration(run.seconds),
-        "" if run.cost is None else amount(run.cost),
+        "" if run.cost is None else format_money(run.cost),
         one_line(reason(run), _MAX_TERMINAL),
     )
 

@@ -107,7 +107,7 @@ def memory(mib: float | None) -> str:
     return f"{mib / 1024:.1f} GiB" if mib >= 1000 else f"{mib:.0f} MiB"
 
 
-def amount(money: object) -> str:
+def format_money(money: object) -> str:
     """Return an amount of money, such as `1,204.50`; a dash for what is missing."""
     known = finite(money)
     if known is None:

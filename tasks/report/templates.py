@@ -11,7 +11,7 @@ from tasks.report import formatting
 from tasks.validation.report import escape_direction
 
 _FILTERS = (
-    *("amount", "duration", "finite", "gain_class", "interval", "memory", "number", "one_line", "p_value", "percent"),
+    *("duration", "finite", "format_money", "gain_class", "interval", "memory", "number", "one_line", "p_value", "percent"),
     *("plural", "release_link", "signed_gain"),
 )
 

@@ -66,6 +66,4 @@ def remove(
 
     The opposite of `new`. Asks first. What its runs have left and what is published stay.
     """
-    from tasks.scaffold.project import remove
-
     remove(name, yes=yes)

@@ -125,7 +125,7 @@ def read_text(path: Path) -> str:
         raise RecipeError(str(path), f"cannot be read: {error}", "save it as a text file in UTF-8") from error
 
 
-def remove(name: str, *, yes: bool) -> None:
+def remove_recipe(name: str, *, yes: bool) -> None:
     """Remove a recipe's file, its item and its deployments, after asking. Runs and releases stay.
 
     Raises:

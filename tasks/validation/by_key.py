@@ -27,7 +27,13 @@ from tasks.validation.checks import (
     read_columns_as_frame,
     without_condition,
 )
-from tasks.validation.expectations import ExpectationResult, columns_of, compared_rows, expectation_key_text, passes
+from tasks.validation.expectations import (
+    ExpectationResult,
+    columns_of,
+    compared_rows,
+    expectation_key_text,
+    is_expectation_met,
+)
 from tasks.validation.raw_rows import NOTHING, ORDER, PartWork, Positions, RawRows, drop_rows, frame_of
 
 BUCKET_ROWS: Final = 1 << 19
@@ -79,7 +85,9 @@ def _find(
         work = partial(_in_bucket, files, [part.start for part in rows.parts], set_aside, ends)
         found = list(rows.workers.map(work, ranges, what="buckets (equal rows)"))
     repeats = pd.concat([own for _, own in found]).sort_index()
-    success = passes(expectation, sum(own for own, _ in found), considered) if ends is None else repeats.empty
+    success = (
+        is_expectation_met(expectation, sum(own for own, _ in found), considered) if ends is None else repeats.empty
+    )
     known, places = np.unique(np.asarray(repeats, np.int64), return_inverse=True)
     stays = np.stack([known, rows.row_ids(known)])[:, places]
     return ExpectationResult(success, np.asarray(repeats.index, np.int64), considered=considered, repeats=stays)

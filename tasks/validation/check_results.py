@@ -13,7 +13,7 @@ from params.schema import Expectation
 from tasks.validation.by_key import find_duplicates, find_groups_across_splits
 from tasks.validation.checks import check_rows, check_rows_with_objective, check_whole_columns, expectation_check_kind
 from tasks.validation.expectations import ExpectationResult, columns_of
-from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, union
+from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, union_of_positions
 from tasks.validation.report import CheckReport, FailingRow, Origin, describe, shorten
 from trainer import objectives
 from trainer.objectives.bases.objective import Objective, Row
@@ -103,14 +103,14 @@ def run_checks(
         found = check([checks[number][1] for number in numbers], rows, skip)
         results |= {number: CheckResult(*checks[number], own) for number, own in zip(numbers, found, strict=True)}
     if objective is not None and objectives.check_needs_rows(objective, "reject_reason"):
-        failed = union([result.failing for result in results.values() if result.origin == "objective"])
+        failed = union_of_positions([result.failing for result in results.values() if result.origin == "objective"])
         own = check_rows_with_objective(objective.reject_reason, rows, failed, objective=_identity(objective))
         results[len(checks)] = CheckResult("objective", ROW_IS_USABLE, own, objective.reject_reason)
     quarantined = quarantined_rows(results.values())
     for number in (number for number, kind in enumerate(kinds) if kind == "by key"):
         equal = find_duplicates(checks[number][1], rows, skip, quarantined)
         results[number] = CheckResult(*checks[number], equal)
-        quarantined = union([quarantined, results[number].quarantined])
+        quarantined = union_of_positions([quarantined, results[number].quarantined])
     return [results[number] for number in sorted(results)]
 
 
@@ -150,10 +150,10 @@ def _identity(objective: Objective[Any]) -> list[Any]:
 
 def quarantined_rows(results: Iterable[CheckResult]) -> Positions:
     """Return the positions of the rows that go to quarantine."""
-    return union([result.quarantined for result in results])
+    return union_of_positions([result.quarantined for result in results])
 
 
-def reasons(results: Sequence[CheckResult], rows: RawRows, positions: Positions) -> list[list[str]]:
+def reasons_by_row(results: Sequence[CheckResult], rows: RawRows, positions: Positions) -> list[list[str]]:
     """Return why each of the rows at `positions` is set aside or ends the stage; ascending.
 
     The checks are named in their order.

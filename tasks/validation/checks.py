@@ -16,7 +16,13 @@ import pyarrow as pa
 from pyarrow import types
 
 from params.schema import Expectation
-from tasks.validation.expectations import ExpectationResult, columns_of, expectation_key_text, passes, run_expectations
+from tasks.validation.expectations import (
+    ExpectationResult,
+    columns_of,
+    expectation_key_text,
+    is_expectation_met,
+    run_expectations,
+)
 from tasks.validation.raw_rows import (
     SPLIT,
     PartWork,
@@ -25,7 +31,7 @@ from tasks.validation.raw_rows import (
     ShardWithPositions,
     drop_rows,
     frame_of,
-    union,
+    union_of_positions,
 )
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.objective import Row
@@ -132,11 +138,11 @@ def _sum(
 ) -> ExpectationResult:
     if any(one.failing is None for one in found):
         return ExpectationResult(all(one.success for one in found), None, found[0].observed)
-    failing = union(
+    failing = union_of_positions(
         [one.failing + part.start for part, one in zip(parts, found, strict=True) if one.failing is not None]
     )
     considered = sum(one.considered for one in found)
-    return ExpectationResult(passes(expectation, len(failing), considered), failing, considered=considered)
+    return ExpectationResult(is_expectation_met(expectation, len(failing), considered), failing, considered=considered)
 
 
 def check_rows_with_objective(
@@ -150,7 +156,7 @@ def check_rows_with_objective(
     work = partial(rejected_rows, reject_reason)
     what = "checks by the objective"
     rejected = rows.run(work, rows.parts, what=what, columns=columns, skip=skip, **settings)
-    failing = union([own + part.start for part, own in zip(rows.parts, rejected, strict=True)])
+    failing = union_of_positions([own + part.start for part, own in zip(rows.parts, rejected, strict=True)])
     return ExpectationResult(not len(failing), failing)
 
 

@@ -43,7 +43,7 @@ class ExpectationResult:
     """(2, N) for each failing row the position and the row_id of the row that it repeats, if the check is for equal rows."""
 
 
-def passes(expectation: Expectation, failing: int, considered: int) -> bool:
+def is_expectation_met(expectation: Expectation, failing: int, considered: int) -> bool:
     """Return whether an expectation of rows is met, by GX's rule for `mostly`."""
     share = (considered - failing) / considered if considered else 1.0
     return bool(share >= expectation.arguments.get("mostly", 1))

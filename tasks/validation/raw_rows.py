@@ -36,13 +36,13 @@ NOTHING: Positions = np.array([], np.int64)
 ResultT = TypeVar("ResultT")
 
 
-def within(positions: Positions, start: int, stop: int) -> Positions:
+def positions_within(positions: Positions, start: int, stop: int) -> Positions:
     """Return those of the positions that are at least `start` and less than `stop`."""
     first, end = np.searchsorted(positions, [start, stop])
     return positions[first:end]
 
 
-def union(several: Sequence[Positions]) -> Positions:
+def union_of_positions(several: Sequence[Positions]) -> Positions:
     """Return all positions that are in one of several."""
     return np.unique(np.concatenate([NOTHING, *several]))
 
@@ -172,7 +172,7 @@ class RawRows:
         key, works = settings_key(work=what, **settings), list[Work[PartWork]]()
         files: Sequence[Path | None] = paths or [None] * len(parts)
         for part, path in zip(parts, files, strict=True):
-            own = within(skip, part.start, part.stop) - part.start
+            own = positions_within(skip, part.start, part.stop) - part.start
             work = PartWork(replace(part, start=0), columns, own, path)
             works.append(Work(work, work.key(key), [path] if path else []))
         return self.workers.run(function, works, what=f"shards ({what})")
@@ -185,7 +185,7 @@ class RawRows:
     def remaining(self, aside: Positions) -> dict[str, int]:
         """Return the number of rows of each split that are not at the positions in `aside`."""
         spans = {split: self.span(split) for split in SPLITS}
-        return {split: len(span) - len(within(aside, span.start, span.stop)) for split, span in spans.items()}
+        return {split: len(span) - len(positions_within(aside, span.start, span.stop)) for split, span in spans.items()}
 
     def parts_of(self, split: str) -> list[ShardWithPositions]:
         """Return the shards of a split."""
@@ -204,7 +204,7 @@ class RawRows:
         """Return the row_id of each position."""
         found = [NOTHING]
         for part in self.parts:
-            chosen = within(positions, part.start, part.stop)
+            chosen = positions_within(positions, part.start, part.stop)
             if len(chosen):
                 found.append(part.table([])[ROW_ID].to_numpy()[chosen - part.start])
         return np.concatenate(found)
@@ -213,7 +213,7 @@ class RawRows:
         """Return a few rows by position, with all columns or with `row_id` and those of `columns` that the rows have."""
         found, wanted = dict[int, dict[str, Any]](), np.unique(np.array(positions, np.int64))
         for part in self.parts:
-            if len(own := within(wanted, part.start, part.stop)):
+            if len(own := positions_within(wanted, part.start, part.stop)):
                 rows = part.table(columns).take(own - part.start).to_pylist()
                 found.update(zip(own.tolist(), rows, strict=True))
         return found

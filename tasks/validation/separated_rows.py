@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from params.foundation.artifacts import SPLITS
 from tasks.progress import note_progress
-from tasks.validation.check_results import CheckResult, quarantined_rows, reasons
-from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, union, within
+from tasks.validation.check_results import CheckResult, quarantined_rows, reasons_by_row
+from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, positions_within, union_of_positions
 from tasks.validation.report import ShownRow, ValidationReport, render, shorten
 from trainer.data.shards import Shard
 
@@ -58,7 +58,7 @@ def write_good_rows(folder: Path, plan: Plan) -> None:
     A shard without bad rows is copied. What is left of the others is kept for the next run.
     """
     rows, quarantined = plan.rows, plan.aside
-    bad = [len(within(quarantined, part.start, part.stop)) for part in rows.parts]
+    bad = [len(positions_within(quarantined, part.start, part.stop)) for part in rows.parts]
     mixed = [part for part, count in zip(rows.parts, bad, strict=True) if 0 < count < len(part.rows)]
     for split in SPLITS:
         (folder / split).mkdir(parents=True)
@@ -87,12 +87,12 @@ def write_part(work: PartWork) -> dict[str, Any]:
 def write_failing_rows(folder: Path, recipe: str, plan: Plan, *, failures: list[str]) -> None:
     """Write quarantine.parquet and report.html; if the stage fails, they also hold the rows that made it fail."""
     rows, results = plan.rows, plan.results
-    positions = union([result.rejected for result in results])
+    positions = union_of_positions([result.rejected for result in results])
     _write_quarantine(folder / "quarantine.parquet", rows, results, positions)
     checks = zip(results, plan.report.checks, strict=True)
-    stopping = union([result.failing for result, check in checks if check.stops])
+    stopping = union_of_positions([result.failing for result, check in checks if check.stops])
     spans = [rows.span(split) for split in SPLITS]
-    in_order = np.concatenate([within(positions, span.start, span.stop) for span in spans])
+    in_order = np.concatenate([positions_within(positions, span.start, span.stop) for span in spans])
     is_first = np.isin(in_order, stopping)
     shown = _shown(rows, results, np.concatenate([in_order[is_first], in_order[~is_first]])[:MAX_ROWS_ON_PAGE])
     page = render(plan.report, recipe=recipe, failures=failures, rows=shown, failing=len(positions))
@@ -115,9 +115,9 @@ def _write_quarantine(path: Path, rows: RawRows, results: Sequence[CheckResult],
 def _tables(rows: RawRows, results: Sequence[CheckResult], positions: Positions) -> Iterator[pa.Table]:
     """Yield the failing rows of each shard that has some, in the order of the splits."""
     for part in (part for split in SPLITS for part in rows.parts_of(split)):
-        if len(own := within(positions, part.start, part.stop)):
+        if len(own := positions_within(positions, part.start, part.stop)):
             note_progress()
-            yield _table(part.table().take(own - part.start), part.split, reasons(results, rows, own))
+            yield _table(part.table().take(own - part.start), part.split, reasons_by_row(results, rows, own))
 
 
 def _table(bad: pa.Table, split: str, why: list[list[str]]) -> pa.Table:
@@ -133,7 +133,7 @@ def _table(bad: pa.Table, split: str, why: list[list[str]]) -> pa.Table:
 def _shown(rows: RawRows, results: Sequence[CheckResult], positions: Positions) -> list[ShownRow]:
     columns = [c for c in rows.schema.names if c != "row_id"][:12]
     ordered = np.sort(positions)
-    why = dict(zip(ordered.tolist(), reasons(results, rows, ordered), strict=True))
+    why = dict(zip(ordered.tolist(), reasons_by_row(results, rows, ordered), strict=True))
     picked = rows.pick(positions.tolist(), columns)
     return [
         ShownRow(

@@ -53,7 +53,7 @@ from flows.server import configured
 made, server = threading.Barrier(50), configured.configured_server
 configured.configured_server = lambda: (made.wait(), server())[1]  # to send fifty can take longer than the trigger waits
 for _ in range(50):
-    threading.Thread(target=configured.notice, args=("tiny", {})).start()
+    threading.Thread(target=configured.send_data_notice, args=("tiny", {})).start()
 """
 
 

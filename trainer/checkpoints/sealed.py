@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from params import CheckpointError
-from params.foundation.artifacts import flush, flush_path_to_disk
+from params.foundation.artifacts import flush_folder_to_disk, flush_path_to_disk
 from params.foundation.hashing import file_sha256
 from params.schema import Direction
 
@@ -52,7 +52,7 @@ KILL_AT = "EVERGREEN_KILL_AT"
 _counts = Counter[str]()
 
 
-def reached(point: str) -> None:
+def mark_save_point(point: str) -> None:
     """Mark that what a point of a save names is done. A kill at any of them must do no harm."""
     _counts[point] += 1
     if os.environ.get(KILL_AT) == f"{point}:{_counts[point]}":
@@ -103,14 +103,14 @@ def identity_text(identity: Mapping[str, str]) -> str:
 def seal(staged: Path, target: Path, kind: Literal["checkpoint", "best"] = "checkpoint") -> None:
     """Write the manifest of the folder `staged`, flush it to disk and rename it to `target`."""
     (staged / MANIFEST).write_text(json.dumps(_manifest(staged), indent=1, sort_keys=True), encoding="utf-8")
-    reached(f"{kind}.manifest")
-    flush(staged)
-    reached(f"{kind}.flushed")
+    mark_save_point(f"{kind}.manifest")
+    flush_folder_to_disk(staged)
+    mark_save_point(f"{kind}.flushed")
     if target.exists():
         shutil.rmtree(target)
     staged.rename(target)
     flush_path_to_disk(target.parent)
-    reached(f"{kind}.renamed")
+    mark_save_point(f"{kind}.renamed")
 
 
 def find_manifest_mismatch(checkpoint: Path) -> str | None:
@@ -176,7 +176,7 @@ def seal_best(staged: Path, *, step: int, metric: str, value: float) -> None:
     for other in folder.glob("best-*"):
         if other != target:
             shutil.rmtree(other)
-    reached("best.retired")
+    mark_save_point("best.retired")
 
 
 def best_weights(folder: Path, direction: Direction) -> BestWeights | None:
@@ -204,7 +204,7 @@ def delete_old_checkpoints(folder: Path, keep: int) -> None:
     """Delete all but the `keep` newest checkpoints."""
     for old in all_checkpoints(folder)[keep:]:
         shutil.rmtree(old)
-    reached("checkpoint.retained")
+    mark_save_point("checkpoint.retained")
 
 
 def step_of(checkpoint: Path) -> int:

@@ -85,7 +85,7 @@ class Checkpoints:
             with disk_full_handling(staging, nbytes(weights)):
                 shutil.rmtree(staging, ignore_errors=True)
                 _write(model, str(staging), weights)
-                sealed.reached("best.weights")
+                sealed.mark_save_point("best.weights")
                 sealed.seal_best(staging, step=step, metric=metric, value=value)
 
         self.writer.submit(write)
@@ -144,7 +144,7 @@ class Checkpoints:
         )
         position.save(staged)
         (staged / sealed.IDENTITY).write_text(self._run, encoding="utf-8")
-        sealed.reached("checkpoint.state")
+        sealed.mark_save_point("checkpoint.state")
         writes, needed, target = self._writes, self._needed, self._folder / f"checkpoint-{step}"
 
         def finish() -> None:
@@ -160,13 +160,13 @@ class Checkpoints:
         """Add the weights to the checkpoint that is being written."""
         weights, model, target = self._copy_weights(), self._model, str(self._staged)
         self._needed += nbytes(weights)
-        self._writes += [lambda: _write(model, target, weights), lambda: sealed.reached("checkpoint.weights")]
+        self._writes += [lambda: _write(model, target, weights), lambda: sealed.mark_save_point("checkpoint.weights")]
 
     def add_optimizer(self, state: Any) -> None:
         """Add the optimizer's state to the checkpoint that is being written."""
         copied, target = self._optimizer.take(state), self._staged / "optimizer.pt"
         self._needed += nbytes(copied)
-        self._writes += [lambda: torch.save(copied, target), lambda: sealed.reached("checkpoint.optimizer")]
+        self._writes += [lambda: torch.save(copied, target), lambda: sealed.mark_save_point("checkpoint.optimizer")]
 
     def _copy_weights(self) -> Any:
         """Return a copy of the weights at this step, with adapters of these only; best weights and checkpoint share it."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from params import Problem, RecipeError
-from params.importing import bind, import_by_name
+from params.importing import import_by_name, import_with_arguments
 from params.schema import Call, Training
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def loss_function(call: Call | None) -> Callable[..., Any] | None:
     """
     if call is None:
         return None
-    function = bind(call, "training.loss", 3)
+    function = import_with_arguments(call, "training.loss", 3)
     return lambda outputs, labels, num_items_in_batch=None: function(outputs, labels, num_items_in_batch)
 
 
@@ -103,7 +103,7 @@ def callbacks(training: Training) -> list[TrainerCallback]:
         if not (isinstance(cls, type) and issubclass(cls, TrainerCallback)):
             what = f"{call.name} is not a subclass of transformers.TrainerCallback"
             raise RecipeError.at(key, what, "name a class that is")
-        made.append(bind(call, key, 0)())
+        made.append(import_with_arguments(call, key, 0)())
     if training.early_stopping_patience:
         made.append(EarlyStoppingCallback(training.early_stopping_patience))
     return made

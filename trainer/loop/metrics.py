@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from params import ModelError
-from params.importing import bind
+from params.importing import import_with_arguments
 from params.schema import Metrics
 
 if TYPE_CHECKING:
@@ -75,10 +75,12 @@ class EvaluationMetrics:
         self.state = state
         self._tokenizer = tokenizer
         self._directions = metrics.directions if metrics else {}
-        self._function = bind(metrics.function, "evaluation.metrics.function", 1) if metrics else None
+        self._function = import_with_arguments(metrics.function, "evaluation.metrics.function", 1) if metrics else None
         self._preprocess: Callable[..., Any] | None = None
         if metrics and metrics.preprocess_logits:
-            self._preprocess = bind(metrics.preprocess_logits, "evaluation.metrics.preprocess_logits", 2)
+            self._preprocess = import_with_arguments(
+                metrics.preprocess_logits, "evaluation.metrics.preprocess_logits", 2
+            )
         self._to_cpu_every = to_cpu_every
         self._reset()
 

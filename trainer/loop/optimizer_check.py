@@ -13,7 +13,7 @@ from params.distribution import read_distribution_type
 from params.loading import suggestion
 from params.schema import Launch, Training
 from trainer.loop.batch import split_batch
-from trainer.loop.optimizers import LAYERWISE, LOW_RANK, family, known, steps_in_backward
+from trainer.loop.optimizers import LAYERWISE, LOW_RANK, family, known_optimizers, steps_in_backward
 
 PACKAGES = {
     "apollo": ("apollo_torch", "apollo"),
@@ -42,7 +42,9 @@ _WITHOUT_BETAS = ("adafactor", "adagrad", "galore", "grokadamw", "lomo", "rmspro
 def problems(training: Training, launch: Launch) -> Iterator[Problem]:
     """Yield what is wrong with the optimizer and its settings; a name that transformers does not know is skipped."""
     name, given = training.optimizer, training.arguments
-    if (name in _PLAIN and not any(given.get(argument) for argument in _NOT_FOR_PLAIN)) or name not in known():
+    if (
+        name in _PLAIN and not any(given.get(argument) for argument in _NOT_FOR_PLAIN)
+    ) or name not in known_optimizers():
         return
     if reason := unavailable(name):
         yield Problem(("training", "optimizer"), *reason)

@@ -37,7 +37,7 @@ _MOMENTS = ("step_num", "exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col")
 """Attributes in which AdaLOMO keeps its state; LOMO has none."""
 
 
-def known() -> list[str]:
+def known_optimizers() -> list[str]:
     """Return the names that transformers knows."""
     from transformers.training_args import OptimizerNames
 

@@ -40,7 +40,7 @@ def is_sharded(trainer: Trainer) -> bool:
     return bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
 
 
-def check(trainer: Trainer, checkpoint: Path | None) -> None:
+def check_sharding(trainer: Trainer, checkpoint: Path | None) -> None:
     """Check how the model is sharded.
 
     Raises:

@@ -25,7 +25,7 @@ from trainer.objectives.bases.advice import Advice, Choice, Fit, SeenColumns, Up
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
-from trainer.objectives.bases.padding import IGNORE_INDEX, concatenate_batch_texts, join, pad_batch
+from trainer.objectives.bases.padding import IGNORE_INDEX, concatenate_batch_texts, join_padded, pad_batch
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer, check_end_of_text, generate_from_release, token_ids
 
@@ -201,7 +201,7 @@ class DPO(Objective[Options]):
 
     def completion_logprobs(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return log-probabilities in nats of chosen and rejected completions, (2, B) float64, by one forward pass."""
-        labels = join([batch["labels"], batch["rejected_labels"]], IGNORE_INDEX)  # (2B, T)
+        labels = join_padded([batch["labels"], batch["rejected_labels"]], IGNORE_INDEX)  # (2B, T)
         logits = model(**concatenate_batch_texts(batch, 0), use_cache=False).logits
         sums = []
         for row_logits, row_labels in zip(logits[:, :-1], labels[:, 1:], strict=True):

@@ -135,7 +135,7 @@ class SFT(TokenLikelihood[Options]):
         if self.options.chat_template:
             tokenizer.chat_template = self.options.chat_template
         super().prepare_tokenizer(tokenizer)
-        if self.options.messages_column and not chat.default_template(tokenizer):
+        if self.options.messages_column and not chat.conversation_template(tokenizer):
             what = (
                 "is not set, and the tokenizer has no chat template, which messages need; of several, it is `default`"
             )

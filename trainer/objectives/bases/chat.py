@@ -29,7 +29,7 @@ _PLAIN = {"role", "content"}
 _PRIVATE = re.compile("\ue000[0-9]+\ue001")
 
 
-def default_template(tokenizer: Tokenizer) -> str | None:
+def conversation_template(tokenizer: Tokenizer) -> str | None:
     """Return the chat template that conversations are rendered with; of several, the one that is called `default`."""
     found: Any = tokenizer.chat_template
     return found.get("default") if isinstance(found, Mapping) else found
@@ -62,7 +62,7 @@ class ConversationTokenizer:
         """
         if not all(conversations):
             raise ValueError("the conversation is empty")
-        marked = _GENERATION_TAG.search(default_template(self.tokenizer) or "")
+        marked = _GENERATION_TAG.search(conversation_template(self.tokenizer) or "")
         try:
             found = list(self._tokenize_marked(conversations) if marked else self._tokenize_spans(conversations))
         except TemplateError as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from params import ModelError, Problem, RecipeError
 from params.distribution import read_distribution_type
 from params.schema import Direction, Launch, Model, Training
-from trainer.objectives.bases.chat import default_template
+from trainer.objectives.bases.chat import conversation_template
 from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
@@ -146,7 +146,7 @@ class GenerativeObjective(Objective[OptionsT]):
         """The prompt's tokens without an end-of-text token, and what rewards get as JSON; a long prompt keeps its end."""
         texts = [self.text(row) for row in rows]
         if self.options.chat:
-            if not default_template(tokenizer):
+            if not conversation_template(tokenizer):
                 what = "has no default chat template"
                 raise ModelError("tokenization.tokenizer", what, "set objective.chat to false")
             turns = [[{"role": "user", "content": text}] for text in texts]

@@ -47,10 +47,10 @@ def concatenate_batch_texts(batch: Mapping[str, Any], pad_token_id: int) -> dict
     """
     texts = [name.removesuffix("input_ids") for name in token_columns(batch)]
     fillings = {"input_ids": pad_token_id, "attention_mask": 0}
-    return {name: join([batch[text + name] for text in texts], filling) for name, filling in fillings.items()}
+    return {name: join_padded([batch[text + name] for text in texts], filling) for name, filling in fillings.items()}
 
 
-def join(parts: Sequence[torch.Tensor], value: int) -> torch.Tensor:
+def join_padded(parts: Sequence[torch.Tensor], value: int) -> torch.Tensor:
     """Return tensors (B, T) of several lengths as one, filled with `value` on the right."""
     longest = max(part.shape[1] for part in parts)
     return torch.cat([F.pad(part, (0, longest - part.shape[1]), value=value) for part in parts])

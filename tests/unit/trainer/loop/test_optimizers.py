@@ -29,7 +29,7 @@ RUN = {
     "launch.micro_batch_size": 8,
 }
 LOW_RANK = {"optim_target_modules": ["q_proj", "up_proj"], "optim_args": "rank=4,update_proj_gap=3"}
-RUNNABLE = [name for name in optimizers.known() if optimizer_check.unavailable(name) is None]
+RUNNABLE = [name for name in optimizers.known_optimizers() if optimizer_check.unavailable(name) is None]
 
 pytestmark = [
     # grokadamw 0.1.2, grokadamw.py: torch.cuda.amp.autocast() at each step, on any device
@@ -91,7 +91,7 @@ def test_unavailable_optimizers_are_known():
     missing |= {"galore_adamw_8bit", "galore_adamw_8bit_layerwise"}
     if not torch.cuda.is_available():
         missing.add("adalomo")
-    assert set(optimizers.known()) - set(RUNNABLE) == missing
+    assert set(optimizers.known_optimizers()) - set(RUNNABLE) == missing
 
 
 ONE_OF_EACH = {"adamw_torch_fused", *{optimizers.family(name): name for name in reversed(RUNNABLE)}.values()}
