@@ -25,7 +25,7 @@ from params.foundation.artifacts import Artifacts
 from tasks.history.cells import markdown_table, terminal_table
 from tasks.history.recipe_history import RecipeHistory, Schedule, read_histories, read_runs_with_receipts
 from tasks.history.run_log import now
-from tasks.history.run_record import RunRecord
+from tasks.history.run_record import RunRecorder
 from tasks.report.formatting import duration, one_line
 
 logger = logging.getLogger(__name__)
@@ -35,11 +35,11 @@ _IN_PREFECT = 10  # runs in the table that Prefect's UI shows
 
 
 @contextlib.contextmanager
-def log_flow_run(artifacts: Artifacts) -> Iterator[RunRecord]:
+def log_flow_run(artifacts: Artifacts) -> Iterator[RunRecorder]:
     """Log the flow run that the block does, if it does something, and bring the page of all runs up to date."""
     from prefect.runtime import flow_run
 
-    run = RunRecord(artifacts, run_id=flow_run.id or "")
+    run = RunRecorder(artifacts, run_id=flow_run.id or "")
     try:
         with run:
             yield run

@@ -1,6 +1,6 @@
 """Follow one run of the flow, and log it when it ends, however it ends.
 
-with RunRecord(Artifacts("default"), run_id="...") as run:
+with RunRecorder(Artifacts("default"), run_id="...") as run:
     with run.stage("ingest", outcomes):
         outcomes["ingest"] = "ran"
 
@@ -39,7 +39,7 @@ _KILLED = RunError(
 )
 
 
-class RunRecord:
+class RunRecorder:
     """A run that goes on. Only one of a recipe may exist at a time: hold the recipe's lock."""
 
     entry: RunEntry | None = None

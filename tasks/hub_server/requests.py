@@ -183,7 +183,7 @@ class JsonBody(BaseModel):
             raise RequestValidationError(error.errors()) from None
 
 
-async def read_form(request: Request) -> tuple[Target, dict[str, str]]:
+async def read_target_and_form(request: Request) -> tuple[Target, dict[str, str]]:
     """Return the repository of this request, as the user of the session sees it, and the fields of the form.
 
     HubError 403 if it comes from elsewhere or lacks the secret of the session, 401 without a session, 404 if the user
@@ -202,7 +202,7 @@ async def read_form(request: Request) -> tuple[Target, dict[str, str]]:
     return await run_in_threadpool(find_target, request, user), fields
 
 
-SentForm = Annotated[tuple[Target, dict[str, str]], Depends(read_form)]
+SentForm = Annotated[tuple[Target, dict[str, str]], Depends(read_target_and_form)]
 
 
 def iso_date(seconds: int) -> str:

@@ -19,7 +19,7 @@ from tasks.drift.report import ChampionConfidence, DriftReport
 from tasks.evaluation.champion import compare_confidence, measure_confidence
 from tasks.evaluation.report import Details
 from tasks.evaluation.scoring import Scores
-from tasks.history.run_record import RunRecord
+from tasks.history.run_record import RunRecorder
 from tasks.publishing.model_card import card_text
 from tasks.publishing.provenance import provenance
 from tasks.report.page import render
@@ -145,7 +145,7 @@ def test_new_rows_that_the_champion_is_less_sure_of(project: tuple[Artifacts, st
     assert "confidence of the published model" in text
     card = card_text(releases.candidate(artifacts), provenance(artifacts), None)
     assert f"is less sure of the new rows: mean {new:.3f} on 60 new rows" in card
-    with RunRecord(artifacts, run_id="run 1") as record:
+    with RunRecorder(artifacts, run_id="run 1") as record:
         for stage in ("validate", "evaluate"):
             with record.stage(stage, done := {}):
                 done[stage] = "ran"

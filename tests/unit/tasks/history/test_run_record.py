@@ -12,7 +12,7 @@ import pytest
 from params import DataError, ModelError, TransientError
 from params.foundation.artifacts import STAGES, Artifacts
 from tasks.history.run_log import RunEntry, read_runs
-from tasks.history.run_record import RunRecord
+from tasks.history.run_record import RunRecorder
 from tests.support import tiny
 from tests.unit.tasks.report import example
 
@@ -30,7 +30,7 @@ def artifacts(tmp_path) -> Artifacts:
 def follow(artifacts: Artifacts, outcomes: Sequence[str], error: BaseException | None = None) -> RunEntry | None:
     """A run with these outcomes of its stages; the stage after them fails if there is an error."""
     done: dict[str, str] = {}
-    record = RunRecord(artifacts, run_id=f"run {next(IDS)}")
+    record = RunRecorder(artifacts, run_id=f"run {next(IDS)}")
     with contextlib.suppress(*([type(error)] if error else [])), record:
         for stage, outcome in zip(STAGES, outcomes, strict=False):
             with record.stage(stage, done):
@@ -206,7 +206,7 @@ def test_a_report_that_is_gone_leaves_a_gap(artifacts, missing):
 
 def test_stages_that_run_twice_count_twice(artifacts):
     done: dict[str, str] = {}
-    with RunRecord(artifacts, run_id="run") as record:
+    with RunRecorder(artifacts, run_id="run") as record:
         for outcome in ("ran", "unchanged"):
             with record.stage("validate", done):
                 done["validate"] = outcome
@@ -226,7 +226,7 @@ def test_stages_that_run_twice_count_twice(artifacts):
 
 
 def test_a_killed_run_is_logged_by_the_next_one(artifacts):
-    killed = RunRecord(artifacts, run_id="killed")
+    killed = RunRecorder(artifacts, run_id="killed")
     killed.__enter__()
     stage = killed.stage("ingest", {})
     stage.__enter__()
@@ -242,9 +242,9 @@ def test_a_killed_run_is_logged_by_the_next_one(artifacts):
 
 def test_a_log_that_cannot_be_written_fails_no_run(artifacts, caplog):
     artifacts.run_log.mkdir()
-    record = RunRecord(artifacts, run_id="run")
+    record = RunRecorder(artifacts, run_id="run")
     with record, record.stage("validate", done := {}):
         done["validate"] = "ran"
     assert "the run could not be logged" in caplog.text
-    with pytest.raises(DataError), RunRecord(artifacts, run_id="run"):
+    with pytest.raises(DataError), RunRecorder(artifacts, run_id="run"):
         raise DataError("a", "b", "c")
