@@ -11,8 +11,8 @@ from tasks.report import formatting
 from tasks.validation.report import escape_direction
 
 _FILTERS = (
-    *("duration", "finite", "format_money", "gain_class", "interval", "memory", "number", "one_line", "p_value", "percent"),
-    *("plural", "release_link", "signed_gain"),
+    *("duration", "finite", "format_money", "gain_class", "interval", "memory", "number", "one_line"),
+    *("p_value", "percent", "plural", "release_link", "signed_gain"),
 )
 
 
