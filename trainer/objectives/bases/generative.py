@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import statistics
+import string
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -170,10 +171,12 @@ class GenerativeObjective(Objective[OptionsT]):
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        template, before, after = str(options.get("prompt", "")), "", ""
-        with contextlib.suppress(ValueError):  # a release may say anything
-            (column,) = template_columns(template)  # several cannot be filled with one text
-            before, after = template.format_map({column: "\0"}).split("\0")
+        before = after = ""
+        # A release may say anything. Formatting it could fail in other ways, or fill the memory: `{a:>9999999999}`.
+        with contextlib.suppress(ValueError):
+            parts = list(string.Formatter().parse(str(options.get("prompt", ""))))
+            (place,) = (i for i, (_, name, *_) in enumerate(parts) if name is not None)  # one text cannot fill several
+            before, after = ("".join(text for text, *_ in own) for own in (parts[: place + 1], parts[place + 1 :]))
         return PromptForm(before, after, is_chat=bool(options.get("chat")))
 
     @property

@@ -24,6 +24,8 @@ USER = [{"role": "user", "content": "hi"}]
         ({"name": "grpo", "prompt": "{{Q}} {question}\nA:", "chat": True}, True, [USER[0] | {"content": "{Q} hi\nA:"}]),
         ({"name": "iterative_sft", "prompt": "{a} and {b}"}, False, "hi"),
         ({"name": "grpo", "prompt": "{a"}, False, "hi"),
+        ({"name": "grpo", "prompt": "Q: {a:{width}}!"}, False, "Q: hi!"),  # a release may say anything
+        ({"name": "grpo", "prompt": "Q: {a:>9}!"}, False, "Q: hi!"),
         ({"name": "somebody_elses"}, True, USER),
         (None, True, USER),
         (None, False, "hi"),
