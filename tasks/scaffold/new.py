@@ -110,28 +110,36 @@ def _write(root: Path, request: Request, item: Mapping[str, str], text: str) -> 
     """Write what is not there yet, check it, and say what was written; after an error everything is as before."""
     name = request.name
     recipe, recipes, prefect = root / "params" / f"{name}.yaml", root / RECIPES, root / project.PREFECT
-    before = {path: path.read_text(encoding="utf-8") if path.exists() else "" for path in (recipe, recipes, prefect)}
-    if before[recipe] not in ("", text):
+    before = {path: _read(path) for path in (recipe, recipes, prefect)}
+    if before[recipe] not in (None, text):
         fix = f"keep it as it is; or remove it first: evergreen remove {name}; or choose another name"
         raise RecipeError(str(recipe), "exists, and differs from what these flags and rows give today", fix)
     after = {
         recipe: text,
-        recipes: project.with_item(before[recipes], name, **item),
-        prefect: project.with_deployment(before[prefect], name, request.schedule),
+        recipes: project.with_item(before[recipes] or "", name, **item),
+        prefect: project.with_deployment(before[prefect] or "", name, request.schedule),
     }
     try:
         for path, content in after.items():
             write_text_atomically(path, content)
         check(recipe)
     except BaseException:
-        for path, content in before.items():
-            write_text_atomically(path, content)
-        if not before[recipe]:
-            recipe.unlink()
+        for path, old in before.items():  # what is new goes first: it needs no room on the disk
+            if old is None:
+                path.unlink(missing_ok=True)
+            elif path.read_text(encoding="utf-8") != old:
+                write_text_atomically(path, old)
         raise
     places = (f"params/{name}.yaml", f"its item in {RECIPES}", f"its deployment in {project.PREFECT}")
     changed = [place for place, path in zip(places, after, strict=True) if after[path] != before[path]]
     print(f"\n{'Wrote' if changed else 'Nothing to do: the project has'} {', '.join(changed or places)}")
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8") if path.exists() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(str(path), f"cannot be read: {error}", "save it as a text file in UTF-8") from error
 
 
 def _one_row(chosen: proposal.Proposal, plan: Plan) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from params import EvergreenError, RecipeError, load
+from params import EvergreenError, RecipeError, StorageError, load
 from params.dvc_files import item_in_recipes_yaml
 from params.foundation.artifacts import Artifacts
 from tasks.commands import main
@@ -231,6 +231,33 @@ def test_a_failed_check_leaves_nothing(project: Path, models: Path, monkeypatch:
     with pytest.raises(RecipeError, match="is wrong"):
         make(data="data/questions.csv", model=str(models / "bert"))
     assert files(project) == before
+
+
+def test_without_room_on_the_disk_it_leaves_nothing(
+    project: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_questions(project / "data/questions.csv")
+    before, write = files(project), new_module.write_text_atomically
+
+    def write_once(path: Path, text: str) -> None:
+        monkeypatch.setattr(new_module, "write_text_atomically", fail)
+        write(path, text)
+
+    def fail(path: Path, text: str) -> None:
+        raise StorageError(str(path), "cannot be written: no space", "free space")
+
+    monkeypatch.setattr(new_module, "write_text_atomically", write_once)
+    with pytest.raises(StorageError):
+        make(data="data/questions.csv", model=str(models / "bert"))
+    assert files(project) == before
+
+
+def test_a_file_that_is_no_text_is_named(project: Path, models: Path) -> None:
+    write_questions(project / "data/questions.csv")
+    with (project / "recipes.yaml").open("ab") as file:
+        file.write(b"# \xff\n")
+    with pytest.raises(RecipeError, match=r"recipes\.yaml: cannot be read"):
+        make(data="data/questions.csv", model=str(models / "bert"))
 
 
 def test_what_is_missing_is_added_and_what_differs_is_never_overwritten(
