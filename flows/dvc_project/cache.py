@@ -32,8 +32,10 @@ _LOCK: Final = re.compile(
 )
 """What each dvc.lock and .dvc file has: a key that DVC writes, and no MD5 hash that is none."""
 _LOG: Final = re.compile(r"\{[^{}\n]*\}")
-_PUBLISHED: Final = {"published", "proposed", "kept", "rollback"}
-"""Events in the log of receipts of a repository that has releases."""
+_PUBLISHED: Final = re.compile(
+    r'"event":"(?:published|proposed|kept|rollback)".*?"repo_id":"([^"]*)","endpoint":"([^"]*)"'
+)
+"""An event of a repository that has releases, in the log of receipts. It is searched for: a kill may have cut a line short."""
 _EXPERIMENTS: Final = Path(".dvc/tmp/exps")
 """Where DVC runs queued experiments, each in a copy of the project that uses the same cache."""
 _KEPT_VARIABLES: Final = ("GIT_CONFIG_", "GIT_EXEC_PATH", "GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM")
@@ -109,14 +111,8 @@ def find_published_repositories() -> set[tuple[str, str]]:
 
     The logs are those of all recipes, also removed ones, in the same places as for `find_referenced_hashes`.
     """
-    found = set()
-    for text in _texts(("release/log.jsonl", "unrecorded/log.jsonl"), _LOG):
-        for line in text.splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged line
-                entry = json.loads(line)
-                if entry["event"] in _PUBLISHED:
-                    found.add((str(entry["repo_id"]), str(entry["endpoint"])))
-    return found
+    texts = _texts(("release/log.jsonl", "unrecorded/log.jsonl"), _LOG)
+    return {(found[1], found[2]) for text in texts for found in _PUBLISHED.finditer(text)}
 
 
 def refuse_running_experiment() -> None:

@@ -42,13 +42,17 @@ def make_password() -> bool:
         without = open_server if lacks == SERVER else refused
         fix = f"add `{lacks}=` with the value of {has} to it, or delete the line of {has} and call this again for a new password"
         raise EvergreenError(str(FILE), f"has a value of {has}, but none of {lacks}: {without}", fix)
-    password = generate_credentials()
+    password, file = generate_credentials(), Path(os.path.realpath(FILE))
+    partial = file.with_name(
+        f"{file.name}.part"
+    )  # a new file: whoever has opened the old one does not see the password
     try:
-        before = FILE.read_bytes() if FILE.exists() else b""
-        with open(FILE, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(b"\n" if before and not before.endswith(b"\n") else b"")
-            file.write(f"{SERVER}={password}\n{CLIENT}={password}\n".encode())
+        before = file.read_bytes() if file.exists() else b""
+        partial.unlink(missing_ok=True)
+        with open(partial, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+            out.write(before + (b"\n" if before and not before.endswith(b"\n") else b""))
+            out.write(f"{SERVER}={password}\n{CLIENT}={password}\n".encode())
+        partial.rename(file)
     except OSError as error:
         raise _not_writable(error) from None
     return True

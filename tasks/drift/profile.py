@@ -46,6 +46,8 @@ MAX_BYTES: Final = 32 << 20
 """Most bytes of the file; a profile takes less than half of them."""
 _MAX_MEMORY: Final = 512 << 20
 """Most bytes of memory that reading it may take: few bytes of a file can stand for very many values."""
+_MAX_RECORDS: Final = 4_000
+"""Measures of all columns together: each takes time, however little it holds."""
 _DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 _PATIENCE_S: Final = 15.0
 """How long to wait for each answer of the Hub if the run can do without it."""
@@ -186,6 +188,8 @@ class Profile:
                     problem = f"it has schema {found['schema']!r:.20}, not {SCHEMA}"
                 elif not file.schema_arrow.equals(_SCHEMA):
                     problem = "it is damaged: its columns are not those of a profile"
+                elif file.metadata.num_rows > _MAX_RECORDS:
+                    problem = f"it holds {file.metadata.num_rows:,} measures, more than a profile may have"
                 else:
                     profile = cls._of_records(_Header.model_validate(found), file.read(use_threads=False))
                     problem = next(_problems(profile), "")

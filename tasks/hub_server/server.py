@@ -95,8 +95,10 @@ class LocalHub:
         from tasks.hub_server.limits import HEAD_TIMEOUT_S, MAX_CONNECTIONS, Connection
 
         self.root.mkdir(parents=True, exist_ok=True)
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        listener = socket.create_server((self.host, self.port), family=family, backlog=_BACKLOG)
+        is_v6 = ":" in self.host
+        family = socket.AF_INET6 if is_v6 else socket.AF_INET
+        address, both = (self.host, self.port), is_v6 and socket.has_dualstack_ipv6()  # `::` is IPv4, too
+        listener = socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
         # asyncio sets TCP_NODELAY only if the socket knows its protocol; without it, answers wait 40 ms for a delayed ACK.
         listener = socket.socket(fileno=listener.detach())
         shown_host = f"[{self.host}]" if ":" in self.host else self.host

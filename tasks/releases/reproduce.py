@@ -9,6 +9,7 @@ tasks.releases.clone makes the clone, and brings the rows into it.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import re
@@ -37,6 +38,8 @@ from tasks.training.versions import versions
 logger = logging.getLogger(__name__)
 _TARGET = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)@([A-Za-z0-9][\w./-]*)")
 _HUB_TIMEOUT_S = 120.0
+_MAX_WEIGHTS = 64 << 20
+"""Bytes of a file of weights that is not a git-lfs file, of which the Hub tells no SHA-256. Hubs take no larger ones."""
 
 
 def reproduce(root: Path, target: str, *, endpoint: str, keep: bool = False) -> None:
@@ -94,10 +97,11 @@ def _read_release(root: Path, target: str, endpoint: str) -> ReproducibleRelease
 
         def look() -> tuple[str, bytes | None, dict[str, str]]:
             commit = str(repository.api.model_info(repo_id, revision=revision).sha)
-            files = repository.tree(commit).items()
-            weights = {
-                path: file.lfs.sha256 if file.lfs else file.blob_id for path, file in files if path.endswith(WEIGHTS)
-            }
+            weights = {}
+            for path, file in repository.tree(commit).items():
+                if path.endswith(WEIGHTS):
+                    content = b"" if file.lfs else repository.read(commit, path, max_bytes=_MAX_WEIGHTS) or b""
+                    weights[path] = file.lfs.sha256 if file.lfs else hashlib.sha256(content).hexdigest()
             return commit, repository.read(commit, FILE, max_bytes=MAX_BYTES), weights
 
         commit, text, weights = repository.retry_until_clear(look)

@@ -111,23 +111,24 @@ def _write(root: Path, request: Request, item: Mapping[str, str], text: str) -> 
     name = request.name
     recipe, recipes, prefect = root / "params" / f"{name}.yaml", root / RECIPES, root / project.PREFECT
     before = {path: project.read_text(path) for path in (recipe, recipes, prefect)}
-    if before[recipe] not in ("", text):
+    if before[recipe] not in (None, text):
         fix = f"keep it as it is; or remove it first: evergreen remove {name}; or choose another name"
         raise RecipeError(str(recipe), "exists, and differs from what these flags and rows give today", fix)
     after = {
         recipe: text,
-        recipes: project.with_item(before[recipes], name, **item),
-        prefect: project.with_deployment(before[prefect], name, request.schedule),
+        recipes: project.with_item(before[recipes] or "", name, **item),
+        prefect: project.with_deployment(before[prefect] or "", name, request.schedule),
     }
     try:
         for path, content in after.items():
             write_text_atomically(path, content)
         check(recipe)
     except BaseException:
-        for path, content in before.items():
-            write_text_atomically(path, content)
-        if not before[recipe]:
-            recipe.unlink()
+        for path, old in before.items():  # what is new goes first: it needs no room on the disk
+            if old is None:
+                path.unlink(missing_ok=True)
+            elif path.read_text(encoding="utf-8") != old:
+                write_text_atomically(path, old)
         raise
     places = (f"params/{name}.yaml", f"its item in {RECIPES}", f"its deployment in {project.PREFECT}")
     changed = [place for place, path in zip(places, after, strict=True) if after[path] != before[path]]

@@ -115,12 +115,10 @@ def with_deployment(text: str, name: str, schedule: str) -> str:
     return _checked(_extended(text, lines), content | {"deployments": [*deployments, item]}, PREFECT)
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file, empty if there is none; a `RecipeError` if it cannot be read."""
+def read_text(path: Path) -> str | None:
+    """Return the text of a file, None if there is none; a `RecipeError` if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
+        return path.read_text(encoding="utf-8") if path.exists() else None
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(str(path), f"cannot be read: {error}", "save it as a text file in UTF-8") from error
 
@@ -136,7 +134,7 @@ def remove_recipe(name: str, *, yes: bool) -> None:
         raise RecipeError("NAME", f"{name!a:.200} is no name: {problem}", fix)
     root = project_root()
     recipe = root / "params" / f"{name}.yaml"
-    recipes, prefect = read_text(root / RECIPES), read_text(root / PREFECT)
+    recipes, prefect = (read_text(root / path) or "" for path in (RECIPES, PREFECT))
     new_recipes = without_item(recipes, name)
     new_prefect, deployments = without_deployments(prefect, name)
     what = [f"the recipe {recipe}"] if recipe.is_file() else []

@@ -43,6 +43,13 @@ def test_prefect_and_we_read_the_password_that_only_its_owner_can_read(folder, c
     assert password.read_client_credentials() not in capsys.readouterr().out
 
 
+def test_who_has_opened_the_file_before_does_not_see_the_password(folder) -> None:
+    (folder / ".env").write_text("A=1\n")
+    with (folder / ".env").open() as earlier:
+        password.make()
+        assert earlier.read() == "A=1\n"
+
+
 def test_each_password_is_another_one() -> None:
     assert password.generate_credentials() != password.generate_credentials()
     assert len(password.generate_credentials()) > 40

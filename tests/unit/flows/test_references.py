@@ -264,6 +264,16 @@ def test_encrypted_log_is_an_error(old):
         references.find_published_repositories()
 
 
+@pytest.mark.parametrize("before", ['{"event":"publi', '{"event":"published","reasons":["a\u2028b"],"repo_id":"me/cut'])
+def test_a_damaged_line_of_a_log_hides_no_repository(old, before):
+    write_log("me/new")
+    log = Path("runs/gone/release/log.jsonl")
+    log.write_text(
+        before + log.read_text().replace('"repo_id"', '"reasons":["one\u2028two"],"repo_id"'), encoding="utf-8"
+    )
+    assert ("me/new", "local") in references.find_published_repositories()
+
+
 def test_link_in_a_commit_is_an_error(old):
     Path("dvc.lock").symlink_to("locks/real.yaml")
     commit()

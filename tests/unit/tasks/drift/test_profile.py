@@ -175,6 +175,7 @@ ODD = {
     "a feature that is too large": set_value("text", features=[[2**31]], groups=[1]),
     "another kind": set_value("text", kind="other"),
     "something twice": lambda records: [*records, of(records, "number")],
+    "many records": lambda records: [*records, *[of(records, "known")] * 5000],
 }
 
 

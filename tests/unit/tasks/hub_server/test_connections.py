@@ -100,6 +100,14 @@ def test_a_body_has_a_time_limit(hub: LocalHub, monkeypatch: pytest.MonkeyPatch)
     assert status_without_a_body(hub, "POST", "/-/sign-in", 10) == 408
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_all_addresses_of_ipv6_are_those_of_ipv4_too(tmp_path: Path) -> None:
+    with LocalHub(tmp_path, tokens={}, host="::", allow_remote=True) as hub:
+        port = hub.endpoint.rpartition(":")[2]
+        for address in ("127.0.0.1", "[::1]"):
+            assert httpx2.get(f"http://{address}:{port}/api/models").status_code == 200, address
+
+
 SERVE = """
 import resource, sys
 from pathlib import Path

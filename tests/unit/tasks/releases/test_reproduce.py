@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+from pathlib import Path
 
 import pytest
+from huggingface_hub import CommitOperationAdd, HfApi
 
 from params import ModelError
+from tasks.publishing.provenance import FILE
 from tasks.releases.clone import ProvenanceRecord, ReproducibleRelease
-from tasks.releases.reproduce import _compare
+from tasks.releases.reproduce import _compare, _read_release
+from tests.support.faulty_hub import FaultyHub
+from tests.support.publications import REPO, TOKEN
 
 THEN, NOW = "1" * 64, "2" * 64
+CONTENT = {
+    "schema": 1,
+    "recipe": {"name": "tiny", "text": "", "dvc_item": None},
+    "run": "run",
+    "git_commit": "c" * 40,
+    "versions": {"torch": "0.1"},
+    "data": {"revision": "main", "sha256": {}},
+    "dvc_lock": None,
+    "weights": {"a.safetensors": THEN},
+}
 
 
 @pytest.fixture
 def release(caplog: pytest.LogCaptureFixture) -> ReproducibleRelease:
     caplog.set_level(logging.INFO)
-    content = {
-        "schema": 1,
-        "recipe": {"name": "tiny", "text": "", "dvc_item": None},
-        "run": "run",
-        "git_commit": "c" * 40,
-        "versions": {"torch": "0.1"},
-        "data": {"revision": "main", "sha256": {}},
-        "dvc_lock": None,
-        "weights": {"a.safetensors": THEN},
-    }
-    return ReproducibleRelease("me/model@c", ProvenanceRecord.model_validate(content), {"a.safetensors": THEN})
+    return ReproducibleRelease("me/model@c", ProvenanceRecord.model_validate(CONTENT), {"a.safetensors": THEN})
 
 
 def test_equal_weights_are_said_to_be_equal(release, caplog) -> None:
@@ -45,3 +52,20 @@ def test_different_weights_are_an_error_with_its_possible_causes(release, caplog
     assert "torch was 0.1" in caught.value.fix
     assert "the run was run and is another" in caught.value.fix
     assert "bit for bit" not in caplog.text
+
+
+def test_weights_count_by_their_content_with_git_lfs_and_without(
+    api: HfApi, hub: FaultyHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    files = {".gitattributes": b"b.safetensors -filter\n", "a.safetensors": b"with", "b.safetensors": b"without"}
+    files[FILE] = json.dumps(CONTENT).encode()
+    api.create_repo(REPO)
+    for name, content in files.items():
+        api.create_commit(REPO, [CommitOperationAdd(name, content)], commit_message=name)
+    entries = {one.path: one for one in api.list_repo_tree(REPO)}
+    assert (entries["a.safetensors"].lfs is None, entries["b.safetensors"].lfs is None) == (False, True)
+    found = _read_release(tmp_path, f"{REPO}@main", hub.endpoint)
+    assert found.weights == {
+        name: hashlib.sha256(files[name]).hexdigest() for name in ("a.safetensors", "b.safetensors")
+    }

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from params import EvergreenError, RecipeError, load
+from params import EvergreenError, RecipeError, StorageError, load
 from params.dvc_files import item_in_recipes_yaml
 from params.foundation.artifacts import Artifacts
 from tasks.commands import main
@@ -229,6 +229,25 @@ def test_a_failed_check_leaves_nothing(project: Path, models: Path, monkeypatch:
 
     monkeypatch.setattr(new_module, "check", fail)
     with pytest.raises(RecipeError, match="is wrong"):
+        make(data="data/questions.csv", model=str(models / "bert"))
+    assert files(project) == before
+
+
+def test_without_room_on_the_disk_it_leaves_nothing(
+    project: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_questions(project / "data/questions.csv")
+    before, write = files(project), new_module.write_text_atomically
+
+    def write_once(path: Path, text: str) -> None:
+        monkeypatch.setattr(new_module, "write_text_atomically", fail)
+        write(path, text)
+
+    def fail(path: Path, text: str) -> None:
+        raise StorageError(str(path), "cannot be written: no space", "free space")
+
+    monkeypatch.setattr(new_module, "write_text_atomically", write_once)
+    with pytest.raises(StorageError):
         make(data="data/questions.csv", model=str(models / "bert"))
     assert files(project) == before
 
