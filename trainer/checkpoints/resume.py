@@ -41,10 +41,11 @@ def choose(folder: Path, identity: Mapping[str, str], resume: str) -> Path | Non
     if own:
         return _log_start(folder, own, "the newest valid checkpoint")
     why = "it has no checkpoint"
-    for other in sorted(folder.parent.glob(f"*/{sealed.IDENTITY}"), reverse=True):
+    for other in sorted(folder.parent.glob(f"*/{sealed.IDENTITY}")):
         if other.parent != folder and (kept := sealed.all_checkpoints(other.parent)):
             apart = differences(json.loads(other.read_text(encoding="utf-8")), identity)
             why = f"{kept[0]} is of another run ({apart})"
+            break
     logger.info("train: run %s starts at step 0: %s", folder.name, why)
     return None
 

@@ -226,6 +226,14 @@ def test_resume_from_the_newest_valid_checkpoint(tmp_path, caplog):
     assert message == f"train: run run resumes at step 5 from {found}, the newest valid checkpoint"
 
 
+def test_damaged_run_stops_no_start_if_another_one_says_why(tmp_path, caplog):
+    checkpoint_of(tmp_path / "other", 5)
+    (tmp_path / "other" / "run.json").write_text(json.dumps({"seed": "4"}))
+    checkpoint_of(tmp_path / "second", 5)
+    (tmp_path / "second" / "run.json").write_text("{")
+    assert choose_logged(tmp_path, caplog)[1].endswith("checkpoint-5 is of another run (seed was 4, is 3)")
+
+
 def test_checkpoint_of_another_run_is_named_with_the_difference(tmp_path, caplog):
     checkpoint_of(tmp_path / "other", 5)
     (tmp_path / "other" / "run.json").write_text(json.dumps({"seed": "4", "code trainer.py": "a", "gone": "1"}))
