@@ -66,4 +66,4 @@ def remove(
 
     The opposite of `new`. Asks first. What its runs have left and what is published stay.
     """
-    remove(name, yes=yes)
+    remove_recipe(name, yes=yes)

@@ -25,7 +25,7 @@ from trainer.objectives.bases.advice import Advice, Choice, Fit, SeenColumns, Up
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
-from trainer.objectives.bases.padding import IGNORE_INDEX, concatenate_batch_texts, join_padded, pad_batch
+from trainer.objectives.bases.padding import IGNORE_INDEX, join_padded, pad_batch
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer, check_end_of_text, generate_from_release, token_ids
 
@@ -202,7 +202,8 @@ class DPO(Objective[Options]):
     def completion_logprobs(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return log-probabilities in nats of chosen and rejected completions, (2, B) float64, by one forward pass."""
         labels = join_padded([batch["labels"], batch["rejected_labels"]], IGNORE_INDEX)  # (2B, T)
-        logits = model(**concatenate_batch_texts(batch, 0), use_cache=False).logits
+        inputs = {n: join_padded([batch[n], batch[f"rejected_{n}"]], 0) for n in ("input_ids", "attention_mask")}
+        logits = model(**inputs, use_cache=False).logits
         sums = []
         for row_logits, row_labels in zip(logits[:, :-1], labels[:, 1:], strict=True):
             has_loss = row_labels != IGNORE_INDEX  # (T-1,), one row at a time: the float copy of logits stays small

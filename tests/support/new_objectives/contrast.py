@@ -58,7 +58,7 @@ class Contrast(Objective[Options]):
         import torch
         import torch.nn.functional as F
 
-        inputs = concatenate_batch_texts(batch, model.config.pad_token_id)
+        inputs = concatenate_batch_texts(batch, model)
         mask = inputs["attention_mask"][..., None]
         states = model(**inputs).last_hidden_state.float()
         return torch.stack(F.normalize((states * mask).sum(1) / mask.sum(1), dim=-1).chunk(2), 1)

@@ -76,7 +76,7 @@ class Similarity(Objective[Options]):
     def _cosines(self, model, batch):
         import torch
 
-        inputs = concatenate_batch_texts(batch, model.config.pad_token_id)
+        inputs = concatenate_batch_texts(batch, model)
         mask = inputs["attention_mask"][..., None]
         states = model(**inputs).last_hidden_state.float()
         first, second = ((states * mask).sum(1) / mask.sum(1)).chunk(2)

@@ -40,11 +40,13 @@ def pad_batch(examples: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> di
     return batch
 
 
-def concatenate_batch_texts(batch: Mapping[str, Any], pad_token_id: int) -> dict[str, torch.Tensor]:
+def concatenate_batch_texts(batch: Mapping[str, Any], model: Any) -> dict[str, torch.Tensor]:
     """Return all texts of a batch as one batch, for one forward pass: `input_ids` and `attention_mask` (M * B, T).
 
-    The first texts of all B rows come first, then the second ones. `pad_token_id` is the model's: some find a text's end by it.
+    The first texts of all B rows come first, then the second ones. Shorter ones are filled with the padding token of the model, which
+    may be wrapped for several processes: some models find the end of a text by it.
     """
+    pad_token_id = getattr(model, "module", model).config.pad_token_id or 0
     texts = [name.removesuffix("input_ids") for name in token_columns(batch)]
     fillings = {"input_ids": pad_token_id, "attention_mask": 0}
     return {name: join_padded([batch[text + name] for text in texts], filling) for name, filling in fillings.items()}

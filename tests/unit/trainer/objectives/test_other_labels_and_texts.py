@@ -41,5 +41,5 @@ def test_score_of_a_text_does_not_depend_on_the_length_of_another():
     for other in ([8, 9], [8, 9, 10, 11, 12]):
         batch = pad_batch([{"input_ids": [5, 6, 7], "other_input_ids": other}], tokenizer)
         with torch.no_grad():
-            found.append(float(model(**concatenate_batch_texts(batch, padding)).logits[0, 0]))
+            found.append(float(model(**concatenate_batch_texts(batch, model)).logits[0, 0]))
     assert found[0] == pytest.approx(found[1], rel=1e-4)

@@ -47,9 +47,12 @@ def test_texts_are_padded_each_by_itself_and_read_together():
     assert batch["input_ids"].tolist() == [[1, 2, 3], [5, 9, 9]]
     assert batch["other_input_ids"].tolist() == [[4, 9], [6, 7]]
     assert batch["other_attention_mask"].tolist() == [[1, 0], [1, 1]]
-    together = concatenate_batch_texts(batch, 0)
+    model = types.SimpleNamespace(config=types.SimpleNamespace(pad_token_id=8))
+    together = concatenate_batch_texts(batch, model)
+    wrapped = concatenate_batch_texts(batch, types.SimpleNamespace(module=model))  # by DDP, which has no config
+    assert together["input_ids"].tolist() == wrapped["input_ids"].tolist()
     assert together["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 0, 0], [1, 1, 0]]
-    assert together["input_ids"][:, 0].tolist() == [1, 5, 4, 6]
+    assert together["input_ids"].tolist() == [[1, 2, 3], [5, 9, 9], [4, 9, 8], [6, 7, 8]]
 
 
 @pytest.mark.parametrize(("labels", "expected", "count"), LABELS.values(), ids=LABELS)
