@@ -66,4 +66,6 @@ def remove(
 
     The opposite of `new`. Asks first. What its runs have left and what is published stay.
     """
+    from tasks.scaffold.project import remove_recipe
+
     remove_recipe(name, yes=yes)
