@@ -46,7 +46,7 @@ def test_prefect_and_we_read_the_password_that_only_its_owner_can_read(folder, c
 def test_who_has_opened_the_file_before_does_not_see_the_password(folder) -> None:
     (folder / ".env").write_text("A=1\n")
     with (folder / ".env").open() as earlier:
-        password.make()
+        password.make_password()
         assert earlier.read() == "A=1\n"
 
 

@@ -19,7 +19,7 @@ from tasks.commands import main
 from tasks.diagnostics.check import check
 from tasks.scaffold import new as new_module
 from tasks.scaffold.new import new
-from tasks.scaffold.project import remove
+from tasks.scaffold.project import remove_recipe
 from tasks.scaffold.request import Request
 from tests.support.pretrained import write_model
 from tests.support.project import ROOT
@@ -127,7 +127,7 @@ def test_a_recipe_with_reasons(project: Path, models: Path, capsys: pytest.Captu
     assert files(project) == written
     assert "Nothing to do" in capsys.readouterr().out
 
-    remove("topics", yes=True)
+    remove_recipe("topics", yes=True)
     assert files(project) == before
 
 
@@ -311,7 +311,7 @@ def test_outside_of_a_project_it_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(RecipeError, match="run this in the root of the project"):
         make(data="rows.csv")
     with pytest.raises(RecipeError, match="run this in the root of the project"):
-        remove("topics", yes=True)
+        remove_recipe("topics", yes=True)
 
 
 def test_remove_asks_and_keeps_what_runs_left(project: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,16 +319,16 @@ def test_remove_asks_and_keeps_what_runs_left(project: Path, models: Path, capsy
     make(data="data/questions.csv", model=str(models / "bert"))
     before = files(project)
     (project / "runs/topics/release").mkdir(parents=True)
-    remove("topics", yes=False)
+    remove_recipe("topics", yes=False)
     assert files(project) == before
     assert "add --yes" in capsys.readouterr().out
-    remove("topics", yes=True)
+    remove_recipe("topics", yes=True)
     said = capsys.readouterr().out
     assert "Kept: runs/topics" in said
     assert (project / "runs/topics/release").is_dir()
     assert "prefect deployment delete retrain/topics" in said
     with pytest.raises(RecipeError, match="no recipe, item or deployment has this name"):
-        remove("topics", yes=True)
+        remove_recipe("topics", yes=True)
 
 
 @pytest.mark.parametrize("file", ["recipes.yaml", "prefect.yaml"])
@@ -338,7 +338,7 @@ def test_lists_that_are_not_text_are_named(file: str, project: Path, models: Pat
     before = (project / file).read_bytes()
     for edit in (
         lambda: make(data="data/questions.csv", model=str(models / "bert")),
-        lambda: remove("topics", yes=True),
+        lambda: remove_recipe("topics", yes=True),
     ):
         with pytest.raises(RecipeError, match=f"{file}: cannot be read.*\n  fix: save it as a text file in UTF-8"):
             edit()
@@ -352,7 +352,7 @@ def test_remove_takes_no_path(name: str, project: Path) -> None:
     (project / "docs/important.yaml").touch()
     before = files(project)
     with pytest.raises(RecipeError, match="is no name"):
-        remove(name, yes=True)
+        remove_recipe(name, yes=True)
     assert files(project) == before
     assert (project / "docs/important.yaml").exists()
 
