@@ -166,15 +166,16 @@ def imported_files(file: Path, root: Path) -> Iterator[Path]:
             modules += [(*package, alias.name) for alias in node.names]  # a module, or a name in the package
             if any(alias.name == "*" for alias in node.names):
                 modules += [(*package, path.stem) for path in root.joinpath(*package).glob("*.py")]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in {
-            "import_module",
-            "__import__",
-        }:
+        elif isinstance(node, ast.Call) and _called(node) in {"import_module", "__import__"}:
             names = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
             modules += [tuple(name.split(".")) for name in names if isinstance(name, str) and not name.startswith(".")]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value):
             modules.append(tuple(node.value.partition(":")[0].split(".")))
-    for module in modules:
-        for end in range(1, len(module) + 1):
-            place = root.joinpath(*module[:end])
-            yield from (path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file())
+    packages = (module[:end] for module in dict.fromkeys(modules) for end in range(1, len(module) + 1))
+    for place in (root.joinpath(*package) for package in dict.fromkeys(packages)):
+        yield from (path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file())
+
+
+def _called(node: ast.Call) -> str | None:
+    """Return the name of the function that is called, without what stands before it."""
+    return getattr(node.func, "attr", None) or getattr(node.func, "id", None)

@@ -6,11 +6,15 @@ example the options of an objective, and report it as `Problem`s too.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
+import inspect
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -259,8 +263,15 @@ def _problem(error: Any) -> Problem:
 
 
 def _meaning(model: type[pydantic.BaseModel] | None, key: Key) -> str:
-    field = model.model_fields.get(str(key[-1])) if model and key else None
-    return f" ({field.description.splitlines()[0]})" if field and field.description else ""
+    """Return the first line of the key's docstring."""
+    for section in model.__mro__ if model and key else ():
+        if key[-1] in vars(section).get("__annotations__", {}):
+            body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0].body  # type: ignore[attr-defined]
+            for field, after in pairwise(body):
+                is_key = isinstance(field, ast.AnnAssign) and ast.unparse(field.target) == key[-1]
+                if is_key and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                    return f" ({inspect.cleandoc(str(after.value.value)).splitlines()[0]})"
+    return ""
 
 
 def _locate(loc: Sequence[str | int]) -> tuple[Key, type[pydantic.BaseModel] | None]:

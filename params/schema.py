@@ -41,9 +41,7 @@ Direction = Literal["min", "max"]
 class Section(BaseModel):
     """A section of a recipe: frozen, without unknown keys, strict about types, and with finite numbers only."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def conflict(what: str, fix: str) -> PydanticCustomError:

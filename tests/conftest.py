@@ -18,6 +18,9 @@ import pytest
 from tasks.shards import executor
 from tests.support.project import CODE, ROOT, Project, copy_project
 
+# Until all tests are collected: imports make much that lives on, and each collection would look at all of it.
+gc.disable()
+
 # Tests run side by side, and their models are too small to gain from threads. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -50,6 +53,7 @@ def pytest_collection_finish() -> None:
     """Leave what was imported out of garbage collections: accelerate makes one after each training, half a second long."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -38,40 +38,29 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from trainer.job import Job
 
-LIBRARIES = [
-    *(
-        "torch",
-        "torch._dynamo",
-        "torch.distributed.run",
-        "accelerate",
-        "datasets",
-        "pandas",
-        "pyarrow.parquet",
-        "psutil",
-    ),
-    *("transformers.trainer", "transformers.trainer_seq2seq", "transformers.models.auto.modeling_auto", "peft"),
-    *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "bert", "t5")),
-    *("torchmetrics.classification", "scipy.stats", "scipy.optimize"),
-    *("great_expectations", "great_expectations.expectations.core"),
-    *("huggingface_hub.hf_api", "fastapi", "uvicorn", "dulwich.repo", "jinja2", "markdown_it", "typer", "zc.lockfile"),
-    *("matplotlib.figure", "matplotlib.backends.backend_svg", "PIL.Image"),
-    *("dvc.cli", "dvc.commands.repro", "dvc.repo", "dvc.stage.exceptions", "dvc.utils.strictyaml"),
-    *("prefect.flows", "prefect.artifacts", "prefect.server.api.server"),
-    *(
-        "transformers.pipelines.text_generation",
-        "transformers.models.auto.processing_auto",
-    ),  # publishing asks a release
-    *("dvc.cli.parser", "dvc.scm", "dvc.rwlock", "dvc.data_cloud", "dvc.repo.open_repo", "scmrepo.git", "flufl.lock"),
-    *(
-        "prefect.telemetry.run_telemetry",
-        "prefect.runtime",
-        "prefect.flow_runs",
-        "prefect.variables",
-    ),  # its engines configure logs
-    *("prefect.concurrency.services", "prefect.utilities.visualization"),
-    *("uvicorn.protocols.http.h11_impl", "uvicorn.loops.uvloop", "uvicorn.lifespan.off", "anyio._backends._asyncio"),
-    "tests.support.preloaded",
-]
+_NAMES = """
+    tests.support.preloading torch torch._dynamo torch.distributed.run accelerate datasets pandas
+    pyarrow.parquet psutil transformers.trainer transformers.trainer_seq2seq
+    transformers.models.auto.modeling_auto peft transformers.models.llama.modeling_llama
+    transformers.models.bert.modeling_bert transformers.models.t5.modeling_t5 torchmetrics.classification
+    scipy.stats scipy.optimize great_expectations great_expectations.expectations.core huggingface_hub.hf_api
+    fastapi uvicorn dulwich.repo jinja2 markdown_it typer zc.lockfile matplotlib.figure
+    matplotlib.backends.backend_svg PIL.Image dvc.cli dvc.commands.repro dvc.repo dvc.stage.exceptions
+    dvc.utils.strictyaml prefect.flows prefect.artifacts prefect.server.api.server
+    transformers.pipelines.text_generation transformers.models.auto.processing_auto dvc.cli.parser dvc.scm
+    dvc.rwlock dvc.data_cloud dvc.repo.open_repo scmrepo.git flufl.lock prefect.telemetry.run_telemetry
+    prefect.runtime prefect.flow_runs prefect.variables dvc.dirs dvc.cachemgr dvc._debug dvc.repo.metrics
+    dvc.repo.plots dvc.repo.params dvc.repo.stage dvc.repo.datasets dvc.repo.artifacts dvc.repo.index
+    dvc.repo.graph dvc.repo.trie dvc.types dvc_data.hashfile.db dvc_data.hashfile.status dvc_render
+    dvc_render.html flatten_dict configobj dulwich.ignore dulwich.worktree dulwich.gc dulwich.lfs
+    dulwich.commit_graph ruamel.yaml.mergevalue fsspec.implementations.memory matplotlib.style.core
+    platformdirs.unix rich._emoji_codes tabulate starlette.middleware.trustedhost typer._adapters
+    uvicorn.loops.auto cyclopts prefect.concurrency.services prefect.utilities.visualization
+    uvicorn.protocols.http.h11_impl uvicorn.loops.uvloop uvicorn.lifespan.off anyio._backends._asyncio
+    tests.support.preloaded
+"""
+LIBRARIES = _NAMES.split()
+"""Without Prefect's engines, which configure logs when they are imported."""
 _ROOT = str(Path(__file__).parents[2])
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(LIBRARIES)
