@@ -34,7 +34,7 @@ CLIENT_ERRORS = (*_NETWORK_ERRORS, InconsistentStateError, HubBusyError, Request
 """What a call of the client may raise because of the Hub or the network."""
 
 
-def permanent_error(error: BaseException, api: HfApi, repo_id: str) -> EvergreenError | None:
+def as_permanent_error(error: BaseException, api: HfApi, repo_id: str) -> EvergreenError | None:
     """Return the error for what the Hub would refuse again; None when another attempt may succeed."""
     cause, uploading = _root_cause(error)
     namespace, fix = repo_id.partition("/")[0], ""

@@ -31,8 +31,8 @@ from tasks.digests import weights_digest
 from tasks.hub_client.faults import (
     CLIENT_ERRORS,
     InconsistentStateError,
+    as_permanent_error,
     describe_without_secrets,
-    permanent_error,
     refuse_malformed_token,
     retry_delay,
 )
@@ -131,7 +131,7 @@ class HubRepository:
                 except CLIENT_ERRORS as error:
                     if missing and isinstance(error, RepositoryNotFoundError):
                         return missing()
-                    if refused := permanent_error(error, self.api, self.id):
+                    if refused := as_permanent_error(error, self.api, self.id):
                         raise refused from None
                     reason, wait_s = describe_without_secrets(error, self.api), retry_delay(error, number)
                 self.log(f"{self.where}: no clear answer: {reason}")
