@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from params.dvc_files import Inputs
+from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Data, Expectation, Launch, ObjectiveChoice, Tokenization, TrainTokenizer, Validation
 from trainer.data.shards import folder_sha256
@@ -57,7 +57,9 @@ def run(stage: str, root: Path, tokenizer: str, workers: int) -> None:
     """Run one stage in this process, which looks for garbage as that of a stage does."""
     reduce_garbage_collection()
     artifacts, launch = Artifacts("rows", root), Launch(micro_batch_size=1, data_workers=workers)
-    inputs = Inputs(stage, artifacts, {}, {"benchmarks": {"data_stages.py": ""}})  # with code, work is kept
+    inputs = StageInputsSnapshot(
+        stage, artifacts, {}, {"benchmarks": {"data_stages.py": ""}}
+    )  # with code, work is kept
     objective = ObjectiveChoice(name="sequence_classification")
     if stage == "ingest":
         from tasks.ingestion.stage import ingest

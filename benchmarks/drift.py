@@ -24,11 +24,11 @@ from pathlib import Path
 import numpy as np
 
 from params.schema import Drift
-from tasks.drift.measure import find_drift
-from tasks.drift.profile import Profile, samples
-from tasks.drift.report import CONFIDENCE_ERROR_SHARE, Change
+from tasks.drift.measure import compare_with_profile
+from tasks.drift.profile import DataProfile, measure_sampled_rows
+from tasks.drift.report import CONFIDENCE_ERROR_SHARE, MeasuredChange
 from tasks.drift.rows import SampledRows, hashed_ngrams, label_hash
-from tasks.drift.two_sample import holm
+from tasks.drift.two_sample import holm_rejections
 
 CONFIDENCES = (0.95, 0.99)
 GROUP = 5
@@ -149,31 +149,31 @@ def _features(text: str) -> list[int]:
     return hashed_ngrams([text])
 
 
-def one_run(trial: Trial, rows: Sequence[Row], seed: int) -> list[Change]:
+def one_run(trial: Trial, rows: Sequence[Row], seed: int) -> list[MeasuredChange]:
     """Draw rows once and compare them."""
     random = np.random.default_rng([seed, trial.known, trial.new])
     has = {"has_groups": trial.is_grouped and trial.says_groups, "has_labels": trial.change != "intent in text"}
     known, new = (sampled(drawn, random, **has) for drawn in draw(trial, rows, random))
     labels = {column: {label_hash(label): 1 for (label,) in found} for column, found in known.labels.items()}
-    profile = Profile(
+    profile = DataProfile(
         rows=trial.known,
         content=[],
         is_whole=True,
         known=np.empty(0, np.uint64),
         labels=labels,
-        samples=tuple(samples(known)),
+        samples=tuple(measure_sampled_rows(known)),
     )
-    return [finding.change for finding in find_drift(profile, new, Drift(confidence=max(CONFIDENCES)), seed)]
+    return [finding.change for finding in compare_with_profile(profile, new, Drift(confidence=max(CONFIDENCES)), seed)]
 
 
-def moved(changes: Sequence[Change], confidence: float, *, floors: bool = True) -> list[str]:
+def moved(changes: Sequence[MeasuredChange], confidence: float, *, floors: bool = True) -> list[str]:
     """Return what moved at a confidence."""
-    rejected = holm([change.p_value for change in changes], (1 - confidence) * (1 - CONFIDENCE_ERROR_SHARE))
+    rejected = holm_rejections([change.p_value for change in changes], (1 - confidence) * (1 - CONFIDENCE_ERROR_SHARE))
     pairs = zip(changes, rejected, strict=True)
     return [change.what for change, moves in pairs if moves and (not floors or change.effect >= change.floor)]
 
 
-def cell(trial: Trial, found: Sequence[Sequence[Change]], seconds: float) -> Cell:
+def cell(trial: Trial, found: Sequence[Sequence[MeasuredChange]], seconds: float) -> Cell:
     """Count the runs of one trial."""
     whats = [change.what for change in found[0]]
     at_default = [moved(changes, 0.95) for changes in found]

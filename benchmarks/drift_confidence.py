@@ -25,8 +25,8 @@ from sklearn.pipeline import make_pipeline
 from benchmarks.drift import CONFIDENCES, read
 from params.schema import ObjectiveChoice
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, DriftReport
-from tasks.evaluation.champion import compare_confidence
-from tasks.evaluation.scoring import Scores
+from tasks.evaluation.champion import compare_champion_confidence
+from tasks.evaluation.scoring import RowScores
 from trainer import objectives
 
 MODELS = 5
@@ -102,10 +102,10 @@ def one_run(trial: Trial, of: Confidences, seed: int) -> tuple[float, float, flo
     if trial.share:
         count = round(trial.share * trial.new)
         new[:count] = random.choice(of.changed[trial.name], count)
-    classifier = objectives.build(ObjectiveChoice(name="sequence_classification"))
+    classifier = objectives.build_objective(ObjectiveChoice(name="sequence_classification"))
     drift = DriftReport(status="compared", repo_id="", confidence=max(CONFIDENCES))
-    sides = (Scores(np.arange(len(side)), {"confidence": side}) for side in (held_out, new))
-    change = compare_confidence(classifier, drift, *sides, split="test", seed=seed).change
+    sides = (RowScores(np.arange(len(side)), {"confidence": side}) for side in (held_out, new))
+    change = compare_champion_confidence(classifier, drift, *sides, split="test", seed=seed).change
     assert change is not None
     return change.p_value, change.effect, change.floor
 

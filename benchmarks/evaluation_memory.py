@@ -44,7 +44,7 @@ def prepare(root: Path, rows: int) -> None:
     from tasks.tokenization.stage import tokenize
     from trainer import objectives
     from trainer.data import tokens
-    from trainer.model.network import initial_model
+    from trainer.model.network import build_model_to_train
 
     (root / "params").mkdir(parents=True)
     path = root / "params" / "memory.yaml"
@@ -57,9 +57,9 @@ def prepare(root: Path, rows: int) -> None:
     ingest(artifacts, data=Data.model_validate({"source": source}), seed=0, launch=Launch(micro_batch_size=1))
     shutil.copytree(artifacts.raw, artifacts.rows)
     tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
-    network = initial_model(
+    network = build_model_to_train(
         recipe.model,
-        objective=objectives.build(recipe.objective),
+        objective=objectives.build_objective(recipe.objective),
         state={},
         tokenizer=tokens.read_tokenizer(artifacts.tokens),
         seed=recipe.seed,

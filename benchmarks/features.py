@@ -74,7 +74,7 @@ def examples() -> list[dict[str, Any]]:
 def measure(name: str, hidden: int) -> float:
     """Train with one feature; return the mean seconds per 1,000 tokens."""
     feature = FEATURES[name]
-    rows = [*packing.pack(examples(), LENGTH)] if feature.packed else examples()
+    rows = [*packing.pack_examples(examples(), LENGTH)] if feature.packed else examples()
     tokens = sum(len(row["input_ids"]) for row in rows) / len(rows) * BATCH
     model: Any = language_model(hidden, 3)
     if feature.adapters:

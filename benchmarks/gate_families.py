@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from params.schema import ObjectiveChoice
-from tasks.evaluation.scoring import Scores
+from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Gain, Resampler, accuracy_gain
 from trainer import objectives
 
@@ -67,13 +67,13 @@ class Resampled(Family):
 
     def gains(self, pairs: int, gain: float, seed: int, confidence: float = 0.95) -> Iterator[Gain]:
         chance, ids = self.random(seed), np.arange(self.rows)
-        learned = objectives.build(ObjectiveChoice(name=self.objective))
+        learned = objectives.build_objective(ObjectiveChoice(name=self.objective))
         directions = {**learned.metrics, **learned.evaluate_only_metrics}
         for start in range(0, pairs, _BATCH):
             drawn = [self.pair(chance, gain) for _ in range(min(_BATCH, pairs - start))]
             resampler = Resampler(learned, self.state, resamples=2000, confidence=confidence, seed=seed + start)
             for pair in drawn:
-                own, other = (Scores(ids, columns, self.groups) for columns in pair)
+                own, other = (RowScores(ids, columns, self.groups) for columns in pair)
                 yield resampler.gains(own, other, directions)[self.metric]
 
 

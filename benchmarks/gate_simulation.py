@@ -24,9 +24,9 @@ import numpy as np
 
 from benchmarks.gate_families import FAMILIES, FEW, Accuracy, Family, few, gain_of_counts
 from params.schema import Gate, ObjectiveChoice
-from tasks.evaluation.gate import judge, passes
-from tasks.evaluation.report import Comparison, Details, SliceResult
-from tasks.evaluation.scoring import Scores
+from tasks.evaluation.gate import gain_passes_bar, judge_candidate
+from tasks.evaluation.report import EvaluationDetails, MetricComparison, SliceResult
+from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Gain, Resampler
 from trainer import objectives
 
@@ -57,9 +57,9 @@ def cells(family: Family, pairs: int, seed: int = 0) -> Iterator[Cell]:
     for gain in sorted(gain for gain in true_gains if family.allows(gain)):
         observed = [_moved(one, gain) for one in common] or list(family.gains(pairs, gain, seed))
         for name, gate in GATES.items():
-            published = sum(passes(comparison(family.metric, found, family.rows), gate) for found in observed) / len(
-                observed
-            )
+            published = sum(
+                gain_passes_bar(comparison(family.metric, found, family.rows), gate) for found in observed
+            ) / len(observed)
             yield Cell(family.describe(), family.rows, name, gain, gain <= gate.bar, len(observed), published)
 
 
@@ -76,7 +76,7 @@ def few_rates(place: int, pairs: int, seed: int = 0) -> dict[str, list[float | N
                 found[name].append(None)
                 continue
             observed = [_moved(one, gate.bar) for one in common] or list(family.gains(pairs, gate.bar, seed))
-            passed = sum(passes(comparison(family.metric, one, family.rows), gate) for one in observed)
+            passed = sum(gain_passes_bar(comparison(family.metric, one, family.rows), gate) for one in observed)
             found[name].append(passed / len(observed))
     return found
 
@@ -85,9 +85,9 @@ def _moved(gain: Gain, by: float) -> Gain:
     return Gain(gain.value + by, gain.low + by, gain.high + by, gain.p_value, gain.at_most)
 
 
-def comparison(metric: str, gain: Gain, rows: int) -> Comparison:
+def comparison(metric: str, gain: Gain, rows: int) -> MetricComparison:
     """Return a gain as the gate takes it."""
-    return Comparison(
+    return MetricComparison(
         against="champion",
         metric=metric,
         gain=gain.value,
@@ -126,7 +126,7 @@ def slice_cells(pairs: int, seed: int = 0, slices: int = 50) -> Iterator[SliceCe
     """Yield the alarm rates of gates on slices; the models differ on 10% of the rows, or on more where they must."""
     gates = [Gate(slice_margin=0.05, margin=0.5), Gate(slice_floors={"accuracy": 0.8}, margin=0.5)]
     all_rows = comparison("accuracy", gain_of_counts(10, 10, 1000), 1000)
-    details = Details(
+    details = EvaluationDetails(
         confidence=0.95,
         resamples=0,
         directions={"accuracy": "max"},
@@ -148,7 +148,7 @@ def slice_cells(pairs: int, seed: int = 0, slices: int = 50) -> Iterator[SliceCe
                 alarms = 0
                 for pair in counts:
                     found = [_slice(*one, rows, by_margin=gate.slice_margin is not None) for one in pair]
-                    verdict, _ = judge(
+                    verdict, _ = judge_candidate(
                         gate,
                         details.model_copy(update={"slices": found}),
                         metric="accuracy",
@@ -184,10 +184,12 @@ def _slice(only_own: int, only_other: int, both: int, rows: int, *, by_margin: b
 
 @cache
 def _floor_p_value(right: int, rows: int) -> float:
-    learned = objectives.build(ObjectiveChoice(name="sequence_classification"))
+    learned = objectives.build_objective(ObjectiveChoice(name="sequence_classification"))
     resampler = Resampler(learned, {"labels": ["a", "b"]}, resamples=200, confidence=0.95, seed=0)
     zeros, predicted = np.zeros(rows), (np.arange(rows) >= right).astype(float)
-    scores = Scores(np.arange(rows), {"nll": zeros, "label": zeros, "prediction": predicted, "confidence": zeros + 0.5})
+    scores = RowScores(
+        np.arange(rows), {"nll": zeros, "label": zeros, "prediction": predicted, "confidence": zeros + 0.5}
+    )
     return resampler.floor_p_values(scores, {"accuracy": 0.8}, {"accuracy": "max"})["accuracy"]
 
 

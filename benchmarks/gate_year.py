@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.gate_families import Accuracy, BitsPerByte, Family, Spans, gain_of_counts
 from benchmarks.gate_simulation import comparison
 from params.schema import Gate
-from tasks.evaluation.gate import passes
+from tasks.evaluation.gate import gain_passes_bar
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,7 +58,7 @@ def _differing(chance: np.random.Generator, rows: NDArray[np.int64], share: floa
 def _passes(name: str, one: int, other: int, rows: int) -> bool:
     gate = GATES[name]
     gain = gain_of_counts(one, other, rows, gate.comparison_confidence)
-    return passes(comparison("accuracy", gain, rows), gate)
+    return gain_passes_bar(comparison("accuracy", gain, rows), gate)
 
 
 def errors(years: int, rows: int, shared: float, seed: int = 0) -> dict[str, float]:
@@ -80,7 +80,7 @@ def error_of_one(pairs: int, family: Family, seed: int = 0) -> dict[str, float]:
     found = {}
     for name, gate in GATES.items():
         gains = family.gains(pairs, 0.0, seed, gate.comparison_confidence)
-        found[name] = sum(passes(comparison(family.metric, one, family.rows), gate) for one in gains) / pairs
+        found[name] = sum(gain_passes_bar(comparison(family.metric, one, family.rows), gate) for one in gains) / pairs
     return found
 
 

@@ -67,7 +67,7 @@ def texts(length: int, vocabulary: int, *, packed: bool) -> tuple[Dataset, float
     for i in range(4 * STEPS * BATCH):
         ids = [chance.randrange(10, vocabulary) for _ in range(chance.randrange(length // 20, length))]
         examples.append({"row_id": i, "input_ids": ids, "labels": ids})
-    rows = [*packing.pack(examples, length)] if packed else examples
+    rows = [*packing.pack_examples(examples, length)] if packed else examples
     rows = rows[: STEPS * BATCH]
     return Dataset.from_list(rows), sum(len(row["input_ids"]) for row in rows) / STEPS
 

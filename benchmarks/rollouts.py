@@ -60,7 +60,7 @@ def train(steps_per_generation: int) -> Rollouts:
     """Train, and return the trainer with its times."""
     options = {"num_generations": 4, "max_new_tokens": 64, "rewards": ["benchmarks.rollouts:length"]}
     choice = {"name": "grpo", "reference_columns": [], "steps_per_generation": steps_per_generation, **options}
-    objective = objectives.build(ObjectiveChoice.model_validate(choice))
+    objective = objectives.build_objective(ObjectiveChoice.model_validate(choice))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), pad_token="<pad>")
     prompts = [[i % VOCABULARY for i in ids] for ids in sequences(PROMPTS * STEPS, 16)["input_ids"]]
     rows = {

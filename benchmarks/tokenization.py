@@ -143,7 +143,7 @@ def times(work: Work, folder: Path, turn: int) -> dict[str, tuple[float, float]]
     rows = SplitRows(artifacts.raw / "train")
     dataset = Dataset.from_list([*rows.rows()])
     column = [row.get("text") or row["messages"] for row in work.rows]
-    method = objectives.build(work.objective)
+    method = objectives.build_objective(work.objective)
     encoder = Encoder(method, work.tokenizer, work.max_length, method.collect_state(rows.rows()))
 
     def here() -> None:

@@ -187,7 +187,7 @@ def trainer(
     else:
         name = "sequence_classification" if is_classifier else "causal_lm"
         columns = {"text_column": "text", "label_column": "label"} if is_classifier else {}
-        method = objectives.build(objective or ObjectiveChoice.model_validate({"name": name, **columns}))
+        method = objectives.build_objective(objective or ObjectiveChoice.model_validate({"name": name, **columns}))
         state = {"labels": [str(i) for i in range(LABELS)]} if is_classifier else {}
         arguments |= {"logging_nan_inf_filter": False, "remove_unused_columns": False, "dataloader_pin_memory": False}
         made = Ours(

@@ -29,7 +29,7 @@ import psutil
 from params.foundation import command_result
 from params.foundation.artifacts import Artifacts
 from params.foundation.secrets import without_secrets
-from trainer.runtime.lifetime import die_with_parent, signal_group, stop_group
+from trainer.runtime.lifetime import die_with_parent, signal_process_group, stop_process_group
 
 Logger: TypeAlias = "logging.Logger | logging.LoggerAdapter[logging.Logger]"
 
@@ -85,20 +85,20 @@ def run_child(
             log.info(line)
         status = process.wait()
     except BaseException as error:  # cancelled, SIGTERM, Ctrl-C, too long
-        stop_group(process, grace_s)
+        stop_process_group(process, grace_s)
         for line in filter(str.strip, _lines(process)):  # what it wrote while it stopped
             log.info(without_secrets(line))
         if isinstance(error, KeyboardInterrupt):
-            ended = command_result.read(artifacts.command_result)
+            ended = command_result.read_result_file(artifacts.command_result)
             kept = ended.error.fix if ended and ended.error else "start again: what has ended is kept"
             raise KeyboardInterrupt(f"{name}\n  {kept}") from None
         raise
     finally:
-        signal_group(process, signal.SIGKILL)  # its leader has ended; nothing of its group stays behind
+        signal_process_group(process, signal.SIGKILL)  # its leader has ended; nothing of its group stays behind
         process.stdout.close()
-    result = command_result.read(artifacts.command_result)
+    result = command_result.read_result_file(artifacts.command_result)
     if status:
-        raise command_result.error_from_result(name, status, last, result)
+        raise command_result.error_of_failed_command(name, status, last, result)
     return result is not None
 
 

@@ -28,7 +28,7 @@ from flows.dvc_project.locks import clear_stale_locks
 from params import HubRefusedError, TransientError, load
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import LOCAL_FOLDER
-from tasks.hub_server.store import Store
+from tasks.hub_server.store import RepositoryStore
 from tasks.releases.recorded_data import recorded_data_hashes
 from tasks.training.run_folders import superseded
 from trainer.runtime.lifetime import hold_file_lock
@@ -105,7 +105,7 @@ def _unneeded(needed: set[str] | None, *, unfinished: bool) -> Iterator[Unneeded
         cache, _ = dvc_cache.folder()
         what = f"{cache}: objects that nothing in git and no recent release uses"
         yield Unneeded(cache, what, size, partial(dvc_cache.measure_unused_objects, needed, remove=True))
-    hub, place = Store(Path(LOCAL_FOLDER)), Path(LOCAL_FOLDER).resolve()
+    hub, place = RepositoryStore(Path(LOCAL_FOLDER)), Path(LOCAL_FOLDER).resolve()
     if size := hub.prune(remove=False):
         what = f"{place}: objects that no branch, tag or pull request leads to"
         yield Unneeded(place, what, size, partial(hub.prune, remove=True))

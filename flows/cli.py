@@ -29,7 +29,7 @@ AnyRecipe = Annotated[str | None, commands.recipe_argument(recipe_name, "by defa
 def root_callback(context: typer.Context) -> None:
     """Run a recipe or one of its stages, inspect a run, or work with its releases."""
     if context.invoked_subcommand not in {"run", "watch", "notice"}:  # there, Prefect decides on the log
-        commands.set_up()
+        commands.set_up_command_output()
 
 
 @app.command()

@@ -16,7 +16,7 @@ from params.foundation.errors import RecipeError
 
 
 @dataclass(frozen=True)
-class Defaults:
+class ObjectiveDefaults:
     """The defaults of an objective; an objective of your own has those below, unless it names others.
 
     Learning rate and epochs are as in TRL, with larger batches, because a model is compared with its predecessor, and noise
@@ -40,7 +40,7 @@ _RANDOM_WEIGHTS: Final = (2e-3, 0.4)
 _WIDTHS: Final = ("hidden_size", "d_model", "n_embd", "dim")
 
 
-def with_defaults(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+def with_dependent_defaults(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the content of the file of the recipe `name` with the defaults that depend on other keys.
 
     What is not as the schema wants it stays as it is.
@@ -67,12 +67,14 @@ def with_defaults(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**content, **{key: values for key, values in filled.items() if key not in wrong}}
 
 
-def _defaults_of(objective: str) -> Defaults:
+def _defaults_of(objective: str) -> ObjectiveDefaults:
     """Return `Objective.defaults` of trainer/objectives/<objective>.py; the usual ones where building the objective will fail."""
     try:
-        found: Defaults = importlib.import_module("trainer.objectives").find(objective).defaults
+        found: ObjectiveDefaults = (
+            importlib.import_module("trainer.objectives").import_objective_class(objective).defaults
+        )
     except RecipeError:
-        return Defaults()
+        return ObjectiveDefaults()
     return found
 
 
@@ -81,7 +83,7 @@ def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _learning_rate(model: Mapping[str, Any], choice: Defaults) -> float:
+def _learning_rate(model: Mapping[str, Any], choice: ObjectiveDefaults) -> float:
     if config := _section(model, "config"):
         highest, factor = _RANDOM_WEIGHTS
         width = next((config[key] for key in _WIDTHS if isinstance(config.get(key), int) and config[key] > 0), 1)

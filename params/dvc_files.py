@@ -28,7 +28,7 @@ _HASHED_BYTES = 2**16
 
 
 @dataclass(frozen=True)
-class Inputs:
+class StageInputsSnapshot:
     """What a stage depends on, as it is at one moment."""
 
     stage: str
@@ -38,7 +38,7 @@ class Inputs:
     """The state of the files of each declared dependency, by their path below it; `.` if it is a file itself."""
 
     @classmethod
-    def read(cls, stage: str, artifacts: Artifacts) -> Inputs:
+    def read(cls, stage: str, artifacts: Artifacts) -> StageInputsSnapshot:
         """Return the inputs as they are now. They are empty if dvc.yaml does not list the stage."""
         from params.loading import load
 
@@ -51,7 +51,7 @@ class Inputs:
             stage=stage,
             artifacts=artifacts,
             params={key: _value(recipe, key) for key in keys},
-            files={path: _states(artifacts.root / path) for path in dependencies(stage, artifacts)},
+            files={path: _states(artifacts.root / path) for path in read_stage_dependencies(stage, artifacts)},
         )
 
     @property
@@ -67,7 +67,7 @@ class Inputs:
 
     def check(self) -> None:
         """Fail if an input is not what it was."""
-        now = Inputs.read(self.stage, self.artifacts)
+        now = StageInputsSnapshot.read(self.stage, self.artifacts)
         recipe = self.artifacts.recipe_path
         changed = [f"{key} in {recipe}" for key in self.params if self.params[key] != now.params.get(key)]
         for path, files in self.files.items():
@@ -86,38 +86,38 @@ class Inputs:
         return changed + [path for path in code if hashes.get(path) != _dvc_hash(self.files[path])]
 
 
-def check_earlier_stages(stage: str, artifacts: Artifacts) -> None:
+def check_earlier_stages_unchanged(stage: str, artifacts: Artifacts) -> None:
     """Fail if an earlier stage ran with other code or another recipe than there are now, says dvc.lock.
 
     Without DVC, the stages are the user's to run, and dvc.lock says nothing about them.
     """
     if "DVC_STAGE" not in os.environ:
         return
-    recorded = recorded_stages(artifacts.root)
+    recorded = read_dvc_lock_stages(artifacts.root)
     for earlier in STAGES[: STAGES.index(stage)]:
-        inputs = Inputs.read(earlier, artifacts)
+        inputs = StageInputsSnapshot.read(earlier, artifacts)
         entry = recorded.get(inputs.name)
         if entry and (changed := inputs.recorded_changes(entry)):
             raise _error(inputs.name, f"changed since it ran: {', '.join(changed)}")
 
 
-def dependencies(stage: str, artifacts: Artifacts) -> list[str]:
+def read_stage_dependencies(stage: str, artifacts: Artifacts) -> list[str]:
     """Return the files and folders that dvc.yaml declares for a stage; those that the recipe's item lacks are left out."""
-    item = item_in_recipes_yaml(artifacts)
+    item = read_recipes_yaml_item(artifacts)
     values = {"key": artifacts.recipe} | {f"item.{name}": path for name, path in item.items()}
     declared = _stage(stage, artifacts).get("deps", ())
     paths = [re.sub(r"\$\{([\w.]+)\}", lambda name: values.get(name[1], name[0]), path) for path in declared]
     return [path for path in paths if "${" not in path]
 
 
-def item_in_recipes_yaml(artifacts: Artifacts) -> dict[str, str]:
+def read_recipes_yaml_item(artifacts: Artifacts) -> dict[str, str]:
     """Return the recipe's item in recipes.yaml; empty if it has none."""
     recipes = _yaml(artifacts.root / RECIPES).get("recipes")
     item = recipes.get(artifacts.recipe) if isinstance(recipes, Mapping) else None
     return {str(key): str(value) for key, value in item.items()} if isinstance(item, Mapping) else {}
 
 
-def recorded_stages(root: Path) -> Mapping[str, Any]:
+def read_dvc_lock_stages(root: Path) -> Mapping[str, Any]:
     """Return the stages in dvc.lock: what DVC recorded of their last runs, by name, such as `train@default`."""
     return _yaml(root / "dvc.lock").get("stages") or {}
 
@@ -125,13 +125,13 @@ def recorded_stages(root: Path) -> Mapping[str, Any]:
 def is_training_recorded(artifacts: Artifacts) -> bool:
     """Whether dvc.lock records the training that wrote the model: a DVC that was killed before has recorded nothing."""
     report = artifacts.history / "training.json"
-    outs = recorded_stages(artifacts.root).get(f"train@{artifacts.recipe}", {}).get("outs", ())
+    outs = read_dvc_lock_stages(artifacts.root).get(f"train@{artifacts.recipe}", {}).get("outs", ())
     hashes = {out["path"]: out.get("md5") for out in outs}
     recorded = hashes.get(report.relative_to(artifacts.root).as_posix())
     return report.is_file() and recorded == _md5(report.read_bytes())
 
 
-def check_recipe_unedited(inputs: Inputs) -> None:
+def check_recipe_unedited(inputs: StageInputsSnapshot) -> None:
     """Fail if the recipe was edited since DVC looked at its values, which then are not those of this stage."""
     if os.environ.get("DVC_STAGE") != inputs.name:
         return
@@ -160,10 +160,10 @@ def _value(content: Any, key: str) -> Any:
 def _states(path: Path) -> dict[str, str]:
     """Return the state of a file, or of every file of a folder that DVC does not ignore, by its path below `path`."""
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    return {f.relative_to(path).as_posix(): file_state(f) for f in files if "__pycache__" not in f.parts}
+    return {f.relative_to(path).as_posix(): file_fingerprint(f) for f in files if "__pycache__" not in f.parts}
 
 
-def file_state(file: Path) -> str:
+def file_fingerprint(file: Path) -> str:
     """Return what tells whether a file has changed: its MD5 or, of a large one, size and time; empty if there is none."""
     try:
         about = file.stat()

@@ -130,7 +130,9 @@ def import_root(file: Path) -> Path:
     return next((root for root in roots if file.is_relative_to(root)), file.parent)
 
 
-def all_imported(files: Iterable[Path], root: Path, leave_out: Callable[[str], bool] | None = None) -> list[Path]:
+def transitively_imported_files(
+    files: Iterable[Path], root: Path, leave_out: Callable[[str], bool] | None = None
+) -> list[Path]:
     """Return `files` below `root` and what they import below it, directly or through others, without importing them.
 
     `leave_out` says of a path in `root` whether it and its imports do not count.
@@ -138,14 +140,14 @@ def all_imported(files: Iterable[Path], root: Path, leave_out: Callable[[str], b
     found = dict.fromkeys(files)
     queue = list(found)
     while queue:
-        for path in imported_files(queue.pop(), root):
+        for path in directly_imported_files(queue.pop(), root):
             if path not in found and not (leave_out and leave_out(path.relative_to(root).as_posix())):
                 found[path] = None
                 queue.append(path)
     return list(found)
 
 
-def imported_files(file: Path, root: Path) -> Iterator[Path]:
+def directly_imported_files(file: Path, root: Path) -> Iterator[Path]:
     """Yield the files below `root` that Python runs to import a file below it, as far as its text says so.
 
     These are its packages, what its import statements name, wherever they stand, what it hands to `import_module`, and texts of the form

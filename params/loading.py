@@ -23,7 +23,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from params.defaults import with_defaults
+from params.defaults import with_dependent_defaults
 from params.foundation.errors import EvergreenError, RecipeError
 from params.schema import Recipe
 
@@ -66,7 +66,7 @@ class Document:
     @property
     def recipe(self) -> dict[str, Any]:
         """The content of a recipe, with the defaults that depend on other keys."""
-        return with_defaults(self.content, self.path.stem)
+        return with_dependent_defaults(self.content, self.path.stem)
 
     def line(self, key: Key) -> int:
         """Return the line of `key`, or of its closest parent in the file. The first line is 1."""
@@ -116,12 +116,12 @@ def find_recipe(recipe: str) -> Path:
     if path.resolve() != (_FOLDER / f"{path.stem}.yaml").resolve():
         what = "is not a .yaml file in params/, where DVC looks for recipes"
         raise RecipeError(str(path), what, f"move it to params/{path.stem}.yaml, and list it in recipes.yaml")
-    if problem := name_problem(path.stem):
+    if problem := recipe_name_problem(path.stem):
         raise RecipeError(str(path), problem, "rename it, for example with `-` for each space")
     return path
 
 
-def name_problem(name: str) -> str:
+def recipe_name_problem(name: str) -> str:
     """Return why a recipe cannot have this name, which dvc.yaml puts into shell commands and paths; empty if it can."""
     if len(name) > _MAX_NAME:
         return f"the name of a recipe has at most {_MAX_NAME} characters, not {len(name)}"
@@ -129,7 +129,7 @@ def name_problem(name: str) -> str:
     return "" if _NAME.fullmatch(name) else what
 
 
-def recipes_like(start: str) -> list[str]:
+def recipe_names_with_prefix(start: str) -> list[str]:
     """Return the names of the recipes in params/ that begin with a text, for a shell that completes it."""
     return sorted(path.stem for path in _FOLDER.glob("*.yaml") if path.stem.startswith(start))
 

@@ -18,17 +18,17 @@ from params.schema import Recipe
 _NULL: Final = "tag:yaml.org,2002:null"
 
 
-def resolve(artifacts: Artifacts) -> None:
+def write_resolved_recipe(artifacts: Artifacts) -> None:
     """Write the resolved recipe. Equal values give equal bytes, whatever the recipe's file looks like."""
-    save(load(artifacts.recipe_path), artifacts.resolved_recipe)
+    write_complete_recipe(load(artifacts.recipe_path), artifacts.resolved_recipe)
 
 
-def save(recipe: Recipe, path: Path) -> None:
+def write_complete_recipe(recipe: Recipe, path: Path) -> None:
     """Write a recipe with all of its values."""
     write_text_atomically(path, _text(recipe.model_dump(mode="json")))
 
 
-def annotated(artifacts: Artifacts) -> str:
+def recipe_text_marking_defaults(artifacts: Artifacts) -> str:
     """Return the resolved recipe with a comment at each value that its file does not give."""
     content = load(artifacts.recipe_path).model_dump(mode="json")
     text = _text(_annotated(content, read(artifacts.recipe_path).content))

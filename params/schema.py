@@ -44,7 +44,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-def conflict(what: str, fix: str) -> PydanticCustomError:
+def conflict_error(what: str, fix: str) -> PydanticCustomError:
     """Return the error that a section raises when its keys do not fit together."""
     return PydanticCustomError("conflict", "{what}", {"what": what, "fix": fix})
 
@@ -52,7 +52,7 @@ def conflict(what: str, fix: str) -> PydanticCustomError:
 def _whole_steps(value: float) -> float:
     if value >= 1 and value != int(value):
         what = f"{value} is neither a number of steps nor a share of them"
-        raise conflict(what, "write a whole number, or one below 1")
+        raise conflict_error(what, "write a whole number, or one below 1")
     return int(value) if value >= 1 else value
 
 
@@ -81,7 +81,7 @@ def repo_id_problem(repo_id: str) -> str | None:
 
 def _check_repo_id(repo_id: str) -> str:
     if problem := repo_id_problem(repo_id):
-        raise conflict(f"the Hub refuses {repo_id!a}: {problem}", "write another `owner/name`")
+        raise conflict_error(f"the Hub refuses {repo_id!a}: {problem}", "write another `owner/name`")
     return repo_id
 
 
@@ -90,7 +90,7 @@ def _require_one(section: Section, first: str, second: str) -> None:
     lacks_first = getattr(section, first) is None
     if lacks_first == (getattr(section, second) is None):
         fix = "add one of them" if lacks_first else "remove one of them"
-        raise conflict(f"needs exactly one of `{first}` and `{second}`", fix)
+        raise conflict_error(f"needs exactly one of `{first}` and `{second}`", fix)
 
 
 class Call(Section):
@@ -128,7 +128,7 @@ class _SplitPatterns(Section):
         return {split: pattern for split, pattern in patterns.items() if pattern is not None}
 
 
-class Files(_SplitPatterns):
+class RowsFromFiles(_SplitPatterns):
     """Rows from local files. The suffix says the format: .csv, .jsonl, .json (one object per line), .parquet or .txt."""
 
     kind: Literal["files"]
@@ -139,7 +139,7 @@ class Files(_SplitPatterns):
     `dvc update` does, if they have changed where they come from; see `launch.keep_rows_hours`."""
 
 
-class HubDataset(_SplitPatterns):
+class RowsFromHubDataset(_SplitPatterns):
     """Rows from a dataset repository on a Hub: of one commit, or the newest of a branch."""
 
     kind: Literal["hub"]
@@ -157,7 +157,7 @@ class HubDataset(_SplitPatterns):
         return bool(re.fullmatch("[0-9a-f]{40}", self.revision))
 
 
-class Sql(Section):
+class RowsFromSql(Section):
     """Rows from a query. The flow repeats it in every run (`launch.keep_rows_hours`): DVC cannot watch a database."""
 
     kind: Literal["sql"]
@@ -167,7 +167,7 @@ class Sql(Section):
     """SELECT statement that returns the rows. Give it an ORDER BY: training depends on the order of the rows."""
 
 
-class Function(Section):
+class RowsFromFunction(Section):
     """Rows that a Python function yields."""
 
     kind: Literal["function"]
@@ -180,7 +180,7 @@ class Function(Section):
     `launch.keep_rows_hours`."""
 
 
-class Split(Section):
+class SplitFractions(Section):
     """How to split rows that come without a split. A hash of its content decides, so a row stays in its split."""
 
     validation: Fraction = 0.05
@@ -192,8 +192,8 @@ class Split(Section):
 class Data(Section):
     """Where the rows come from, and how they are split."""
 
-    source: Annotated[Files | HubDataset | Sql | Function, Field(discriminator="kind")]
-    split: Split = Split()
+    source: Annotated[RowsFromFiles | RowsFromHubDataset | RowsFromSql | RowsFromFunction, Field(discriminator="kind")]
+    split: SplitFractions = SplitFractions()
     group_by: list[str] = []
     """Columns whose equal values say that rows belong together, such as those of one customer. `split` keeps them in one
     split, validation sets training rows aside whose group is in a held-out split of the source, and the gate counts them as one
@@ -340,7 +340,7 @@ class Model(Section):
     def _has_one_origin(self) -> Model:
         _require_one(self, "config", "pretrained")
         if self.config is not None and not isinstance(self.config.get("model_type"), str):
-            raise conflict("`config` has no `model_type`", "add one, for example `model_type: llama`")
+            raise conflict_error("`config` has no `model_type`", "add one, for example `model_type: llama`")
         return self
 
 
@@ -409,7 +409,7 @@ class Training(Section):
         _require_one(self, "epochs", "max_steps")
         if self.streaming and self.group_by_length:
             what = "`group_by_length` needs the lengths of all sequences, which `streaming` does not read"
-            raise conflict(what, "set one of them to false")
+            raise conflict_error(what, "set one of them to false")
         return self
 
 
@@ -470,17 +470,17 @@ class Launch(Section):
     def _fits_its_machines(self) -> Launch:
         if self.num_machines > 1 and not (self.main_process_ip and self.main_process_port):
             what = "several machines need `main_process_ip` and `main_process_port`"
-            raise conflict(what, "add the address and a free port of the machine that runs the train stage")
+            raise conflict_error(what, "add the address and a free port of the machine that runs the train stage")
         if self.num_processes % self.num_machines:
             what = f"{self.num_processes} processes cannot be spread evenly over {self.num_machines} machines"
-            raise conflict(what, "make `num_processes` a multiple of `num_machines`")
+            raise conflict_error(what, "make `num_processes` a multiple of `num_machines`")
         if self.num_processes > 256 * self.num_machines:
             what = f"{self.num_processes} processes on {self.num_machines} machines are more than 256 on one machine"
-            raise conflict(what, "use one process per GPU, or per few CPU cores")
+            raise conflict_error(what, "use one process per GPU, or per few CPU cores")
         return self
 
 
-class Metrics(Section):
+class OwnMetrics(Section):
     """Your own metrics, computed in every evaluation besides those of the objective."""
 
     function: CallOrName
@@ -506,7 +506,7 @@ class SliceBy(Section):
     def _has_one_way(self) -> SliceBy:
         _require_one(self, "column", "function")
         if self.function is not None and self.name is None:
-            raise conflict("a `function` needs a `name`", "add `name:`, the title of the slices in reports")
+            raise conflict_error("a `function` needs a `name`", "add `name:`, the title of the slices in reports")
         return self
 
     @property
@@ -552,10 +552,10 @@ class Gate(Section):
     def _has_one_threshold(self) -> Gate:
         if self.gain is not None and self.margin is not None:
             what = "`gain` (must be better) and `margin` (may be worse) exclude each other"
-            raise conflict(what, "remove one of them")
+            raise conflict_error(what, "remove one of them")
         if self.comparisons is not None and self.over == "release":
             what = "`comparisons` has no effect without `over: test_rows`"
-            raise conflict(what, "add `over: test_rows`, or remove it")
+            raise conflict_error(what, "add `over: test_rows`, or remove it")
         return self
 
     @property
@@ -577,7 +577,7 @@ class Gate(Section):
 class Evaluation(Section):
     """How the trained model is evaluated, and what it must achieve."""
 
-    metrics: Metrics | None = None
+    metrics: OwnMetrics | None = None
     """Your own metrics; `training.best_metric` may name one."""
     split: Literal["test", "validation"] = "test"
     """Split that the model is evaluated on."""

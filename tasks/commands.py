@@ -22,8 +22,8 @@ from typer.completion import shell_complete
 from params import EvergreenError, load
 from params.foundation import command_result
 from params.foundation.artifacts import Artifacts
-from params.foundation.printable import printable_output
-from params.loading import find_recipe, recipes_like
+from params.foundation.printable import make_stdout_printable
+from params.loading import find_recipe, recipe_names_with_prefix
 from tasks.scaffold import commands as scaffold
 from tasks.stage_command import run_stage
 from trainer.reporting import progress_bar
@@ -38,7 +38,9 @@ app = typer.Typer(
 
 def recipe_argument(parser: Callable[[str], Any], meaning: str = "default, or params/default.yaml.") -> Any:
     """Return the argument of a command that names a recipe."""
-    return Argument(parser=parser, metavar="RECIPE", help=f"Name or path: {meaning}", autocompletion=recipes_like)
+    return Argument(
+        parser=parser, metavar="RECIPE", help=f"Name or path: {meaning}", autocompletion=recipe_names_with_prefix
+    )
 
 
 RecipePath = Annotated[Path, recipe_argument(find_recipe)]
@@ -53,7 +55,7 @@ _STAGES = {
 
 
 @app.callback()
-def set_up() -> None:
+def set_up_command_output() -> None:
     """Run one stage of a recipe, inspect a run, or work with its releases."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
     for package in ("params", "trainer", "tasks"):
@@ -98,17 +100,17 @@ def show_recipe(recipe: RecipePath) -> None:
 
     Those that its file does not give are marked as defaults.
     """
-    from params.resolve import annotated
+    from params.resolve import recipe_text_marking_defaults
 
-    print(annotated(Artifacts(recipe.stem)), end="")
+    print(recipe_text_marking_defaults(Artifacts(recipe.stem)), end="")
 
 
 @app.command(hidden=True)
 def resolve(recipe: RecipePath) -> None:
     """Write runs/<recipe>/recipe.yaml, the recipe with all of its values. DVC runs this before the stages."""
-    from params.resolve import resolve
+    from params.resolve import write_resolved_recipe
 
-    resolve(Artifacts(recipe.stem))
+    write_resolved_recipe(Artifacts(recipe.stem))
 
 
 @app.command("trace")
@@ -203,9 +205,9 @@ def fetch_checkpoint(recipe: RecipePath) -> None:
 
     For a training that another machine ran with launch.mirror; `train` then continues it. See docs/distributed.md.
     """
-    from tasks.mirror.fetch import fetch
+    from tasks.mirror.fetch import fetch_last_checkpoint
 
-    fetch(recipe)
+    fetch_last_checkpoint(recipe)
 
 
 @app.command()
@@ -242,10 +244,10 @@ def reproduce(
 
     Works in a temporary clone of this project. Succeeds if the weights have the same hash.
     """
-    from tasks.hub_client.connection import publishing_endpoint
+    from tasks.hub_client.connection import find_repository_endpoint
     from tasks.releases.reproduce import reproduce
 
-    reproduce(Path(), target, endpoint=publishing_endpoint(target.partition("@")[0]), keep=keep)
+    reproduce(Path(), target, endpoint=find_repository_endpoint(target.partition("@")[0]), keep=keep)
 
 
 @app.command("try")
@@ -255,7 +257,7 @@ def try_model(
         Argument(
             metavar="NAME",
             help="A recipe, or owner/name; with @revision an older release.",
-            autocompletion=recipes_like,
+            autocompletion=recipe_names_with_prefix,
         ),
     ],
     texts: Annotated[list[str] | None, Argument(metavar="TEXT", help="By default the lines of standard input.")] = None,
@@ -293,11 +295,11 @@ def serve_hub(
 
     See docs/hub.md.
     """
-    from tasks.hub_client.local import serve
-    from tasks.inference.hub_trials import HubTrials
+    from tasks.hub_client.local import serve_local_hub
+    from tasks.inference.hub_trials import HubModelAnswerer
 
-    with HubTrials(folder) if answer else contextlib.nullcontext() as trials:
-        serve(folder, host=host, port=port, tokens=tokens, answer=trials)
+    with HubModelAnswerer(folder) if answer else contextlib.nullcontext() as trials:
+        serve_local_hub(folder, host=host, port=port, tokens=tokens, answer=trials)
 
 
 def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name: str = "python -m tasks") -> int:
@@ -312,8 +314,12 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
             return shell_complete(group, {}, name, variable, instruction)
         # Without the group's own `main`, which hides a BrokenPipeError or EOFError of a command.
         arguments = list(sys.argv[1:] if argv is None else argv)
-        with printable_output(), command_result.report_result_on_exit(), group.make_context(name, arguments) as context:
-            context.call_on_close(progress_bar.hide)
+        with (
+            make_stdout_printable(),
+            command_result.report_result_on_exit(),
+            group.make_context(name, arguments) as context,
+        ):
+            context.call_on_close(progress_bar.hide_progress)
             group.invoke(context)
     except typer.Exit as end:
         return end.exit_code

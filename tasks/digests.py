@@ -17,17 +17,19 @@ from trainer.data import shards
 PROVENANCE: Final = "evergreen-provenance.json"  # the file of a release that says what made it
 
 
-def release_digests(artifacts: Artifacts) -> dict[AdapterForm, str]:
+def weights_digest_by_form(artifacts: Artifacts) -> dict[AdapterForm, str]:
     """Return the digest of the weights in a release of the trained model, for each form that it can be published in."""
     files = weight_file_hashes(artifacts.model)
-    forms: tuple[AdapterForm, ...] = ("merged", "adapter", "both") if release_files("adapter", files) else ("merged",)
-    digests = {form: digest for form in forms if (digest := weights_digest(release_files(form, files)))}
+    forms: tuple[AdapterForm, ...] = (
+        ("merged", "adapter", "both") if files_in_release_form("adapter", files) else ("merged",)
+    )
+    digests = {form: digest for form in forms if (digest := weights_digest(files_in_release_form(form, files)))}
     if "merged" not in digests:
         raise ModelError(str(artifacts.model), f"there is no {WEIGHTS} file in it", "train the model first")
     return digests
 
 
-def release_files(form: AdapterForm, files: Mapping[str, str]) -> dict[str, str]:
+def files_in_release_form(form: AdapterForm, files: Mapping[str, str]) -> dict[str, str]:
     """Return which of a trained model's files a release in a form has, by their paths in the release."""
     folder, is_adapter = f"{ADAPTER}/", form == "adapter"
     if form == "both":
@@ -37,7 +39,7 @@ def release_files(form: AdapterForm, files: Mapping[str, str]) -> dict[str, str]
     }
 
 
-def data_digest(artifacts: Artifacts) -> str:
+def validated_rows_digest(artifacts: Artifacts) -> str:
     """Return the digest of the validated rows of all splits."""
     digest = hashlib.sha256()
     for split in SPLITS:
@@ -45,7 +47,7 @@ def data_digest(artifacts: Artifacts) -> str:
     return digest.hexdigest()
 
 
-def recipe_digest(*, seed: int, objective: ObjectiveChoice, model: Model, evaluation: Evaluation) -> str:
+def evaluation_recipe_digest(*, seed: int, objective: ObjectiveChoice, model: Model, evaluation: Evaluation) -> str:
     """Return the digest of the recipe's sections that an evaluation depends on."""
     sections = {"objective": objective, "model": model, "evaluation": evaluation}
     body = {"seed": seed, **{name: section.model_dump(mode="json") for name, section in sections.items()}}

@@ -64,7 +64,7 @@ def _end(stage: str, idle_s: float, frame: FrameType) -> None:
     place = f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}"
     fix = "find out what it waits for there; if it is only slow, raise launch.stage_timeout_s"
     error = StalledError(stage, f"made no progress for {idle_s:.0f} s, at {place}", fix)
-    command_result.report(error)
+    command_result.report_to_starter(error)
     sys.stdout.flush()
     print(*traceback.format_list(stack), f"\n{type(error).__name__}: {error}", sep="", file=sys.stderr, flush=True)
     for child in psutil.Process().children(recursive=True):
@@ -85,7 +85,7 @@ def progress(items: Iterable[T], *, what: str, total: int | None = None, every_s
             note_progress()
             now = time.monotonic()
             if now - shown >= progress_bar.EVERY_S and now - start >= progress_bar.AFTER_S:
-                shown, has_bar = now, progress_bar.show(what, count, total)
+                shown, has_bar = now, progress_bar.show_progress(what, count, total)
             if count and now - last >= every_s and not has_bar:  # no rate is known before the first item is done
                 last = now
                 if total:
@@ -96,4 +96,4 @@ def progress(items: Iterable[T], *, what: str, total: int | None = None, every_s
             yield item
     finally:
         if shown > start:
-            progress_bar.hide()
+            progress_bar.hide_progress()

@@ -26,7 +26,7 @@ def run_stage(stage: str, recipe: Path) -> None:
     print(f"{stage}: {recipe}", flush=True)
     failed, page_due = "", stage == "publish"
     try:
-        with command_result.handle_keyboard_interrupt(
+        with command_result.explain_keyboard_interrupt(
             f"{stage} has not ended\n  start again: the stages before it are kept"
         ):
             report = stages.run_stage(stage, recipe)

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, TypeVar
 import pydantic
 
 from params import DataError, InputsChangedError, ModelError, Recipe, load
-from params.dvc_files import Inputs, check_recipe_unedited
-from params.foundation.artifacts import Artifacts, storage_errors, write_text_atomically
+from params.dvc_files import StageInputsSnapshot, check_recipe_unedited
+from params.foundation.artifacts import Artifacts, translate_storage_errors, write_text_atomically
 from tasks.progress import time_limit
 from trainer.runtime.lifetime import hold_file_lock
 
@@ -84,7 +84,7 @@ def run_stage(stage: str, recipe_path: Path) -> Report:
         InputsChangedError: the recipe, the code or the data was edited while the stage ran, or since the model was trained.
     """
     artifacts = Artifacts(recipe_path.stem)
-    inputs = Inputs.read(stage, artifacts)  # before the recipe and the stage's code are read
+    inputs = StageInputsSnapshot.read(stage, artifacts)  # before the recipe and the stage's code are read
     recipe = load(recipe_path)
     check_recipe_unedited(inputs)
     for name, maker in _NEEDED.get(stage, {}).items():
@@ -100,7 +100,7 @@ def run_stage(stage: str, recipe_path: Path) -> Report:
             what = f"the model is that of run {trained}, which had another recipe, other code or other data"
             fix = f"run `evergreen train {recipe_path}`, or the whole flow"
             raise InputsChangedError(str(artifacts.report("train")), what, fix)
-    with time_limit(stage, idle_limit_s(stage, recipe)), storage_errors(artifacts.run):
+    with time_limit(stage, idle_limit_s(stage, recipe)), translate_storage_errors(artifacts.run):
         if recipe.launch.data_cluster:  # its workers have other working directories
             artifacts = Artifacts(artifacts.recipe, Path.cwd())
         report = call_stage_function(stage, artifacts, recipe, inputs)
@@ -108,11 +108,13 @@ def run_stage(stage: str, recipe_path: Path) -> Report:
     return report
 
 
-def call_stage_function(stage: str, artifacts: Artifacts, recipe: Recipe, inputs: Inputs | None = None) -> Report:
+def call_stage_function(
+    stage: str, artifacts: Artifacts, recipe: Recipe, inputs: StageInputsSnapshot | None = None
+) -> Report:
     """Call the function of a stage; `inputs` are those that DVC would see, by default as they are now."""
     function, more = import_stage_function(stage), {}
     if "inputs" in inspect.signature(function).parameters:
-        more["inputs"] = inputs or Inputs.read(stage, artifacts)
+        more["inputs"] = inputs or StageInputsSnapshot.read(stage, artifacts)
     return function(artifacts, **arguments(stage, recipe), **more)
 
 

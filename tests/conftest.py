@@ -141,7 +141,7 @@ def own_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     folder = tmp_path / "own_objectives"
     folder.mkdir()
     monkeypatch.setattr(objectives, "__path__", [*objectives.__path__, str(folder)])
-    imports = "from params.defaults import Defaults\nfrom trainer.objectives.bases.advice import Advice, Fit\n"
+    imports = "from params.defaults import ObjectiveDefaults\nfrom trainer.objectives.bases.advice import ObjectiveFit, RecipeAdvice\n"
     imports += "from trainer.objectives.bases.objective import Objective\nfrom params.schema import Section\n"
 
     def write(line: str) -> None:

@@ -12,8 +12,8 @@ from params import DataError, ModelError
 from params.importing import import_by_name
 from params.loading import problems_error
 from trainer import objectives
-from trainer.checkpoints.sealed import step_of
-from trainer.conflicts import conflicts
+from trainer.checkpoints.sealed import read_checkpoint_step
+from trainer.conflicts import find_training_conflicts
 from trainer.data import tokens
 from trainer.data.streaming import ShuffledWindows
 from trainer.job import Job
@@ -22,11 +22,11 @@ from trainer.loop.metrics import EvaluationMetrics
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.model import network
 from trainer.reporting import trackers
-from trainer.reporting.callbacks import Reports, StepRecorder, follow_log_level
+from trainer.reporting.callbacks import StepRecorder, TrainingReporter, apply_log_level
 from trainer.runtime.heartbeat import Heartbeat
 
 
-def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) -> EvergreenTrainer:
+def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) -> EvergreenTrainer:
     """Return the Trainer of a job, or raise the first error of its recipe, model or data.
 
     Raises:
@@ -36,17 +36,17 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     """
     disable_progress_bar()
     training = job.training
-    objective = objectives.build(job.objective)
-    if found := conflicts(objective=objective, model=job.model, training=training, launch=job.launch):
+    objective = objectives.build_objective(job.objective)
+    if found := find_training_conflicts(objective=objective, model=job.model, training=training, launch=job.launch):
         raise problems_error(found)
-    state = tokens.read_state(job.tokens)
+    state = tokens.read_objective_state(job.tokens)
     tokenizer = tokens.read_tokenizer(job.tokens)
     rows = tokens.read_split(job.tokens, "train")
     heartbeat.beat("starting")
-    args = arguments.build(
+    args = arguments.build_training_arguments(
         folder=job.folder, seed=job.seed, training=training, launch=job.launch, direction=job.direction, rows=len(rows)
     )
-    follow_log_level(args)
+    apply_log_level(args)
     if args.world_size != job.launch.num_processes:  # it would silently change the global batch
         what = f"accelerate started {args.world_size} of {job.launch.num_processes} processes"
         raise ModelError("launch.num_processes", what, "check launch.accelerate_config")
@@ -55,13 +55,15 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     ):  # epochs are cut to whole global batches: there would be nothing to train on
         what = f"the train split has {len(rows)} sequences, fewer than one global batch of {training.global_batch_size}"
         raise DataError("training.global_batch_size", what, "lower it, or give more rows")
-    model = network.initial_model(job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed)
+    model = network.build_model_to_train(
+        job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
+    )
     objective.check_model(model)
     heartbeat.beat("starting")
     every = args.eval_accumulation_steps
     metrics = EvaluationMetrics(objective, state=state, tokenizer=tokenizer, metrics=job.metrics, to_cpu_every=every)
     base: Any = import_by_name(objective.trainer_class, "objective")
-    trainer = extensions.trainer_class(training, base)(
+    trainer = extensions.combine_trainer_class(training, base)(
         objective=objective,
         metrics=metrics,
         keep_checkpoints=training.keep_checkpoints,
@@ -75,13 +77,13 @@ def build(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         train_dataset=ShuffledWindows(rows, seed=job.seed) if training.streaming else rows,
         eval_dataset=tokens.read_split(job.tokens, "validation"),
         processing_class=tokenizer,
-        loss=extensions.loss_function(training.loss),
-        callbacks=extensions.callbacks(training),
+        loss=extensions.import_loss_function(training.loss),
+        callbacks=extensions.build_callbacks(training),
     )
     trainer.guard.stop_at_step = job.stop_at_step
     trainer.remove_callback(PrinterCallback)
-    trackers.resume_reports(trainer, job.folder, step_of(job.checkpoint) if job.checkpoint else 0)
-    trainer.add_callback(Reports(job.folder))
+    trackers.continue_tracker_runs(trainer, job.folder, read_checkpoint_step(job.checkpoint) if job.checkpoint else 0)
+    trainer.add_callback(TrainingReporter(job.folder))
     if job.record:
         trainer.add_callback(
             StepRecorder(job.folder, args.process_index, lambda: (trainer.training_data.rows, trainer.guard.losses))

@@ -14,17 +14,17 @@ from trainer.model import network
 from trainer.objectives.bases.objective import Objective
 
 
-def conflicts(
+def find_training_conflicts(
     *, objective: Objective[Any] | None, model: Model | None, training: Training | None, launch: Launch | None
 ) -> list[Problem]:
     """Return the conflicts within and between sections; those of a section that is None are left out."""
     found: list[Problem] = []
     if training:
-        found += arguments.problems(training.arguments)
+        found += arguments.find_argument_problems(training.arguments)
     if training and launch:
-        found += arguments.conflicts(training, launch)
+        found += arguments.find_launch_conflicts(training, launch)
     if model and launch:
-        found += network.conflicts(model, launch)
+        found += network.find_model_conflicts(model, launch)
     if objective and model and training and launch:
         found += objective.conflicts(model=model, training=training, launch=launch)
     return found

@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from params.dvc_files import dependencies, item_in_recipes_yaml
+from params.dvc_files import read_recipes_yaml_item, read_stage_dependencies
 from params.foundation.artifacts import Artifacts
 from params.foundation.hashing import file_sha256
-from params.importing import all_imported, find_named_source_files, import_root, is_project_file
+from params.importing import find_named_source_files, import_root, is_project_file, transitively_imported_files
 
 _PROJECT = Path(__file__).parents[1]
 
@@ -122,13 +122,13 @@ def code_named_by_recipe(keys: Any) -> dict[str, Path]:
     return files
 
 
-def unwatched_code(artifacts: Artifacts, sections: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def find_unwatched_code(artifacts: Artifacts, sections: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield a section of the recipe whose code no stage watches, what is wrong in recipes.yaml, and the fix.
 
     `sections` hold JSON values. It is silent if DVC does not know the recipe.
     """
-    root, item = artifacts.root.resolve(), item_in_recipes_yaml(artifacts)
-    stages = [dependencies(stage, artifacts) for stage in ("train", "evaluate")]
+    root, item = artifacts.root.resolve(), read_recipes_yaml_item(artifacts)
+    stages = [read_stage_dependencies(stage, artifacts) for stage in ("train", "evaluate")]
     watched = [[(root / place).resolve() for place in places] for places in stages if places]
     if not item or not watched:
         return
@@ -166,14 +166,14 @@ def _imported(file: Path, root: Path) -> list[Path]:
 
         return is_in(DECIDING_CODE) or (is_in(HARMLESS_CODE) and name in _worker_imports(root))
 
-    return [path for path in all_imported([file], root, is_listed) if path != file]
+    return [path for path in transitively_imported_files([file], root, is_listed) if path != file]
 
 
 @lru_cache(maxsize=2)
 def _worker_imports(root: Path) -> frozenset[str]:
     """Return the names of all files that the worker imports without an objective and code that a recipe names."""
     files = [root / "trainer/worker.py", *sorted((root / "trainer/objectives/bases").glob("*.py"))]
-    return frozenset(path.relative_to(root).as_posix() for path in all_imported(files, root))
+    return frozenset(path.relative_to(root).as_posix() for path in transitively_imported_files(files, root))
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

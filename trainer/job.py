@@ -9,9 +9,9 @@ from typing import Any
 from params import InputsChangedError, RecipeError
 from params.foundation.artifacts import Artifacts
 from params.loading import suggestion
-from params.schema import Direction, Launch, Metrics, Model, ObjectiveChoice, Recipe, Section, Training
+from params.schema import Direction, Launch, Model, ObjectiveChoice, OwnMetrics, Recipe, Section, Training
 from trainer.identity import code_hashes, deciding_keys, run_identity, run_key
-from trainer.objectives import find
+from trainer.objectives import import_objective_class
 
 SECTIONS = ("seed", "objective", "model", "training", "metrics")
 """What a recipe says that decides the weights."""
@@ -25,7 +25,7 @@ class Job(Section):
     model: Model
     training: Training
     launch: Launch
-    metrics: Metrics | None = None
+    metrics: OwnMetrics | None = None
     tokens: Path
     """Folder with a folder of shards for each split, tokenizer/ and objective.json."""
     folder: Path
@@ -72,7 +72,7 @@ class Job(Section):
     def direction(self) -> Direction:
         """Whether the smallest or the largest value of `training.best_metric` is best; RecipeError if it is unknown."""
         own = self.metrics.directions if self.metrics else {}
-        known = {**find(self.objective.name).metrics, **own}
+        known = {**import_objective_class(self.objective.name).metrics, **own}
         name = self.training.best_metric
         if name not in known:
             fix = suggestion(name, list(known), "metrics")

@@ -39,10 +39,10 @@ def numeric_answer(completions: Sequence[str], rows: Sequence[RewardRow], *, col
     """
     rewards = []
     for completion, row in zip(completions, rows, strict=True):
-        reference = parse_number(str(row[column]))
+        reference = parse_answer_number(str(row[column]))
         if reference is None:
             raise ValueError(f"there is no number in its {column}, {row[column]!r}")
-        rewards.append(float(parse_number(completion) == reference))
+        rewards.append(float(parse_answer_number(completion) == reference))
     return rewards
 
 
@@ -52,7 +52,7 @@ def matches(completions: Sequence[str], rows: Sequence[RewardRow], *, pattern: s
     return [float(compiled.search(completion) is not None) for completion in completions]
 
 
-def parse_number(text: str) -> Decimal | None:
+def parse_answer_number(text: str) -> Decimal | None:
     """Return the number that a text gives as its answer, as in `numeric_answer`, or None."""
     _, mark, tail = text.rpartition(_ANSWER_MARK)
     numbers = _NUMBER.findall(tail if mark else text)
@@ -61,7 +61,7 @@ def parse_number(text: str) -> Decimal | None:
     return Decimal((numbers[0] if mark else numbers[-1]).replace("$", "").replace(",", ""))
 
 
-class Rewards:
+class WeightedRewardSum:
     """The weighted sum of a recipe's rewards; without weights, all are 1.
 
     RecipeError if a function does not exist, or cannot be called with completions, rows and its arguments.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import EvergreenError, MemoryExhaustedError, ModelError, PreemptedError
-from params.foundation.artifacts import storage_errors, write_text_atomically
+from params.foundation.artifacts import translate_storage_errors, write_text_atomically
 from trainer.reporting import progress_bar
 from trainer.runtime.heartbeat import LOST_PEER, Heartbeat
 from trainer.runtime.library_errors import is_lost_peer, is_out_of_memory
@@ -39,14 +39,14 @@ def main(job_path: Path) -> int:
     _log_to_stdout(rank)
     lock = hold_file_lock(job.folder / "trainer.lock", "a training in this folder", wait_s=30)
     try:
-        with lock if rank == 0 else contextlib.nullcontext(), storage_errors(job.folder):
+        with lock if rank == 0 else contextlib.nullcontext(), translate_storage_errors(job.folder):
             train(job, heartbeat, stop_requested)
     except Exception as error:
         if (exit_code := _report(error, heartbeat)) is None:
             raise
         return exit_code
     finally:
-        progress_bar.hide()
+        progress_bar.hide_progress()
     heartbeat.beat("finished")
     return os.EX_OK
 
@@ -68,14 +68,14 @@ def train(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
     with import_without_gc():
         from transformers import TrainerState
 
-        from trainer.build import build
-        from trainer.checkpoints.sealed import FINISHED, Position
+        from trainer.build import build_trainer
+        from trainer.checkpoints.sealed import FINISHED, ResumePosition
         from trainer.loop import sharding
 
-    trainer = build(job, heartbeat, stop_requested)
-    sharding.check_sharding(trainer, job.checkpoint)
+    trainer = build_trainer(job, heartbeat, stop_requested)
+    sharding.check_sharding_as_requested(trainer, job.checkpoint)
     start = time.monotonic()
-    if job.checkpoint and Position.load(job.checkpoint).finished:
+    if job.checkpoint and ResumePosition.load(job.checkpoint).finished:
         trainer.state = TrainerState.load_from_json(str(job.checkpoint / "trainer_state.json"))
     else:
         trainer.train(resume_from_checkpoint=str(job.checkpoint) if job.checkpoint else None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from params import DataError, EvergreenError, RemoteRefusedError, TransientError
-from params.foundation.artifacts import storage_error
+from params.foundation.artifacts import as_storage_error
 
 _LATER = "run it again when the remote answers: nothing is lost"
 
@@ -185,4 +185,4 @@ class DvcRemote:
             raise RemoteRefusedError(str(self), f"cannot be used: {error}", fix) from error
         except Exception as error:
             what = f"does not answer: {type(error).__name__}: {error}"
-            raise storage_error(error, Path(".dvc")) or TransientError(str(self), what, _LATER) from error
+            raise as_storage_error(error, Path(".dvc")) or TransientError(str(self), what, _LATER) from error

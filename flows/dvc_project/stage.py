@@ -21,7 +21,7 @@ from typing import Any
 from flows.dvc_project import restore
 from params import DataError, EvergreenError, RecipeError, TransientError
 from params.foundation import command_result
-from params.foundation.artifacts import storage_error
+from params.foundation.artifacts import as_storage_error
 from trainer.runtime.memory import reduce_garbage_collection
 
 _CACHE = Path(".dvc", "cache")
@@ -103,11 +103,11 @@ def main(name: str, *options: str) -> int:
         status = exit_status(cause)
         return 128 - status if status < 0 else status
     if isinstance(cause, EvergreenError):
-        found = (storage_error(logged.error, _CACHE) if logged.error else None) or cause
+        found = (as_storage_error(logged.error, _CACHE) if logged.error else None) or cause
     else:
         found = error_of(name, logged.error or cause)
     if path := os.environ.get(command_result.VARIABLE):
-        command_result.write(Path(path), found)
+        command_result.write_result_file(Path(path), found)
     return found.exit_code
 
 
@@ -151,7 +151,7 @@ def error_of(name: str, error: BaseException) -> EvergreenError:
     if isinstance(error, FileNotFoundError) and error.filename:
         fix = "restore it: run the stage that makes it, `dvc pull` it, or take it from git"
         return DataError(str(error.filename), f"{name} needs it, and it is missing", fix)
-    return storage_error(error, _CACHE) or EvergreenError(name, f"DVC: {error}", "see its output above")
+    return as_storage_error(error, _CACHE) or EvergreenError(name, f"DVC: {error}", "see its output above")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from typing import Any, Final
 from flows.dvc_project.restore import is_stale
 from flows.dvc_project.stage import act_on_repository, open_dvc_repository
 from params import DataError, EvergreenError, RecipeError, RemoteRefusedError, TransientError, load
-from params.foundation.artifacts import Artifacts, storage_error
-from params.schema import Files
+from params.foundation.artifacts import Artifacts, as_storage_error
+from params.schema import RowsFromFiles
 from trainer.runtime.memory import reduce_garbage_collection
 
 _GONE_STATUS: Final = (404, 410)
@@ -112,7 +112,7 @@ def _errors_of(stage: Any) -> Iterator[None]:
         raise
     except Exception as error:
         where = f"{stage.addressing}, imported from {stage.deps[0]}"
-        raise storage_error(error, stage.repo.root_dir) or _error(where, error) from error
+        raise as_storage_error(error, stage.repo.root_dir) or _error(where, error) from error
 
 
 def _error(where: str, error: Exception) -> EvergreenError:
@@ -157,10 +157,10 @@ def refreshed_import_paths(recipe: str) -> list[str]:
         return [stage.relpath for stage in refreshed_import_stages(repo, recipe)]
 
 
-def _refreshed_source(recipe: str) -> Files | None:
+def _refreshed_source(recipe: str) -> RowsFromFiles | None:
     with contextlib.suppress(EvergreenError):
         source = load(Artifacts(recipe).recipe_path).data.source
-        if isinstance(source, Files) and source.refresh:
+        if isinstance(source, RowsFromFiles) and source.refresh:
             return source
     return None
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from params import RecipeError, RemoteRefusedError, TransientError
-from trainer.runtime.lifetime import signal_group
+from trainer.runtime.lifetime import signal_process_group
 
 _ANSWER_S = 300.0  # how long a remote may take for one request
 _LATER: Final = "run it again when the remote answers: the work is kept"
@@ -154,7 +154,7 @@ class GitBranch:
             try:
                 output, errors = process.communicate(given, _ANSWER_S)
             except BaseException as error:  # it took too long, or the flow is stopped
-                signal_group(process, signal.SIGKILL)
+                signal_process_group(process, signal.SIGKILL)
                 if isinstance(error, subprocess.TimeoutExpired):
                     what = f"git {command[0]}: no answer in {_ANSWER_S:g} s"
                     raise TransientError(str(self), what, _LATER) from None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from params import EvergreenError, GateRefusedError
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.report import Blessing, Details, EvaluationReport
+from tasks.evaluation.report import Blessing, EvaluationDetails, EvaluationReport
 from tasks.hub_client.receipt import Receipt
 from tasks.report.formatting import metrics_table
 from tasks.stages import read_report
@@ -105,7 +105,7 @@ def _metric_lines(artifacts: Artifacts, reasons: Sequence[str]) -> Iterator[str]
     report = read_report(artifacts, EvaluationReport)
     values = [f"{name} {of[report.metric]:.4g}" for name, of in report.metrics.items() if report.metric in of]
     yield f"{report.metric}: {', '.join(values)} ({report.rows:,} rows of {report.split})"
-    details = read_report(artifacts, Details)
+    details = read_report(artifacts, EvaluationDetails)
     compared = (one for one in details.comparisons if one.metric == report.metric)
     against = {one.against: one.sentence(details.confidence) for one in compared}
     sentence = against.get("champion") or against.get("untrained")

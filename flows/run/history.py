@@ -23,8 +23,8 @@ from ruamel.yaml.error import YAMLError
 from params import EvergreenError
 from params.foundation.artifacts import Artifacts
 from tasks.history.cells import markdown_table, terminal_table
-from tasks.history.recipe_history import RecipeHistory, Schedule, read_histories, read_runs_with_receipts
-from tasks.history.run_log import now
+from tasks.history.recipe_history import RecipeHistory, Schedule, read_recipe_histories, read_runs_with_receipts
+from tasks.history.run_log import utc_now_to_second
 from tasks.history.run_record import RunRecorder
 from tasks.report.formatting import duration, one_line
 
@@ -63,12 +63,12 @@ def _show(artifacts: Artifacts) -> None:
 
 
 def _page(root: Path) -> tuple[list[RecipeHistory], Path]:
-    from tasks.history.page import write_page
+    from tasks.history.page import write_history_page
 
-    time = now()
+    time = utc_now_to_second()
     schedules = read_schedules(root, time)
-    histories = read_histories(root, schedules, last_successes(list(schedules)))
-    return histories, write_page(root, histories, now=time)
+    histories = read_recipe_histories(root, schedules, last_successes(list(schedules)))
+    return histories, write_history_page(root, histories, now=time)
 
 
 def history(recipe: str | None, *, as_json: bool, last: int) -> None:

@@ -26,7 +26,7 @@ from params import (
     TransientError,
     load,
 )
-from params.dvc_files import Inputs, item_in_recipes_yaml, recorded_stages
+from params.dvc_files import StageInputsSnapshot, read_dvc_lock_stages, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts
 from tasks.history.run_log import RunEntry, read_runs
 from tasks.hub_client.receipt import Receipt
@@ -79,7 +79,7 @@ def check_recipe(recipe: str, log: child_process.Logger) -> None:
     """Find what is wrong with a recipe before any stage starts."""
     artifacts = Artifacts(recipe)
     unwatched_sources.bring_missing_files(artifacts, log)
-    if (base := item_in_recipes_yaml(artifacts).get("base")) and not Path(base).exists():
+    if (base := read_recipes_yaml_item(artifacts).get("base")) and not Path(base).exists():
         dvc_stage.restore_inputs(f"train@{recipe}", Path(base))
     child_process.run_child("tasks", ["check", recipe], artifacts, log, name="check")
 
@@ -179,8 +179,8 @@ def time_limit(stage: str, artifacts: Artifacts) -> TimeLimit | None:
     factor, past = recipe.launch.max_slowdown, list(_whole_runs(stage, read_runs(artifacts)))[-_RUNS:]
     if factor is None or not past:
         return None
-    inputs = Inputs.read(stage, artifacts)
-    recorded = recorded_stages(artifacts.root).get(inputs.name)
+    inputs = StageInputsSnapshot.read(stage, artifacts)
+    recorded = read_dvc_lock_stages(artifacts.root).get(inputs.name)
     if not recorded or inputs.recorded_changes(recorded):
         return None
     rows, least_s = _rows(stage, artifacts), idle_limit_s(stage, recipe)

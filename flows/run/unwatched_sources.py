@@ -17,7 +17,7 @@ from flows.child_process import Logger
 from flows.dvc_project import stage as dvc_stage
 from params import DataError, EvergreenError, ModelError, RecipeError, load
 from params.foundation.artifacts import Artifacts
-from params.schema import Files, Function, HubDataset, Sql
+from params.schema import RowsFromFiles, RowsFromFunction, RowsFromHubDataset, RowsFromSql
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report
 
@@ -34,8 +34,10 @@ def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bo
     recipe = load(artifacts.recipe_path)
     source = recipe.data.source
     # Other sources have the rows of the last ingest unless a file has changed.
-    is_unwatched = isinstance(source, Sql) or (isinstance(source, Function | Files) and source.refresh)
-    if not is_unwatched and not (isinstance(source, HubDataset) and not source.is_pinned):
+    is_unwatched = isinstance(source, RowsFromSql) or (
+        isinstance(source, RowsFromFunction | RowsFromFiles) and source.refresh
+    )
+    if not is_unwatched and not (isinstance(source, RowsFromHubDataset) and not source.is_pinned):
         return force
     name, limit_h = f"ingest@{artifacts.recipe}", recipe.launch.keep_rows_hours
     age_h = None if force else _age_of_kept_rows_h(artifacts)
@@ -43,10 +45,10 @@ def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bo
         until = f"reads the source again when it is, after {limit_h:g} hours (launch.keep_rows_hours), or with --force"
         log.info("%s: keeps the rows of %.1f hours ago, because their run is not finished; %s", name, age_h, until)
         return False
-    if isinstance(source, Files):
+    if isinstance(source, RowsFromFiles):
         child_process.run_child("flows.dvc_project.update", [artifacts.recipe], artifacts, log, name="dvc update")
         return force
-    if not force and isinstance(source, HubDataset) and not _has_new_commit(source, artifacts, log):
+    if not force and isinstance(source, RowsFromHubDataset) and not _has_new_commit(source, artifacts, log):
         return False
     if age_h is not None:
         log.warning("%s: gave up the unfinished run of %.1f hours ago (launch.keep_rows_hours)", name, age_h)
@@ -56,7 +58,10 @@ def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bo
 def bring_missing_files(artifacts: Artifacts, log: Logger) -> None:
     """Bring files of the source that do not exist locally, as in a new clone: the check of a recipe reads some of its rows."""
     source = load(artifacts.recipe_path).data.source
-    if not isinstance(source, Files) or all(any(glob.iglob(p, recursive=True)) for p in source.patterns.values()):  # noqa: PTH207
+    if not isinstance(source, RowsFromFiles) or all(
+        any(glob.iglob(p, recursive=True))  # noqa: PTH207
+        for p in source.patterns.values()
+    ):
         return
     if source.refresh:
         reads_again(artifacts, log)
@@ -74,7 +79,7 @@ def _age_of_kept_rows_h(artifacts: Artifacts) -> float | None:
     return age_h if is_unfinished else None
 
 
-def _has_new_commit(source: HubDataset, artifacts: Artifacts, log: Logger) -> bool:
+def _has_new_commit(source: RowsFromHubDataset, artifacts: Artifacts, log: Logger) -> bool:
     from tasks.ingestion.hub_dataset import HubSource
 
     report = artifacts.report("ingest")

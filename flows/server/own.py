@@ -18,7 +18,7 @@ from pathlib import Path
 from flows import child_process
 from flows.server import password
 from params import TransientError
-from trainer.runtime.lifetime import stop_group
+from trainer.runtime.lifetime import stop_process_group
 from trainer.runtime.memory import reduce_garbage_collection
 
 _STARTUP_S = 90.0
@@ -39,7 +39,7 @@ class Server:
             own = {password.SERVER: self._password}
             self.process = child_process.start("flows.server.own", [str(port)], log, own)
         # Not sooner: Prefect sends events at exit. At once: what the server has answered is in its database.
-        atexit.register(stop_group, self.process, 0)
+        atexit.register(stop_process_group, self.process, 0)
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:

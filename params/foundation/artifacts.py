@@ -126,7 +126,7 @@ def replace_folder_atomically(target: Path) -> Iterator[Path]:
         StorageError: the disk is full or read-only; `target` is as it was.
     """
     partial = target.with_name(f".{target.name}.partial")
-    with storage_errors(target):
+    with translate_storage_errors(target):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
@@ -173,7 +173,7 @@ def write_text_atomically(target: Path, text: str) -> None:
         StorageError: the disk is full or read-only; `target` is as it was.
     """
     partial = target.with_name(f".{target.name}.partial")
-    with storage_errors(target):
+    with translate_storage_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with partial.open("w", encoding="utf-8") as file:
@@ -186,19 +186,19 @@ def write_text_atomically(target: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def storage_errors(target: Path) -> Iterator[None]:
+def translate_storage_errors(target: Path) -> Iterator[None]:
     """Turn errors of a full or read-only disk into a `StorageError` that says how much space is free."""
     try:
         yield
     except EvergreenError:
         raise
     except Exception as error:
-        if found := storage_error(error, target):
+        if found := as_storage_error(error, target):
             raise found from error
         raise
 
 
-def storage_error(error: BaseException, target: Path) -> StorageError | None:
+def as_storage_error(error: BaseException, target: Path) -> StorageError | None:
     """Return the `StorageError` for an error of a full or read-only disk at `target`; None for any other error.
 
     safetensors, tokenizers and torch.save give no OSError: they say it in the message only. A contract test fails when

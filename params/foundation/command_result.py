@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from params.foundation.artifacts import storage_errors
+from params.foundation.artifacts import translate_storage_errors
 from params.foundation.errors import EvergreenError, KilledError, error_class_of_exit_code, error_from_json
 
 VARIABLE = "EVERGREEN_COMMAND_RESULT"  # environment variable: path of the file for the result
@@ -35,7 +35,7 @@ def reserve_result_file(path: Path) -> dict[str, str]:
 
     The file is filled with blanks, so that an error can still be written to it when the disk is full.
     """
-    with storage_errors(path):
+    with translate_storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         with path.open("r+b") as file:
@@ -54,16 +54,16 @@ def report_result_on_exit() -> Iterator[None]:
     _reserved[:] = [Path(path)] if path else []
     try:
         yield
-        report(None)
+        report_to_starter(None)
     except EvergreenError as error:
-        report(error)
+        report_to_starter(error)
         raise
     finally:
         _reserved[:] = outer
 
 
 @contextlib.contextmanager
-def handle_keyboard_interrupt(kept: str) -> Iterator[None]:
+def explain_keyboard_interrupt(kept: str) -> Iterator[None]:
     """Let Ctrl-C in the block end the command with a text that says what is kept, unless something in it says more."""
     try:
         yield
@@ -71,20 +71,20 @@ def handle_keyboard_interrupt(kept: str) -> Iterator[None]:
         raise KeyboardInterrupt(str(interrupt) or kept) from None
 
 
-def report(error: EvergreenError | None) -> None:
+def report_to_starter(error: EvergreenError | None) -> None:
     """Write how this command ends to the file that its starter reserved, if it did."""
     for path in _reserved:
-        write(path, error)
+        write_result_file(path, error)
 
 
-def write(path: Path, error: EvergreenError | None) -> None:
+def write_result_file(path: Path, error: EvergreenError | None) -> None:
     """Write the end of a command to a reserved file; a file that was removed meanwhile stays removed."""
     text = error.to_json(_SIZE) if error else _SUCCEEDED
     with contextlib.suppress(OSError), path.open("r+b") as file:
         file.write(text.ljust(_SIZE).encode())
 
 
-def read(path: Path) -> CommandResult | None:
+def read_result_file(path: Path) -> CommandResult | None:
     """Return the result in `path`; None if the command did not write one."""
     try:
         text = path.read_text(encoding="utf-8").strip()
@@ -93,7 +93,7 @@ def read(path: Path) -> CommandResult | None:
         return None
 
 
-def error_from_result(name: str, status: int, said: str, result: CommandResult | None) -> EvergreenError:
+def error_of_failed_command(name: str, status: int, said: str, result: CommandResult | None) -> EvergreenError:
     """Return the error that a command reported; if it reported none, what its exit status and the last line that it wrote say."""
     number = -status if status < 0 else status - 128
     if 0 < number < signal.NSIG:

@@ -39,6 +39,6 @@ class PrintableStream:
         return getattr(self.stream, name)
 
 
-def printable_output() -> AbstractContextManager[Any]:
+def make_stdout_printable() -> AbstractContextManager[Any]:
     """Let standard output be a `PrintableStream`."""
     return contextlib.redirect_stdout(PrintableStream(sys.stdout))

@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from params import EvergreenError, Problem
-from params.dvc_files import RECIPES, item_in_recipes_yaml
+from params.dvc_files import RECIPES, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts
 from params.importing import find_named_source_files, import_with_arguments, is_project_file
 from params.loading import Document, Key, parse, read, suggestion, valid_sections
-from params.schema import Evaluation, Files, Function, Launch, ObjectiveChoice, Training
+from params.schema import Evaluation, Launch, ObjectiveChoice, RowsFromFiles, RowsFromFunction, Training
 from tasks.diagnostics import model_checks
-from tasks.ingestion.function import imported_project_files
+from tasks.ingestion.function import find_imports_beyond_ingest
 from tasks.ingestion.source import open_source
 from tasks.publishing.secrets import find_secrets
 from trainer import objectives
-from trainer.conflicts import conflicts
-from trainer.identity import unwatched_code
+from trainer.conflicts import find_training_conflicts
+from trainer.identity import find_unwatched_code
 from trainer.loop import extensions
 from trainer.model import config_check
 
@@ -57,7 +57,7 @@ def find_recipe_problems(document: Document) -> list[Problem]:
     config = (sections["model"].config if "model" in sections else None) or {}
     training: Training | None = sections.get("training")
     chosen = {"lr_scheduler": training.lr_scheduler, "optimizer": training.optimizer} if training else {}
-    wait_for_errors = config_check.start_check(config, chosen)
+    wait_for_errors = config_check.start_config_and_name_check(config, chosen)
     known = {**sections, "sections": sections, "document": document}
     for find_problems in _CHECKS:
         names = inspect.signature(find_problems).parameters
@@ -99,7 +99,7 @@ def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluati
     """Find columns that the first rows of the source do not have."""
     try:
         source = open_source(data.source)
-        if not isinstance(data.source, Files | Function):
+        if not isinstance(data.source, RowsFromFiles | RowsFromFunction):
             return  # reading its first rows takes a query or a download
         head = next(iter(source.batches("train")), None)
     except EvergreenError as error:
@@ -110,8 +110,8 @@ def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluati
     slices = enumerate(evaluation.slices)
     needed: list[tuple[Key, str | None]] = [(("evaluation", "slices", i), slice_by.column) for i, slice_by in slices]
     needed += [(("data", "group_by"), column) for column in data.group_by]
-    if not objectives.option_problems(objective):
-        needed += [(("objective",), column) for column in objectives.build(objective).columns()]
+    if not objectives.find_option_problems(objective):
+        needed += [(("objective",), column) for column in objectives.build_objective(objective).columns()]
     for key, column in needed:
         if column is not None and column not in columns:
             hint = "; the objective's `..._column` options name it" if key == ("objective",) else ""
@@ -138,11 +138,13 @@ def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation:
                 yield from _error(
                     ("evaluation", "metrics"), import_with_arguments, call, f"evaluation.metrics.{name}", values
                 )
-    if objective.name not in objectives.names():
+    if objective.name not in objectives.objective_names():
         return
-    if not objectives.option_problems(objective):
-        yield from extensions.problems(training, objectives.find(objective.name).trainer_class)
-    known = list(objectives.find(objective.name).metrics)
+    if not objectives.find_option_problems(objective):
+        yield from extensions.find_extension_problems(
+            training, objectives.import_objective_class(objective.name).trainer_class
+        )
+    known = list(objectives.import_objective_class(objective.name).metrics)
     for name in own.directions if own else ():
         if name in known:
             key = ("evaluation", "metrics", "directions", name)
@@ -159,9 +161,9 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterat
         if slice_by.function:
             name = f"evaluation.slices.{i}.function"
             yield from _error(("evaluation", "slices", i), import_with_arguments, slice_by.function, name, 1)
-    if objective.name not in objectives.names():
+    if objective.name not in objectives.objective_names():
         return
-    found, gate = objectives.find(objective.name), evaluation.gate
+    found, gate = objectives.import_objective_class(objective.name), evaluation.gate
     resampled = [*found.metrics, *found.evaluate_only_metrics]
     known = [*resampled, *(evaluation.metrics.directions if evaluation.metrics else ())]
     required = [(("floors", name), known) for name in gate.floors]
@@ -184,10 +186,10 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterat
 
 
 def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
-    from trainer.loop.batch import split_batch
+    from trainer.loop.batch import micro_batch_and_accumulation
     from trainer.loop.sharding import check_deepspeed_installed
 
-    yield from _error(("launch", "num_processes"), split_batch, training.global_batch_size, launch)
+    yield from _error(("launch", "num_processes"), micro_batch_and_accumulation, training.global_batch_size, launch)
     if launch.accelerate_config and not Path(launch.accelerate_config).is_file():
         what = f"there is no file {launch.accelerate_config}"
         yield Problem(("launch", "accelerate_config"), what, "check the path; params/accelerate has examples")
@@ -195,21 +197,23 @@ def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
 
 
 def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
-    from tasks.hub_client.connection import LOCAL, chosen_endpoint
-    from tasks.hub_client.token import user_token
+    from tasks.hub_client.connection import LOCAL, resolve_hub_endpoint
+    from tasks.hub_client.token import require_token_for_hub
 
     def require_token() -> None:
-        endpoint = chosen_endpoint(publish.endpoint)
+        endpoint = resolve_hub_endpoint(publish.endpoint)
         if endpoint != LOCAL and not (publish.dry_run and launch.mirror == "none"):
-            user_token(endpoint)
+            require_token_for_hub(endpoint)
 
     yield from _error(("publish", "endpoint"), require_token)
 
 
 def _conflict_problems(sections: dict[str, Any]) -> list[Problem]:
     choice: ObjectiveChoice | None = sections.get("objective")
-    objective = objectives.build(choice) if choice and not objectives.option_problems(choice) else None
-    return conflicts(objective=objective, **{name: sections.get(name) for name in ("model", "training", "launch")})
+    objective = objectives.build_objective(choice) if choice and not objectives.find_option_problems(choice) else None
+    return find_training_conflicts(
+        objective=objective, **{name: sections.get(name) for name in ("model", "training", "launch")}
+    )
 
 
 def _secret_problems(document: Document) -> list[Problem]:
@@ -225,7 +229,7 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
         return
     name = document.path.stem
     artifacts = Artifacts(name, root)
-    entry = item_in_recipes_yaml(artifacts)
+    entry = read_recipes_yaml_item(artifacts)
     if missing := {"data", "objective", "base", "code"} - entry.keys():
         chosen = f"{sections['objective'].name}.py" if "objective" in sections else "..."
         line = f"data: ..., objective: trainer/objectives/{chosen}, base: trainer/rewards.py, code: trainer/losses.py"
@@ -234,16 +238,16 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
         return
     named = ("objective", "training", "evaluation")
     keys = {section: sections[section].model_dump(mode="json") for section in named if section in sections}
-    for section, what, fix in unwatched_code(artifacts, keys):
+    for section, what, fix in find_unwatched_code(artifacts, keys):
         yield Problem((section,), f"{RECIPES} {what}", fix)
     yield from model_checks.find_unwatched_base_models(root, name, entry["base"], sections)
     source = sections["data"].source if "data" in sections else None
     read: dict[str, str] = {}
-    if isinstance(source, Files):
+    if isinstance(source, RowsFromFiles):
         read = {pattern: split for split, pattern in source.patterns.items()}
-    elif isinstance(source, Function):
+    elif isinstance(source, RowsFromFunction):
         code = [path for _, path in find_named_source_files(source.function)]
-        code += [path for module in code for path in imported_project_files(module).values()]
+        code += [path for module in code for path in find_imports_beyond_ingest(module).values()]
         read = {path.relative_to(root).as_posix(): "function" for path in code if path.is_relative_to(root)}
     for path, key in read.items():
         if not (root / path).resolve().is_relative_to((root / entry["data"]).resolve()):
@@ -266,15 +270,15 @@ def _closest(name: str, known: list[str]) -> str:
 
 
 _CHECKS: list[Callable[..., Iterable[Problem]]] = [
-    lambda objective: objectives.option_problems(objective),  # noqa: PLW0108 - its own parameter has another name
+    lambda objective: objectives.find_option_problems(objective),  # noqa: PLW0108 - its own parameter has another name
     _column_problems,
     _expectation_problems,
-    model_checks.length_problems,
+    model_checks.find_position_limit_problem,
     _metric_problems,
     _gate_problems,
     _launch_problems,
     _publish_problems,
-    model_checks.adapter_problems,
+    model_checks.find_adapter_publishing_problems,
     model_checks.find_unusable_start_models,
     _conflict_problems,
     _dvc_problems,

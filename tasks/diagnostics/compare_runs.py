@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from params import CheckpointError
 from params.foundation.hashing import file_sha256
 from params.schema import Direction
-from trainer.checkpoints.sealed import IDENTITY, MANIFEST, POSITION, all_checkpoints, best_weights
+from trainer.checkpoints.sealed import IDENTITY, MANIFEST, POSITION, find_best_weights, list_checkpoints
 from trainer.reporting.metrics_log import CLOCK_SUFFIXES
 
 _STEP = "steps of a process"
@@ -48,7 +48,7 @@ Pair = tuple[str, Any, Any, int | None]
 """A place, what two runs have there (`_ABSENT` for nothing), and the optimizer step if it was recorded in one."""
 
 
-class Comparison(NamedTuple):
+class ComponentComparison(NamedTuple):
     """The result of comparing one component of two runs."""
 
     component: str
@@ -65,7 +65,7 @@ class Comparison(NamedTuple):
         return f"{self.differing} differ; first {self.first}" if self.differing else "equal"
 
 
-def compare(one: Path, other: Path, direction: Direction) -> list[Comparison]:
+def compare_training_runs(one: Path, other: Path, direction: Direction) -> list[ComponentComparison]:
     """Compare the runs in two folders; `direction` tells which weights are the best.
 
     Raises:
@@ -73,10 +73,10 @@ def compare(one: Path, other: Path, direction: Direction) -> list[Comparison]:
     """
     newest = []
     for folder in (one, other):
-        if not (checkpoints := all_checkpoints(folder)):
+        if not (checkpoints := list_checkpoints(folder)):
             raise CheckpointError(str(folder), "the run has no checkpoint", "see the messages of the training above")
         newest.append(checkpoints[0])
-    a, b = best_weights(one, direction), best_weights(other, direction)
+    a, b = find_best_weights(one, direction), find_best_weights(other, direction)
     if a and b and a.step == b.step:
         pairs = _file_pairs(a.folder, b.folder, _file_names(a.folder, b.folder))
         best = _comparison("best weights", "tensors and values", pairs)
@@ -86,19 +86,19 @@ def compare(one: Path, other: Path, direction: Direction) -> list[Comparison]:
     return [*_compare_steps(one, other), *_compare_checkpoints(*newest), best]
 
 
-def earliest_differing_comparison(comparisons: Iterable[Comparison]) -> Comparison | None:
+def earliest_differing_comparison(comparisons: Iterable[ComponentComparison]) -> ComponentComparison | None:
     """Return the comparison with the earliest difference: that of the lowest recorded step, then the first component."""
     differing = [comparison for comparison in comparisons if comparison.differing]
     return min(differing, key=lambda found: math.inf if found.step is None else found.step, default=None)
 
 
-def _comparison(component: str, unit: str, pairs: Iterable[Pair]) -> Comparison:
+def _comparison(component: str, unit: str, pairs: Iterable[Pair]) -> ComponentComparison:
     texts = [(_difference(*values), step) for *values, step in pairs]
     differences = [(text, step) for text, step in texts if text]
-    return Comparison(component, len(texts), unit, len(differences), *(differences[0] if differences else ()))
+    return ComponentComparison(component, len(texts), unit, len(differences), *(differences[0] if differences else ()))
 
 
-def _compare_steps(one: Path, other: Path) -> Iterator[Comparison]:
+def _compare_steps(one: Path, other: Path) -> Iterator[ComponentComparison]:
     """Compare every record of each step and rank with the first one of the run `one`."""
     expected, actual = _records(one), _records(other)
     keys = sorted(expected.keys() | actual.keys())
@@ -142,7 +142,7 @@ def _number(value: Any) -> Any:
     return float.fromhex(value) if is_hex else value
 
 
-def _compare_checkpoints(a: Path, b: Path) -> Iterator[Comparison]:
+def _compare_checkpoints(a: Path, b: Path) -> Iterator[ComponentComparison]:
     """Compare every tensor and value in two checkpoints."""
     rest = _file_names(a, b)
     for component, (unit, *patterns) in _SAVED.items():

@@ -16,7 +16,7 @@ from params.foundation.artifacts import Artifacts
 from params.loading import Key
 from params.schema import Model, PretrainedTokenizer, Publish, Tokenization, repo_id_problem
 from trainer.model.adapters import BaseModelReference
-from trainer.runtime.model_files import check_model_files
+from trainer.runtime.model_files import check_model_file_references
 
 logger = logging.getLogger(__name__)
 _HUB_S = 10.0
@@ -36,7 +36,7 @@ def _starts(sections: Mapping[str, Any]) -> dict[Key, str]:
 
 def find_unusable_start_models(sections: Mapping[str, Any]) -> Iterator[Problem]:
     """Find folders and repositories that a training cannot start from."""
-    from trainer.model.network import has_only_pickle
+    from trainer.model.network import has_only_unsafe_weights
 
     for key, path in _starts(sections).items():
         folder, made, is_model = Path(path), re.fullmatch(r"runs/([^/]+)/model/?", path), key[0] == "model"
@@ -44,12 +44,12 @@ def find_unusable_start_models(sections: Mapping[str, Any]) -> Iterator[Problem]
         if folder.is_dir():
             if made and is_model:
                 _warn_of_unpublished(made[1])
-            if is_model and has_only_pickle(folder):
+            if is_model and has_only_unsafe_weights(folder):
                 what = f"{path} has weights only as pickle files, which are never loaded"
                 yield Problem(key, what, "load them where you trust them, and write safetensors with `save_pretrained`")
                 continue
             try:
-                check_model_files(folder, weights=is_model)
+                check_model_file_references(folder, weights=is_model)
             except ModelError as error:
                 yield Problem.of(error, key)
                 continue
@@ -90,7 +90,7 @@ def find_unwatched_base_models(root: Path, name: str, watched: str, sections: Ma
             yield Problem(key, what, f"set `base: {path}` there: then a new model in that folder is noticed")
 
 
-def length_problems(model: Model, tokenization: Tokenization) -> Iterator[Problem]:
+def find_position_limit_problem(model: Model, tokenization: Tokenization) -> Iterator[Problem]:
     """Find a length in tokens that a new model has no positions for."""
     config = model.config or {}
     positions = config.get("max_position_embeddings", config.get("n_positions"))
@@ -99,9 +99,9 @@ def length_problems(model: Model, tokenization: Tokenization) -> Iterator[Proble
         yield Problem(("tokenization", "max_length"), what, f"use at most {positions}")
 
 
-def adapter_problems(model: Model, publish: Publish) -> Iterator[Problem]:
+def find_adapter_publishing_problems(model: Model, publish: Publish) -> Iterator[Problem]:
     """Find out whether others could load adapters that are published by themselves; asks the Hub only then."""
-    from tasks.hub_client.connection import chosen_endpoint, open_repository
+    from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
     from tasks.hub_client.repository import RetryPolicy
     from tasks.publishing.candidate import find_sharing_problem, require_readable
 
@@ -109,7 +109,7 @@ def adapter_problems(model: Model, publish: Publish) -> Iterator[Problem]:
     if publish.adapter == "merged":
         return
     try:
-        chosen_endpoint(publish.endpoint)
+        resolve_hub_endpoint(publish.endpoint)
     except HubRefusedError:  # which another check says
         return
     if found := find_sharing_problem(model):

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from params import DataError, InterruptedTrainingError, Recipe, load
 from params.foundation.artifacts import STAGES, Artifacts
-from params.resolve import save
+from params.resolve import write_complete_recipe
 from tasks import stages
 from tasks.diagnostics.check import check
 from tasks.hub_client.connection import LOCAL
@@ -199,7 +199,7 @@ def _run(
             processes, size = recipe.launch.num_processes, recipe.training.global_batch_size
             size = min(size, max(processes, sequences // processes * processes))
             small = small.model_copy(update={"training": small.training.model_copy(update={"global_batch_size": size})})
-        save(small, artifacts.recipe_path)
+        write_complete_recipe(small, artifacts.recipe_path)
         logger.info("rehearse: %s: %s", what, stage)
         start = time.monotonic()
         with _own_hub() if stage in ("evaluate", "publish") else contextlib.nullcontext():
@@ -239,7 +239,9 @@ def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Rec
 
 def _dealt(recipe: Recipe, rows: Sequence[Row], source: Mapping[str, RehearsalRows]) -> dict[str, pa.Table]:
     """Deal training rows out to the splits that have no rows of their own. Training sees each label of the held-out rows."""
-    labels = [column for column, kind in objectives.build(recipe.objective).columns().items() if kind == "label"]
+    labels = [
+        column for column, kind in objectives.build_objective(recipe.objective).columns().items() if kind == "label"
+    ]
 
     def label_of(row: Row) -> tuple[str, ...]:
         return tuple(str(row.get(column)) for column in labels)

@@ -16,7 +16,7 @@ from tasks.tokenization.encoding import Encoder
 from trainer import objectives
 from trainer.data import tokens
 from trainer.model import network
-from trainer.objectives.bases.likelihood import Likelihood, logits_of
+from trainer.objectives.bases.likelihood import Likelihood, compute_logits
 from trainer.objectives.bases.padding import IGNORE_INDEX, token_columns
 
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
         return
     yield "checks", ["passed"]
 
-    objective = objectives.build(recipe.objective)
+    objective = objectives.build_objective(recipe.objective)
     yield "text", _short(objective.text(row)).splitlines()
 
     if not artifacts.tokens.exists():
         yield "tokens", ["tokenize has not run"]
         return
     tokenizer = tokens.read_tokenizer(artifacts.tokens)
-    state, seed = tokens.read_state(artifacts.tokens), recipe.seed
+    state, seed = tokens.read_objective_state(artifacts.tokens), recipe.seed
     encoder = Encoder(objective, tokenizer, recipe.tokenization.max_length, state)
     (examples, _), *_ = encoder.encode([row])
     for i, example in enumerate(examples, start=1):
@@ -73,13 +73,15 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
     import torch
 
     objective.set_reference(
-        lambda: network.untrained_model(recipe.model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
+        lambda: network.build_untrained_model(
+            recipe.model, objective=objective, state=state, tokenizer=tokenizer, seed=seed
+        )
     )
     model = network.load_trained_model(artifacts.model, objective.model_class()).eval()
     with torch.inference_mode():
         inputs = objective.prepare_inputs(model, batch)
         if isinstance(objective, Likelihood):
-            for i, losses in enumerate(objective.losses(logits_of(model, inputs), batch["labels"])):
+            for i, losses in enumerate(objective.losses(compute_logits(model, inputs), batch["labels"])):
                 yield f"loss  (sequence {i + 1}, in nats)", _loss_lines(encoder, examples[i], losses)
         scores = objective.score_batch(model, inputs, tokenizer)
         prediction = objective.prediction_lines(row, model, tokenizer, encoder.max_length, state)

@@ -25,10 +25,10 @@ import psutil
 
 from params import DataError, KilledError, ModelError, PreemptedError, Recipe, RecipeError, load
 from params.foundation.artifacts import Artifacts
-from tasks.diagnostics.compare_runs import Comparison, compare, earliest_differing_comparison
+from tasks.diagnostics.compare_runs import ComponentComparison, compare_training_runs, earliest_differing_comparison
 from tasks.training.supervisor import supervise
-from trainer.checkpoints.resume import choose
-from trainer.checkpoints.sealed import newest_step
+from trainer.checkpoints.resume import prepare_resume
+from trainer.checkpoints.sealed import newest_checkpoint_step
 from trainer.data import tokens
 from trainer.job import Job
 from trainer.loop.batch import interval_steps, total_steps
@@ -52,7 +52,7 @@ _FIXES = {
 }
 
 
-class Kill(NamedTuple):
+class PlannedKill(NamedTuple):
     """One SIGKILL."""
 
     step: int
@@ -62,13 +62,13 @@ class Kill(NamedTuple):
     """The checkpoint that must exist before the kill: without one, the next start would have nothing to resume."""
 
 
-class Plan(NamedTuple):
+class KillPlan(NamedTuple):
     """How far to train, and when to save, to evaluate and to kill."""
 
     steps: int
     save_steps: int
     eval_steps: int
-    kills: tuple[Kill, ...]
+    kills: tuple[PlannedKill, ...]
 
 
 def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2) -> None:
@@ -89,7 +89,9 @@ def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2
         fix = f"run `dvc repro tokenize@{artifacts.recipe}`"
         raise DataError(str(artifacts.tokens), "there are no tokens to train on yet", fix)
     total = total_steps(recipe.training, len(tokens.read_split(artifacts.tokens, "train")))
-    planned = plan(total, interval_steps(recipe.training.save_steps, total), recipe.launch.num_processes, steps, kills)
+    planned = plan_kills(
+        total, interval_steps(recipe.training.save_steps, total), recipe.launch.num_processes, steps, kills
+    )
     uninterrupted, killed, repeated = (
         _job(recipe, artifacts, folder / name, planned) for name in ("uninterrupted", "killed", "uninterrupted-again")
     )
@@ -107,16 +109,16 @@ def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2
             count = _train_with_kills(killed, planned)
             comparisons = _print_comparison(uninterrupted, killed)
             if earliest_differing_comparison(comparisons) is None:
-                made = newest_step(uninterrupted.folder)
+                made = newest_checkpoint_step(uninterrupted.folder)
                 print(f"\nverify-resume: equal, bit for bit, over {made} steps and {count} kill(s)", flush=True)
                 return
             at_end.pop_all()  # keeps the runs, so that the user can inspect them
             logger.info("\nverify-resume: the runs differ. Run 3, uninterrupted: is the training itself deterministic?")
             _train(repeated)
-            raise diagnose_resume_difference(comparisons, _print_comparison(uninterrupted, repeated), folder)
+            raise resume_difference_error(comparisons, _print_comparison(uninterrupted, repeated), folder)
 
 
-def plan(total: int, save_steps: int, processes: int, steps: int | None, kills: int) -> Plan:
+def plan_kills(total: int, save_steps: int, processes: int, steps: int | None, kills: int) -> KillPlan:
     """Plan when to save, to evaluate and to kill.
 
     A kill is half-way between two checkpoints. The evaluation is between the last kill and the checkpoint before it, so that
@@ -133,11 +135,11 @@ def plan(total: int, save_steps: int, processes: int, steps: int | None, kills: 
         what = f"{trained} of the training's {total} steps with {kills} kill(s): needs a kill, and two steps per start"
         fix = "set --kills to 1 or more, and --steps to at least 2 * (kills + 1)"
         raise RecipeError("verify-resume", what, fix)
-    planned = [Kill(interval * n + interval // 2, n % processes, interval * n) for n in range(1, kills + 1)]
-    return Plan(steps=trained, save_steps=interval, eval_steps=interval * kills + 1, kills=tuple(planned))
+    planned = [PlannedKill(interval * n + interval // 2, n % processes, interval * n) for n in range(1, kills + 1)]
+    return KillPlan(steps=trained, save_steps=interval, eval_steps=interval * kills + 1, kills=tuple(planned))
 
 
-def comparison_lines(comparisons: list[Comparison]) -> str:
+def format_comparisons(comparisons: list[ComponentComparison]) -> str:
     """Return one line per component: what was compared, and the result."""
     rows = [(c.component, f"{c.compared} {c.unit}", str(c)) for c in comparisons]
     rows.insert(0, ("component", "compared", "result"))
@@ -145,7 +147,9 @@ def comparison_lines(comparisons: list[Comparison]) -> str:
     return "\n".join(f"  {name:{widths[0]}}  {count:{widths[1]}}  {result}" for name, count, result in rows)
 
 
-def diagnose_resume_difference(killed: list[Comparison], repeated: list[Comparison], folder: Path) -> ModelError:
+def resume_difference_error(
+    killed: list[ComponentComparison], repeated: list[ComponentComparison], folder: Path
+) -> ModelError:
     """Return what the uninterrupted run's comparisons with a killed one, which differs, and with its repetition show together."""
     lost, noise = earliest_differing_comparison(killed), earliest_differing_comparison(repeated)
     assert lost
@@ -161,13 +165,13 @@ def diagnose_resume_difference(killed: list[Comparison], repeated: list[Comparis
     return ModelError("verify-resume", what, f"{_FIXES.get(noise.component, _FIXES['loss'])}; {runs}")
 
 
-def _print_comparison(one: Job, other: Job) -> list[Comparison]:
-    comparisons = compare(one.folder, other.folder, one.direction)
-    print(f"\n{one.folder.parent.name} and {other.folder.parent.name}\n{comparison_lines(comparisons)}", flush=True)
+def _print_comparison(one: Job, other: Job) -> list[ComponentComparison]:
+    comparisons = compare_training_runs(one.folder, other.folder, one.direction)
+    print(f"\n{one.folder.parent.name} and {other.folder.parent.name}\n{format_comparisons(comparisons)}", flush=True)
     return comparisons
 
 
-def _job(recipe: Recipe, artifacts: Artifacts, folder: Path, planned: Plan) -> Job:
+def _job(recipe: Recipe, artifacts: Artifacts, folder: Path, planned: KillPlan) -> Job:
     """Return the recipe's training, but with the plan's intervals, an early stop and a record of each step."""
     intervals = {"save_steps": planned.save_steps, "save_minutes": None, "eval_steps": planned.eval_steps}
     training = recipe.training.model_copy(update={**intervals, "resume": "auto"})
@@ -176,11 +180,13 @@ def _job(recipe: Recipe, artifacts: Artifacts, folder: Path, planned: Plan) -> J
     return job.model_copy(update=update)
 
 
-def _train_with_kills(job: Job, planned: Plan) -> int:
+def _train_with_kills(job: Job, planned: KillPlan) -> int:
     """Train to the last step, starting again after each kill; return the number of kills."""
     sent = 0
     for kill in (*planned.kills, None):
-        if not _train(job, kill) or newest_step(job.folder) == planned.steps:  # a kill after the last save is none
+        if (
+            not _train(job, kill) or newest_checkpoint_step(job.folder) == planned.steps
+        ):  # a kill after the last save is none
             break
         sent += 1
         logger.info("verify-resume: starting again")
@@ -191,28 +197,28 @@ def _train_with_kills(job: Job, planned: Plan) -> int:
     return sent
 
 
-def _train(job: Job, kill: Kill | None = None) -> bool:
+def _train(job: Job, kill: PlannedKill | None = None) -> bool:
     """Train until the kill or the last step; return whether the kill ended it."""
-    heartbeat.clear(job.folder)
+    heartbeat.delete_process_states(job.folder)
     is_over = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         was_killed = pool.submit(_kill_when_due, job, kill, is_over) if kill else None
         try:
-            supervise(job, lambda: choose(job.folder, job.identity, "auto"))
+            supervise(job, lambda: prepare_resume(job.folder, job.identity, "auto"))
         except KilledError:
             is_over.set()
             if was_killed is None or not was_killed.result():
                 raise
             return True
         except PreemptedError as error:  # the job stops at its last step as if it was asked to
-            if newest_step(job.folder) != job.stop_at_step:
+            if newest_checkpoint_step(job.folder) != job.stop_at_step:
                 raise PreemptedError("verify-resume", error.what, "run it again; it starts from scratch") from None
         finally:
             is_over.set()
     return False
 
 
-def _kill_when_due(job: Job, kill: Kill, is_over: threading.Event) -> bool:
+def _kill_when_due(job: Job, kill: PlannedKill, is_over: threading.Event) -> bool:
     """Carry out `kill` as soon as its step and its checkpoint are there; return whether that came before the end."""
     victim: psutil.Process | None = None
     while not is_over.wait(_POLL_S):
@@ -223,7 +229,7 @@ def _kill_when_due(job: Job, kill: Kill, is_over: threading.Event) -> bool:
                 if victim is None or victim.pid != pulse.pid:
                     victim = psutil.Process(pulse.pid)
                 is_due = pulse.step >= kill.step and pulse.phase != "finished"
-                if is_due and newest_step(job.folder) >= kill.checkpoint:
+                if is_due and newest_checkpoint_step(job.folder) >= kill.checkpoint:
                     victim.kill()
                     others = "; the others may report lost connections" if job.launch.num_processes > 1 else ""
                     text = "\nverify-resume: killed rank %d (process %d) after %d steps%s"

@@ -22,26 +22,26 @@ from numpy.typing import NDArray
 
 from params.foundation.artifacts import Artifacts
 from params.schema import Drift
-from tasks.drift.profile import Profile, SampledMeasure, published_profile, samples
-from tasks.drift.report import CONFIDENCE_ERROR_SHARE, Change, DriftReport, ExampleRow
+from tasks.drift.profile import DataProfile, SampledMeasure, fetch_published_profile, measure_sampled_rows
+from tasks.drift.report import CONFIDENCE_ERROR_SHARE, DriftExampleRow, DriftReport, MeasuredChange
 from tasks.drift.rows import (
     MAX_SAMPLED,
     ComparedColumns,
     SampledRows,
+    join_texts_in_value,
     label_hash,
     read_sampled_rows,
-    scan,
-    text_of,
-    without_identifiers,
+    scan_rows,
+    without_identifier_columns,
 )
 from tasks.drift.two_sample import (
     Observations,
-    Permutations,
+    PermutationSettings,
     bin_numbers,
     classifier_two_sample_test,
-    holm,
-    kolmogorov_smirnov,
-    label_statistics,
+    holm_rejections,
+    kolmogorov_smirnov_statistic,
+    label_shift_statistics,
     permutation_test,
 )
 from tasks.shards.kept_work import ShardWorkers
@@ -61,7 +61,7 @@ _LARGEST_EFFECT = 1e9
 """So that it stays a number: all effects that are larger are the same to a reader."""
 
 
-def measure(
+def write_profile_and_measure_drift(
     artifacts: Artifacts,
     folder: Path,
     workers: ShardWorkers,
@@ -83,15 +83,15 @@ def measure(
         return None
     rows = SplitRows(folder / artifacts.rows.name / "train")
     columns = ComparedColumns.of(rows, objective, drift.ignore)
-    scanned = scan(rows, columns, workers)
+    scanned = scan_rows(rows, columns, workers)
     smallest = scanned.smallest
     sampled = read_sampled_rows(rows, columns, smallest.row_ids[:MAX_SAMPLED], workers)
-    columns, sampled = without_identifiers(columns, sampled)
-    profile = Profile.of(scanned, columns, sampled)
+    columns, sampled = without_identifier_columns(columns, sampled)
+    profile = DataProfile.of(scanned, columns, sampled)
     profile.save(folder / artifacts.data_profile.name)
 
     must_answer = drift.on_drift == "fail"
-    reference, revision, reason = published_profile(
+    reference, revision, reason = fetch_published_profile(
         artifacts, repo_id=repo_id, endpoint=endpoint, must_answer=must_answer
     )
     report = DriftReport(
@@ -118,7 +118,7 @@ def measure(
 
 def _compared(
     report: DriftReport,
-    reference: Profile,
+    reference: DataProfile,
     rows: SplitRows,
     columns: ComparedColumns,
     new_ids: NDArray[np.int64],
@@ -127,13 +127,13 @@ def _compared(
     drift: Drift,
     seed: int,
 ) -> DriftReport:
-    findings = find_drift(reference, read_sampled_rows(rows, columns, new_ids, workers), drift, seed)
+    findings = compare_with_profile(reference, read_sampled_rows(rows, columns, new_ids, workers), drift, seed)
     changes = tuple(finding.change for finding in findings)
     known_rows = max((len(one.values) for one in reference.samples if one.kind != "label"), default=0)
     shown = _shown(findings, new_ids)
     values = {row.pop(ROW_ID): row for row in rows.pick(shown, columns.content)}
     examples = tuple(
-        ExampleRow(row_id=row_id, values={name: _shorten(value) for name, value in values[row_id].items()})
+        DriftExampleRow(row_id=row_id, values={name: _shorten(value) for name, value in values[row_id].items()})
         for row_id in shown
     )
     return report.model_copy(
@@ -148,7 +148,7 @@ def _compared(
     )
 
 
-def _shown(findings: Sequence[Finding], new_ids: NDArray[np.int64]) -> list[int]:
+def _shown(findings: Sequence[ChangeWithExamples], new_ids: NDArray[np.int64]) -> list[int]:
     """Return the ids of the rows that show best what moved."""
     first = next((finding for finding in findings if finding.change.moved), None)
     if first is None:
@@ -159,27 +159,27 @@ def _shown(findings: Sequence[Finding], new_ids: NDArray[np.int64]) -> list[int]
 
 
 def _shorten(value: object) -> str:
-    text = text_of(value) if isinstance(value, str | list) else str(value)
+    text = join_texts_in_value(value) if isinstance(value, str | list) else str(value)
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
 
 
 @dataclass(frozen=True)
-class Finding:
+class ChangeWithExamples:
     """A change, and how well each new row shows it."""
 
-    change: Change
+    change: MeasuredChange
     examples: NDArray[np.float64]
     """(N,), the rows that show it best have the largest values."""
 
 
-def find_drift(profile: Profile, new: SampledRows, drift: Drift, seed: int) -> list[Finding]:
+def compare_with_profile(profile: DataProfile, new: SampledRows, drift: Drift, seed: int) -> list[ChangeWithExamples]:
     """Return all that was compared, the most important first."""
     count = (
         2 * (len(profile.samples) + len(profile.labels)) / _error(drift)
     )  # enough for the level that Holm asks of the first test
-    permutations = Permutations(max(_PERMUTATIONS, math.ceil(count) - 1), np.random.default_rng(seed))
+    permutations = PermutationSettings(max(_PERMUTATIONS, math.ceil(count) - 1), np.random.default_rng(seed))
     found = list(_Tests(profile, new, drift, permutations).all())
-    holds = holm([one.change.p_value for one in found], _error(drift))
+    holds = holm_rejections([one.change.p_value for one in found], _error(drift))
     return [
         replace(one, change=one.change.model_copy(update={"moved": rejected and one.change.effect >= one.change.floor}))
         for one, rejected in zip(found, holds, strict=True)
@@ -188,13 +188,13 @@ def find_drift(profile: Profile, new: SampledRows, drift: Drift, seed: int) -> l
 
 @dataclass(frozen=True)
 class _Tests:
-    profile: Profile
+    profile: DataProfile
     new: SampledRows
     drift: Drift
-    permutations: Permutations
+    permutations: PermutationSettings
 
-    def all(self) -> Iterator[Finding]:
-        found = {(one.kind, one.column): one for one in samples(self.new)}
+    def all(self) -> Iterator[ChangeWithExamples]:
+        found = {(one.kind, one.column): one for one in measure_sampled_rows(self.new)}
         pairs = [(one, found[key]) for one in self.profile.samples if (key := (one.kind, one.column)) in found]
         # labels first, then texts, then numbers: the permutations follow each other in one random stream
         for known, new in sorted(pairs, key=lambda pair: {"label": 0, "text": 1}.get(pair[0].kind, 2)):
@@ -202,10 +202,10 @@ class _Tests:
             compare = {"label": self._labels, "text": self._texts}.get(known.kind, self._numbers)
             yield from compare(known, new, sides)
 
-    def _labels(self, known: SampledMeasure, new: SampledMeasure, sides: Observations) -> Iterator[Finding]:
+    def _labels(self, known: SampledMeasure, new: SampledMeasure, sides: Observations) -> Iterator[ChangeWithExamples]:
         labels, numbers = np.unique(np.concatenate([known.values, new.values]), return_inverse=True)
         shares = sides.shares(numbers, len(labels))
-        real, p_values, by_chance = permutation_test(shares, sides.new, label_statistics, self.permutations)
+        real, p_values, by_chance = permutation_test(shares, sides.new, label_shift_statistics, self.permutations)
         before = np.asarray(shares[:, : sides.known].sum(axis=1)).ravel() / sides.known  # (V,)
         now = np.asarray(shares[:, sides.known :].sum(axis=1)).ravel() / sides.new
         of_rows = self.new.labels[known.column]
@@ -243,7 +243,7 @@ class _Tests:
             examples=change,
         )
 
-    def _texts(self, known: SampledMeasure, new: SampledMeasure, sides: Observations) -> Iterator[Finding]:
+    def _texts(self, known: SampledMeasure, new: SampledMeasure, sides: Observations) -> Iterator[ChangeWithExamples]:
         features = [*known.values, *new.values]
         told = classifier_two_sample_test(features, sides, self.permutations)
         if told is None:
@@ -259,13 +259,13 @@ class _Tests:
             examples=scores[len(known.values) :],
         )
 
-    def _numbers(self, known: SampledMeasure, new: SampledMeasure, sides: Observations) -> Iterator[Finding]:
+    def _numbers(self, known: SampledMeasure, new: SampledMeasure, sides: Observations) -> Iterator[ChangeWithExamples]:
         from scipy.stats import wasserstein_distance
 
         values = np.concatenate([known.values, new.values])
         bins = bin_numbers(values)
         shares = sides.shares(bins, int(bins.max()) + 1)
-        _, p_values, _ = permutation_test(shares, sides.new, kolmogorov_smirnov, self.permutations)
+        _, p_values, _ = permutation_test(shares, sides.new, kolmogorov_smirnov_statistic, self.permutations)
         spread = _spread(known.values) or _spread(values) or 1.0
         weights = np.split(sides.weights, [len(known.values)])
         scale = _scale(values)
@@ -303,9 +303,9 @@ def _error(drift: Drift) -> float:
 
 def _finding(
     *, what: str, measure: str, effect: float, floor: float, p_value: float, detail: str, examples: NDArray[np.float64]
-) -> Finding:
+) -> ChangeWithExamples:
     """A finding of one test by itself: whether it moved is decided over all of them."""
-    change = Change(
+    change = MeasuredChange(
         what=what,
         measure=measure,
         effect=round(effect, 4),
@@ -314,7 +314,7 @@ def _finding(
         moved=False,
         detail=detail,
     )
-    return Finding(change, examples)
+    return ChangeWithExamples(change, examples)
 
 
 def _listed(names: Sequence[str]) -> str:

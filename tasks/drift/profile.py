@@ -36,8 +36,8 @@ from tasks.drift.rows import (
     MAX_LABELS,
     MAX_SAMPLED,
     ComparedColumns,
+    RowScan,
     SampledRows,
-    Scan,
     label_hash,
 )
 
@@ -109,7 +109,7 @@ class SampledMeasure:
         return self.kind == "label" or (self.kind in {"length", "number"} and bool(np.isfinite(self.values).all()))
 
 
-def samples(rows: SampledRows) -> Iterator[SampledMeasure]:
+def measure_sampled_rows(rows: SampledRows) -> Iterator[SampledMeasure]:
     """Yield what is compared of some rows."""
     for column, labels in rows.labels.items():
         hashes = np.array([label_hash(label) for own in labels for label in own], np.uint64)
@@ -129,7 +129,7 @@ def samples(rows: SampledRows) -> Iterator[SampledMeasure]:
 
 
 @dataclass(frozen=True)
-class Profile:
+class DataProfile:
     """What is known of the rows that a model learned from."""
 
     rows: int
@@ -144,11 +144,11 @@ class Profile:
     samples: tuple[SampledMeasure, ...]
 
     @classmethod
-    def of(cls, scanned: Scan, columns: ComparedColumns, sampled: SampledRows) -> Self:
+    def of(cls, scanned: RowScan, columns: ComparedColumns, sampled: SampledRows) -> Self:
         """Make the profile of rows; `sampled` are those with the smallest hashes."""
         assert len(sampled.row_ids) == min(len(scanned.smallest.hashes), MAX_SAMPLED)
         found = tuple(
-            one.sorted() for one in samples(sampled) if one.kind != "label" or one.column in scanned.labels
+            one.sorted() for one in measure_sampled_rows(sampled) if one.kind != "label" or one.column in scanned.labels
         )  # a column with very many labels has none
         smallest = scanned.smallest
         return cls(scanned.rows, columns.content, smallest.is_whole, smallest.hashes, scanned.labels, found)
@@ -219,7 +219,7 @@ class Profile:
         return cls(header.rows, header.content, header.is_whole, known, labels, tuple(measures))
 
 
-def _problems(profile: Profile) -> Iterator[str]:
+def _problems(profile: DataProfile) -> Iterator[str]:
     """Find what `save` does not write."""
     if not 0 < len(profile.known) <= MAX_KNOWN or not (profile.known[1:] > profile.known[:-1]).all():
         yield "it is damaged: its hashes of rows are none, too many, or not in order"
@@ -233,20 +233,20 @@ def _problems(profile: Profile) -> Iterator[str]:
             yield f"it is damaged: its {one.kind!r:.80} of {one.column!r:.80} is not a measure of its rows"
 
 
-def published_profile(
+def fetch_published_profile(
     artifacts: Artifacts, *, repo_id: str, endpoint: str, must_answer: bool
-) -> tuple[Profile | None, str | None, str]:
+) -> tuple[DataProfile | None, str | None, str]:
     """Return the profile of the rows that the published model learned from, its tag or commit, and why either is not there.
 
     Raises:
         HubRefusedError, TransientError: the Hub refuses or gives no clear answer, and it `must_answer`.
     """
-    from tasks.hub_client.connection import LOCAL, chosen_endpoint, local_hub_folder, open_repository
+    from tasks.hub_client.connection import LOCAL, local_hub_folder, open_repository, resolve_hub_endpoint
 
     nothing = None, None, f"no model was published yet as {repo_id}"
     path, revision = artifacts.data_profile.name, None
     try:
-        if chosen_endpoint(endpoint) == LOCAL and not local_hub_folder(artifacts).exists():
+        if resolve_hub_endpoint(endpoint) == LOCAL and not local_hub_folder(artifacts).exists():
             return nothing
         with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as opened:
             repository = opened if must_answer else replace(opened, timeout_s=_PATIENCE_S)
@@ -263,7 +263,7 @@ def published_profile(
         return None, revision, f"{path} of {revision} cannot be read: {error.what}"
     profile, reason = None, f"{revision} of {repo_id} has no profile of its rows ({path}); {_PUBLIC}"
     try:
-        profile = None if content is None else Profile.load(content)
+        profile = None if content is None else DataProfile.load(content)
     except ValueError as error:
         reason = f"{path} of {revision} cannot be read: {error}"
     return profile, revision, "" if profile else reason

@@ -10,7 +10,7 @@ CONFIDENCE_ERROR_SHARE: Final = 0.1
 """Share of drift's error that is set aside for the evaluate stage, which looks at the champion's confidence."""
 
 
-class Change(Report):
+class MeasuredChange(Report):
     """One thing that was compared, and by how much it moved."""
 
     what: str
@@ -28,7 +28,7 @@ class Change(Report):
     """By how much, for people."""
 
 
-class ExampleRow(Report):
+class DriftExampleRow(Report):
     """A new row of the kind that moved the distribution."""
 
     row_id: int
@@ -51,11 +51,11 @@ class DriftReport(Report):
     new_rows: int = 0
     looked_at: int = 0
     """Rows of this run of which it is known whether they are new."""
-    changes: tuple[Change, ...] = ()
+    changes: tuple[MeasuredChange, ...] = ()
     """All that was compared, the most important first."""
     identifiers: tuple[str, ...] = ()
     """Columns of numbers that were not compared, because they look like identifiers."""
-    examples: tuple[ExampleRow, ...] = ()
+    examples: tuple[DriftExampleRow, ...] = ()
     new_row_ids: tuple[int, ...] = ()
     """A sample of the new rows, for the evaluate stage."""
 
@@ -94,7 +94,7 @@ class ChampionConfidence(Report):
 
     revision: str | None = None
     """Tag of the published model, or its commit if it has no tag."""
-    change: Change | None = None
+    change: MeasuredChange | None = None
     reason: str = ""
 
     @property

@@ -73,7 +73,7 @@ class ComparedColumns:
     def of(cls, rows: SplitRows, objective: Objective[Any], ignore: Sequence[str]) -> ComparedColumns:
         """Choose from the columns of the rows."""
         kinds = objective.columns()
-        has_lists = objectives.overrides(objective, "row_labels") and "label" not in kinds.values()
+        has_lists = objectives.overrides_method(objective, "row_labels") and "label" not in kinds.values()
         lists = [column for column, kind in kinds.items() if kind in ("labels", "records") and has_lists]
         listed = min(lists, key=lambda column: kinds[column], default="")
         others = {ROW_ID, *kinds, *rows.group_by, *ignore}
@@ -134,7 +134,7 @@ class SmallestHashes:
 
 
 @dataclass(frozen=True)
-class Scan:
+class RowScan:
     """What one look at all rows gives."""
 
     rows: int
@@ -160,7 +160,7 @@ class SampledRows:
     """The features of each row, ascending."""
 
 
-def scan(rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers) -> Scan:
+def scan_rows(rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers) -> RowScan:
     """Look at all rows once, in memory that does not grow with them; what was seen of a shard is kept for the next run."""
     types = [(name, str(rows.schema.field(name).type)) for name in columns.content]
     options = columns.objective.options.model_dump(mode="json") if columns.objective else {}
@@ -175,17 +175,17 @@ def scan(rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers) -> Sc
             labels[column].update(found.labels.get(column, {}))
             if column not in found.labels or len(labels[column]) > MAX_LABELS:
                 del labels[column]
-    return Scan(len(rows), smallest, labels)
+    return RowScan(len(rows), smallest, labels)
 
 
-def scan_shard(columns: ComparedColumns, rows: SplitRows) -> Scan:
+def scan_shard(columns: ComparedColumns, rows: SplitRows) -> RowScan:
     """Look at the rows of one shard; the row_ids of what is found begin at 0."""
     smallest = SmallestHashes()
     counts = {column: Counter[str]() for column in columns.labelled}
     for batch in rows.batches([ROW_ID, *columns.content]):
         note_progress()
         values = [batch[column].to_pylist() for column in columns.content]
-        # `hash_of` each row, in half of the time
+        # `hash_row_values` each row, in half of the time
         texts = map(", ".join, zip(*(map(_to_json, column) for column in values), strict=True))
         digests = (hashlib.blake2b(f"[{text}]".encode(), digest_size=8).digest() for text in texts)
         hashes = np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
@@ -200,7 +200,7 @@ def scan_shard(columns: ComparedColumns, rows: SplitRows) -> Scan:
         for column, own in counts.items()
         if len(own) <= MAX_LABELS
     }
-    return Scan(len(rows), smallest, labels)
+    return RowScan(len(rows), smallest, labels)
 
 
 def read_sampled_rows(
@@ -229,9 +229,9 @@ def _compared(columns: ComparedColumns, work: tuple[SplitRows, NDArray[np.int64]
     rows, row_ids = work
     found = {}
     for row in rows.pick(row_ids, [*columns.content, *columns.numbers, *columns.group_by]):
-        texts = [text_of(row[column]) for column in columns.texts]
+        texts = [join_texts_in_value(row[column]) for column in columns.texts]
         found[row[ROW_ID]] = (
-            hash_of((group_of(row, columns.group_by) or {ROW_ID: row[ROW_ID]}).values()),
+            hash_row_values((group_of(row, columns.group_by) or {ROW_ID: row[ROW_ID]}).values()),
             columns.labels_of(row),
             [len(text) for text in texts],
             [np.nan if row[column] is None else row[column] for column in columns.numbers],
@@ -240,14 +240,14 @@ def _compared(columns: ComparedColumns, work: tuple[SplitRows, NDArray[np.int64]
     return found
 
 
-def without_identifiers(columns: ComparedColumns, rows: SampledRows) -> tuple[ComparedColumns, SampledRows]:
+def without_identifier_columns(columns: ComparedColumns, rows: SampledRows) -> tuple[ComparedColumns, SampledRows]:
     """Return the same without the columns of numbers that look like identifiers in these rows."""
-    found = [name for name, values in rows.numbers.items() if are_identifiers(values[np.argsort(rows.row_ids)])]
+    found = [name for name, values in rows.numbers.items() if look_like_identifiers(values[np.argsort(rows.row_ids)])]
     numbers = {name: values for name, values in rows.numbers.items() if name not in found}
     return replace(columns, numbers=tuple(numbers), identifiers=tuple(found)), replace(rows, numbers=numbers)
 
 
-def are_identifiers(values: NDArray[np.float64]) -> bool:
+def look_like_identifiers(values: NDArray[np.float64]) -> bool:
     """Whether numbers, in the order of their rows, look like identifiers or times, which say nothing about a row.
 
     So do whole numbers that nearly all differ, those of up to 64 bits that are too large for a double, whether or not rounding has made
@@ -263,7 +263,7 @@ def are_identifiers(values: NDArray[np.float64]) -> bool:
     return bool((present[1:] >= present[:-1]).all() and different >= _DIFFERENT_IF_ASCENDING)
 
 
-def hash_of(values: Iterable[Any]) -> int:
+def hash_row_values(values: Iterable[Any]) -> int:
     """Return a hash of 64 bits of a row's values. It stays the same over versions of all libraries."""
     return int.from_bytes(hashlib.blake2b(_to_json(list(values)).encode(), digest_size=8).digest(), "big")
 
@@ -271,16 +271,16 @@ def hash_of(values: Iterable[Any]) -> int:
 @lru_cache(maxsize=10_000)
 def label_hash(label: str) -> int:
     """Return the hash by which a profile knows a label."""
-    return hash_of([label])
+    return hash_row_values([label])
 
 
-def text_of(value: Any) -> str:
+def join_texts_in_value(value: Any) -> str:
     """Return the text in a column; of a list of records, all texts in it."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
-        return " ".join(filter(None, map(text_of, value.values())))
-    return " ".join(filter(None, map(text_of, value))) if isinstance(value, list) else ""
+        return " ".join(filter(None, map(join_texts_in_value, value.values())))
+    return " ".join(filter(None, map(join_texts_in_value, value))) if isinstance(value, list) else ""
 
 
 def hashed_ngrams(texts: Iterable[str]) -> list[int]:

@@ -71,7 +71,7 @@ class Observations:
 
 
 @dataclass(frozen=True)
-class Permutations:
+class PermutationSettings:
     """How often a test draws which observations are new, at most, and by what."""
 
     count: int
@@ -79,7 +79,7 @@ class Permutations:
 
 
 def permutation_test(
-    shares: Shares, new: int, statistic: Statistic, permutations: Permutations
+    shares: Shares, new: int, statistic: Statistic, permutations: PermutationSettings
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return the statistics (S,) and, if all observations are alike, the probability of one as large and its mean.
 
@@ -106,7 +106,7 @@ def permutation_test(
     return real, p_values, total / drawn_so_far
 
 
-def label_statistics(
+def label_shift_statistics(
     counts: NDArray[np.float64], totals: NDArray[np.float64], new: int, units: int
 ) -> NDArray[np.float64]:
     """Chi-square, the share of new observations with a label that no known one has, and total variation distance."""
@@ -116,7 +116,7 @@ def label_statistics(
     return np.stack([chi_square, only_new, distance], axis=1)
 
 
-def kolmogorov_smirnov(
+def kolmogorov_smirnov_statistic(
     counts: NDArray[np.float64], totals: NDArray[np.float64], new: int, units: int
 ) -> NDArray[np.float64]:
     """Largest distance of the two cumulative distributions over ordered categories."""
@@ -135,7 +135,7 @@ def bin_numbers(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def classifier_two_sample_test(
-    features: Sequence[Sequence[int]], sides: Observations, permutations: Permutations
+    features: Sequence[Sequence[int]], sides: Observations, permutations: PermutationSettings
 ) -> tuple[float, float, NDArray[np.float64]] | None:
     """Teach a classifier to tell new rows from known ones by their features.
 
@@ -160,12 +160,12 @@ def classifier_two_sample_test(
     half = Observations(
         numbers[sides.units[tested]], int((~learns[: sides.known]).sum()), int((~learns[sides.known :]).sum())
     )
-    area, p_value = area_under_curve(scores[tested], half, permutations)
+    area, p_value = area_under_curve_test(scores[tested], half, permutations)
     return area, p_value, scores
 
 
-def area_under_curve(
-    scores: NDArray[np.float64], sides: Observations, permutations: Permutations
+def area_under_curve_test(
+    scores: NDArray[np.float64], sides: Observations, permutations: PermutationSettings
 ) -> tuple[float, float]:
     """Return the area under the ROC curve of scores (N,), and the probability of one as large by chance.
 
@@ -187,7 +187,7 @@ def area_under_curve(
 
 
 def mean_decrease_test(
-    values: NDArray[np.float64], sides: Observations, permutations: Permutations
+    values: NDArray[np.float64], sides: Observations, permutations: PermutationSettings
 ) -> tuple[float, float, float]:
     """Return the mean of the known and of the new observations of values (N,), and the probability of a fall as large by chance."""
     from scipy.sparse import csr_array
@@ -217,7 +217,7 @@ def _matrix(features: Sequence[Sequence[int]]) -> Any:
     return csr_matrix((np.ones(len(flat)), columns, starts), shape=(len(features), max(1, len(used))))
 
 
-def holm(p_values: Sequence[float], level: float) -> list[bool]:
+def holm_rejections(p_values: Sequence[float], level: float) -> list[bool]:
     """Which of several tests reject by Holm's method (1979): all rejections are right with probability 1 - `level`."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     rejected = [False] * len(p_values)

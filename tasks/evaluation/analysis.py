@@ -14,8 +14,16 @@ from params.importing import import_with_arguments
 from params.schema import SliceBy
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation.plan import EvaluationPlan
-from tasks.evaluation.report import ChangedRow, Comparison, Details, Interval, Opponent, SliceResult, WorstRow
-from tasks.evaluation.scoring import ScoredModel, Scores, common_rows
+from tasks.evaluation.report import (
+    ConfidenceInterval,
+    DifferingRow,
+    EvaluationDetails,
+    MetricComparison,
+    Opponent,
+    SliceResult,
+    WorstRow,
+)
+from tasks.evaluation.scoring import RowScores, ScoredModel, align_to_common_rows
 from tasks.evaluation.statistics import Gain
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
@@ -30,13 +38,13 @@ _MAX_SLICES = 1000
 
 
 @dataclass(frozen=True)
-class Analysis:
+class EvaluationAnalysis:
     """What follows from the scores of the models of a plan, by name."""
 
     plan: EvaluationPlan
     scored: Mapping[str, ScoredModel]
 
-    def details(self, confidence: ChampionConfidence) -> Details:
+    def details(self, confidence: ChampionConfidence) -> EvaluationDetails:
         """Return everything that the report shows beside the metrics.
 
         Raises:
@@ -46,7 +54,7 @@ class Analysis:
         resampler, scores = self.plan.resampler, self.scored["model"].scores
         models = {name: one.scores for name, one in self.scored.items() if name != "compared"}
         calibration = resampler.objective.calibration_bins(resampler.totals(scores), resampler.state)
-        return Details(
+        return EvaluationDetails(
             confidence=resampler.confidence,
             resamples=resampler.resamples,
             directions=dict(self.plan.directions),
@@ -75,17 +83,17 @@ class Analysis:
                     what, fix = f"a slice has no {name}: it needs the rows of all labels", f"use {instead[name]}"
                 raise RecipeError(f"evaluation.gate.{key}", what, fix)
 
-    def _intervals(self, scores: Scores) -> dict[str, Interval]:
+    def _intervals(self, scores: RowScores) -> dict[str, ConfidenceInterval]:
         (resampled,) = self.plan.resampler.resample([scores])
         ends = {name: self.plan.resampler.interval(values, scores.observations) for name, values in resampled.items()}
-        return {metric: Interval(low=low, high=high) for metric, (low, high) in ends.items()}
+        return {metric: ConfidenceInterval(low=low, high=high) for metric, (low, high) in ends.items()}
 
-    def _gains(self, own: Scores, other: Scores, *, against: Opponent) -> dict[str, Gain]:
+    def _gains(self, own: RowScores, other: RowScores, *, against: Opponent) -> dict[str, Gain]:
         """Gains on the same rows, in the metrics that can be compared."""
         gains = self.plan.resampler.gains(own, other, self.plan.directions)
         return {name: one for name, one in gains.items() if against == "untrained" or self.plan.can_compare(name)}
 
-    def _common(self, *, written: bool) -> tuple[Scores, Scores] | None:
+    def _common(self, *, written: bool) -> tuple[RowScores, RowScores] | None:
         """The scores of candidate and champion on the rows that both read as a whole; None without a champion.
 
         With `written`, only of the rows whose text both tokenizers give back.
@@ -93,9 +101,9 @@ class Analysis:
         if "champion" not in self.scored:
             return None
         own = self.scored.get("compared", self.scored["model"])
-        return common_rows(own.scores, self.scored["champion"].scores, self.plan.text.skipped(written=written))
+        return align_to_common_rows(own.scores, self.scored["champion"].scores, self.plan.text.skipped(written=written))
 
-    def _comparisons(self) -> Iterator[Comparison]:
+    def _comparisons(self) -> Iterator[MetricComparison]:
         text, restated = self.plan.text, self.plan.resampler.objective.restated
         if "untrained" in self.scored:
             yield from self._compare(self.scored["model"].scores, self.scored["untrained"].scores, "untrained")
@@ -106,10 +114,12 @@ class Analysis:
                 found = self._compare(*common, "champion", len(text.skipped(written=written)))
                 yield from (one for one in found if (one.metric in restated) == written)
 
-    def _compare(self, own: Scores, other: Scores, against: Opponent, left_out: int = 0) -> Iterator[Comparison]:
+    def _compare(
+        self, own: RowScores, other: RowScores, against: Opponent, left_out: int = 0
+    ) -> Iterator[MetricComparison]:
         """Compare two models on the same rows, from which so many rows are left out."""
         for metric, gain in self._gains(own, other, against=against).items():
-            yield Comparison(
+            yield MetricComparison(
                 against=against,
                 metric=metric,
                 gain=gain.value,
@@ -125,13 +135,15 @@ class Analysis:
         own, settings = self.scored["model"].scores, self.plan.settings
         metrics = {self.plan.metric, *settings.gate.slice_floors}
         common = self._common(written=bool(metrics & self.plan.resampler.objective.restated))
-        for slice_by, slices in slice_positions(self.plan.rows, settings.slices, own.row_ids):
+        for slice_by, slices in find_slice_positions(self.plan.rows, settings.slices, own.row_ids):
             for name, positions in slices.items():
                 inside = own.take(positions)
                 both = common and [one.take(np.isin(one.row_ids, inside.row_ids)) for one in common]
                 yield from self._slice(slice_by, name, inside, both if both and len(both[0]) else None)
 
-    def _slice(self, slice_by: str, name: str, own: Scores, both: Sequence[Scores] | None) -> Iterator[SliceResult]:
+    def _slice(
+        self, slice_by: str, name: str, own: RowScores, both: Sequence[RowScores] | None
+    ) -> Iterator[SliceResult]:
         """The results of one slice in the metric that decides, or what slices have instead, and in those with a floor.
 
         Floors are about all rows of the candidate, gains over the champion about those that count for `both`.
@@ -169,12 +181,12 @@ class Analysis:
             )
 
     def _texts(self, row_ids: Sequence[int]) -> list[str]:
-        return read_texts(self.plan.rows, row_ids, self.plan.resampler.objective.text)
+        return read_shortened_texts(self.plan.rows, row_ids, self.plan.resampler.objective.text)
 
-    def _notes(self, scores: Scores, position: int) -> dict[str, str]:
+    def _notes(self, scores: RowScores, position: int) -> dict[str, str]:
         return self.plan.resampler.objective.describe_scores(scores.row(position), self.plan.resampler.state)
 
-    def _worst(self, scores: Scores) -> list[WorstRow]:
+    def _worst(self, scores: RowScores) -> list[WorstRow]:
         row_error = self.plan.resampler.objective.row_error(scores.columns)
         positions = np.argsort(-row_error, kind="stable")[: self.plan.settings.worst_rows].tolist()
         ids = scores.row_ids[positions].tolist()
@@ -183,7 +195,7 @@ class Analysis:
             for row_id, text, at in zip(ids, self._texts(ids), positions, strict=True)
         ]
 
-    def _changed(self) -> list[ChangedRow]:
+    def _changed(self) -> list[DifferingRow]:
         """The rows whose errors differ most, in either direction, where the two models' errors can be compared."""
         common = self._common(written=not self.plan.can_compare("loss"))
         if common is None:
@@ -197,7 +209,7 @@ class Analysis:
         positions = [position for position in ordered if gains[position] != 0]
         ids = own.row_ids[positions].tolist()
         return [
-            ChangedRow(
+            DifferingRow(
                 row_id=row_id,
                 text=text,
                 gain=float(gains[at]),
@@ -209,7 +221,7 @@ class Analysis:
             for row_id, text, at in zip(ids, self._texts(ids), positions, strict=True)
         ]
 
-    def _comparable_errors(self, scores: Scores) -> NDArray[np.float64] | None:
+    def _comparable_errors(self, scores: RowScores) -> NDArray[np.float64] | None:
         """Each row's error, (N,): as for the worst rows; for other tokens per byte of text, or None if that is unknown."""
         objective = self.plan.resampler.objective
         if self.plan.can_compare("loss"):
@@ -219,7 +231,7 @@ class Analysis:
         return scores.columns["nll"] / np.maximum(scores.columns["bytes"], 1)
 
 
-def slice_positions(
+def find_slice_positions(
     rows: SplitRows, slices: Sequence[SliceBy], row_ids: NDArray[np.int64]
 ) -> Iterator[tuple[str, dict[str, NDArray[np.int64]]]]:
     """Yield the name of each column or function to slice by, with the positions in `row_ids` of each slice's rows.
@@ -262,7 +274,9 @@ def _slice_name_function(slice_by: SliceBy, where: str) -> Callable[[Mapping[str
     return name_slice
 
 
-def read_texts(rows: SplitRows, row_ids: Sequence[int], text: Callable[[Mapping[str, Any]], str]) -> list[str]:
+def read_shortened_texts(
+    rows: SplitRows, row_ids: Sequence[int], text: Callable[[Mapping[str, Any]], str]
+) -> list[str]:
     """Return the texts of some rows, shortened.
 
     Raises:

@@ -24,24 +24,24 @@ from params.foundation.artifacts import Artifacts, replace_folder_atomically
 from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE
 from tasks.drift import two_sample
-from tasks.drift.report import CONFIDENCE_ERROR_SHARE, ChampionConfidence, Change, DriftReport
+from tasks.drift.report import CONFIDENCE_ERROR_SHARE, ChampionConfidence, DriftReport, MeasuredChange
 from tasks.evaluation.reading import ModelInputReader
-from tasks.evaluation.report import Champion
-from tasks.evaluation.scoring import RowGroups, Scores, score
-from tasks.hub_client.connection import chosen_endpoint, open_repository
+from tasks.evaluation.report import ChampionReference
+from tasks.evaluation.scoring import RowGroups, RowScores, score_rows
+from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.progress import progress
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.encoding import Encoder
 from tasks.tokenization.tokenizers import NO_LIMIT
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
-from trainer.runtime.library_errors import remote_code_error
-from trainer.runtime.model_files import check_model_files
+from trainer.runtime.library_errors import as_remote_code_error
+from trainer.runtime.model_files import check_model_file_references
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from tasks.hub_client.repository import Repository
+    from tasks.hub_client.repository import HubRepository
     from trainer.objectives.bases.objective import Objective, ObjectiveState
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class _Record(BaseModel):
 class ChampionStatus:
     """What the Hub says about the champion and about the model in question."""
 
-    champion: Champion | None
+    champion: ChampionReference | None
     folder: Path | None
     """The champion's files on this machine."""
     rolled_back_reason: str | None
@@ -68,23 +68,27 @@ class ChampionStatus:
     """The tokens up to which the model in question was judged, if it is the champion."""
 
 
-def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: Collection[str]) -> ChampionStatus:
+def fetch_champion(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: Collection[str]) -> ChampionStatus:
     """Find the champion, and download it unless it exists locally, or is the model in question.
 
     `weights` are the digests of that model's releases, in each form that it can be published in.
     """
     with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
-        from tasks.hub_client.release_log import rolled_back_reason
+        from tasks.hub_client.release_log import find_rollback_reason
 
         head = repository.head()
         if head is None:
             return ChampionStatus(None, None, None)
-        champion = Champion(
-            endpoint=chosen_endpoint(endpoint), repo_id=repo_id, commit=head.commit, tag=head.tag, weights=head.weights
+        champion = ChampionReference(
+            endpoint=resolve_hub_endpoint(endpoint),
+            repo_id=repo_id,
+            commit=head.commit,
+            tag=head.tag,
+            weights=head.weights,
         )
         if champion.weights in weights:
             return ChampionStatus(champion, None, None, _released_limit(repository, champion))
-        reason = rolled_back_reason(repository, weights)
+        reason = find_rollback_reason(repository, weights)
         folder = artifacts.champion / champion.commit
         if not folder.exists():
             shutil.rmtree(folder.parent, ignore_errors=True)
@@ -95,19 +99,19 @@ def fetch(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights: Collect
         return ChampionStatus(champion, folder, reason)
 
 
-def _released_limit(repository: Repository, champion: Champion) -> int:
+def _released_limit(repository: HubRepository, champion: ChampionReference) -> int:
     """Return how many tokens of a text the champion's tokenizer reads; 0 if it does not say."""
     from tasks.hub_client.repository import MAX_SETTINGS_BYTES
 
     commit, name = champion.commit, "tokenizer_config.json"
     content = repository.retry_until_clear(lambda: repository.read(commit, name, max_bytes=MAX_SETTINGS_BYTES))
-    with champion_errors(champion):
+    with translate_champion_errors(champion):
         found = int(json.loads(content or b"{}").get("model_max_length", 0))
         return found if found < NO_LIMIT else 0
 
 
-def champion_reading(
-    folder: Path, choice: ObjectiveChoice, *, max_length: int, champion: Champion, columns: Collection[str]
+def build_champion_reader(
+    folder: Path, choice: ObjectiveChoice, *, max_length: int, champion: ChampionReference, columns: Collection[str]
 ) -> ModelInputReader:
     """Return how the champion, whose files are in `folder`, reads rows with these `columns`: with its own tokenizer and recorded options.
 
@@ -118,13 +122,13 @@ def champion_reading(
     """
     from transformers import AutoTokenizer
 
-    with champion_errors(champion):
-        check_model_files(folder, adapter=True)
+    with translate_champion_errors(champion):
+        check_model_file_references(folder, adapter=True)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         record, options = folder / PROVENANCE, None
         if record.exists() and (made := _Record.model_validate_json(record.read_bytes()).objective).name == choice.name:
             options = made.options
-        objective = objectives.build(choice).as_released(options)
+        objective = objectives.build_objective(choice).as_released(options)
         if lacking := sorted(objective.columns().keys() - set(columns)):
             raise ValueError(f"its prompt needs the column {lacking[0]!r}, which the rows do not have")
         objective.prepare_tokenizer(tokenizer)
@@ -133,7 +137,9 @@ def champion_reading(
         return ModelInputReader(objective, tokenizer, folder, own if own < NO_LIMIT else max_length, champion.where)
 
 
-def load(folder: Path, objective: Objective[Any], state: ObjectiveState, champion: Champion) -> PreTrainedModel:
+def load_champion(
+    folder: Path, objective: Objective[Any], state: ObjectiveState, champion: ChampionReference
+) -> PreTrainedModel:
     """Load the champion, with this run's labels. An adapter is merged into its base model.
 
     Raises:
@@ -141,12 +147,12 @@ def load(folder: Path, objective: Objective[Any], state: ObjectiveState, champio
     """
     from trainer.model import network
 
-    with champion_errors(champion):
+    with translate_champion_errors(champion):
         return objective.remap_labels(network.load_trained_model(folder, objective.model_class()), state)
 
 
 @contextlib.contextmanager
-def champion_errors(champion: Champion) -> Iterator[None]:
+def translate_champion_errors(champion: ChampionReference) -> Iterator[None]:
     """Turn what goes wrong with the champion into a ModelError that names it."""
     try:
         yield
@@ -160,14 +166,16 @@ def champion_errors(champion: Champion) -> Iterator[None]:
             wrong = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in error.errors())
             why = f"its {PROVENANCE} cannot be used: {wrong}"
             fix = "roll back to a release that Evergreen has made, or publish to another repository (publish.repo_id)"
-        raise remote_code_error(champion.where, error) or ModelError(champion.where, what + why, fix) from error
+        raise as_remote_code_error(champion.where, error) or ModelError(champion.where, what + why, fix) from error
 
 
-def reason_not_comparable(objective: Objective[Any], drift: DriftReport | None, published: ChampionStatus) -> str:
+def why_confidence_not_comparable(
+    objective: Objective[Any], drift: DriftReport | None, published: ChampionStatus
+) -> str:
     """Return why the champion's confidence cannot be compared; empty if it can. `drift` is what validate found, if it looked."""
     if drift is None:
         return "validate did not look for new rows (validation.drift)"
-    if not objectives.overrides(objective, "confidence"):
+    if not objectives.overrides_method(objective, "confidence"):
         return "without labels, the scores of this objective do not say how sure a model is"
     if published.champion is None:
         return f"no model was published yet as {drift.repo_id}"
@@ -180,11 +188,11 @@ def reason_not_comparable(objective: Objective[Any], drift: DriftReport | None, 
     return f"validate did not look at {revision}, which is published now: {seen}"
 
 
-def measure_confidence(
+def measure_champion_confidence(
     network: PreTrainedModel,
     encoder: Encoder,
     drift: DriftReport,
-    held_out: Scores,
+    held_out: RowScores,
     *,
     train: SplitRows,
     batch_size: int,
@@ -198,7 +206,7 @@ def measure_confidence(
         examples = [example for row in picked for encoded in encoder.encode([row]) for example in encoded.examples]
         if not examples:
             return ChampionConfidence(reason=f"{train.folder}: the new rows give no sequence of tokens")
-        new = score(
+        new = score_rows(
             network,
             sorted(examples, key=objective.length, reverse=True),
             objective=objective,
@@ -209,11 +217,11 @@ def measure_confidence(
         )
     except (DataError, ModelError) as error:
         return ChampionConfidence(reason=f"{error.where}: {error.what}")
-    return compare_confidence(objective, drift, held_out, new, split=split, seed=seed)
+    return compare_champion_confidence(objective, drift, held_out, new, split=split, seed=seed)
 
 
-def compare_confidence(
-    objective: Objective[Any], drift: DriftReport, held_out: Scores, new: Scores, *, split: str, seed: int
+def compare_champion_confidence(
+    objective: Objective[Any], drift: DriftReport, held_out: RowScores, new: RowScores, *, split: str, seed: int
 ) -> ChampionConfidence:
     """Compare the champion's scores of new rows with those of a held-out split: the mean falls, and not by chance."""
     random = np.random.default_rng(seed)
@@ -226,8 +234,10 @@ def compare_confidence(
     error = (1 - drift.confidence) * CONFIDENCE_ERROR_SHARE
     permutations = max(_PERMUTATIONS, math.ceil(2 / error) - 1)
     values = np.concatenate([known, found])
-    before, now, p_value = two_sample.mean_decrease_test(values, sides, two_sample.Permutations(permutations, random))
-    change = Change(
+    before, now, p_value = two_sample.mean_decrease_test(
+        values, sides, two_sample.PermutationSettings(permutations, random)
+    )
+    change = MeasuredChange(
         what="confidence of the published model",
         measure="fall of the mean",
         effect=round(before - now, 4),

@@ -14,20 +14,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from params.schema import Direction, Gate
-from tasks.drift.two_sample import holm
-from tasks.evaluation.report import Comparison, Details, RowUse, SliceResult, Verdict
+from tasks.drift.two_sample import holm_rejections
+from tasks.evaluation.report import EvaluationDetails, HeldOutRowUse, MetricComparison, SliceResult, Verdict
 
 
-def judge(
+def judge_candidate(
     gate: Gate,
-    details: Details,
+    details: EvaluationDetails,
     *,
     metric: str,
     metrics: Mapping[str, float],
     has_champion: bool,
     is_champion: bool,
     rolled_back_reason: str | None,
-    row_use: RowUse | None = None,
+    row_use: HeldOutRowUse | None = None,
 ) -> tuple[Verdict, list[str]]:
     """Return the verdict on the candidate, and its reasons.
 
@@ -39,7 +39,7 @@ def judge(
     deciding = {one.against: one for one in details.comparisons if one.metric == metric}
     start = deciding.get("untrained")
     failures = [*_missed_floors(gate, details.directions, metrics), *_missed_slice_floors(gate, details.slices)]
-    if not has_champion and start and not passes(start, gate):
+    if not has_champion and start and not gain_passes_bar(start, gate):
         failures.append(
             f"a first release must be better than the model before training: {comparison_sentence(start, gate)}"
         )
@@ -61,21 +61,21 @@ def judge(
         better = [comparison_sentence(start, gate)] if start else []
         return "publish", ["first release: no model is published yet", *better, *warning]
     champion, fallen = deciding["champion"], list(_fallen_slices(gate, details.slices))
-    is_better = passes(champion, gate) and not fallen
+    is_better = gain_passes_bar(champion, gate) and not fallen
     return "publish" if is_better else "keep", [comparison_sentence(champion, gate), *fallen, *warning]
 
 
-def passes(comparison: Comparison, gate: Gate) -> bool:
+def gain_passes_bar(comparison: MetricComparison, gate: Gate) -> bool:
     """Whether the gain's interval is above the bar; with a bar of 0, McNemar's test must reject equality as well."""
     bar = _bar(comparison, gate)
     may_be_equal = bar == 0 and comparison.p_value is not None and comparison.p_value > 1 - gate.comparison_confidence
     return comparison.low > bar and not may_be_equal
 
 
-def comparison_sentence(comparison: Comparison, gate: Gate) -> str:
+def comparison_sentence(comparison: MetricComparison, gate: Gate) -> str:
     """A comparison as a sentence, with what the gate demands if it does not pass."""
     text = comparison.sentence(gate.comparison_confidence)
-    if passes(comparison, gate):
+    if gain_passes_bar(comparison, gate):
         return text
     if not comparison.has_interval:
         return f"{text}: add held-out rows"
@@ -86,7 +86,7 @@ def comparison_sentence(comparison: Comparison, gate: Gate) -> str:
     return f"{text}; the gain's lower end must be {demand}"
 
 
-def _bar(comparison: Comparison, gate: Gate) -> float:
+def _bar(comparison: MetricComparison, gate: Gate) -> float:
     """The bar, which a `margin` lowers for the champion only: a model no better than before training learned nothing."""
     return max(gate.bar, 0.0) if comparison.against == "untrained" else gate.bar
 
@@ -115,7 +115,7 @@ def _fallen_slices(gate: Gate, slices: Sequence[SliceResult]) -> Iterator[str]:
 def _rejected(slices: Sequence[SliceResult], p_values: Sequence[float | None], gate: Gate) -> Iterator[SliceResult]:
     """The slices that Holm's method rejects, of those that have a p-value."""
     tested = [(one, p_value) for one, p_value in zip(slices, p_values, strict=True) if p_value is not None]
-    rejected = holm([p_value for _, p_value in tested], 1 - gate.confidence)
+    rejected = holm_rejections([p_value for _, p_value in tested], 1 - gate.confidence)
     return (one for (one, _), is_rejected in zip(tested, rejected, strict=True) if is_rejected)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.evaluation.report import least_observations
+from tasks.evaluation.report import min_interval_observations
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +45,7 @@ class Jackknife:
     def of(cls, value: float, left_out: NDArray[np.float64], scale: float, confidence: float) -> Jackknife:
         """From the value of all rows, and the values without each row in turn, (N,)."""
         rows = len(left_out)
-        if rows < least_observations(confidence) or not np.isfinite(left_out).all():
+        if rows < min_interval_observations(confidence) or not np.isfinite(left_out).all():
             return cls(value, math.inf, 0.0, 1.0, rows, scale)
         effects = left_out.mean() - left_out  # (N,)
         squares = float((effects**2).sum())
@@ -87,7 +87,7 @@ class Jackknife:
         return float(3 / self.skewness * (np.cbrt(inside) - 1))
 
 
-def row_contribution_bound(left_out: NDArray[np.float64]) -> float:
+def row_contribution_range(left_out: NDArray[np.float64]) -> float:
     """Return by how much the contributions of rows to a metric differ, at most: N - 1 times as much as the values without them, (N,)."""
     finite = left_out[np.isfinite(left_out)]
     return (len(left_out) - 1) * float(np.ptp(finite)) if len(finite) else 0.0

@@ -15,7 +15,7 @@ from params.schema import Direction, Evaluation, Launch, Model, ObjectiveChoice
 from tasks.drift.report import DriftReport
 from tasks.evaluation import champion
 from tasks.evaluation.reading import CommonText, ModelInputReader
-from tasks.evaluation.report import Champion
+from tasks.evaluation.report import ChampionReference
 from tasks.evaluation.scoring import RowGroups
 from tasks.evaluation.statistics import Resampler
 from tasks.shards.kept_work import ShardWorkers
@@ -24,7 +24,7 @@ from tasks.stages import read_report
 from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.data import tokens
-from trainer.model.network import load_trained_model, untrained_model
+from trainer.model.network import build_untrained_model, load_trained_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,7 +74,7 @@ class EvaluationPlan:
         return metric not in self.text.incomparable
 
 
-def plan_evaluation(
+def plan_evaluation_and_encode(
     artifacts: Artifacts,
     *,
     seed: int,
@@ -90,7 +90,7 @@ def plan_evaluation(
     Raises:
         ModelError: candidate and champion cannot be compared.
     """
-    built, state = objectives.build(objective), tokens.read_state(artifacts.tokens)
+    built, state = objectives.build_objective(objective), tokens.read_objective_state(artifacts.tokens)
     tokenizer, gate = tokens.read_tokenizer(artifacts.tokens), evaluation.gate
     metric = gate.metric or built.main_metric
     extra = evaluation.metrics.directions if evaluation.metrics else {}
@@ -100,7 +100,7 @@ def plan_evaluation(
     found, text, other = published.champion, CommonText(), None
     with ShardWorkers(artifacts, "evaluate", launch) as workers:
         if found and published.folder:
-            other = champion.champion_reading(
+            other = champion.build_champion_reader(
                 published.folder, objective, max_length=own.max_length, champion=found, columns=rows.schema.names
             )
             text = CommonText.find(own, other, rows, state, folder=folder, workers=workers)
@@ -111,7 +111,7 @@ def plan_evaluation(
             text = CommonText(encoder.max_length, own.encode(rows, encoder, folder / "own", workers))
 
     load_model = partial(load_trained_model, artifacts.model, built.model_class())
-    load_untrained = partial(untrained_model, model, objective=built, state=state, tokenizer=tokenizer, seed=seed)
+    load_untrained = partial(build_untrained_model, model, objective=built, state=state, tokenizer=tokenizer, seed=seed)
     by_itself = artifacts.tokens / evaluation.split
     sequences = text.own or by_itself
     if not text.is_cut:
@@ -122,13 +122,13 @@ def plan_evaluation(
     if evaluation.compare_untrained:
         models.append(PlannedModel("untrained", load_untrained, own, by_itself))
     if found and other:
-        network = partial(champion.load, other.folder, other.objective, state, found)
+        network = partial(champion.load_champion, other.folder, other.objective, state, found)
         models.append(PlannedModel("champion", network, other, text.champion or sequences))
     for one in models:
         one.reader.objective.set_reference(load_untrained)
     has_report = artifacts.report("validate").exists()
     drift = read_report(artifacts, ValidationReport).drift if has_report else None
-    reason = champion.reason_not_comparable(built, drift, published)
+    reason = champion.why_confidence_not_comparable(built, drift, published)
     return EvaluationPlan(
         settings=evaluation,
         resampler=Resampler(built, state, resamples=gate.resamples, confidence=gate.comparison_confidence, seed=seed),
@@ -144,7 +144,9 @@ def plan_evaluation(
     )
 
 
-def _check_comparable(text: CommonText, metric: str, own: ModelInputReader, published: Champion, rows: int) -> None:
+def _check_comparable(
+    text: CommonText, metric: str, own: ModelInputReader, published: ChampionReference, rows: int
+) -> None:
     """Refuse a metric that cannot be compared with the champion's, and log what is compared."""
     if metric in text.incomparable:
         what = f"the champion has another tokenizer or other settings of it, and {metric} cannot be compared between tokenizers"

@@ -27,7 +27,7 @@ from tasks.tokenization.encoding import IS_CUT, SAYS_ALL, Encoder, encode_splits
 from trainer.data.shards import ROW_ID, Manifest
 from trainer.data.tokens import Sequences
 from trainer.model import adapters
-from trainer.runtime.model_files import check_model_files
+from trainer.runtime.model_files import check_model_file_references
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -233,10 +233,10 @@ def _positions(folder: Path) -> int | None:
 
     path: str = str(folder)
     revision: str | None = None
-    if adapters.is_adapter(folder) and not (folder / "config.json").exists():
+    if adapters.is_adapter_folder(folder) and not (folder / "config.json").exists():
         base = adapters.BaseModelReference.of(folder)
         path, revision = base.name, base.revision
-    revision = check_model_files(path, revision, weights=False)
+    revision = check_model_file_references(path, revision, weights=False)
     config = AutoConfig.from_pretrained(path, revision=revision or "main", trust_remote_code=False).get_text_config()
     found: int | None = getattr(config, "max_position_embeddings", None)
     if not found or found < 1:

@@ -85,13 +85,15 @@ def log_verdict(
         **used,
         **_evaluation(blessing, evaluated),
     )
-    append_entry(artifacts, entry)
+    append_to_receipt_log(artifacts, entry)
 
 
 def log_receipt(artifacts: Artifacts, receipt: Receipt, blessing: Blessing, evaluated: EvaluationReport) -> None:
     """Log what became of a model."""
     published = receipt.model_dump(exclude={"status"})
-    append_entry(artifacts, ReceiptLogEntry(event=receipt.status, **published, **_evaluation(blessing, evaluated)))
+    append_to_receipt_log(
+        artifacts, ReceiptLogEntry(event=receipt.status, **published, **_evaluation(blessing, evaluated))
+    )
 
 
 def _evaluation(blessing: Blessing, evaluated: EvaluationReport) -> dict[str, Any]:
@@ -100,7 +102,7 @@ def _evaluation(blessing: Blessing, evaluated: EvaluationReport) -> dict[str, An
     return fields | {"data": blessing.data, "recipe": blessing.recipe, "metrics": evaluated.metrics}
 
 
-def append_entry(artifacts: Artifacts, entry: ReceiptLogEntry) -> None:
+def append_to_receipt_log(artifacts: Artifacts, entry: ReceiptLogEntry) -> None:
     """Append an entry with the current time, unless the log has it with another time.
 
     Raises:
@@ -114,12 +116,12 @@ def append_entry(artifacts: Artifacts, entry: ReceiptLogEntry) -> None:
     append_to_log(artifacts, artifacts.receipt_log, timed, is_same)
 
 
-def read_entries(artifacts: Artifacts) -> list[ReceiptLogEntry]:
+def read_receipt_log(artifacts: Artifacts) -> list[ReceiptLogEntry]:
     """Return the entries of the log, oldest first, without damaged lines."""
     return read_log(artifacts, artifacts.receipt_log, ReceiptLogEntry)
 
 
-def entry_line(entry: ReceiptLogEntry) -> str:
+def format_receipt_log_entry(entry: ReceiptLogEntry) -> str:
     """Format an entry as one line for a terminal."""
     what = entry.verdict if entry.event == "verdict" else entry.tag or entry.commit
     value = entry.metrics.get("model", {}).get(entry.metric or "")

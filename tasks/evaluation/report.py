@@ -18,12 +18,12 @@ Opponent = Literal["champion", "untrained"]
 """A model that the candidate is compared with."""
 
 
-def confidence_text(confidence: float) -> str:
+def format_confidence_level(confidence: float) -> str:
     """Return a confidence level as a percentage, such as `95%` or `99.58%`."""
     return f"{100 * confidence:.4g}%"
 
 
-def least_observations(confidence: float) -> int:
+def min_interval_observations(confidence: float) -> int:
     """Return how many rows or groups an interval needs: so many that winning on all of them is as rare as the error of one end.
 
     Half of all models that are no better win on the first of them, a quarter on the first two, and so on (the sign test; 6 at 95%).
@@ -58,14 +58,14 @@ class EvaluationReport(Report):
         return {name: metrics for name, metrics in named.items() if metrics is not None}
 
 
-class Interval(Report):
+class ConfidenceInterval(Report):
     """Ends of the confidence interval of a metric."""
 
     low: Number
     high: Number
 
 
-class Comparison(Report):
+class MetricComparison(Report):
     """The difference of a metric between the candidate and another model on the same rows."""
 
     against: Opponent
@@ -90,9 +90,9 @@ class Comparison(Report):
         low, high = sorted((sign * self.low, sign * self.high))
         text = f"{self.metric} is {abs(self.gain):.4g} {side} than {other}"
         if not self.has_interval:
-            few = f"too few of {self._counted()} count in it for a {confidence_text(confidence)} interval"
+            few = f"too few of {self._counted()} count in it for a {format_confidence_level(confidence)} interval"
             return f"{text}, but {self.too_few(confidence) or few}"
-        text += f" ({confidence_text(confidence)} interval {low:.4g} to {high:.4g} {side}"
+        text += f" ({format_confidence_level(confidence)} interval {low:.4g} to {high:.4g} {side}"
         if self.p_value is not None:
             text += f"; McNemar p = {self.p_value:.2g}" if self.p_value > 1e-12 else "; McNemar p < 1e-12"
         if self.groups is not None:
@@ -108,10 +108,12 @@ class Comparison(Report):
 
     def too_few(self, confidence: float) -> str:
         """Return why so few observations cannot show a gain; empty if they may."""
-        least = least_observations(confidence)
+        least = min_interval_observations(confidence)
         if (self.rows if self.groups is None else self.groups) >= least:
             return ""
-        return f"{self._counted()} cannot show it: a {confidence_text(confidence)} interval needs at least {least}"
+        return (
+            f"{self._counted()} cannot show it: a {format_confidence_level(confidence)} interval needs at least {least}"
+        )
 
     def _counted(self) -> str:
         rows = f"{self.rows} row{'s' if self.rows != 1 else ''}"
@@ -152,7 +154,7 @@ class WorstRow(Report):
     notes: dict[str, str]
 
 
-class ChangedRow(Report):
+class DifferingRow(Report):
     """A row on which candidate and champion differ."""
 
     row_id: int
@@ -167,7 +169,7 @@ class ChangedRow(Report):
     champion_notes: dict[str, str]
 
 
-class Details(Report):
+class EvaluationDetails(Report):
     """What an evaluation reports beside the metrics."""
 
     saved_as: ClassVar[str] = "details"
@@ -175,12 +177,12 @@ class Details(Report):
     """Confidence of all intervals: that of the comparison that decides."""
     resamples: int
     directions: dict[str, Direction]
-    intervals: dict[str, dict[str, Interval]]
+    intervals: dict[str, dict[str, ConfidenceInterval]]
     """By model and metric."""
-    comparisons: list[Comparison]
+    comparisons: list[MetricComparison]
     slices: list[SliceResult]
     worst: list[WorstRow]
-    changed: list[ChangedRow] = Field(default=[])
+    changed: list[DifferingRow] = Field(default=[])
     """The rows on which candidate and champion differ most, those first; empty in a report of an earlier version."""
     calibration: list[dict[str, Number]] | None
     """For each bin of confidence: the mean `confidence`, the `accuracy` and the number of `rows`."""
@@ -188,7 +190,7 @@ class Details(Report):
     """None in a report of an earlier version."""
 
 
-class Champion(Report):
+class ChampionReference(Report):
     """The published model."""
 
     endpoint: str
@@ -206,7 +208,7 @@ class Champion(Report):
         return f"{self.endpoint}/{self.repo_id}"
 
 
-class RowUse(Report):
+class HeldOutRowUse(Report):
     """How often earlier comparisons have used the held-out rows, with `evaluation.gate.over: test_rows`."""
 
     uses: float
@@ -241,7 +243,7 @@ class Blessing(Report):
     """Whether no model has been published before."""
     confidence: float | None = None
     """Confidence of the comparison that decided; None in a blessing of an earlier version."""
-    row_use: RowUse | None = None
+    row_use: HeldOutRowUse | None = None
     """None with `over: release`, and where nothing was compared."""
     model: str
     """Digest of the candidate's weights."""
@@ -251,7 +253,7 @@ class Blessing(Report):
     """Digest of the validated rows."""
     recipe: str
     """Digest of the recipe's sections that the evaluation depends on."""
-    champion: Champion | None
+    champion: ChampionReference | None
 
     def is_in_release(self, weights: str) -> bool:
         """Whether a release whose weights have this digest holds the candidate, in whatever form."""

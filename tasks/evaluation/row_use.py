@@ -15,7 +15,7 @@ import numpy as np
 
 from params.schema import Gate
 from tasks.evaluation.receipt_log import ReceiptLogEntry, SketchOf
-from tasks.evaluation.report import RowUse
+from tasks.evaluation.report import HeldOutRowUse
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 _SKETCH_SIZE = 64
 
 
-def row_hashes(texts: Iterable[str]) -> RowHashes:
+def hash_texts(texts: Iterable[str]) -> RowHashes:
     """Hash texts. `data.split` uses another hash: with the same one, held-out rows would all have similar hashes."""
     digests = b"".join(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts)
     return np.unique(np.frombuffer(digests, np.uint64))
 
 
-def read_row_hashes(
+def hash_rows_of_split(
     rows: SplitRows, row_ids: NDArray[np.int64], objective: Objective[Any]
 ) -> dict[SketchOf, RowHashes]:
     """Hash the rows of a split that are in `row_ids`, as sketches have them now and as older ones do.
@@ -49,15 +49,15 @@ def read_row_hashes(
             texts.append(objective.text(row))
             given = objective.input_text(row)
             inputs.append(given if given.strip() else texts[-1])
-    return {"inputs": row_hashes(inputs), "texts": row_hashes(texts)}
+    return {"inputs": hash_texts(inputs), "texts": hash_texts(texts)}
 
 
-def sketch_of(hashes: RowHashes) -> tuple[str, ...]:
+def make_row_sketch(hashes: RowHashes) -> tuple[str, ...]:
     """Return the smallest hashes, in hexadecimal."""
     return tuple(f"{value:016x}" for value in hashes[:_SKETCH_SIZE].tolist())
 
 
-def share_in(earlier: Sequence[str], hashes: RowHashes) -> float:
+def estimate_share_in_sketch(earlier: Sequence[str], hashes: RowHashes) -> float:
     """Estimate which share of rows is among the rows of an earlier sketch; 1, which is cautious, if nothing can be said."""
     found = np.array([int(value, 16) for value in earlier], np.uint64)
     sample = hashes if len(found) < _SKETCH_SIZE else hashes[hashes <= found[-1]]  # a smaller sketch holds all rows
@@ -76,9 +76,9 @@ class ComparisonId(NamedTuple):
     metric: str | None
 
 
-def row_use(
+def measure_row_use(
     gate: Gate, hashes: Mapping[SketchOf, RowHashes], entries: Iterable[ReceiptLogEntry], comparison: ComparisonId
-) -> RowUse:
+) -> HeldOutRowUse:
     """Return how often comparisons in the log, other than this one, have used today's rows.
 
     A comparison with error e counts e / (today's error) times, so that the errors of all add up to that of
@@ -90,6 +90,6 @@ def row_use(
         is_here = made[:2] == comparison[:2]
         if one.event == "verdict" and one.row_sketch and one.confidence and is_here and made != comparison:
             error = (1 - one.confidence) / (1 - gate.comparison_confidence)
-            uses = error * share_in(one.row_sketch, hashes[one.row_sketch_of])
+            uses = error * estimate_share_in_sketch(one.row_sketch, hashes[one.row_sketch_of])
             earlier[made] = max(uses, earlier.get(made, 0.0))
-    return RowUse(uses=sum(earlier.values()), comparisons=gate.planned_comparisons)
+    return HeldOutRowUse(uses=sum(earlier.values()), comparisons=gate.planned_comparisons)

@@ -35,7 +35,7 @@ _MAX_IDS_IN_ERROR = 5
 
 
 @dataclass(frozen=True)
-class Scores:
+class RowScores:
     """The scores of N rows."""
 
     row_ids: NDArray[np.int64]
@@ -53,10 +53,10 @@ class Scores:
         """How many rows or groups of rows there are."""
         return len(self) if self.groups is None else len(np.unique(self.groups))
 
-    def take(self, positions: NDArray[Any] | slice) -> Scores:
+    def take(self, positions: NDArray[Any] | slice) -> RowScores:
         """The scores of some rows, by position or mask."""
         columns = {name: column[positions] for name, column in self.columns.items()}
-        return Scores(self.row_ids[positions], columns, None if self.groups is None else self.groups[positions])
+        return RowScores(self.row_ids[positions], columns, None if self.groups is None else self.groups[positions])
 
     def row(self, position: int) -> dict[str, float]:
         """The scores of one row."""
@@ -71,7 +71,7 @@ class Scores:
 class ScoredModel:
     """The scores of a model, and the metrics that follow from them."""
 
-    scores: Scores
+    scores: RowScores
     metrics: Mapping[str, float]
     """Includes those of the recipe's own function."""
     sequences: int = 0
@@ -121,7 +121,7 @@ def resampling_units(groups: NDArray[np.int64] | None, scored: NDArray[np.float6
     return numbers
 
 
-def common_rows(one: Scores, other: Scores, left_out: NDArray[np.int64]) -> tuple[Scores, Scores]:
+def align_to_common_rows(one: RowScores, other: RowScores, left_out: NDArray[np.int64]) -> tuple[RowScores, RowScores]:
     """Return the scores of two models of the rows that both have, in the same groups, without the `row_id`s that are left out."""
     if len(left_out) or not np.array_equal(one.row_ids, other.row_ids):
         shared = np.setdiff1d(np.intersect1d(one.row_ids, other.row_ids), left_out)
@@ -132,7 +132,7 @@ def common_rows(one: Scores, other: Scores, left_out: NDArray[np.int64]) -> tupl
     return replace(one, groups=groups), replace(other, groups=groups)
 
 
-def score(
+def score_rows(
     model: PreTrainedModel,
     sequences: Sequences | list[Example],
     *,
@@ -141,7 +141,7 @@ def score(
     batch_size: int,
     name: str,
     groups: RowGroups | None = None,
-) -> Scores:
+) -> RowScores:
     """Score every row of a split, whose groups are `groups`.
 
     Raises:
@@ -167,4 +167,4 @@ def score(
         raise ModelError(name, what, "inspect one of them with `evergreen trace`; lower training.learning_rate")
     columns = dict(zip(names, sums.T, strict=True))
     belonging = groups.of(rows) if groups else None
-    return Scores(rows, columns, resampling_units(belonging, columns.get(objective.group_score or "")))
+    return RowScores(rows, columns, resampling_units(belonging, columns.get(objective.group_score or "")))

@@ -25,13 +25,13 @@ from params.schema import Evaluation, Launch, Model, ObjectiveChoice
 from tasks import digests
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation import champion, gate
-from tasks.evaluation.analysis import Analysis
-from tasks.evaluation.plan import EvaluationPlan, plan_evaluation
-from tasks.evaluation.receipt_log import log_verdict, read_entries
-from tasks.evaluation.report import Blessing, EvaluationReport, RowUse
-from tasks.evaluation.row_use import ComparisonId, read_row_hashes, row_use, sketch_of
-from tasks.evaluation.scoring import ScoredModel, score
-from tasks.hub_client.connection import chosen_endpoint
+from tasks.evaluation.analysis import EvaluationAnalysis
+from tasks.evaluation.plan import EvaluationPlan, plan_evaluation_and_encode
+from tasks.evaluation.receipt_log import log_verdict, read_receipt_log
+from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
+from tasks.evaluation.row_use import ComparisonId, hash_rows_of_split, make_row_sketch, measure_row_use
+from tasks.evaluation.scoring import ScoredModel, score_rows
+from tasks.hub_client.connection import resolve_hub_endpoint
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import save_report
 from trainer.data.tokens import Sequences
@@ -59,13 +59,13 @@ def evaluate(
         HubRefusedError, TransientError: the Hub does not say which model is published.
         StorageError: the disk is full; the earlier evaluation is unchanged.
     """
-    releases, settings = digests.release_digests(artifacts), evaluation.gate
-    weights, data, where = releases["merged"], digests.data_digest(artifacts), chosen_endpoint(endpoint)
-    recipe = digests.recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation)
-    published = champion.fetch(artifacts, repo_id=repo_id, endpoint=endpoint, weights=releases.values())
+    releases, settings = digests.weights_digest_by_form(artifacts), evaluation.gate
+    weights, data, where = releases["merged"], digests.validated_rows_digest(artifacts), resolve_hub_endpoint(endpoint)
+    recipe = digests.evaluation_recipe_digest(seed=seed, objective=objective, model=model, evaluation=evaluation)
+    published = champion.fetch_champion(artifacts, repo_id=repo_id, endpoint=endpoint, weights=releases.values())
     is_champion = published.champion is not None and published.champion.weights in releases.values()
     with replace_folder_atomically(artifacts.evaluation) as folder:
-        plan = plan_evaluation(
+        plan = plan_evaluation_and_encode(
             artifacts,
             seed=seed,
             objective=objective,
@@ -75,19 +75,19 @@ def evaluate(
             published=published,
             folder=folder / ".texts",
         )
-        scored, confidence = score_models(plan, folder)
+        scored, confidence = score_models_and_write(plan, folder)
         shutil.rmtree(folder / ".texts", ignore_errors=True)
-        details = Analysis(plan, scored).details(confidence)
-        use: RowUse | None = None
+        details = EvaluationAnalysis(plan, scored).details(confidence)
+        use: HeldOutRowUse | None = None
         sketch: tuple[str, ...] = ()
         if settings.over == "test_rows" and details.comparisons and not is_champion:
-            hashes = read_row_hashes(plan.rows, scored["model"].scores.row_ids, plan.resampler.objective)
+            hashes = hash_rows_of_split(plan.rows, scored["model"].scores.row_ids, plan.resampler.objective)
             commit = published.champion.commit if published.champion else None
             comparison = ComparisonId(repo_id, where, weights, commit, data, plan.metric)
-            use = row_use(settings, hashes, read_entries(artifacts), comparison)
+            use = measure_row_use(settings, hashes, read_receipt_log(artifacts), comparison)
             # When the rows are used up, the model cannot pass, so the comparison spends no error.
-            sketch = () if use.is_up else sketch_of(hashes["inputs"])
-        verdict, reasons = gate.judge(
+            sketch = () if use.is_up else make_row_sketch(hashes["inputs"])
+        verdict, reasons = gate.judge_candidate(
             settings,
             details,
             metric=plan.metric,
@@ -136,7 +136,7 @@ def evaluate(
     return report
 
 
-def score_models(plan: EvaluationPlan, folder: Path) -> tuple[dict[str, ScoredModel], ChampionConfidence]:
+def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str, ScoredModel], ChampionConfidence]:
     """Score the models of a plan one after another, so that only one is in memory at a time, and write their scores.
 
     Returns:
@@ -153,7 +153,7 @@ def score_models(plan: EvaluationPlan, folder: Path) -> tuple[dict[str, ScoredMo
             tokenizer=one.reader.tokenizer,
             metrics=plan.settings.metrics,
         )
-        scores = score(
+        scores = score_rows(
             network,
             sequences,
             objective=one.reader.objective,
@@ -163,7 +163,7 @@ def score_models(plan: EvaluationPlan, folder: Path) -> tuple[dict[str, ScoredMo
             groups=plan.groups,
         )
         if one.name == "champion" and plan.new_rows:
-            confidence = champion.measure_confidence(
+            confidence = champion.measure_champion_confidence(
                 network,
                 one.reader.encoder(plan.text.limit, resampler.state),
                 plan.new_rows,

@@ -7,13 +7,13 @@ https://aclanthology.org/W04-3250). An interval holds the middle of the resample
 
 Where few rows decide, that interval alone is too short for a gate: a worse model passes more often than it should. Each end
 of a gain's interval is therefore the outer one of the bootstrap's and the jackknife's (`Jackknife`). Where the metric is
-the share of rows that are right, the interval is that of a score test of paired shares (`score_test`), without resampling.
+the share of rows that are right, the interval is that of a score test of paired shares (`paired_share_score_test`), without resampling.
 
 Rows that belong together are one observation: resamples draw groups of rows, and the jackknife leaves one group out at a time
 (Field and Welsh 2007, https://doi.org/10.1111/j.1467-9868.2007.00593.x). The exact tests of shares need independent rows, so with
 groups the bootstrap and the jackknife take their place.
 
-Fewer observations than `least_observations` give no interval: its ends are infinite. benchmarks/gate_simulation.py measures how
+Fewer observations than `min_interval_observations` give no interval: its ends are infinite. benchmarks/gate_simulation.py measures how
 often each errs.
 """
 
@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from params.schema import Direction
-from tasks.evaluation.jackknife import Jackknife, row_contribution_bound
-from tasks.evaluation.report import least_observations
-from tasks.evaluation.scoring import Scores
+from tasks.evaluation.jackknife import Jackknife, row_contribution_range
+from tasks.evaluation.report import min_interval_observations
+from tasks.evaluation.scoring import RowScores
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,18 +70,18 @@ class Resampler:
     confidence: float
     seed: int
 
-    def totals(self, scores: Scores) -> NDArray[np.float64]:
+    def totals(self, scores: RowScores) -> NDArray[np.float64]:
         """The totals of N rows, (S,)."""
         found: NDArray[np.float64] = sum(chunk.sum(0) for chunk in self._observed(scores))
         return found
 
-    def metrics(self, scores: Scores) -> dict[str, float]:
+    def metrics(self, scores: RowScores) -> dict[str, float]:
         """The metrics of N rows."""
         found = self.objective.compute_metrics(self.totals(scores), self.state)
         whole = self.objective.whole_metrics(scores.columns, self.state)
         return {name: float(value) for name, value in (found | whole).items()}
 
-    def resample(self, models: Sequence[Scores]) -> list[dict[str, NDArray[np.float64]]]:
+    def resample(self, models: Sequence[RowScores]) -> list[dict[str, NDArray[np.float64]]]:
         """For each model the metrics of R resamples of the same rows, each (R,)."""
         assert all(np.array_equal(models[0].row_ids, scores.row_ids) for scores in models)
         sums: Any = 0.0  # (R, models * S)
@@ -101,7 +101,7 @@ class Resampler:
 
         A resample without a value may have any value: it counts against both ends. Too few observations say nothing.
         """
-        if observations < least_observations(self.confidence):
+        if observations < min_interval_observations(self.confidence):
             return -math.inf, math.inf
         outside, unknown = (1 - self.confidence) / 2, np.isnan(resampled)
         if not unknown.any():
@@ -111,7 +111,7 @@ class Resampler:
             high = np.quantile(np.where(unknown, math.inf, resampled), 1 - outside, method="higher")
         return float(low), float(high)
 
-    def gains(self, own: Scores, other: Scores, directions: Mapping[str, Direction]) -> dict[str, Gain]:
+    def gains(self, own: RowScores, other: RowScores, directions: Mapping[str, Direction]) -> dict[str, Gain]:
         """Gains of one model over another by metric, on the same N rows."""
         resampled = self.resample([own, other])
         own_metrics, other_metrics = self.metrics(own), self.metrics(other)
@@ -125,7 +125,7 @@ class Resampler:
             sign = 1.0 if directions[metric] == "max" else -1.0
             gain = sign * (value - other_metrics[metric])
             without = left_out[0][metric], left_out[1][metric]
-            scale = max(2 * abs(gain), *map(row_contribution_bound, without)) or 1.0
+            scale = max(2 * abs(gain), *map(row_contribution_range, without)) or 1.0
             jackknife = Jackknife.of(gain, sign * (without[0] - without[1]), scale, self.confidence)
             low, high = self.interval(sign * (resampled[0][metric] - resampled[1][metric]), own.observations)
             ends = jackknife.interval(self.confidence)
@@ -133,7 +133,7 @@ class Resampler:
         return found
 
     def floor_p_values(
-        self, own: Scores, floors: Mapping[str, float], directions: Mapping[str, Direction]
+        self, own: RowScores, floors: Mapping[str, float], directions: Mapping[str, Direction]
     ) -> dict[str, float]:
         """By metric, the probability of a value at least as far on the wrong side, if the model were just at its floor."""
         from scipy.special import bdtr
@@ -146,12 +146,12 @@ class Resampler:
                 found[metric] = float(bdtr(float(right.sum()), len(right), min(max(floor, 0.0), 1.0)))
                 continue
             sign = 1.0 if directions[metric] == "max" else -1.0
-            scale = max(abs(metrics[metric]), row_contribution_bound(left_out[metric])) or 1.0
+            scale = max(abs(metrics[metric]), row_contribution_range(left_out[metric])) or 1.0
             jackknife = Jackknife.of(sign * metrics[metric], sign * left_out[metric], scale, self.confidence)
             found[metric] = jackknife.tail(sign * floor)
         return found
 
-    def _leave_one_out(self, scores: Scores) -> dict[str, NDArray[np.float64]]:
+    def _leave_one_out(self, scores: RowScores) -> dict[str, NDArray[np.float64]]:
         """The metrics without one observation, for each of them, (N,); NaN where a metric does not exist without it.
 
         Those of a whole split are without one block of observations, for at most `_BLOCKS` blocks (Shao and Wu 1989).
@@ -168,7 +168,7 @@ class Resampler:
         whole = self._whole(scores, (blocks != block for block in np.unique(blocks)))
         return {metric: np.concatenate(chunks) for metric, chunks in found.items()} | whole
 
-    def _whole(self, scores: Scores, drawn: Iterable[NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
+    def _whole(self, scores: RowScores, drawn: Iterable[NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
         """The metrics of whole splits, for each way to draw every observation, (n,), so many times; nothing if there are none."""
         if not self.objective.split_metrics:
             return {}
@@ -177,7 +177,7 @@ class Resampler:
         found = [self.objective.whole_metrics(scores.take(some).columns, self.state) for some in rows]
         return {metric: np.array([one[metric] for one in found]) for metric in self.objective.split_metrics}
 
-    def _observed(self, scores: Scores) -> Iterator[NDArray[np.float64]]:
+    def _observed(self, scores: RowScores) -> Iterator[NDArray[np.float64]]:
         """Yield the totals of rows, or of groups of rows, in chunks (n, S)."""
         if scores.groups is None:
             for start in range(0, len(scores), _CHUNK):
@@ -190,10 +190,10 @@ class Resampler:
             end = starts[first + _CHUNK] if first + _CHUNK < len(starts) else len(order)
             yield np.add.reduceat(self._row_totals(scores.take(order[inside[0] : end])), inside - inside[0])
 
-    def _row_totals(self, scores: Scores) -> NDArray[np.float64]:
+    def _row_totals(self, scores: RowScores) -> NDArray[np.float64]:
         return self.objective.additive_statistics(scores.columns, self.state)
 
-    def _correct_rows(self, metric: str, scores: Scores) -> NDArray[np.bool_] | None:
+    def _correct_rows(self, metric: str, scores: RowScores) -> NDArray[np.bool_] | None:
         """Which rows are right, if the metric is their share and they are independent, as the exact tests ask."""
         return self.objective.correct_rows(metric, scores.columns) if scores.groups is None else None
 
@@ -207,7 +207,7 @@ def _weights(seed: int, start: int, resamples: int, rows: int) -> NDArray[np.uin
 def accuracy_gain(one: NDArray[np.bool_], other: NDArray[np.bool_], confidence: float) -> Gain:
     """Return the gain of one model over another in the share of rows that are right.
 
-    The arrays (N,) say which rows each model gets right. The interval holds the gains that `score_test` does not
+    The arrays (N,) say which rows each model gets right. The interval holds the gains that `paired_share_score_test` does not
     reject.
     """
     only_one, only_other, rows = int((one & ~other).sum()), int((other & ~one).sum()), len(one)
@@ -216,12 +216,12 @@ def accuracy_gain(one: NDArray[np.bool_], other: NDArray[np.bool_], confidence: 
         (only_one - only_other) / rows,
         _least_gain(only_one, only_other, rows, outside),
         -_least_gain(only_other, only_one, rows, outside),
-        mcnemar(only_one, only_other),
-        lambda limit: score_test(only_other, only_one, rows, -limit),
+        mcnemar_p_value(only_one, only_other),
+        lambda limit: paired_share_score_test(only_other, only_one, rows, -limit),
     )
 
 
-def score_test(only_one: int, only_other: int, rows: int, gain: float) -> float:
+def paired_share_score_test(only_one: int, only_other: int, rows: int, gain: float) -> float:
     """Probability of at least this excess of rows that one model gets right, if its true share were higher by `gain`.
 
     The score test of paired shares (Tango 1998, Statistics in Medicine 17, 891-908) with the continuity correction of
@@ -247,7 +247,7 @@ def _score(only_one: int, only_other: int, rows: int, gain: float) -> tuple[floa
 
 
 def _least_gain(only_one: int, only_other: int, rows: int, level: float) -> float:
-    """The smallest gain that `score_test` does not reject at `level`."""
+    """The smallest gain that `paired_share_score_test` does not reject at `level`."""
     from scipy.optimize import brentq
     from scipy.special import ndtri
 
@@ -260,7 +260,7 @@ def _least_gain(only_one: int, only_other: int, rows: int, level: float) -> floa
     return float(brentq(distance, -1.0, 1.0)) if distance(-1.0) > 0 else -1.0
 
 
-def mcnemar(only_one: int, only_other: int) -> float:
+def mcnemar_p_value(only_one: int, only_other: int) -> float:
     """The p-value of McNemar's exact two-sided test (1947, https://doi.org/10.1007/BF02295996) that two models are equal.
 
     The arguments count the rows that only one of the two models gets right.

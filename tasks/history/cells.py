@@ -42,12 +42,12 @@ _HEADINGS = ("when (UTC)", "recipe", "outcome", "metric", "gain", "rows", "drift
 _MAX_TERMINAL = 100
 
 
-def when(run: RunEntry) -> str:
+def start_time_text(run: RunEntry) -> str:
     """Return when a run started."""
     return run.started.strftime("%Y-%m-%d %H:%M")
 
 
-def reason(run: RunEntry) -> str:
+def outcome_reason(run: RunEntry) -> str:
     """Return why a run ended as it did, on one line; empty if there is nothing to say."""
     if run.error:
         place = f"{run.error.where}: " if run.error.where else ""
@@ -60,13 +60,13 @@ def outcome_reasons_and_fixes(run: RunEntry) -> list[str]:
     """Return why a run ended as it did, and how to fix it."""
     found = [*run.reasons]
     if run.error:
-        found = [reason(run), *([f"fix: {run.error.fix}"] if run.error.fix else [])]
+        found = [outcome_reason(run), *([f"fix: {run.error.fix}"] if run.error.fix else [])]
     elif run.outcome == "rolled back":
-        found = [reason(run)]
+        found = [outcome_reason(run)]
     return [truncate(each, _MAX_PARAGRAPH) for each in found]
 
 
-def gain(run: RunEntry) -> tuple[str, str]:
+def gain_and_interval_texts(run: RunEntry) -> tuple[str, str]:
     """Return the gain over the champion or the model before training, and its interval; empty if there was no comparison."""
     found = run.evaluated
     if found is None or finite(found.gain) is None:
@@ -75,12 +75,12 @@ def gain(run: RunEntry) -> tuple[str, str]:
     return signed_gain(found.gain, found.gain_low, found.gain_high), ends
 
 
-def valid_row_count(run: RunEntry) -> str:
+def valid_row_count_text(run: RunEntry) -> str:
     """Return the number of rows that passed validation."""
     return number(sum(count for split, count in run.rows.items() if split != "quarantined")) if run.rows else ""
 
 
-def age(seconds: float) -> str:
+def age_text(seconds: float) -> str:
     """Return how long ago something was, for example `12 days`, `5 h` or `20 min`."""
     for unit, length in (("day", 86_400), ("h", 3_600), ("min", 60)):
         count = int(seconds // length)
@@ -89,7 +89,7 @@ def age(seconds: float) -> str:
     return "less than a minute"
 
 
-def longest_stage(run: RunEntry) -> str:
+def longest_stage_text(run: RunEntry) -> str:
     """Return the stage that took longest, for example `train 1 h 2 min`; empty if none took a second."""
     name, stage = max(run.stages.items(), key=lambda item: item[1].seconds, default=("", None))
     return f"{name} {duration(stage.seconds)}" if stage and stage.seconds >= 1 else ""
@@ -111,23 +111,23 @@ def markdown_table(runs: Sequence[RunEntry]) -> str:
 
 
 def _cells(run: RunEntry) -> tuple[str, ...]:
-    difference, ends = gain(run)
+    difference, ends = gain_and_interval_texts(run)
     found = run.evaluated
     return (
-        when(run),
+        start_time_text(run),
         run.recipe,
         run.outcome,
         f"{one_line(found.metric, 40)} {number(found.value)}" if found else "",
         f"{difference} ({ends})" if ends else difference,
-        valid_row_count(run),
+        valid_row_count_text(run),
         one_line(run.drift, 60) if run.drift else "",
         "" if run.seconds is None else duration(run.seconds),
         "" if run.cost is None else format_money(run.cost),
-        one_line(reason(run), _MAX_TERMINAL),
+        one_line(outcome_reason(run), _MAX_TERMINAL),
     )
 
 
-def summary(runs: Sequence[RunEntry]) -> str:
+def summarize_outcomes(runs: Sequence[RunEntry]) -> str:
     """Return how many runs there were, and how they ended, for example `12 runs: 3 published, 9 kept`."""
     ended = Counter(run.outcome for run in runs)
     parts = [f"{ended[outcome]} {outcome}" for outcome in TONES if outcome in ended]

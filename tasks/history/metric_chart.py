@@ -29,16 +29,16 @@ Judged = Sequence[tuple[RunEntry, DecidingMetric]]
 """Runs whose candidate has a value of one metric."""
 
 
-def judged_runs(runs: Sequence[RunEntry]) -> tuple[str | None, Judged]:
+def runs_with_deciding_metric(runs: Sequence[RunEntry]) -> tuple[str | None, Judged]:
     """Return the metric that decided about the newest candidate, and the runs whose candidate has a value of it."""
     metric = next((run.evaluated.metric for run in reversed(runs) if run.evaluated), None)
     found = [(run, run.evaluated) for run in runs if run.evaluated and run.evaluated.metric == metric]
     return metric, [(run, one) for run, one in found if one.value is not None]
 
 
-def draw_metric(runs: Sequence[RunEntry]) -> Figure:
+def draw_metric_history(runs: Sequence[RunEntry]) -> Figure:
     """Draw the candidates' values over time, the champion's as a line, and runs without a candidate as ticks at the bottom."""
-    metric, found = judged_runs(runs)
+    metric, found = runs_with_deciding_metric(runs)
     failed = [run.started for run in runs if run.outcome in {"failed", "crashed", "cancelled", "budget spent"}]
     low, high = axis_range(found)
     first, last = runs[0].started, runs[-1].started

@@ -14,7 +14,7 @@ from typing import Any
 
 from params.foundation.artifacts import STAGES, Artifacts, write_text_atomically
 from tasks.history import cells
-from tasks.history.metric_chart import axis_range, draw_metric, judged_runs
+from tasks.history.metric_chart import axis_range, draw_metric_history, runs_with_deciding_metric
 from tasks.history.recipe_history import RecipeHistory
 from tasks.report.canvas import svg
 from tasks.report.templates import render_template
@@ -28,7 +28,7 @@ _DAYS = 30
 _WAIT_S = 30.0
 
 
-def write_page(root: Path, histories: Sequence[RecipeHistory], *, now: datetime) -> Path:
+def write_history_page(root: Path, histories: Sequence[RecipeHistory], *, now: datetime) -> Path:
     """Write the page, and return its path.
 
     Raises:
@@ -36,11 +36,11 @@ def write_page(root: Path, histories: Sequence[RecipeHistory], *, now: datetime)
         TransientError: another process has been writing the page for half a minute.
     """
     with hold_file_lock(root / ".scratch" / "history-page.lock", f"a write to {PAGE}", wait_s=_WAIT_S):
-        write_text_atomically(root / PAGE, render(root, histories, now=now))
+        write_text_atomically(root / PAGE, render_history_page(root, histories, now=now))
     return root / PAGE
 
 
-def render(root: Path, histories: Sequence[RecipeHistory], *, now: datetime) -> str:
+def render_history_page(root: Path, histories: Sequence[RecipeHistory], *, now: datetime) -> str:
     """Return the page as HTML."""
     recipes = [_recipe(root, history, now) for history in histories]
     return render_template("history/page.html.jinja", {"now": now, "days": _DAYS, "cells": cells, "recipes": recipes})
@@ -50,7 +50,7 @@ def _recipe(root: Path, history: RecipeHistory, now: datetime) -> dict[str, Any]
     """Return what the page shows of one recipe."""
     recent = history.since(_DAYS, now)
     by_stage = {stage: sum(run.stages[stage].seconds for run in recent if stage in run.stages) for stage in STAGES}
-    metric, judged = judged_runs(history.runs)
+    metric, judged = runs_with_deciding_metric(history.runs)
     report = Artifacts(history.recipe, root).page
     return {
         "name": history.recipe,
@@ -62,6 +62,6 @@ def _recipe(root: Path, history: RecipeHistory, now: datetime) -> dict[str, Any]
         "metric": metric,
         "judged": [one for _, one in reversed(judged)],
         "range": axis_range(judged) if judged else None,
-        "chart": svg(draw_metric(history.runs)) if judged else None,
+        "chart": svg(draw_metric_history(history.runs)) if judged else None,
         "shown": list(reversed(history.runs))[:ROWS],
     }

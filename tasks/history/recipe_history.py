@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.receipt_log import ReceiptLogEntry, read_entries
+from tasks.evaluation.receipt_log import ReceiptLogEntry, read_receipt_log
 from tasks.history.run_log import DecidingMetric, Outcome, RunEntry, read_runs
 
 
@@ -61,7 +61,7 @@ class RecipeHistory:
         return [run for run in self.runs if run.started > now - timedelta(days=days)]
 
 
-def read_histories(
+def read_recipe_histories(
     root: Path, schedules: Mapping[str, Sequence[Schedule]], succeeded: Mapping[str, datetime]
 ) -> list[RecipeHistory]:
     """Return the history of every recipe in params/ and of every other one that has left a log, by name.
@@ -85,7 +85,7 @@ def read_histories(
 def read_runs_with_receipts(artifacts: Artifacts) -> list[RunEntry]:
     """Return the runs of a recipe, and what only the log of receipts knows, the oldest first."""
     runs = read_runs(artifacts)
-    receipts = read_entries(artifacts)
+    receipts = read_receipt_log(artifacts)
     judged_further = {_work(entry) for entry in receipts if entry.event != "verdict"}
     found = []
     for receipt in receipts:

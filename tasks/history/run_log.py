@@ -47,7 +47,7 @@ class StageRun(_Record):
     """Seconds of the start that succeeded, without those before it; None if its command did not run."""
 
 
-class RunError(_Record):
+class RunErrorRecord(_Record):
     """The error that ended a run."""
 
     type: str
@@ -96,7 +96,7 @@ class RunEntry(_Record):
     """The gate's, if the run got that far."""
     reasons: tuple[str, ...] = ()
     """The gate's reasons, or the reason of a rollback."""
-    error: RunError | None = None
+    error: RunErrorRecord | None = None
     """What ended the run, if it failed or crashed."""
     stages: dict[str, StageRun] = pydantic.Field(default_factory=dict)
     """The stages that the run reached, in order."""
@@ -131,7 +131,7 @@ class RunEntry(_Record):
         return self.outcome in SUCCESSES
 
 
-def now() -> datetime:
+def utc_now_to_second() -> datetime:
     """Return the time to the second, in UTC."""
     return datetime.now(UTC).replace(microsecond=0)
 

@@ -20,7 +20,15 @@ from params.foundation.artifacts import Artifacts
 from params.foundation.secrets import without_secrets
 from tasks.drift.report import drift_summary
 from tasks.evaluation.report import Blessing, Opponent
-from tasks.history.run_log import DecidingMetric, Outcome, RunEntry, RunError, StageRun, append_run, now
+from tasks.history.run_log import (
+    DecidingMetric,
+    Outcome,
+    RunEntry,
+    RunErrorRecord,
+    StageRun,
+    append_run,
+    utc_now_to_second,
+)
 from tasks.hub_client.receipt import Receipt
 from tasks.report.formatting import finite
 from tasks.report.run_results import RunResults, read_recipe
@@ -31,7 +39,7 @@ logger = logging.getLogger(__name__)
 _DONE = {"ran", "restored", "unchanged"}
 _MAX_TEXT = 2000
 """Characters of an error's text that the log keeps."""
-_KILLED = RunError(
+_KILLED = RunErrorRecord(
     type="KilledError",
     where="the flow",
     what="was killed: it left no end",
@@ -46,7 +54,7 @@ class RunRecorder:
     """What was logged when the run ended; None if it had nothing to do."""
 
     def __init__(self, artifacts: Artifacts, *, run_id: str) -> None:
-        self.artifacts, self.run_id, self.started = artifacts, run_id, now()
+        self.artifacts, self.run_id, self.started = artifacts, run_id, utc_now_to_second()
         self.stages: dict[str, StageRun] = {}
 
     def __enter__(self) -> Self:
@@ -89,7 +97,7 @@ class RunRecorder:
             )
 
     def _until_now(self, **fields: Any) -> RunEntry:
-        times = {"started": self.started, "ended": now(), "stages": self.stages}
+        times = {"started": self.started, "ended": utc_now_to_second(), "stages": self.stages}
         return RunEntry(run_id=self.run_id, recipe=self.artifacts.recipe, **times, **fields)
 
     def _prepare_for_a_kill(self) -> None:
@@ -161,11 +169,11 @@ def _cost(entry: RunEntry, recipe: Recipe | None) -> float | None:
     return None if price is None else round((entry.seconds or 0.0) / 3600 * price, 4)
 
 
-def _error(error: BaseException) -> RunError:
+def _error(error: BaseException) -> RunErrorRecord:
     texts = {"where": "", "what": without_secrets(str(error)), "fix": ""}
     if isinstance(error, EvergreenError):
         texts = {"where": error.where, "what": error.what, "fix": error.fix}
-    return RunError(type=type(error).__name__, **{name: text[:_MAX_TEXT] for name, text in texts.items()})
+    return RunErrorRecord(type=type(error).__name__, **{name: text[:_MAX_TEXT] for name, text in texts.items()})
 
 
 def _evaluated(results: RunResults, blessing: Blessing) -> DecidingMetric | None:

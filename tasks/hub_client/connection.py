@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING
 
 from params import HubRefusedError, load
 from params.foundation.artifacts import Artifacts
-from tasks.hub_client.token import token_for, user_token
+from tasks.hub_client.token import find_token_for_hub, require_token_for_hub
 from tasks.hub_server.server import LocalHub, new_token
 
 if TYPE_CHECKING:
-    from tasks.hub_client.repository import Repository
+    from tasks.hub_client.repository import HubRepository
 
 LOCAL = "local"
 LOCAL_FOLDER = ".hub"
 
 
-def dvc_experiment_name() -> str | None:
+def current_dvc_experiment() -> str | None:
     """Return the name of the experiment of DVC that this process belongs to, or the commit that it starts from; None if none."""
     return os.environ.get("DVC_EXP_NAME") or os.environ.get("DVC_EXP_BASELINE_REV")
 
 
 def local_hub_folder(artifacts: Artifacts) -> Path:
     """Return the folder of the local Hub. A queued experiment runs in a copy of the project; DVC says where the project is."""
-    root = os.environ.get("DVC_ROOT") if dvc_experiment_name() else None
+    root = os.environ.get("DVC_ROOT") if current_dvc_experiment() else None
     return (Path(root) if root else artifacts.root) / LOCAL_FOLDER
 
 
-def chosen_endpoint(endpoint: str) -> str:
+def resolve_hub_endpoint(endpoint: str) -> str:
     """Return the address of the Hub, or `local`: the recipe's, else that of HF_ENDPOINT, else the local Hub.
 
     Reports name the Hub by it. An address with a password is refused: it would be in every message and in the receipt.
@@ -56,7 +56,7 @@ def chosen_endpoint(endpoint: str) -> str:
     return chosen
 
 
-def publishing_endpoint(repo_id: str) -> str:
+def find_repository_endpoint(repo_id: str) -> str:
     """Return the Hub of a repository: that of the recipes which publish there, if they agree, else `local`."""
     publishes = [load(path).publish for path in sorted(Path("params").glob("*.yaml"))]
     endpoints = {publish.endpoint for publish in publishes if publish.repo_id == repo_id}
@@ -66,7 +66,7 @@ def publishing_endpoint(repo_id: str) -> str:
 @contextlib.contextmanager
 def open_repository(
     artifacts: Artifacts, *, repo_id: str, endpoint: str, to_write: bool = False
-) -> Iterator[Repository]:
+) -> Iterator[HubRepository]:
     """Open a repository; the local Hub runs inside the block.
 
     On the local Hub, the client acts for the namespace of `repo_id`, with a token that only this process knows. Another Hub
@@ -75,26 +75,26 @@ def open_repository(
     Raises:
         HubRefusedError: there is no token for a remote Hub, or its address holds a password.
     """
-    endpoint = chosen_endpoint(endpoint)
+    endpoint = resolve_hub_endpoint(endpoint)
     if endpoint != LOCAL:
         from huggingface_hub import HfApi
 
-        from tasks.hub_client.repository import Repository
+        from tasks.hub_client.repository import HubRepository
 
-        token = user_token(endpoint) if to_write else token_for(endpoint)
-        yield Repository(HfApi(endpoint=endpoint, token=token or False), repo_id)
+        token = require_token_for_hub(endpoint) if to_write else find_token_for_hub(endpoint)
+        yield HubRepository(HfApi(endpoint=endpoint, token=token or False), repo_id)
         return
-    with open_local(local_hub_folder(artifacts), repo_id) as repository:
+    with open_local_repository(local_hub_folder(artifacts), repo_id) as repository:
         yield repository
 
 
 @contextlib.contextmanager
-def open_local(folder: Path, repo_id: str) -> Iterator[Repository]:
+def open_local_repository(folder: Path, repo_id: str) -> Iterator[HubRepository]:
     """Open a repository in the folder of a local Hub, which is served inside the block."""
     from huggingface_hub import HfApi
 
-    from tasks.hub_client.repository import Repository
+    from tasks.hub_client.repository import HubRepository
 
     owner, token = repo_id.split("/", maxsplit=1)[0], new_token()
     with LocalHub(folder, tokens={token: owner}) as hub:
-        yield Repository(HfApi(endpoint=hub.endpoint, token=token), repo_id)
+        yield HubRepository(HfApi(endpoint=hub.endpoint, token=token), repo_id)

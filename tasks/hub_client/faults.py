@@ -14,7 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
 from params.foundation.errors import EvergreenError, HubRefusedError
 from params.foundation.secrets import without_secrets
-from tasks.hub_client.time_limits import BusyError, OutOfTimeError
+from tasks.hub_client.time_limits import HubBusyError, RequestDeadlineError
 
 _UNCLEAR_STATUSES = frozenset({408, 409, 412, 425, 429})
 """With these, and all from 500 on, the request may have landed, or may succeed on the next attempt."""
@@ -30,11 +30,11 @@ class InconsistentStateError(Exception):
 
 # HfHubHTTPError is an httpx2 error. KeyError and ValueError: the answer is not the expected JSON.
 _NETWORK_ERRORS = (httpx2.HTTPError, httpx2.InvalidURL, OSError, RuntimeError)
-CLIENT_ERRORS = (*_NETWORK_ERRORS, InconsistentStateError, BusyError, OutOfTimeError, ValueError, KeyError)
+CLIENT_ERRORS = (*_NETWORK_ERRORS, InconsistentStateError, HubBusyError, RequestDeadlineError, ValueError, KeyError)
 """What a call of the client may raise because of the Hub or the network."""
 
 
-def permanent_error(error: BaseException, api: HfApi, repo_id: str) -> EvergreenError | None:
+def as_permanent_error(error: BaseException, api: HfApi, repo_id: str) -> EvergreenError | None:
     """Return the error for what the Hub would refuse again; None when another attempt may succeed."""
     cause, uploading = _root_cause(error)
     namespace, fix = repo_id.partition("/")[0], ""
@@ -71,7 +71,7 @@ def retry_delay(error: BaseException, attempt: int) -> float:
     """Return the seconds to wait after attempt number `attempt` (from 0): what the Hub asks for, or a backoff."""
     cause, _ = _root_cause(error)
     backoff_s = float(min(_LONGEST_BACKOFF_S, 0.5 * 2 ** min(attempt, 10)))
-    return max(backoff_s, cause.wait_s) if isinstance(cause, BusyError) else backoff_s
+    return max(backoff_s, cause.wait_s) if isinstance(cause, HubBusyError) else backoff_s
 
 
 def describe_without_secrets(error: BaseException, api: HfApi) -> str:

@@ -43,7 +43,9 @@ class HubUsers(BaseModel, frozen=True, extra="forbid"):
     """Team -> its users."""
 
 
-def serve(folder: Path, *, host: str, port: int, tokens: Path | None, answer: AnswerFunction | None = None) -> None:
+def serve_local_hub(
+    folder: Path, *, host: str, port: int, tokens: Path | None, answer: AnswerFunction | None = None
+) -> None:
     """Serve the Hub in `folder` until SIGINT or SIGTERM; with `answer`, its models answer texts on their pages.
 
     Raises:
@@ -59,7 +61,7 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None, answer: An
     if tokens is None and not is_local:
         what = "other machines can reach this address, and without a tokens file anyone there could write"
         raise HubRefusedError(f"--host {host}", what, "pass --tokens, or use --host 127.0.0.1")
-    members = HubUsers(tokens={new_token(): LOCAL_USER}) if tokens is None else read_members(tokens)
+    members = HubUsers(tokens={new_token(): LOCAL_USER}) if tokens is None else read_tokens_file(tokens)
     try:
         hub = LocalHub(
             folder,
@@ -84,7 +86,7 @@ def serve(folder: Path, *, host: str, port: int, tokens: Path | None, answer: An
     print("The Hub has stopped.", flush=True)
 
 
-def read_members(path: Path) -> HubUsers:
+def read_tokens_file(path: Path) -> HubUsers:
     """Read the users and teams in a tokens file. Error messages never quote a token."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import pydantic
 from huggingface_hub.hf_api import RepoFile
 
-from tasks.hub_client.repository import Repository
+from tasks.hub_client.repository import HubRepository
 
 RELEASE_FILE: Final = "evergreen-release.json"
 TAG_PREFIX: Final = "release-"
@@ -31,7 +31,7 @@ Sha256 = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{64}$")]
 Sha1 = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{40}$")]
 
 
-class ReleaseFile(pydantic.BaseModel, frozen=True):
+class ReleasedFile(pydantic.BaseModel, frozen=True):
     """A file of a release."""
 
     path: str
@@ -53,7 +53,7 @@ class ReleaseRecord(pydantic.BaseModel):
     """What a RELEASE_FILE says."""
 
     publish_id: Sha256
-    files: tuple[ReleaseFile, ...]
+    files: tuple[ReleasedFile, ...]
     """All files of the release but this one."""
 
     @property
@@ -68,16 +68,16 @@ class ReleaseRecord(pydantic.BaseModel):
             body = json.loads(content)
             found = cls.model_validate(body)
             del body["publish_id"]
-            is_release = release_id(body) == found.publish_id and release_file_content(body) == content
+            is_release = release_id(body) == found.publish_id and release_record_bytes(body) == content
         except (ValueError, RecursionError):
             return None
         return found if is_release else None
 
     @classmethod
-    def of(cls, repository: Repository, commit: str) -> ReleaseRecord | None:
+    def of(cls, repository: HubRepository, commit: str) -> ReleaseRecord | None:
         """Return the release that a commit holds; None if it holds none, or other files than its release.
 
-        One attempt, for `Repository.retry_until_clear`. The Hub tells the hashes of all files. Those that an old release does not
+        One attempt, for `HubRepository.retry_until_clear`. The Hub tells the hashes of all files. Those that an old release does not
         list are compared by content.
         """
         tree = repository.tree(commit)
@@ -96,7 +96,7 @@ class ReleaseRecord(pydantic.BaseModel):
         return found if all(hashlib.sha256(content).hexdigest() == file.sha256 for file, content in contents) else None
 
 
-def release_file_content(body: Mapping[str, Any]) -> bytes:
+def release_record_bytes(body: Mapping[str, Any]) -> bytes:
     """Return the content of a RELEASE_FILE."""
     return json.dumps({"publish_id": release_id(body), **body}, sort_keys=True, indent=1).encode() + b"\n"
 

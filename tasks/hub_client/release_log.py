@@ -1,6 +1,6 @@
 """The log of a repository's releases: what was published when, and what was rolled back by whom and why.
 
-for line in table(releases(Repository(HfApi(), "me/model"))):
+for line in release_table_lines(read_main_commits(HubRepository(HfApi(), "me/model"))):
     print(line)
 """
 
@@ -17,7 +17,7 @@ from huggingface_hub.hf_api import GitCommitInfo
 
 from params.foundation.errors import HubRefusedError
 from tasks.hub_client.release_file import RELEASE_FILE, TAG_PREFIX, ReleaseRecord
-from tasks.hub_client.repository import Repository, Tree, tree_weights
+from tasks.hub_client.repository import HubRepository, Tree, tree_weights_digest
 
 PUBLISH_ID: Final = "Publish-Id"
 """Trailer of a release's commit, which helps to find it; what makes it a release is its RELEASE_FILE."""
@@ -33,7 +33,7 @@ _NO_DISCUSSIONS = frozenset({403, 404, 410})
 
 
 @dataclass(frozen=True)
-class LogEntry:
+class MainCommit:
     """A commit of main."""
 
     commit: str
@@ -49,7 +49,7 @@ class LogEntry:
     """For a rollback: the tag with the files that main got back, who asked for it, and the reason."""
 
 
-def main_commits(repository: Repository) -> list[LogEntry]:
+def read_main_commits(repository: HubRepository) -> list[MainCommit]:
     """Return the commits of main, newest first.
 
     A release is the first commit with its RELEASE_FILE, however it came to main, if it is tagged as one or holds the files which
@@ -61,14 +61,14 @@ def main_commits(repository: Repository) -> list[LogEntry]:
         TransientError: no clear answer in time.
     """
     main = _Main.read(repository)
-    entries: list[LogEntry] = []
+    entries: list[MainCommit] = []
     known: set[str | None] = set()
     for number, commit in reversed(list(enumerate(main.commits))):
         rollback = main.rollback(number) or {}
         file = None if rollback else main.file_of_release(number, known)
         known.add(file)
         entries.append(
-            LogEntry(
+            MainCommit(
                 commit=commit.commit_id,
                 tags=tuple(sorted(tag for tag, target in main.tags.items() if target == commit.commit_id)),
                 title=commit.title,
@@ -86,14 +86,14 @@ def main_commits(repository: Repository) -> list[LogEntry]:
 class _Main:
     """The history of main, and what is asked about its commits."""
 
-    repository: Repository
+    repository: HubRepository
     tags: Mapping[str, str]
     commits: Sequence[GitCommitInfo]
     """Newest first."""
     trees: dict[str, Tree] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, repository: Repository) -> _Main:
+    def read(cls, repository: HubRepository) -> _Main:
         def look() -> _Main:
             return cls(repository, repository.refs().tags, repository.history())
 
@@ -157,7 +157,7 @@ def _blobs(tree: Tree) -> dict[str, str]:
     return {path: file.blob_id for path, file in tree.items()}
 
 
-def rolled_back_reason(repository: Repository, weights: Collection[str]) -> str | None:
+def find_rollback_reason(repository: HubRepository, weights: Collection[str]) -> str | None:
     """Return who rolled back from the model, and why; None if it was published again since.
 
     `weights` are the digests of its releases, which may hold it in several forms.
@@ -165,24 +165,24 @@ def rolled_back_reason(repository: Repository, weights: Collection[str]) -> str 
     main = _Main.read(repository)
     rollbacks = {number: found for number in range(len(main.commits)) if (found := main.rollback(number))}
     for number in range(max(rollbacks, default=-1) + 1):
-        if tree_weights(main.tree(main.commits[number].commit_id)) in weights:
+        if tree_weights_digest(main.tree(main.commits[number].commit_id)) in weights:
             return None
-        if (found := rollbacks.get(number)) and tree_weights(main.tree(found[ROLLED_BACK_FROM])) in weights:
+        if (found := rollbacks.get(number)) and tree_weights_digest(main.tree(found[ROLLED_BACK_FROM])) in weights:
             return f"by {found[BY]}: {found[REASON]}"
     return None
 
 
-def table(entries: Sequence[LogEntry]) -> list[str]:
+def release_table_lines(entries: Sequence[MainCommit]) -> list[str]:
     """Format the log as a table for a terminal, with a heading; `*` marks the commit that main is at."""
     rows: list[tuple[str, ...]] = [("", "commit", "date (UTC)", "kind", "tags", "what")]
     for number, entry in enumerate(entries):
         what = entry.title if entry.kind != "rollback" else f"to {entry.to}, by {entry.by}: {entry.why}"
         cells = (entry.commit[:12], entry.date[:16].replace("T", " "), entry.kind, ", ".join(entry.tags), what)
-        rows.append(("" if number else "*", *map(one_line, cells)))
+        rows.append(("" if number else "*", *map(to_one_printable_line, cells)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def one_line(text: str) -> str:
+def to_one_printable_line(text: str) -> str:
     """Remove line ends and control characters, with which a text could pass for another trailer or row."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())

@@ -31,12 +31,12 @@ from tasks.digests import weights_digest
 from tasks.hub_client.faults import (
     CLIENT_ERRORS,
     InconsistentStateError,
+    as_permanent_error,
     describe_without_secrets,
-    permanent_error,
     refuse_malformed_token,
     retry_delay,
 )
-from tasks.hub_client.time_limits import time_limit
+from tasks.hub_client.time_limits import limit_hub_requests
 
 MAIN: Final = "main"
 LOOK_TIMEOUT_S: Final = 60.0
@@ -84,7 +84,7 @@ class PublishedModel:
 
 
 @dataclass(frozen=True)
-class Repository:
+class HubRepository:
     """A repository on a Hub, and for how long to ask about it.
 
     `retry_until_clear`, `head`, `newest_other` and `holds` ask until the answer is clear. The other methods are one attempt: they
@@ -124,14 +124,14 @@ class Repository:
         """
         refuse_malformed_token(self.api, self.id)
         clock, started = self.retries.clock, self.retries.clock()
-        with time_limit(self.timeout_s if self.cuts_requests else math.inf):
+        with limit_hub_requests(self.timeout_s if self.cuts_requests else math.inf):
             for number in itertools.count():
                 try:
                     return attempt()
                 except CLIENT_ERRORS as error:
                     if missing and isinstance(error, RepositoryNotFoundError):
                         return missing()
-                    if refused := permanent_error(error, self.api, self.id):
+                    if refused := as_permanent_error(error, self.api, self.id):
                         raise refused from None
                     reason, wait_s = describe_without_secrets(error, self.api), retry_delay(error, number)
                 self.log(f"{self.where}: no clear answer: {reason}")
@@ -173,7 +173,7 @@ class Repository:
 
     def _model(self, commit: str, tags: Mapping[str, str]) -> PublishedModel | None:
         here = sorted((not name.startswith("release-"), name) for name, target in tags.items() if target == commit)
-        weights = tree_weights(self.tree(commit))
+        weights = tree_weights_digest(self.tree(commit))
         return PublishedModel(commit, here[0][1] if here else None, weights) if weights else None
 
     def holds(self, commit: str) -> bool:
@@ -277,7 +277,7 @@ class Repository:
         `operations` for each attempt: the client stores in them what it learned of an earlier head.
         """
         lines = "\n".join(f"{name}: {value}" for name, value in trailers.items())
-        with upload_without_xet(self.api, self.id, branch, create_pr=create_pr):
+        with disable_xet_where_missing(self.api, self.id, branch, create_pr=create_pr):
             made = self.api.create_commit(
                 self.id,
                 operations,
@@ -290,7 +290,7 @@ class Repository:
         return made.oid
 
 
-def tree_weights(files: Tree) -> str | None:
+def tree_weights_digest(files: Tree) -> str | None:
     """Return the digest of a commit's weights; None if it has none.
 
     Weights that are not a large file, which publishing never makes, count by the git hash of their content.
@@ -299,7 +299,7 @@ def tree_weights(files: Tree) -> str | None:
 
 
 @contextlib.contextmanager
-def upload_without_xet(api: HfApi, repo_id: str, branch: str, *, create_pr: bool = False) -> Iterator[None]:
+def disable_xet_where_missing(api: HfApi, repo_id: str, branch: str, *, create_pr: bool = False) -> Iterator[None]:
     """Inside the block, large files go to a Hub without Xet storage by git-lfs.
 
     With hf-xet installed, the client uploads to Xet storage, does not ask whether the Hub has it, and would fail. The setting

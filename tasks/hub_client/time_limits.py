@@ -34,7 +34,7 @@ _CLIENT_RETRIES = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses after which the client sends the request again by itself, after as long a sleep as the Hub asks for."""
 
 
-class BusyError(Exception):
+class HubBusyError(Exception):
     """The Hub asks to wait."""
 
     def __init__(self, status: int, wait_s: float) -> None:
@@ -42,7 +42,7 @@ class BusyError(Exception):
         self.wait_s = wait_s
 
 
-class OutOfTimeError(Exception):
+class RequestDeadlineError(Exception):
     """A request was cut off at the deadline. The client does not retry after this error."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ _SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _seconds_left() -> float:
-    """Return the time until the latest deadline; infinite outside of `time_limit`."""
+    """Return the time until the latest deadline; infinite outside of `limit_hub_requests`."""
     with _LOCK:
         return max(_DEADLINES, default=math.inf) - time.monotonic()
 
@@ -72,11 +72,11 @@ def _close_if_late() -> None:
 
 
 @contextlib.contextmanager
-def time_limit(limit_s: float = math.inf) -> Iterator[None]:
-    """Inside the block, end every request in bounded time, and raise BusyError where the client would sleep.
+def limit_hub_requests(limit_s: float = math.inf) -> Iterator[None]:
+    """Inside the block, end every request in bounded time, and raise HubBusyError where the client would sleep.
 
     Args:
-        limit_s: seconds after which a request raises OutOfTimeError, even while data is still arriving. Between two
+        limit_s: seconds after which a request raises RequestDeadlineError, even while data is still arriving. Between two
             attempts of its own the client may sleep up to 8 s longer. Without it only silence ends a request: 10 s to
             connect, 120 s for each read or write.
     """
@@ -111,7 +111,7 @@ def _limited_client() -> httpx2.Client:
 def _limit_request(request: httpx2.Request) -> None:
     left_s = _seconds_left()
     if left_s <= 0:
-        raise OutOfTimeError
+        raise RequestDeadlineError
     limits = {"connect": _CONNECT_TIMEOUT_S, "read": _ANSWER_TIMEOUT_S, "write": _ANSWER_TIMEOUT_S}
     given = request.extensions.get("timeout", {})
     request.extensions["timeout"] = {
@@ -130,13 +130,13 @@ def _trace(event: str, info: Mapping[str, Any]) -> None:
         _close_if_late()
     # An answer that is cut off can look complete where the Hub did not say how long it is.
     elif event.endswith((".failed", "receive_response_body.complete")) and _seconds_left() <= 0:
-        raise OutOfTimeError
+        raise RequestDeadlineError
 
 
 def _raise_requested_wait(response: httpx2.Response) -> None:
     is_retried = _DEADLINES and response.status_code in _CLIENT_RETRIES
     if is_retried and (wait_s := _requested_wait_s(response)) is not None:
-        raise BusyError(response.status_code, wait_s)
+        raise HubBusyError(response.status_code, wait_s)
 
 
 def _requested_wait_s(response: httpx2.Response) -> float | None:

@@ -7,7 +7,7 @@ import os
 from params import HubRefusedError
 
 
-def token_for(endpoint: str) -> str | None:
+def find_token_for_hub(endpoint: str) -> str | None:
     """Return the user's token, if it belongs to the Hub at `endpoint`.
 
     The token of HF_TOKEN or `hf auth login` belongs to the Hub of HF_ENDPOINT, else to huggingface.co. A recipe that names
@@ -18,13 +18,13 @@ def token_for(endpoint: str) -> str | None:
     return get_token() if _is_home(endpoint) else None
 
 
-def user_token(endpoint: str) -> str:
+def require_token_for_hub(endpoint: str) -> str:
     """Return the user's token for a Hub.
 
     Raises:
         HubRefusedError: there is none, or it belongs to another Hub.
     """
-    if token := token_for(endpoint):
+    if token := find_token_for_hub(endpoint):
         return token
     what, fix = f"there is no token for {endpoint}", "set HF_TOKEN, or log in with `hf auth login`"
     if not _is_home(endpoint):

@@ -22,7 +22,7 @@ _MAX_SESSIONS = 1000
 
 
 @dataclass(frozen=True)
-class Access:
+class AccessRules:
     """Tokens and write permissions, as `server.LocalHub` describes them.
 
     Raises:
@@ -74,7 +74,7 @@ class Access:
             raise HubError(403, "This upload URL is invalid, or the server was restarted after it was issued")
 
 
-class Sessions:
+class BrowserSessions:
     """The sessions of one running Hub.
 
     The name `cookie` must be unique per Hub, because browsers send cookies to every port of a host.

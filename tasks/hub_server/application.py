@@ -25,16 +25,16 @@ from tasks.hub_server import (
     routes_repositories,
     routes_uploads,
 )
-from tasks.hub_server.errors import HubError, repository_not_found
+from tasks.hub_server.errors import HubError, repository_not_found_error
 from tasks.hub_server.page_templates import render_page
-from tasks.hub_server.requests import PAGES, Hub, get_kind, get_user, open_target
+from tasks.hub_server.requests import PAGES, HubState, get_repository_kind, get_token_user, open_visible_repository
 from tasks.hub_server.store import KINDS
 
 _NOT_HERE = frozenset({"-", "api", "buckets", "kernels", "papers", "spaces", "uploads"})
 """How the paths begin of what a Hub can have."""
 
 
-def build_application(hub: Hub) -> ASGIApp:
+def build_application(hub: HubState) -> ASGIApp:
     """Build the application that serves `hub`."""
     app = FastAPI(openapi_url=None)
     app.state.hub = hub
@@ -86,8 +86,8 @@ def _as_hub_error(request: Request, error: Exception) -> HubError:
     # A repository may be deleted while its large files are read or written.
     parts = {name: unquote(value) for name, value in request.path_params.items()}
     store = request.app.state.hub.store
-    if "namespace" in parts and not store.exists(get_kind(request), parts["namespace"], parts["name"]):
-        return repository_not_found()
+    if "namespace" in parts and not store.exists(get_repository_kind(request), parts["namespace"], parts["name"]):
+        return repository_not_found_error()
     raise error
 
 
@@ -97,9 +97,9 @@ def _unknown_route(request: Request, status: int) -> HubError:
     _, first, kind, namespace, name, *_ = map(unquote, f"{path}////".split("/"))
     if first == "api" and kind in KINDS:
         try:
-            open_target(request.app.state.hub, kind, namespace, name, get_user(request))
+            open_visible_repository(request.app.state.hub, kind, namespace, name, get_token_user(request))
         except HubError as missing:
             return missing
     elif "/resolve/" in path and first not in _NOT_HERE:
-        return repository_not_found()
+        return repository_not_found_error()
     return HubError(501 if first in _NOT_HERE else status, f"The local Hub has no {request.method} {path}")

@@ -31,7 +31,7 @@ _TOO_MANY = "it has too many values, or too deeply nested ones"
 
 
 @dataclass(frozen=True)
-class Card:
+class ParsedCard:
     """A parsed README.md."""
 
     body: str
@@ -43,16 +43,18 @@ class Card:
     warnings: list[str] = field(default_factory=list)
 
 
-def read_card(text: str, *, is_model: bool = True) -> Card:
+def parse_card(text: str, *, is_model: bool = True) -> ParsedCard:
     """Parse a card and validate its metadata. Never raises: errors are in the result."""
     head, body = split_card(text)
     return (
-        Card(text, warnings=[NO_METADATA]) if head is None else replace(_read_head(head, is_model=is_model), body=body)
+        ParsedCard(text, warnings=[NO_METADATA])
+        if head is None
+        else replace(_read_head(head, is_model=is_model), body=body)
     )
 
 
 @lru_cache(maxsize=64)  # whoever reads a page of the Hub makes it parse a card
-def _read_head(head: str, *, is_model: bool) -> Card:
+def _read_head(head: str, *, is_model: bool) -> ParsedCard:
     """Return a card with this metadata, without its body."""
     try:
         metadata = _to_json(_parse(head))
@@ -60,12 +62,12 @@ def _read_head(head: str, *, is_model: bool) -> Card:
         known = isinstance(error, YAMLError | ValueError) and str(error)
         what = known or f"a value or a directive cannot be parsed ({type(error).__name__})"
         shown = what.encode(errors="backslashreplace").decode()  # it may quote a text that no answer can hold
-        return Card("", errors=[f"the metadata is not YAML: {shown}"])
+        return ParsedCard("", errors=[f"the metadata is not YAML: {shown}"])
     if metadata is None or metadata == {}:
-        return Card("", warnings=[NO_METADATA])
+        return ParsedCard("", warnings=[NO_METADATA])
     if not isinstance(metadata, dict):
-        return Card("", errors=["the metadata is not a mapping of keys to values"])
-    return Card("", metadata, errors=list(_validate(metadata, is_model=is_model)))
+        return ParsedCard("", errors=["the metadata is not a mapping of keys to values"])
+    return ParsedCard("", metadata, errors=list(_validate(metadata, is_model=is_model)))
 
 
 def split_card(text: str) -> tuple[str | None, str]:

@@ -21,16 +21,16 @@ class HubError(Exception):
         """More headers of the answer."""
 
 
-def repository_not_found() -> HubError:
+def repository_not_found_error() -> HubError:
     """Return the 404 for a missing repository, and for a private one that the user cannot see."""
     return HubError(404, "Repository not found", "RepoNotFound")
 
 
-def not_implemented(what: str) -> HubError:
+def not_implemented_error(what: str) -> HubError:
     """Return the 501 for what a Hub can have and this one has not."""
     return HubError(501, f"The local Hub has no {what}")
 
 
-def branch_moved() -> HubError:
+def branch_moved_error() -> HubError:
     """Return the 412 for a commit whose parent is not the branch's head any more."""
     return HubError(412, "The branch was updated since you opened this page. Please refresh and try again.")

@@ -26,7 +26,7 @@ _POINTER = re.compile(
 
 
 @dataclass(frozen=True)
-class Entry:
+class TreeEntry:
     """A file or a folder at one commit."""
 
     path: str
@@ -81,46 +81,46 @@ class PutLargeFile(BaseModel):
     """None in copies: that of the stored file."""
 
 
-class Delete(BaseModel):
+class DeletePath(BaseModel):
     """Delete a file, or everything in a folder; an error if neither exists. As `deletedFolder`, a folder only."""
 
     key: Literal["deletedFile", "deletedFolder"] = "deletedFile"
     path: str
 
 
-Change = PutFile | PutLargeFile | Delete
+Change = PutFile | PutLargeFile | DeletePath
 
 
-def tree_entry(git: Repo, path: str, mode: int, oid: ObjectID) -> Entry:
+def read_tree_entry(git: Repo, path: str, mode: int, oid: ObjectID) -> TreeEntry:
     """Return a file or folder; for a git-lfs pointer, the large file that it points to."""
     if stat.S_ISDIR(mode):
-        return Entry(path, oid.decode(), 0, is_folder=True)
+        return TreeEntry(path, oid.decode(), 0, is_folder=True)
     content = git.object_store.get_raw(oid)[1]
-    pointer = parse_pointer(content)
+    pointer = parse_lfs_pointer(content)
     if pointer is None:
-        return Entry(path, oid.decode(), len(content))
-    return Entry(path, oid.decode(), pointer.size, sha256=pointer.oid, pointer_size=len(content))
+        return TreeEntry(path, oid.decode(), len(content))
+    return TreeEntry(path, oid.decode(), pointer.size, sha256=pointer.oid, pointer_size=len(content))
 
 
-def parse_pointer(content: bytes) -> LFSPointer | None:
+def parse_lfs_pointer(content: bytes) -> LFSPointer | None:
     """Return a git-lfs pointer. dulwich is lenient: only the exact format is a pointer, any other is an ordinary file."""
     match = _POINTER.fullmatch(content)
     return LFSPointer(match[1].decode(), int(match[2])) if match else None
 
 
-def large_file_places(git: Repo) -> dict[str, tuple[str, str]]:
+def find_large_files_in_history(git: Repo) -> dict[str, tuple[str, str]]:
     """Return for the SHA-256 of every large file in the history a path, and a branch, tag or pull request that leads to it."""
     places: dict[str, tuple[str, str]] = {}
     seen: list[ObjectID] = []
     known: set[ObjectID] = set()
     for ref, sha in sorted(git.refs.as_dict().items()):  # branches come first
         if ref.startswith(b"refs/"):
-            for entry in git.get_walker(include=[peel(git, sha)], exclude=seen):
+            for entry in git.get_walker(include=[peel_tag(git, sha)], exclude=seen):
                 for path, _, oid in walk_tree(git, entry.commit.tree):
-                    if oid not in known and (pointer := parse_pointer(git.object_store.get_raw(oid)[1])):
+                    if oid not in known and (pointer := parse_lfs_pointer(git.object_store.get_raw(oid)[1])):
                         places.setdefault(pointer.oid, (path.decode(errors="replace"), ref.decode(errors="replace")))
                     known.add(oid)
-            seen.append(peel(git, sha))
+            seen.append(peel_tag(git, sha))
     return places
 
 
@@ -131,7 +131,7 @@ def read_commit(git: Repo, sha: str) -> Commit:
     return commit
 
 
-def read_files(git: Repo, sha: ObjectID) -> dict[str, ObjectID]:
+def list_file_blobs(git: Repo, sha: ObjectID) -> dict[str, ObjectID]:
     """Return path -> blob of every file at a commit."""
     tree = read_commit(git, sha.decode()).tree
     return {path.decode(errors="surrogateescape"): oid for path, _, oid in walk_tree(git, tree)}
@@ -146,14 +146,14 @@ def walk_tree(git: Repo, tree: ObjectID, *, folders: bool = False) -> Iterator[t
             yield item.path, item.mode, item.sha
 
 
-def peel(git: Repo, sha: ObjectID) -> ObjectID:
+def peel_tag(git: Repo, sha: ObjectID) -> ObjectID:
     """Resolve an annotated tag to its commit. The Hub makes no such tags, but git can."""
     while isinstance(found := git.object_store[sha], Tag):
         sha = found.object[1]
     return sha
 
 
-def commit_record(commit: Commit) -> CommitRecord:
+def parse_commit_record(commit: Commit) -> CommitRecord:
     """Return a commit as a record of the history."""
     title, _, message = commit.message.decode(errors="replace").rstrip("\n").partition("\n\n")
     author = commit.author.decode(errors="replace").partition(" <")[0]
@@ -161,7 +161,7 @@ def commit_record(commit: Commit) -> CommitRecord:
 
 
 def commit_message(title: str, description: str) -> str:
-    """Return the message that `commit_record` takes apart. A title is one line: the next ones would pass for the description."""
+    """Return the message that `parse_commit_record` takes apart. A title is one line: the next ones would pass for the description."""
     title = " ".join(title.split())
     return f"{title}\n\n{description}" if description else title
 
@@ -189,7 +189,7 @@ def write_commit(git: Repo, files: dict[str, ObjectID], parents: list[ObjectID],
     return commit.id
 
 
-def last_commit(git: Repo, sha: str, path: str) -> CommitRecord | None:
+def find_last_commit(git: Repo, sha: str, path: str) -> CommitRecord | None:
     """Return the newest commit that changed a file or folder, looking back from `sha`."""
     walker = git.get_walker(include=[ObjectID(sha.encode())], paths=[path.encode()], max_entries=1)
-    return next((commit_record(entry.commit) for entry in walker), None)
+    return next((parse_commit_record(entry.commit) for entry in walker), None)

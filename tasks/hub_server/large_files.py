@@ -17,14 +17,14 @@ import time
 from collections.abc import AsyncIterator, Set
 from pathlib import Path
 
-from tasks.hub_server.errors import HubError, repository_not_found
+from tasks.hub_server.errors import HubError, repository_not_found_error
 
 STALE_AFTER_S = 24 * 3600
 """An upload whose commit has not come after a day never comes."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class LargeFiles:
+class LargeFileStore:
     """The large files under one folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -72,7 +72,7 @@ class LargeFiles:
             self._folder.mkdir(exist_ok=True)
             incoming.mkdir(exist_ok=True)
         except FileNotFoundError:
-            raise repository_not_found() from None
+            raise repository_not_found_error() from None
         with tempfile.NamedTemporaryFile(dir=incoming, delete=False) as file:
             try:
                 digest, received = hashlib.sha256(), 0

@@ -24,7 +24,7 @@ _BODY_TIMEOUT_S = 30
 _MIN_BYTES_PER_S = 16 << 10
 
 
-class Connection(H11Protocol):
+class LimitedConnection(H11Protocol):
     """A connection of uvicorn, with time limits for the head of a request and for reading the answer.
 
     If there are too many connections, the one that has waited longest for a request is closed. uvicorn's own timer, which
@@ -35,7 +35,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        others = [other for other in self.connections if isinstance(other, Connection)]
+        others = [other for other in self.connections if isinstance(other, LimitedConnection)]
         timers = {other: timer for other in others if (timer := other.timeout_keep_alive_task)}
         if timers and len(self.connections) >= MAX_CONNECTIONS:
             oldest = min(timers, key=lambda other: timers[other].when())
@@ -65,7 +65,7 @@ class Connection(H11Protocol):
             self._send_timer.cancel()
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
+async def read_limited_body(request: Request, max_bytes: int) -> bytes:
     """Return the body of a request. HubError 413 if it is larger than `max_bytes`, TimeoutError if it is slow."""
     too_large = HubError(413, f"The request is larger than {max_bytes} bytes")
     if int(request.headers.get("content-length", "0")) > max_bytes:

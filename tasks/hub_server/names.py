@@ -25,17 +25,17 @@ _PART_BYTES = 255
 """Maximum length of a file name on Linux; branches and tags are files in `refs`."""
 
 
-def is_valid_name(name: str) -> bool:
+def is_valid_repository_name(name: str) -> bool:
     """Whether `name` is valid for a repository."""
     return bool(_NAME.fullmatch(name))
 
 
 def is_valid_namespace(name: str) -> bool:
     """Whether `name` is valid for a user or a team, whose repositories are at `/<name>/...`."""
-    return is_valid_name(name) and name.lower() not in _RESERVED_NAMESPACES
+    return is_valid_repository_name(name) and name.lower() not in _RESERVED_NAMESPACES
 
 
-def ref_name(kind: RefKind, name: str) -> Ref:
+def to_full_ref(kind: RefKind, name: str) -> Ref:
     """Return the full name of a branch (`heads`) or tag: `refs/<kind>/<name>`.
 
     HubError 400 if git does not accept the name, or if it looks like a commit id or a full name.
@@ -48,12 +48,12 @@ def ref_name(kind: RefKind, name: str) -> Ref:
     return ref
 
 
-def pull_ref(number: int) -> Ref:
+def pull_request_ref(number: int) -> Ref:
     """Return the full name of a pull request's branch."""
     return Ref(f"refs/pr/{number}".encode())
 
 
-def pull_number(revision: str) -> int | None:
+def pull_request_number(revision: str) -> int | None:
     """Return the number of the pull request whose branch `revision` is; None if it is another revision."""
     match = re.fullmatch(r"refs/pr/([1-9][0-9]{0,17})", revision)
     return int(match[1]) if match else None
@@ -65,7 +65,7 @@ def is_valid_ref(ref: bytes) -> bool:
     return is_short and check_ref_format(Ref(ref))
 
 
-def normalize_path(path: str) -> str:
+def check_and_normalize_path(path: str) -> str:
     """Return the path of a file without a trailing slash. HubError 400 if something could resolve it elsewhere."""
     found = path.removesuffix("/")
     encoded = found.encode()

@@ -24,23 +24,23 @@ from dulwich.refs import Ref
 from dulwich.repo import Repo
 from pydantic import BaseModel, Field
 
-from tasks.hub_server.errors import HubError, branch_moved
+from tasks.hub_server.errors import HubError, branch_moved_error
 from tasks.hub_server.git_objects import (
     FILE_MODE,
     Change,
     CommitRecord,
-    Entry,
+    TreeEntry,
     commit_message,
-    commit_record,
+    list_file_blobs,
+    parse_commit_record,
     read_commit,
-    read_files,
-    tree_entry,
+    read_tree_entry,
     write_commit,
 )
-from tasks.hub_server.names import COMMIT_ID, file_above, pull_number, pull_ref, ref_name
-from tasks.hub_server.repositories import MAIN, Repository
+from tasks.hub_server.names import COMMIT_ID, file_above, pull_request_number, pull_request_ref, to_full_ref
+from tasks.hub_server.repositories import MAIN, BareRepository
 
-_MAIN = ref_name("heads", MAIN)
+_MAIN = to_full_ref("heads", MAIN)
 _MAX_TITLE = 200
 _MAX_COMMENT = 64 << 10
 """In characters, as on the Hub."""
@@ -48,7 +48,7 @@ Status = Literal["draft", "open", "closed", "merged"]
 """Earlier versions made drafts, which can be merged like open ones, and changes of titles."""
 
 
-class Event(BaseModel):
+class PullRequestEvent(BaseModel):
     """Something that happened to a pull request."""
 
     type: Literal["comment", "status-change", "title-change", "commit"]
@@ -63,13 +63,13 @@ class Event(BaseModel):
     """Seconds since 1970, UTC."""
 
 
-class Merge(BaseModel):
+class RecordedMerge(BaseModel):
     """A merge, stored before main moves. It has happened if main has the commit, even if the process is killed then."""
 
     commit: str
     parent: str
     """Main's head before."""
-    events: list[Event]
+    events: list[PullRequestEvent]
 
 
 class PullRequest(BaseModel):
@@ -81,9 +81,9 @@ class PullRequest(BaseModel):
     base: str
     """The commit on main from which it starts."""
     status: Status
-    events: list[Event]
+    events: list[PullRequestEvent]
     """Without commits. The first one is the description."""
-    merge: Merge | None = None
+    merge: RecordedMerge | None = None
 
     @property
     def is_open(self) -> bool:
@@ -96,23 +96,24 @@ class PullRequest(BaseModel):
         closed_by = changes[-1].author if changes and self.status == "closed" else user
         return can_write or (user == self.author and (status == "closed" or closed_by == user))
 
-    def history(self, commits: list[CommitRecord]) -> list[Event]:
+    def history(self, commits: list[CommitRecord]) -> list[PullRequestEvent]:
         """Return the events together with `commits`, by time. The description stays first."""
         found = [
-            Event(type="commit", author=each.author, text=each.title, id=each.sha, time=each.time) for each in commits
+            PullRequestEvent(type="commit", author=each.author, text=each.title, id=each.sha, time=each.time)
+            for each in commits
         ]
         return [self.events[0], *sorted(found + self.events[1:], key=lambda event: event.time)]
 
 
 @dataclass(frozen=True)
-class Changes:
+class PullRequestChanges:
     """What a pull request changes since its base."""
 
     head: str
     main: ObjectID
     commits: list[CommitRecord]
     """Oldest first."""
-    files: list[tuple[str, Entry | None, Entry | None]]
+    files: list[tuple[str, TreeEntry | None, TreeEntry | None]]
     """Path, and the file before and after."""
     conflicts: list[str]
     """Files that cannot be merged into main."""
@@ -124,7 +125,7 @@ class Changes:
 class PullRequests:
     """The pull requests of one repository, as a user may change them. HubError 404 for one that does not exist."""
 
-    repository: Repository
+    repository: BareRepository
     user: str = ""
     """Who changes them; empty for somebody who only reads."""
     can_write: bool = False
@@ -146,7 +147,7 @@ class PullRequests:
         with self.repository.open() as git:
             return self._load(git, number)
 
-    def read(self, number: int) -> tuple[PullRequest, Changes]:
+    def read(self, number: int) -> tuple[PullRequest, PullRequestChanges]:
         """Return a pull request and what it changes."""
         with self.repository.open() as git:
             found = self._load(git, number)
@@ -158,7 +159,7 @@ class PullRequests:
         """Create a pull request with one commit, and return it and the commit's id.
 
         It starts from `parent`, a commit on main (7 to 40 digits), or from main's head. HubError 400 for an invalid title
-        or description, if `parent` is not on main, or as `Repository.commit`.
+        or description, if `parent` is not on main, or as `BareRepository.commit`.
         """
         line = " ".join(title.split())
         if not 0 < len(line) <= _MAX_TITLE:
@@ -174,22 +175,22 @@ class PullRequests:
                 number=number, title=line, author=author, base=base.decode(), status="open", events=events
             )
             self._save(found)
-            git.refs.add_if_new(pull_ref(number), head)
+            git.refs.add_if_new(pull_request_ref(number), head)
             return found, head.decode()
 
     def commit(self, number: int, changes: Sequence[Change], *, message: str, parent: str | None) -> str:
         """Add a commit to a pull request and return its id.
 
-        HubError as `Repository.commit`; 403 for users who are neither its author nor can write; 409 if it is not open.
+        HubError as `BareRepository.commit`; 403 for users who are neither its author nor can write; 409 if it is not open.
         """
         with self.repository.writing() as git:
             found = self._load(git, number)
             self.require_author(found)
             _require_open(found)
-            ref = pull_ref(number)
+            ref = pull_request_ref(number)
             return self.repository.commit(git, ref, changes, message=message, parent=parent, user=self.user)
 
-    def comment(self, number: int, text: str) -> Event:
+    def comment(self, number: int, text: str) -> PullRequestEvent:
         """Add a comment. HubError 400 if it is empty or too long."""
         if not text.strip():
             raise HubError(400, "The comment is empty")
@@ -200,7 +201,9 @@ class PullRequests:
             self._save(found)
         return event
 
-    def set_status(self, number: int, status: Status, *, comment: str = "", seen: str | None = None) -> Event:
+    def set_status(
+        self, number: int, status: Status, *, comment: str = "", seen: str | None = None
+    ) -> PullRequestEvent:
         """Open or close a pull request, with a comment.
 
         HubError 403 without permission; 409 if it has this status, is merged, or has other commits than up to `seen`.
@@ -237,10 +240,10 @@ class PullRequests:
             message = commit_message(f"{found.title} (#{number})", "\n".join(lines + [""] * bool(trailers) + trailers))
             sha = write_commit(git, changes.merged, [changes.main], message, self.user)
             events = self._events(comment, "merged")
-            found.merge = Merge(commit=sha.decode(), parent=changes.main.decode(), events=events)
+            found.merge = RecordedMerge(commit=sha.decode(), parent=changes.main.decode(), events=events)
             self._save(found)
             if not git.refs.set_if_equals(_MAIN, changes.main, sha):
-                raise branch_moved()
+                raise branch_moved_error()
             self._save(self._load(git, number))
             return sha.decode()
 
@@ -249,21 +252,21 @@ class PullRequests:
         if self.user != found.author and not self.can_write:
             raise HubError(403, f"You don't have the rights to change pull request #{found.number}")
 
-    def _comment(self, text: str) -> Event:
+    def _comment(self, text: str) -> PullRequestEvent:
         if "\0" in text or len(text) > _MAX_COMMENT:
             raise HubError(400, f"The text has a NUL character, or more than {_MAX_COMMENT} characters")
-        return Event(type="comment", author=self.user, text=text)
+        return PullRequestEvent(type="comment", author=self.user, text=text)
 
-    def _events(self, comment: str, status: Status) -> list[Event]:
+    def _events(self, comment: str, status: Status) -> list[PullRequestEvent]:
         """Return a change of the status, after a comment if there is one."""
         comments = [self._comment(comment)] if comment.strip() else []
-        return [*comments, Event(type="status-change", author=self.user, text=status)]
+        return [*comments, PullRequestEvent(type="status-change", author=self.user, text=status)]
 
     def _path(self, number: int) -> Path:
         return self.repository.path / "discussions" / f"{number}.json"
 
     def _load(self, git: Repo, number: int, seen: str | None = None) -> PullRequest:
-        path, ref = self._path(number), pull_ref(number)
+        path, ref = self._path(number), pull_request_ref(number)
         if ref not in git.refs or not path.exists():
             raise HubError(404, f"There is no pull request #{number}")
         if seen not in (None, git.refs[ref].decode()):
@@ -296,7 +299,9 @@ def _require_open(found: PullRequest) -> None:
 def _heads(git: Repo) -> dict[int, ObjectID]:
     refs = git.refs.as_dict(Ref(b"refs/pr"))
     return {
-        number: sha for name, sha in refs.items() if (number := pull_number(f"refs/pr/{name.decode(errors='replace')}"))
+        number: sha
+        for name, sha in refs.items()
+        if (number := pull_request_number(f"refs/pr/{name.decode(errors='replace')}"))
     }
 
 
@@ -317,10 +322,10 @@ def _find_on_main(git: Repo, parent: str) -> ObjectID:
     raise HubError(400, f"A pull request starts from a commit of {MAIN}, and {parent!r} is none")
 
 
-def _read_changes(git: Repo, found: PullRequest) -> Changes:
-    head, main = git.refs[pull_ref(found.number)], git.refs[_MAIN]
-    commits = [commit_record(commit) for commit in _first_parents(git, head, until=found.base)][::-1]
-    before, after, merged = (read_files(git, sha) for sha in (ObjectID(found.base.encode()), head, main))
+def _read_changes(git: Repo, found: PullRequest) -> PullRequestChanges:
+    head, main = git.refs[pull_request_ref(found.number)], git.refs[_MAIN]
+    commits = [parse_commit_record(commit) for commit in _first_parents(git, head, until=found.base)][::-1]
+    before, after, merged = (list_file_blobs(git, sha) for sha in (ObjectID(found.base.encode()), head, main))
     changed = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
     conflicts = set()
     for path in changed:
@@ -332,12 +337,12 @@ def _read_changes(git: Repo, found: PullRequest) -> Changes:
             merged.pop(path, None)
     conflicts |= {path for path in merged if file_above(path, merged.keys())}
 
-    def entry(path: str, files: dict[str, ObjectID]) -> Entry | None:
-        return tree_entry(git, _shown(path), FILE_MODE, files[path]) if path in files else None
+    def entry(path: str, files: dict[str, ObjectID]) -> TreeEntry | None:
+        return read_tree_entry(git, _shown(path), FILE_MODE, files[path]) if path in files else None
 
     files = [(_shown(path), entry(path, before), entry(path, after)) for path in changed]
     shown = [] if found.status == "merged" else [_shown(path) for path in sorted(conflicts)]
-    return Changes(head.decode(), main, commits, files, shown, merged)
+    return PullRequestChanges(head.decode(), main, commits, files, shown, merged)
 
 
 def _shown(path: str) -> str:

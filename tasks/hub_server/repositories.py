@@ -22,26 +22,26 @@ from dulwich.objects import Commit, ObjectID
 from dulwich.refs import Ref
 from dulwich.repo import Repo
 
-from tasks.hub_server.errors import HubError, branch_moved, repository_not_found
+from tasks.hub_server.errors import HubError, branch_moved_error, repository_not_found_error
 from tasks.hub_server.git_objects import (
     Change,
     CommitRecord,
-    Delete,
-    Entry,
+    DeletePath,
     PutLargeFile,
+    TreeEntry,
     add_blob,
-    commit_record,
-    large_file_places,
-    parse_pointer,
-    peel,
+    find_large_files_in_history,
+    list_file_blobs,
+    parse_commit_record,
+    parse_lfs_pointer,
+    peel_tag,
     read_commit,
-    read_files,
-    tree_entry,
+    read_tree_entry,
     walk_tree,
     write_commit,
 )
-from tasks.hub_server.large_files import STALE_AFTER_S, LargeFiles
-from tasks.hub_server.names import COMMIT_ID, RefKind, file_above, is_valid_ref, normalize_path, ref_name
+from tasks.hub_server.large_files import STALE_AFTER_S, LargeFileStore
+from tasks.hub_server.names import COMMIT_ID, RefKind, check_and_normalize_path, file_above, is_valid_ref, to_full_ref
 
 MAIN = "main"
 
@@ -53,13 +53,13 @@ LARGE_SUFFIXES = frozenset(_WEIGHTS | _TABLES | _ARCHIVES)
 
 
 @dataclass(frozen=True)
-class Repository:
+class BareRepository:
     """One bare git repository. Every call opens and closes it; no file stays open in between."""
 
     path: Path
 
     @classmethod
-    def initialize(cls, path: Path, *, private: bool, user: str) -> Repository:
+    def initialize(cls, path: Path, *, private: bool, user: str) -> BareRepository:
         """Create a repository in an empty folder, with `.gitattributes` on main."""
         Repo.init_bare(path, default_branch=MAIN.encode()).close()
         repository = cls(path)
@@ -68,7 +68,7 @@ class Repository:
         with repository.open() as git:
             files = {".gitattributes": add_blob(git, attributes.encode())}
             sha = write_commit(git, files, [], "initial commit", user)
-            git.refs.set_if_equals(ref_name("heads", MAIN), None, sha)
+            git.refs.set_if_equals(to_full_ref("heads", MAIN), None, sha)
         return repository
 
     @property
@@ -85,15 +85,15 @@ class Repository:
             config.write_to_path()
 
     @property
-    def large_files(self) -> LargeFiles:
+    def large_files(self) -> LargeFileStore:
         """The large files of this repository."""
-        return LargeFiles(self.path / "lfs")
+        return LargeFileStore(self.path / "lfs")
 
     def refs(self, kind: RefKind) -> dict[str, str]:
         """Return name -> commit id of all branches (`heads`) or tags."""
         with self.open() as git:
             found = git.refs.as_dict(Ref(f"refs/{kind}".encode()))
-            return {name.decode(errors="replace"): peel(git, sha).decode() for name, sha in sorted(found.items())}
+            return {name.decode(errors="replace"): peel_tag(git, sha).decode() for name, sha in sorted(found.items())}
 
     def resolve(self, revision: str) -> str:
         """Return the commit id of a branch, a tag, a full ref or a commit id (7 to 40 digits). HubError 404 without one."""
@@ -102,7 +102,7 @@ class Repository:
             for candidate in (*short, revision):
                 name = Ref(candidate.encode())
                 if candidate.startswith("refs/") and is_valid_ref(name) and name in git.refs:
-                    return peel(git, git.refs[name]).decode()
+                    return peel_tag(git, git.refs[name]).decode()
             if COMMIT_ID.fullmatch(revision):
                 for found in git.object_store.iter_prefix(revision.encode()):
                     if isinstance(git.object_store[found], Commit):
@@ -113,15 +113,15 @@ class Repository:
         """Return the commits, or up to `limit`, newest first, beginning at `sha`."""
         with self.open() as git:
             walker = git.get_walker(include=[ObjectID(sha.encode())], max_entries=limit)
-            return [commit_record(entry.commit) for entry in walker]
+            return [parse_commit_record(entry.commit) for entry in walker]
 
-    def entries(self, sha: str, folder: str = "", *, recursive: bool) -> list[Entry]:
+    def entries(self, sha: str, folder: str = "", *, recursive: bool) -> list[TreeEntry]:
         """Return the files and folders in `folder` at a commit, in git's order. HubError 404 if `folder` does not exist."""
         prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
         with self.open() as git:
             tree = read_commit(git, sha).tree
             found = [
-                tree_entry(git, path.decode(errors="replace"), mode, oid)
+                read_tree_entry(git, path.decode(errors="replace"), mode, oid)
                 for path, mode, oid in walk_tree(git, tree, folders=True)
                 if path.startswith(prefix.encode()) and (recursive or b"/" not in path[len(prefix) :])
             ]
@@ -129,7 +129,7 @@ class Repository:
             raise HubError(404, f"{folder} does not exist at {sha}", "EntryNotFound")
         return found
 
-    def entry(self, sha: str, path: str) -> Entry:
+    def entry(self, sha: str, path: str) -> TreeEntry:
         """Return the file at a path in a commit. HubError 404 if there is none."""
         missing = HubError(404, f"{path} does not exist at {sha}", "EntryNotFound")
         with self.open() as git:
@@ -139,9 +139,9 @@ class Repository:
                 raise missing from None
             if stat.S_ISDIR(mode):
                 raise missing
-            return tree_entry(git, path, mode, oid)
+            return read_tree_entry(git, path, mode, oid)
 
-    def read(self, entry: Entry) -> bytes:
+    def read(self, entry: TreeEntry) -> bytes:
         """Return the content of a file that is not a large file."""
         with self.open() as git:
             return git.object_store.get_raw(ObjectID(entry.oid.encode()))[1]
@@ -158,17 +158,17 @@ class Repository:
             raise HubError(404, f"Invalid rev id: {ref.decode().removeprefix('refs/heads/')}", "RevisionNotFound")
         head = git.refs[ref]
         if parent and not head.decode().startswith(parent.lower()):
-            raise branch_moved()
+            raise branch_moved_error()
         sha = self.add_commit(git, head, changes, message=message, user=user)
         if not git.refs.set_if_equals(ref, head, sha):
-            raise branch_moved()
+            raise branch_moved_error()
         return sha.decode()
 
     def add_commit(
         self, git: Repo, parent: ObjectID, changes: Sequence[Change], *, message: str, user: str
     ) -> ObjectID:
         """Write a commit on top of `parent`, inside `writing`, and return its id. No ref leads to it yet."""
-        files = read_files(git, parent)
+        files = list_file_blobs(git, parent)
         for change in changes:
             self._apply(git, files, change)
         for path in files:
@@ -179,7 +179,7 @@ class Repository:
     def create_ref(self, kind: RefKind, name: str, sha: str) -> None:
         """Create a branch or a tag. HubError 409 if it exists already, 400 for an invalid name."""
         with self.writing() as git:
-            ref = ref_name(kind, name)
+            ref = to_full_ref(kind, name)
             if ref in git.refs:
                 raise HubError(409, f"Reference refs/{kind}/{name} already exists")
             try:
@@ -190,7 +190,7 @@ class Repository:
     def delete_ref(self, kind: RefKind, name: str) -> None:
         """Delete a branch or a tag. HubError 404 if it does not exist, 403 for main."""
         with self.writing() as git:
-            ref = ref_name(kind, name)
+            ref = to_full_ref(kind, name)
             if kind == "heads" and name == MAIN:
                 raise HubError(403, f"Cannot delete refs/heads/{MAIN}")
             if ref not in git.refs:
@@ -203,7 +203,7 @@ class Repository:
             _, freed = prune_unreachable_objects(
                 git.object_store, git.refs, grace_period=STALE_AFTER_S, dry_run=not remove
             )
-            for path in self.large_files.unused(large_file_places(git).keys()):
+            for path in self.large_files.unused(find_large_files_in_history(git).keys()):
                 with contextlib.suppress(FileNotFoundError):
                     freed += path.stat().st_size
                     if remove:
@@ -216,7 +216,7 @@ class Repository:
             try:
                 self.path.rename(target)
             except FileNotFoundError:
-                raise repository_not_found() from None
+                raise repository_not_found_error() from None
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Repo]:
@@ -226,10 +226,10 @@ class Repository:
                 git.object_store.fsync_object_files = True
                 yield git
         except NotGitRepository:
-            raise repository_not_found() from None
+            raise repository_not_found_error() from None
         finally:
             if not (self.path / "HEAD").is_file():
-                raise repository_not_found() from None
+                raise repository_not_found_error() from None
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Repo]:
@@ -248,14 +248,14 @@ class Repository:
         try:
             lock = path.open("a+")
         except FileNotFoundError:
-            raise repository_not_found() from None
+            raise repository_not_found_error() from None
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             is_same_file = False
             with contextlib.suppress(FileNotFoundError):
                 is_same_file = os.path.samestat(path.stat(), os.fstat(lock.fileno()))
             if not is_same_file:
-                raise repository_not_found()
+                raise repository_not_found_error()
             if os.fstat(lock.fileno()).st_size:
                 (self.path / "config.lock").unlink(missing_ok=True)
                 for folder in ("objects", "refs"):
@@ -269,14 +269,14 @@ class Repository:
                 lock.truncate(0)
 
     def _apply(self, git: Repo, files: dict[str, ObjectID], change: Change) -> None:
-        path = normalize_path(change.path)
-        if not isinstance(change, Delete):
+        path = check_and_normalize_path(change.path)
+        if not isinstance(change, DeletePath):
             if isinstance(change, PutLargeFile):
                 size = self.large_files.size(change.oid) if change.size is None else change.size
                 content = LFSPointer(change.oid, size or 0).to_bytes()
             else:
                 content = change.data
-            pointer = parse_pointer(content)
+            pointer = parse_lfs_pointer(content)
             if pointer and self.large_files.size(pointer.oid) != pointer.size:
                 raise HubError(400, f"The large file {path} was not uploaded: {pointer.size} bytes, {pointer.oid}")
             files[path] = add_blob(git, content)

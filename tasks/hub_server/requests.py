@@ -19,11 +19,11 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from tasks.hub_server import limits
-from tasks.hub_server.access import Access, Sessions
-from tasks.hub_server.errors import HubError, not_implemented, repository_not_found
+from tasks.hub_server.access import AccessRules, BrowserSessions
+from tasks.hub_server.errors import HubError, not_implemented_error, repository_not_found_error
 from tasks.hub_server.pull_requests import PullRequests
-from tasks.hub_server.repositories import Repository
-from tasks.hub_server.store import KINDS, Store
+from tasks.hub_server.repositories import BareRepository
+from tasks.hub_server.store import KINDS, RepositoryStore
 from tasks.hub_server.trials import AnswerFunction
 
 API = "/api/{kind}/{namespace}/{name}"
@@ -37,48 +37,48 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Hub:
+class HubState:
     """State of the server, at `request.app.state.hub`."""
 
-    store: Store
-    access: Access
-    sessions: Sessions
+    store: RepositoryStore
+    access: AccessRules
+    sessions: BrowserSessions
     hosts: Sequence[str]
     """The names under which clients may address it; `*` for all."""
     answer: AnswerFunction | None = None
     """Lets models answer on their pages."""
 
 
-def get_hub(request: Request) -> Hub:
+def get_hub_state(request: Request) -> HubState:
     """Return the Hub that serves this request."""
-    hub: Hub = request.app.state.hub
+    hub: HubState = request.app.state.hub
     return hub
 
 
-def get_endpoint(request: Request) -> str:
+def get_request_endpoint(request: Request) -> str:
     """Return the address at which the client reaches this Hub; it may differ from ours, for example behind a tunnel."""
     return f"{request.url.scheme}://{request.url.netloc}"
 
 
-def get_user(request: Request) -> str | None:
+def get_token_user(request: Request) -> str | None:
     """Return the user of the request's token; None without a token. Writing needs a token, or a form of a page."""
-    return get_hub(request).access.user(request.headers.get("authorization", ""))
+    return get_hub_state(request).access.user(request.headers.get("authorization", ""))
 
 
-def get_reader(request: Request) -> str | None:
+def get_token_or_session_user(request: Request) -> str | None:
     """Return the user of the request's token or, for a browser, of its session cookie. Only for GET and HEAD."""
     assert request.method in ("GET", "HEAD"), "other sites can make a browser send its cookie: it must change nothing"
-    return get_user(request) or get_hub(request).sessions.find(request.cookies)[0]
+    return get_token_user(request) or get_hub_state(request).sessions.find(request.cookies)[0]
 
 
 @dataclass(frozen=True)
-class Target:
+class RequestedRepository:
     """The repository that a request names."""
 
     kind: str
     namespace: str
     name: str
-    repository: Repository
+    repository: BareRepository
     user: str | None
     can_write: bool
     """Whether the user can write to it."""
@@ -99,76 +99,80 @@ class Target:
         return PullRequests(self.repository, self.user or "", self.can_write)
 
 
-def get_kind(request: Request) -> str:
+def get_repository_kind(request: Request) -> str:
     """Return the kind of repository in this request's path: `models` or `datasets`."""
     is_dataset = request.url.path.startswith("/datasets/")
     return unquote(request.path_params.get("kind") or ("datasets" if is_dataset else "models"))
 
 
-def open_target(hub: Hub, kind: str, namespace: str, name: str, user: str | None) -> Target:
+def open_visible_repository(
+    hub: HubState, kind: str, namespace: str, name: str, user: str | None
+) -> RequestedRepository:
     """Return a repository as `user` sees it.
 
     HubError 404 RepoNotFound if it does not exist, or is private and the user has no access; 501 for another kind.
     """
     if kind not in KINDS:
-        raise not_implemented(kind)
+        raise not_implemented_error(kind)
     repository = hub.store.open(kind, namespace, name)
     can_write = hub.access.can_write(user, namespace)
     if not can_write and repository.private:
-        raise repository_not_found()
-    return Target(kind, namespace, name, repository, user, can_write)
+        raise repository_not_found_error()
+    return RequestedRepository(kind, namespace, name, repository, user, can_write)
 
 
-User = Annotated[str | None, Depends(get_user)]
-Reader = Annotated[str | None, Depends(get_reader)]
+User = Annotated[str | None, Depends(get_token_user)]
+Reader = Annotated[str | None, Depends(get_token_or_session_user)]
 
 
-def find_target(request: Request, user: User) -> Target:
+def find_requested_repository(request: Request, user: User) -> RequestedRepository:
     """Return the repository that this request names, as `user` sees it."""
     parts = {name: unquote(value) for name, value in request.path_params.items()}
-    return open_target(get_hub(request), get_kind(request), parts["namespace"], parts["name"], user)
+    return open_visible_repository(
+        get_hub_state(request), get_repository_kind(request), parts["namespace"], parts["name"], user
+    )
 
 
-def require_user(user: User) -> str:
+def require_token_user(user: User) -> str:
     """Return the user of this request's token. HubError 401 without a token."""
     if user is None:
         raise HubError(401, "Invalid username or password.")
     return user
 
 
-RequiredUser = Annotated[str, Depends(require_user)]
+RequiredUser = Annotated[str, Depends(require_token_user)]
 
 
-def browsable_target(request: Request, user: Reader) -> Target:
+def get_browsable_repository(request: Request, user: Reader) -> RequestedRepository:
     """Return the repository of a page or a download: a browser's session cookie is accepted, too."""
-    return find_target(request, user)
+    return find_requested_repository(request, user)
 
 
-def readable_target_with_token(request: Request, user: RequiredUser) -> Target:
+def get_readable_repository_with_token(request: Request, user: RequiredUser) -> RequestedRepository:
     """Return the repository of this request, if the user has a token and can read it."""
-    return find_target(request, user)
+    return find_requested_repository(request, user)
 
 
-Readable = Annotated[Target, Depends(find_target)]
-Browsable = Annotated[Target, Depends(browsable_target)]
-Participant = Annotated[Target, Depends(readable_target_with_token)]
+Readable = Annotated[RequestedRepository, Depends(find_requested_repository)]
+Browsable = Annotated[RequestedRepository, Depends(get_browsable_repository)]
+Participant = Annotated[RequestedRepository, Depends(get_readable_repository_with_token)]
 
 
-def writable_target(request: Request, target: Participant) -> Target:
+def get_writable_repository(request: Request, target: Participant) -> RequestedRepository:
     """Return the repository of this request, if the user can write to it; otherwise HubError 403."""
-    get_hub(request).access.require_write(target.user, target.namespace)
+    get_hub_state(request).access.require_write(target.user, target.namespace)
     return target
 
 
-Writable = Annotated[Target, Depends(writable_target)]
+Writable = Annotated[RequestedRepository, Depends(get_writable_repository)]
 
 
-async def get_body(request: Request, user: User) -> bytes:
+async def read_request_body(request: Request, user: User) -> bytes:
     """Return the body of this request. A route names it after what authorizes the request, which is then checked first."""
-    return await limits.read_body(request, limits.BODY_BYTES if user else limits.ANONYMOUS_BYTES)
+    return await limits.read_limited_body(request, limits.BODY_BYTES if user else limits.ANONYMOUS_BYTES)
 
 
-Body = Annotated[bytes, Depends(get_body)]
+Body = Annotated[bytes, Depends(read_request_body)]
 
 
 class JsonBody(BaseModel):
@@ -183,7 +187,7 @@ class JsonBody(BaseModel):
             raise RequestValidationError(error.errors()) from None
 
 
-async def read_target_and_form(request: Request) -> tuple[Target, dict[str, str]]:
+async def read_checked_form(request: Request) -> tuple[RequestedRepository, dict[str, str]]:
     """Return the repository of this request, as the user of the session sees it, and the fields of the form.
 
     HubError 403 if it comes from elsewhere or lacks the secret of the session, 401 without a session, 404 if the user
@@ -192,19 +196,19 @@ async def read_target_and_form(request: Request) -> tuple[Target, dict[str, str]
     here = request.url.netloc
     if request.headers.get("origin") not in (f"http://{here}", f"https://{here}"):
         raise HubError(403, "This form was not sent from a page of this Hub")
-    user, form_token = get_hub(request).sessions.find(request.cookies)
+    user, form_token = get_hub_state(request).sessions.find(request.cookies)
     if user is None:
         raise HubError(401, "You are not signed in, or your session has ended: sign in and try again")
-    body = await limits.read_body(request, limits.BODY_BYTES)
+    body = await limits.read_limited_body(request, limits.BODY_BYTES)
     fields = dict(parse_qsl(body.decode(errors="replace")))
     if not hmac.compare_digest(fields.get("form_token", "").encode(), form_token.encode()):
         raise HubError(403, "This form is out of date: load the page again")
-    return await run_in_threadpool(find_target, request, user), fields
+    return await run_in_threadpool(find_requested_repository, request, user), fields
 
 
-SentForm = Annotated[tuple[Target, dict[str, str]], Depends(read_target_and_form)]
+SentForm = Annotated[tuple[RequestedRepository, dict[str, str]], Depends(read_checked_form)]
 
 
-def iso_date(seconds: int) -> str:
+def format_hub_date(seconds: int) -> str:
     """Format seconds since 1970 as the Hub does."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")

@@ -11,12 +11,23 @@ from dulwich.objects import ObjectID
 from fastapi import APIRouter, Query, Request, Response
 from markupsafe import escape
 
-from tasks.hub_server.card_metadata import read_card
-from tasks.hub_server.errors import HubError, not_implemented
-from tasks.hub_server.git_objects import Entry, last_commit
+from tasks.hub_server.card_metadata import parse_card
+from tasks.hub_server.errors import HubError, not_implemented_error
+from tasks.hub_server.git_objects import TreeEntry, find_last_commit
 from tasks.hub_server.limits import BODY_BYTES
 from tasks.hub_server.repositories import MAIN
-from tasks.hub_server.requests import API, Body, Json, Quoted, Readable, Target, User, get_hub, iso_date, open_target
+from tasks.hub_server.requests import (
+    API,
+    Body,
+    Json,
+    Quoted,
+    Readable,
+    RequestedRepository,
+    User,
+    format_hub_date,
+    get_hub_state,
+    open_visible_repository,
+)
 
 _CONDITIONS = frozenset({"author", "cardData", "filter", "full", "limit", "pipeline_tag", "search"})
 _PLAIN_TAGS = ("tags", "library_name", "pipeline_tag")
@@ -46,14 +57,14 @@ def list_repositories(
 ) -> list[Json]:
     """The repositories that the user can see and that fit all conditions, by name."""
     if unknown := request.query_params.keys() - _CONDITIONS:
-        raise not_implemented(f"lists by {', '.join(sorted(unknown))}, only by {', '.join(sorted(_CONDITIONS))}")
-    hub, found = get_hub(request), list[Json]()
+        raise not_implemented_error(f"lists by {', '.join(sorted(unknown))}, only by {', '.join(sorted(_CONDITIONS))}")
+    hub, found = get_hub_state(request), list[Json]()
     for namespace, name, repository in hub.store.list(kind):
         id_ = f"{namespace}/{name}"
         if author not in ("", namespace) or not all(part.lower() in id_.lower() for part in search):
             continue
         with contextlib.suppress(HubError):  # the user cannot see it, or it was deleted in the meantime
-            target = open_target(hub, kind, namespace, name, user)
+            target = open_visible_repository(hub, kind, namespace, name, user)
             each = _describe(target, repository.resolve(MAIN), files=full)
             if set(tags) <= set(each["tags"]) and pipeline_tag in (None, each.get("pipeline_tag")):
                 found.append(each)
@@ -64,7 +75,7 @@ def list_repositories(
 
 @router.get(API)
 @router.get(API + "/revision/{revision}")
-def describe(
+def describe_repository(
     *,
     target: Readable,
     response: Response,
@@ -76,11 +87,13 @@ def describe(
     response.headers["X-Repo-Commit"] = sha
     found = _describe(target, sha, files=True)
     if unknown := set(expand) - found.keys() - {"library_name", "pipeline_tag"}:
-        raise not_implemented(f"field {', '.join(sorted(unknown))} of a repository, only {', '.join(sorted(found))}")
+        raise not_implemented_error(
+            f"field {', '.join(sorted(unknown))} of a repository, only {', '.join(sorted(found))}"
+        )
     return found
 
 
-def _describe(target: Target, sha: str, *, files: bool) -> Json:
+def _describe(target: RequestedRepository, sha: str, *, files: bool) -> Json:
     repository, metadata = target.repository, _metadata(target, sha)
     with repository.open() as git:
         history = git.get_walker(include=[ObjectID(repository.resolve(MAIN).encode())])
@@ -99,11 +112,11 @@ def _describe(target: Target, sha: str, *, files: bool) -> Json:
         **dict.fromkeys(("_id", "id", "modelId"), target.id),
         "author": target.namespace,
         "cardData": metadata,
-        "createdAt": iso_date(created),
+        "createdAt": format_hub_date(created),
         "disabled": False,
         "downloads": 0,
         "gated": False,
-        "lastModified": iso_date(repository.history(sha, limit=1)[0].time),
+        "lastModified": format_hub_date(repository.history(sha, limit=1)[0].time),
         "likes": 0,
         "private": repository.private,
         "sha": sha,
@@ -113,7 +126,7 @@ def _describe(target: Target, sha: str, *, files: bool) -> Json:
     }
 
 
-def _metadata(target: Target, sha: str) -> Json:
+def _metadata(target: RequestedRepository, sha: str) -> Json:
     """Return the metadata of the card; empty if there is none or it is invalid."""
     try:
         entry = target.repository.entry(sha, "README.md")
@@ -121,7 +134,7 @@ def _metadata(target: Target, sha: str) -> Json:
         return {}
     if entry.sha256 or entry.size > BODY_BYTES:
         return {}
-    card = read_card(target.repository.read(entry).decode(errors="replace"), is_model=target.kind == "models")
+    card = parse_card(target.repository.read(entry).decode(errors="replace"), is_model=target.kind == "models")
     return {} if card.errors else card.metadata or {}
 
 
@@ -153,7 +166,7 @@ def describe_paths(target: Readable, revision: Quoted, body: Body) -> list[Json]
     return _entries_json(target, sha, found, expand="true" in map(str.lower, form.get("expand", [])))
 
 
-def _entries_json(target: Target, sha: str, entries: Sequence[Entry], *, expand: bool) -> list[Json]:
+def _entries_json(target: RequestedRepository, sha: str, entries: Sequence[TreeEntry], *, expand: bool) -> list[Json]:
     found = []
     with target.repository.open() as git:
         for entry in entries:
@@ -161,8 +174,8 @@ def _entries_json(target: Target, sha: str, entries: Sequence[Entry], *, expand:
             fields: Json = {"type": kind, "oid": entry.oid, "size": entry.size, "path": entry.path}
             if entry.sha256:
                 fields["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
-            if expand and (commit := last_commit(git, sha, entry.path)):
-                fields["lastCommit"] = {"id": commit.sha, "title": commit.title, "date": iso_date(commit.time)}
+            if expand and (commit := find_last_commit(git, sha, entry.path)):
+                fields["lastCommit"] = {"id": commit.sha, "title": commit.title, "date": format_hub_date(commit.time)}
             found.append(fields)
     return found
 
@@ -188,7 +201,7 @@ def list_commits(target: Readable, revision: Quoted) -> list[Json]:
             "id": commit.sha,
             "title": commit.title,
             "message": commit.message,
-            "date": iso_date(commit.time),
+            "date": format_hub_date(commit.time),
             "authors": [{"user": commit.author}],
             "formatted": {"title": escape(commit.title), "message": str(escape(commit.message)).replace("\n", "<br>")},
         }

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, quote
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
-from tasks.hub_server.card_metadata import read_card
+from tasks.hub_server.card_metadata import parse_card
 from tasks.hub_server.errors import HubError
 from tasks.hub_server.page_templates import render_markdown, render_page
 from tasks.hub_server.repositories import MAIN
@@ -31,14 +31,14 @@ from tasks.hub_server.requests import (
     Json,
     Quoted,
     Reader,
+    RequestedRepository,
     SentForm,
-    Target,
-    get_hub,
-    open_target,
+    get_hub_state,
+    open_visible_repository,
 )
 from tasks.hub_server.routes_downloads import content_type, opens_in_browser
 from tasks.hub_server.store import KINDS
-from tasks.hub_server.trials import MAX_CHARACTERS, answer_text
+from tasks.hub_server.trials import MAX_CHARACTERS, ask_model
 
 _MAX_COMMITS = 1000
 _SHOWN_BYTES = 512 << 10
@@ -50,16 +50,16 @@ repository_router = APIRouter()
 
 
 @router.get("/")
-def repositories(request: Request, user: Reader, q: str = "") -> Response:
+def show_repositories(request: Request, user: Reader, q: str = "") -> Response:
     """All repositories that the user can see."""
-    hub = get_hub(request)
+    hub = get_hub_state(request)
     rows = []
     for kind in KINDS:
         for namespace, name, repository in hub.store.list(kind):
             if q.lower() not in f"{namespace}/{name}".lower():
                 continue
             with contextlib.suppress(HubError):  # the user cannot see it, or it was deleted in the meantime
-                target = open_target(hub, kind, namespace, name, user)
+                target = open_visible_repository(hub, kind, namespace, name, user)
                 last = repository.history(repository.resolve(MAIN), limit=1)[0]
                 rows.append((last, target, repository.private, len(repository.refs("tags"))))
     rows.sort(key=lambda row: -row[0].time)
@@ -68,12 +68,12 @@ def repositories(request: Request, user: Reader, q: str = "") -> Response:
 
 @repository_router.get("")
 @repository_router.get("/blob/{revision}/{path:path}")
-def file(request: Request, target: Browsable, revision: Quoted = MAIN, path: Quoted = CARD) -> Response:
+def show_file(request: Request, target: Browsable, revision: Quoted = MAIN, path: Quoted = CARD) -> Response:
     """One file, by default the card on main, below what its model was asked and answered (`request.state.trial`)."""
     repository, is_card = target.repository, path == CARD
     sha = repository.resolve(revision)
     context: Json = {"entry": None, "is_card": is_card, "trial": None, "max_characters": MAX_CHARACTERS}
-    if is_card and target.kind == "models" and get_hub(request).answer:
+    if is_card and target.kind == "models" and get_hub_state(request).answer:
         with contextlib.suppress(HubError):  # what has it may be a model that can answer texts
             repository.entry(sha, "config.json")
             context["trial"] = {"text": "", "answer": None, "error": ""} | getattr(request.state, "trial", {})
@@ -81,7 +81,7 @@ def file(request: Request, target: Browsable, revision: Quoted = MAIN, path: Quo
         entry = context["entry"] = repository.entry(sha, path)
     except HubError:
         if is_card:
-            return repository_page(request, target, revision, "card.html", context)
+            return render_repository_page(request, target, revision, "card.html", context)
         repository.entries(sha, path, recursive=False)
         return RedirectResponse(f"/{target.page}/tree/{quote(revision, safe='')}/{quote(path)}", 303)
     text = None
@@ -91,20 +91,20 @@ def file(request: Request, target: Browsable, revision: Quoted = MAIN, path: Quo
     if text is None or not path.lower().endswith(".md"):
         context |= {"text": text, "limit": _SHOWN_BYTES, "opens": opens_in_browser(path)}
         context["is_image"] = content_type(path).startswith("image/")
-        return repository_page(request, target, revision, "file.html", context)
-    card = read_card(text, is_model=target.kind == "models")
+        return render_repository_page(request, target, revision, "file.html", context)
+    card = parse_card(text, is_model=target.kind == "models")
     body = render_markdown(card.body, base=f"/{target.page}", revision=revision, folder=path.rpartition("/")[0])
     metadata = {
         key: value for key, value in (card.metadata or {}).items() if key != "model-index" and value is not None
     }
     context |= {"body": body, "metadata": metadata, "errors": card.errors}
-    return repository_page(request, target, revision, "card.html", context)
+    return render_repository_page(request, target, revision, "card.html", context)
 
 
 @repository_router.post("/try/{revision}")
 def show_model_answer(request: Request, form: SentForm, revision: Quoted) -> Response:
     """Show what the model of a revision answers to the text of the form, above its card."""
-    (target, fields), ask = form, get_hub(request).answer
+    (target, fields), ask = form, get_hub_state(request).answer
     if ask is None or target.kind != "models":
         raise HubError(404, "This Hub does not let models answer: start it with `evergreen hub --try`")
     text = fields.get("text", "").replace("\r\n", "\n")
@@ -113,17 +113,17 @@ def show_model_answer(request: Request, form: SentForm, revision: Quoted) -> Res
     def may_read(repo_id: str) -> bool:
         namespace, _, name = repo_id.partition("/")
         try:
-            open_target(get_hub(request), "models", namespace, name, target.user)
+            open_visible_repository(get_hub_state(request), "models", namespace, name, target.user)
         except HubError:
             return False
         return True
 
     request.state.trial, status = {"text": text}, 200
     try:
-        request.state.trial["answer"] = answer_text(ask, target.id, commit, text, may_read)
+        request.state.trial["answer"] = ask_model(ask, target.id, commit, text, may_read)
     except HubError as error:
         request.state.trial["error"], status = error.message, error.status
-    page = file(request, target, revision)
+    page = show_file(request, target, revision)
     page.status_code = status
     return page
 
@@ -131,24 +131,26 @@ def show_model_answer(request: Request, form: SentForm, revision: Quoted) -> Res
 @repository_router.get("/commit/{revision}")
 @repository_router.get("/tree/{revision}")
 @repository_router.get("/tree/{revision}/{folder:path}")
-def files(request: Request, target: Browsable, revision: Quoted, folder: Quoted = "") -> Response:
+def show_folder(request: Request, target: Browsable, revision: Quoted, folder: Quoted = "") -> Response:
     """The files of a folder. The client's `commit_url` leads here, too."""
     sha = target.repository.resolve(revision)
     entries = target.repository.entries(sha, folder, recursive=False)
     entries.sort(key=lambda entry: (not entry.is_folder, entry.path))
-    return repository_page(request, target, revision, "files.html", {"folder": folder.strip("/"), "entries": entries})
+    return render_repository_page(
+        request, target, revision, "files.html", {"folder": folder.strip("/"), "entries": entries}
+    )
 
 
 @repository_router.get("/commits/{revision}")
-def revisions(request: Request, target: Browsable, revision: Quoted) -> Response:
+def show_commits(request: Request, target: Browsable, revision: Quoted) -> Response:
     """The commits of a revision, newest first."""
     commits = target.repository.history(target.repository.resolve(revision), limit=_MAX_COMMITS)
     context = {"commits": commits, "limit": _MAX_COMMITS}
-    return repository_page(request, target, revision, "revisions.html", context)
+    return render_repository_page(request, target, revision, "revisions.html", context)
 
 
-def repository_page(
-    request: Request, target: Target, revision: str, template: str, context: Mapping[str, object]
+def render_repository_page(
+    request: Request, target: RequestedRepository, revision: str, template: str, context: Mapping[str, object]
 ) -> Response:
     """Render a page of one repository at one revision."""
     sha = target.repository.resolve(revision)
@@ -158,7 +160,7 @@ def repository_page(
         "revision": revision,
         "revision_url": quote(revision, safe=""),
         "sha": sha,
-        "form_token": get_hub(request).sessions.find(request.cookies)[1],
+        "form_token": get_hub_state(request).sessions.find(request.cookies)[1],
         "tags": target.repository.refs("tags"),
         "branches": target.repository.refs("heads"),
         "open_pull_requests": sum(found.is_open for found in target.pull_requests.all()),
@@ -167,11 +169,11 @@ def repository_page(
 
 
 @router.get("/-/sign-in")
-def show_sign_in(request: Request, user: Reader, once: str = "") -> Response:
+def show_sign_in_or_follow_link(request: Request, user: Reader, once: str = "") -> Response:
     """A form for a token; with the secret of a link, sign in at once."""
     if not once:
         return render_page("sign_in.html", user=user)
-    linked_user = get_hub(request).sessions.use_link_secret(once)
+    linked_user = get_hub_state(request).sessions.use_link_secret(once)
     if linked_user is None:
         error = "This link was used before. Sign in with a token."
         return render_page("sign_in.html", user=user, context={"error": error}, status=403)
@@ -184,7 +186,7 @@ def sign_in(request: Request, body: Body) -> Response:
     _require_same_site(request)
     token = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
     try:
-        user = get_hub(request).access.user(f"Bearer {token}")
+        user = get_hub_state(request).access.user(f"Bearer {token}")
     except HubError:
         error = "This Hub does not know this token."
         return render_page("sign_in.html", user=None, context={"error": error}, status=403)
@@ -194,7 +196,7 @@ def sign_in(request: Request, body: Body) -> Response:
 
 def _signed_in(request: Request, user: str) -> Response:
     """Set the cookie and show a page in between: after a redirect from another site, a strict cookie is not sent yet."""
-    sessions = get_hub(request).sessions
+    sessions = get_hub_state(request).sessions
     answer = render_page("signed_in.html", user=user)
     answer.set_cookie(sessions.cookie, sessions.open(user), httponly=True, samesite="strict", path="/")
     return answer
@@ -204,7 +206,7 @@ def _signed_in(request: Request, user: str) -> Response:
 def sign_out(request: Request) -> Response:
     """End the session."""
     _require_same_site(request)
-    sessions = get_hub(request).sessions
+    sessions = get_hub_state(request).sessions
     sessions.close(request.cookies)
     answer = RedirectResponse("/", 303)
     answer.delete_cookie(sessions.cookie, path="/")

@@ -19,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 
 from tasks.hub_server.errors import HubError
 from tasks.hub_server.page_templates import render_markdown
-from tasks.hub_server.pull_requests import Event, PullRequest
+from tasks.hub_server.pull_requests import PullRequest, PullRequestEvent
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import (
     API,
@@ -29,12 +29,12 @@ from tasks.hub_server.requests import (
     JsonBody,
     Participant,
     Readable,
+    RequestedRepository,
     SentForm,
-    Target,
     Writable,
-    iso_date,
+    format_hub_date,
 )
-from tasks.hub_server.routes_pages import repository_page
+from tasks.hub_server.routes_pages import render_repository_page
 
 _ONE = API + "/discussions/{number}"
 
@@ -80,7 +80,7 @@ class _NewComment(JsonBody):
 
 
 @router.post(_ONE + "/comment")
-def comment(target: Participant, number: int, new: Annotated[_NewComment, Depends(_NewComment.read)]) -> Json:
+def add_comment(target: Participant, number: int, new: Annotated[_NewComment, Depends(_NewComment.read)]) -> Json:
     """Add a comment."""
     event = target.pull_requests.comment(number, new.comment)
     return {"newMessage": _events_json(target, number, [event])[0]}
@@ -91,39 +91,41 @@ class _NewStatus(_NewComment):
 
 
 @router.post(_ONE + "/status")
-def set_status(target: Participant, number: int, new: Annotated[_NewStatus, Depends(_NewStatus.read)]) -> Json:
+def set_pull_request_status(
+    target: Participant, number: int, new: Annotated[_NewStatus, Depends(_NewStatus.read)]
+) -> Json:
     """Close or reopen; for the author and those who can write."""
     event = target.pull_requests.set_status(number, new.status, comment=new.comment)
     return {"newStatus": _events_json(target, number, [event])[0]}
 
 
 @router.post(_ONE + "/merge")
-def merge(target: Writable, number: int, body: Body) -> Json:
+def merge_pull_request(target: Writable, number: int, body: Body) -> Json:
     """Put the changes on main as one commit; for those who can write. The body may be empty."""
     new = _NewComment.read(body) if body.strip() else _NewComment()
     return {"mergeCommitId": target.pull_requests.merge(number, comment=new.comment)}
 
 
-def _summary(target: Target, found: PullRequest) -> Json:
+def _summary(target: RequestedRepository, found: PullRequest) -> Json:
     return {
         "num": found.number,
         "title": found.title,
         "status": found.status,
         "author": {"name": found.author},
-        "createdAt": iso_date(found.events[0].time),
+        "createdAt": format_hub_date(found.events[0].time),
         "isPullRequest": True,
         "repo": {"name": target.id, "type": target.kind.removesuffix("s")},
     }
 
 
-def _renderer(target: Target, number: int) -> Callable[[str], Markup]:
+def _renderer(target: RequestedRepository, number: int) -> Callable[[str], Markup]:
     return partial(render_markdown, base=f"/{target.page}", revision=f"refs/pr/{number}", anchors=False)
 
 
-def _events_json(target: Target, number: int, events: list[Event]) -> list[Json]:
+def _events_json(target: RequestedRepository, number: int, events: list[PullRequestEvent]) -> list[Json]:
     render, found = _renderer(target, number), list[Json]()
     for event in events:
-        date, author = iso_date(event.time), {"name": event.author}
+        date, author = format_hub_date(event.time), {"name": event.author}
         match event.type:
             case "comment":
                 latest = {"raw": event.text, "html": render(event.text), "updatedAt": date, "author": author}
@@ -139,14 +141,14 @@ def _events_json(target: Target, number: int, events: list[Event]) -> list[Json]
 
 
 @repository_router.get("/discussions")
-def pull_requests(request: Request, target: Browsable, status: Literal["open", "closed"] = "open") -> Response:
+def show_pull_requests(request: Request, target: Browsable, status: Literal["open", "closed"] = "open") -> Response:
     """The pull requests, newest first."""
     found = [each for each in target.pull_requests.all() if each.is_open == (status == "open")]
-    return repository_page(request, target, MAIN, "pull_requests.html", {"found": found, "shown": status})
+    return render_repository_page(request, target, MAIN, "pull_requests.html", {"found": found, "shown": status})
 
 
 @repository_router.get("/discussions/{number}")
-def pull_request(request: Request, target: Browsable, number: int) -> Response:
+def show_pull_request(request: Request, target: Browsable, number: int) -> Response:
     """One pull request."""
     found, changes = target.pull_requests.read(number)
     context = {
@@ -156,11 +158,11 @@ def pull_request(request: Request, target: Browsable, number: int) -> Response:
         "changes": changes,
         "at": f"refs%2Fpr%2F{number}",
     }
-    return repository_page(request, target, MAIN, "pull_request.html", context)
+    return render_repository_page(request, target, MAIN, "pull_request.html", context)
 
 
 @repository_router.post("/discussions/{number}/{action}")
-def change_pull_request(form: SentForm, number: int, action: str) -> Response:
+def submit_pull_request_form(form: SentForm, number: int, action: str) -> Response:
     """Comment on, merge, close or open a pull request, and show it again. The form says what its page showed."""
     target, fields = form
     found, text = target.pull_requests, fields.get("comment", "").replace("\r\n", "\n")

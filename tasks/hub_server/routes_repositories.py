@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import AliasPath, Field
 
-from tasks.hub_server.card_metadata import read_card, split_card
-from tasks.hub_server.errors import HubError, not_implemented
-from tasks.hub_server.git_objects import Sha256, large_file_places
+from tasks.hub_server.card_metadata import parse_card, split_card
+from tasks.hub_server.errors import HubError, not_implemented_error
+from tasks.hub_server.git_objects import Sha256, find_large_files_in_history
 from tasks.hub_server.repositories import MAIN
 from tasks.hub_server.requests import (
     API,
@@ -22,10 +22,10 @@ from tasks.hub_server.requests import (
     RequiredUser,
     User,
     Writable,
-    get_endpoint,
-    get_hub,
-    iso_date,
-    open_target,
+    format_hub_date,
+    get_hub_state,
+    get_request_endpoint,
+    open_visible_repository,
 )
 from tasks.hub_server.store import KINDS
 
@@ -39,7 +39,7 @@ def whoami(request: Request, user: RequiredUser) -> Json:
     """The user of the token."""
     token = {"displayName": "local", "role": "write"}
     auth = {"type": "access_token", "accessToken": token}
-    writers = sorted(get_hub(request).access.writers.items())
+    writers = sorted(get_hub_state(request).access.writers.items())
     teams = [team for team, users in writers if user in users and user != team]
     orgs = [{"type": "org", "name": team, "roleInOrg": "write"} for team in teams]
     return {"type": "user", "id": user, "name": user, "fullname": user, "orgs": orgs, "auth": auth}
@@ -48,7 +48,7 @@ def whoami(request: Request, user: RequiredUser) -> Json:
 def _kind(repo_type: str) -> str:
     """Return the kind of repository as paths have it: `models` for `model`."""
     if f"{repo_type}s" not in KINDS:
-        raise not_implemented(f"repositories of the type {repo_type!r}, only models and datasets")
+        raise not_implemented_error(f"repositories of the type {repo_type!r}, only models and datasets")
     return f"{repo_type}s"
 
 
@@ -64,10 +64,10 @@ def create_repository(
     request: Request, user: RequiredUser, new: Annotated[_Repository, Depends(_Repository.read)]
 ) -> Json:
     """Create a repository in the user's own namespace or in `organization`."""
-    hub, namespace, kind = get_hub(request), new.organization or user, _kind(new.type)
+    hub, namespace, kind = get_hub_state(request), new.organization or user, _kind(new.type)
     hub.access.require_write(user, namespace)
     page = f"{namespace}/{new.name}" if kind == "models" else f"{kind}/{namespace}/{new.name}"
-    url = f"{get_endpoint(request)}/{page}"
+    url = f"{get_request_endpoint(request)}/{page}"
     try:
         hub.store.create(kind, namespace, new.name, private=new.visibility == "private", user=user)
     except HubError as error:
@@ -82,9 +82,9 @@ def delete_repository(
     request: Request, user: RequiredUser, old: Annotated[_Repository, Depends(_Repository.read)]
 ) -> Json:
     """Delete a repository."""
-    hub = get_hub(request)
+    hub = get_hub_state(request)
     namespace, kind = old.organization or user, _kind(old.type)
-    open_target(hub, kind, namespace, old.name, user)
+    open_visible_repository(hub, kind, namespace, old.name, user)
     hub.access.require_write(user, namespace)
     hub.store.delete(kind, namespace, old.name)
     return {}
@@ -96,12 +96,12 @@ class _Settings(JsonBody):
 
 
 @router.put(API + "/settings")
-def change_settings(target: Writable, settings: Annotated[_Settings, Depends(_Settings.read)]) -> Json:
+def set_repository_visibility(target: Writable, settings: Annotated[_Settings, Depends(_Settings.read)]) -> Json:
     """Make the repository public or private."""
     if settings.gated:
-        raise not_implemented("gated access")
+        raise not_implemented_error("gated access")
     if settings.visibility not in (None, "public", "private"):
-        raise not_implemented(f"visibility {settings.visibility!r}: it is public or private")
+        raise not_implemented_error(f"visibility {settings.visibility!r}: it is public or private")
     if settings.visibility:
         target.repository.set_private(settings.visibility == "private")
     return {"private": target.repository.private}
@@ -116,9 +116,9 @@ class _Move(JsonBody):
 @router.post("/api/repos/move")
 def move_repository(request: Request, user: RequiredUser, move: Annotated[_Move, Depends(_Move.read)]) -> Json:
     """Rename a repository. Nothing is at its old name afterwards, not even a redirect."""
-    hub, kind = get_hub(request), _kind(move.type)
+    hub, kind = get_hub_state(request), _kind(move.type)
     (old_namespace, old), (namespace, name) = move.from_repo.split("/"), move.to_repo.split("/")
-    open_target(hub, kind, old_namespace, old, user)
+    open_visible_repository(hub, kind, old_namespace, old, user)
     for each in (old_namespace, namespace):
         hub.access.require_write(user, each)
     hub.store.move(kind, old_namespace, old, namespace, name)
@@ -129,12 +129,12 @@ def move_repository(request: Request, user: RequiredUser, move: Annotated[_Move,
 def list_large_files(target: Writable) -> list[Json]:
     """The large files that are stored, by path; whether or not a commit has them."""
     with target.repository.open() as git:
-        places = large_file_places(git)
+        places = find_large_files_in_history(git)
     found: list[Json] = []
     for file in target.repository.large_files.stored():
         path, ref = places.get(file.name, ("", None))
         with contextlib.suppress(FileNotFoundError):  # it was deleted in the meantime
-            pushed, size = iso_date(int(file.stat().st_mtime)), file.stat().st_size
+            pushed, size = format_hub_date(int(file.stat().st_mtime)), file.stat().st_size
             ids = {"oid": file.name, "fileOid": file.name}
             found.append({**ids, "filename": path, "pushedAt": pushed, "ref": ref, "size": size})
     return sorted(found, key=lambda each: (each["filename"], each["pushedAt"]))
@@ -151,7 +151,7 @@ def delete_large_files(
 ) -> Json:
     """Delete the content of large files for good. Commits keep their ids, by which receipts and rollbacks name them."""
     if batch.rewrite_history:
-        raise not_implemented("rewriting of the history: pass rewrite_history=False, and commits keep their ids")
+        raise not_implemented_error("rewriting of the history: pass rewrite_history=False, and commits keep their ids")
     with target.repository.writing():
         for sha256 in batch.sha:
             target.repository.large_files.path(sha256).unlink(missing_ok=True)
@@ -159,13 +159,13 @@ def delete_large_files(
 
 
 @router.get(API + "/auth-check")
-def check_read(_: Readable) -> Json:
+def check_read_access(_: Readable) -> Json:
     """Check that the user can read the repository."""
     return {}
 
 
 @router.get(API + "/auth-check/write")
-def check_write(_: Writable) -> Json:
+def check_write_access(_: Writable) -> Json:
     """Check that the user can write to the repository."""
     return {}
 
@@ -226,7 +226,7 @@ def validate_card(user: User, sent: Annotated[_ValidateCard, Depends(_ValidateCa
             if not _anonymous_cards.acquire(blocking=False):
                 raise HubError(503, "Other cards are being checked: try again in a moment")
             stack.callback(_anonymous_cards.release)
-        card = read_card(sent.content, is_model=sent.repo_type == "model")
+        card = parse_card(sent.content, is_model=sent.repo_type == "model")
     response.status_code = 400 if card.errors else 200
     return {
         "errors": [{"message": message} for message in card.errors],

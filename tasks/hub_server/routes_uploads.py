@@ -26,12 +26,21 @@ from pydantic_core import from_json
 from starlette.responses import RedirectResponse
 
 from tasks.hub_server import limits
-from tasks.hub_server.card_metadata import read_card
-from tasks.hub_server.errors import HubError, not_implemented
+from tasks.hub_server.card_metadata import parse_card
+from tasks.hub_server.errors import HubError, not_implemented_error
 from tasks.hub_server.git_objects import Change, PutFile, Sha256, commit_message
-from tasks.hub_server.names import pull_number, ref_name
+from tasks.hub_server.names import pull_request_number, to_full_ref
 from tasks.hub_server.repositories import LARGE_SUFFIXES, MAIN
-from tasks.hub_server.requests import API, Json, JsonBody, Participant, Quoted, Target, get_endpoint, get_hub
+from tasks.hub_server.requests import (
+    API,
+    Json,
+    JsonBody,
+    Participant,
+    Quoted,
+    RequestedRepository,
+    get_hub_state,
+    get_request_endpoint,
+)
 
 REGULAR_BYTES = 10 << 20
 """Files larger than this are large files, whatever their suffix."""
@@ -44,26 +53,28 @@ _MAX_WILDCARDS = 4
 router = APIRouter()
 
 
-def committable_target(request: Request, target: Participant, revision: Quoted, *, create_pr: bool = False) -> Target:
+def get_committable_repository(
+    request: Request, target: Participant, revision: Quoted, *, create_pr: bool = False
+) -> RequestedRepository:
     """Return the repository of this request, if the user can commit to the revision; otherwise HubError 403.
 
     Everyone who can read can propose a commit as a new pull request, and its author can add commits to it.
     """
-    number = pull_number(revision)
+    number = pull_request_number(revision)
     if number is not None:
         target.repository.resolve(revision)
         target.pull_requests.require_author(target.pull_requests.get(number))
     elif not create_pr:
-        get_hub(request).access.require_write(target.user, target.namespace)
+        get_hub_state(request).access.require_write(target.user, target.namespace)
     return target
 
 
-Committable = Annotated[Target, Depends(committable_target)]
+Committable = Annotated[RequestedRepository, Depends(get_committable_repository)]
 
 
-async def get_commit_body(request: Request, _: Committable) -> bytes:
+async def read_commit_body(request: Request, _: Committable) -> bytes:
     """Return the body of a commit."""
-    return await limits.read_body(request, limits.COMMIT_BYTES)
+    return await limits.read_limited_body(request, limits.COMMIT_BYTES)
 
 
 @router.get(API + "/xet-write-token/{revision}")
@@ -86,7 +97,7 @@ class _Preupload(JsonBody):
 
 
 @router.post(API + "/preupload/{revision}")
-def preupload(
+def choose_upload_modes(
     target: Committable, revision: Quoted, announced: Annotated[_Preupload, Depends(_Preupload.read)]
 ) -> Json:
     """How to upload each file, whether `.gitignore` leaves it out, and the id of its present content."""
@@ -156,7 +167,7 @@ class _Batch(JsonBody):
 
 @router.post("/{namespace}/{name}.git/info/lfs/objects/batch")
 @router.post("/datasets/{namespace}/{name}.git/info/lfs/objects/batch")
-def request_uploads(request: Request, target: Participant, batch: Annotated[_Batch, Depends(_Batch.read)]) -> Json:
+def issue_upload_urls(request: Request, target: Participant, batch: Annotated[_Batch, Depends(_Batch.read)]) -> Json:
     """Upload URLs of the objects; an object that is stored already gets none. They may be for a pull request."""
     if batch.operation != "upload":
         raise HubError(501, "The batch API serves uploads only: download from /resolve/")
@@ -165,17 +176,17 @@ def request_uploads(request: Request, target: Participant, batch: Annotated[_Bat
         answer: Json = {"oid": item.oid, "size": item.size}
         if not target.repository.large_files.renew(item.oid, item.size):
             parts = (target.kind, target.namespace, target.name, item.oid, str(item.size))
-            signature = get_hub(request).access.sign(*parts)
-            url = f"{get_endpoint(request)}/uploads/{'/'.join(map(quote, parts))}?signature={signature}"
+            signature = get_hub_state(request).access.sign(*parts)
+            url = f"{get_request_endpoint(request)}/uploads/{'/'.join(map(quote, parts))}?signature={signature}"
             answer["actions"] = {"upload": {"href": url, "header": {}}}
         objects.append(answer)
     return {"transfer": "basic", "objects": objects}
 
 
 @router.put("/uploads/{kind}/{namespace}/{name}/{sha256}/{size}")
-async def upload(request: Request, sha256: str, size: int, signature: str = "") -> Json:
+async def receive_large_file(request: Request, sha256: str, size: int, signature: str = "") -> Json:
     """Upload a large file, in one piece: the limit for which huggingface.co asks for parts is that of its storage."""
-    hub, parts = get_hub(request), request.path_params
+    hub, parts = get_hub_state(request), request.path_params
     hub.access.check_signature(signature, *(parts[name] for name in ("kind", "namespace", "name", "sha256", "size")))
     files = hub.store.open(parts["kind"], parts["namespace"], parts["name"]).large_files
     async with limits.transfer_timeout(size):
@@ -184,12 +195,12 @@ async def upload(request: Request, sha256: str, size: int, signature: str = "") 
 
 
 @router.post(API + "/commit/{revision}")
-def commit(
+def commit_changes(
     *,
     request: Request,
     target: Committable,
     revision: Quoted,
-    body: Annotated[bytes, Depends(get_commit_body)],
+    body: Annotated[bytes, Depends(read_commit_body)],
     create_pr: bool = False,
 ) -> Json:
     """Add a commit to a branch or a pull request, or make a new pull request of it."""
@@ -199,21 +210,21 @@ def commit(
         if isinstance(change, PutFile) and change.path in _RULES:
             _RULES[change.path](change.data)
         if isinstance(change, PutFile) and change.path == "README.md":
-            card = read_card(change.data.decode(errors="replace"), is_model=target.kind == "models")
+            card = parse_card(change.data.decode(errors="replace"), is_model=target.kind == "models")
             if card.errors:
                 raise HubError(400, f"Invalid metadata in README.md: {'; '.join(card.errors)}")
-    pull_requests, number = target.pull_requests, pull_number(revision)
-    page = f"{get_endpoint(request)}/{target.page}"
+    pull_requests, number = target.pull_requests, pull_request_number(revision)
+    page = f"{get_request_endpoint(request)}/{target.page}"
     answer: Json = {"success": True, "hookOutput": ""}
     if create_pr:
         if revision.removeprefix("refs/heads/") != MAIN:
-            raise not_implemented(f"pull requests for other branches than {MAIN}, such as {revision}")
+            raise not_implemented_error(f"pull requests for other branches than {MAIN}, such as {revision}")
         found, sha = pull_requests.create(changes, title=title, description=description, parent=parent)
         answer["pullRequestUrl"] = f"{page}/discussions/{found.number}"
     elif number is not None:
         sha = pull_requests.commit(number, changes, message=commit_message(title, description), parent=parent)
     else:
-        ref, message = ref_name("heads", revision), commit_message(title, description)
+        ref, message = to_full_ref("heads", revision), commit_message(title, description)
         with target.repository.writing() as git:
             user = pull_requests.user
             sha = target.repository.commit(git, ref, changes, message=message, parent=parent, user=user)

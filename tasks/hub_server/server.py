@@ -64,12 +64,12 @@ class LocalHub:
     """URL for HF_ENDPOINT, while the Hub runs."""
 
     def __post_init__(self) -> None:
-        from tasks.hub_server.access import Access
+        from tasks.hub_server.access import AccessRules
 
         self._is_local = ipaddress.ip_address(self.host).is_loopback
         if not self._is_local and not self.allow_remote:
             raise ValueError(f"the local Hub serves loopback addresses only, not {self.host}")
-        self._access = Access(dict(self.tokens), dict(self.writers), self.administrators)
+        self._access = AccessRules(dict(self.tokens), dict(self.writers), self.administrators)
 
     def sign_in_link(self, user: str) -> str:
         """Return a URL that signs a browser in as `user`. It works once, while this Hub runs."""
@@ -77,22 +77,22 @@ class LocalHub:
 
     def application(self) -> ASGIApp:
         """Build the ASGI application."""
-        from tasks.hub_server.access import Sessions
+        from tasks.hub_server.access import BrowserSessions
         from tasks.hub_server.application import build_application
-        from tasks.hub_server.requests import Hub
-        from tasks.hub_server.store import Store
+        from tasks.hub_server.requests import HubState
+        from tasks.hub_server.store import RepositoryStore
 
         host, _, port = self.endpoint.removeprefix("http://").rpartition(":")
-        self._sessions = Sessions(cookie=f"hub-session-{port}")
-        store = Store(self.root)
+        self._sessions = BrowserSessions(cookie=f"hub-session-{port}")
+        store = RepositoryStore(self.root)
         store.remove_leftovers()
         hosts = ("localhost", "127.0.0.1", "[::1]", host) if self._is_local else ("*",)
-        return build_application(Hub(store, self._access, self._sessions, hosts, self.answer))
+        return build_application(HubState(store, self._access, self._sessions, hosts, self.answer))
 
     def __enter__(self) -> Self:
         import uvicorn
 
-        from tasks.hub_server.limits import HEAD_TIMEOUT_S, MAX_CONNECTIONS, Connection
+        from tasks.hub_server.limits import HEAD_TIMEOUT_S, MAX_CONNECTIONS, LimitedConnection
 
         self.root.mkdir(parents=True, exist_ok=True)
         is_v6 = ":" in self.host
@@ -105,7 +105,7 @@ class LocalHub:
         self.endpoint = f"http://{shown_host}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
             self.application(),
-            http=Connection,
+            http=LimitedConnection,
             ws="none",
             log_config=None,
             access_log=False,

@@ -15,27 +15,27 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.hub_server.errors import HubError, not_implemented, repository_not_found
+from tasks.hub_server.errors import HubError, not_implemented_error, repository_not_found_error
 from tasks.hub_server.large_files import STALE_AFTER_S
-from tasks.hub_server.names import is_valid_name, is_valid_namespace
-from tasks.hub_server.repositories import Repository
+from tasks.hub_server.names import is_valid_namespace, is_valid_repository_name
+from tasks.hub_server.repositories import BareRepository
 
 KINDS = ("models", "datasets")
 _NEW, _DELETED = ".new-", ".deleted-"
 
 
-class Store:
+class RepositoryStore:
     """All repositories under one folder."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def open(self, kind: str, namespace: str, name: str) -> Repository:
+    def open(self, kind: str, namespace: str, name: str) -> BareRepository:
         """Return the repository of this name. HubError 404 RepoNotFound without one."""
         path = self._path(kind, namespace, name)
         if path is None or not self.exists(kind, namespace, name):
-            raise repository_not_found()
-        return Repository(path)
+            raise repository_not_found_error()
+        return BareRepository(path)
 
     def exists(self, kind: str, namespace: str, name: str) -> bool:
         """Whether there is a repository of this name."""
@@ -50,7 +50,7 @@ class Store:
         path.parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(dir=path.parent, prefix=_NEW))
         try:
-            Repository.initialize(new, private=private, user=user)
+            BareRepository.initialize(new, private=private, user=user)
             new.rename(path)
         except OSError:
             if not path.exists():
@@ -101,14 +101,14 @@ class Store:
                     freed += repository.prune(remove=remove)
         return freed
 
-    def list(self, kind: str) -> Iterator[tuple[str, str, Repository]]:
+    def list(self, kind: str) -> Iterator[tuple[str, str, BareRepository]]:
         """Yield namespace, name and repository of all repositories of a kind, by name. HubError 501 for an unknown kind."""
         if kind not in KINDS:
-            raise not_implemented(kind)
+            raise not_implemented_error(kind)
         for path in sorted((self._root / kind).glob("[!.]*/[!.]*.git")):
-            yield path.parent.name, path.name.removesuffix(".git"), Repository(path)
+            yield path.parent.name, path.name.removesuffix(".git"), BareRepository(path)
 
     def _path(self, kind: str, namespace: str, name: str) -> Path | None:
-        if kind not in KINDS or not is_valid_namespace(namespace) or not is_valid_name(name):
+        if kind not in KINDS or not is_valid_namespace(namespace) or not is_valid_repository_name(name):
             return None
         return self._root / kind / namespace / f"{name}.git"

@@ -40,7 +40,7 @@ _busy = threading.Lock()
 """Held for an answer: it takes the processor and the memory of this machine."""
 
 
-def answer_text(ask: AnswerFunction, repo_id: str, commit: str, text: str, may_read: MayRead) -> TrialAnswer:
+def ask_model(ask: AnswerFunction, repo_id: str, commit: str, text: str, may_read: MayRead) -> TrialAnswer:
     """Return what the model of a commit answers. HubError 422 if it cannot, 503 while another answer is made."""
     if not text.strip():
         raise HubError(422, "Write a text first")

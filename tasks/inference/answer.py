@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Label:
+class PredictedLabel:
     """A class, as the model names it."""
 
     name: str
@@ -15,7 +15,7 @@ class Label:
 
 
 @dataclass(frozen=True)
-class Span:
+class PredictedSpan:
     """A part of the text that the model has found something in."""
 
     label: str
@@ -28,16 +28,16 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """An answer, of one of three kinds."""
 
     text: str
     """What was asked."""
     generated: str | None = None
     """Text that follows the prompt."""
-    labels: Sequence[Label] | None = None
+    labels: Sequence[PredictedLabel] | None = None
     """The likeliest classes, the likeliest first."""
-    spans: Sequence[Span] | None = None
+    spans: Sequence[PredictedSpan] | None = None
     """In the order of the text; they do not overlap."""
     note: str | None = None
     """What the model did not read of the text."""

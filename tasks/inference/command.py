@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from params import DataError
-from tasks.inference.answer import Answer
-from tasks.inference.published_model import ModelFiles, ModelName, fetch
-from tasks.inference.tried_model import AnswerOptions, TriedModel
-from trainer.model.adapters import is_adapter
+from tasks.inference.answer import ModelAnswer
+from tasks.inference.published_model import DownloadedModel, ModelReference, fetch_published_model
+from tasks.inference.tried_model import AnsweringModel, AnswerOptions
+from trainer.model.adapters import is_adapter_folder
 from trainer.runtime.imports import hide_packages
 
 _GAP = "  |  "
@@ -34,15 +34,15 @@ def try_model(
         ModelError: the model cannot be loaded, or fails.
         DataError: there is no text, or one is too long.
     """
-    asked = ModelName.parse(name)
+    asked = ModelReference.parse(name)
     names = [asked, asked.other(against)] if against else [asked]
     for handler in logging.root.handlers:  # standard output is only for answers
         if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
             handler.setStream(sys.stderr)
-    files = [fetch(Path(), one) for one in names]
+    files = [fetch_published_model(Path(), one) for one in names]
     if not any(_needs_more(one.folder) for one in files):
         hide_packages("peft", "torchao")
-    models = [TriedModel.load(one.folder, one.where) for one in files]
+    models = [AnsweringModel.load(one.folder, one.where) for one in files]
     for text in texts or _standard_input():
         answers = [model.answer(text, options) for model in models]
         print(json.dumps(_as_json(files, answers)) if as_json else "\n".join(_shown(files, answers)), flush=True)
@@ -52,7 +52,7 @@ def _needs_more(folder: Path) -> bool:
     """Whether a model needs peft or torchao, which take seconds to import: it has adapters or quantized weights."""
     config = folder / "config.json"
     is_quantized = config.exists() and "quantization_config" in config.read_text(encoding="utf-8", errors="replace")
-    return is_quantized or is_adapter(folder)
+    return is_quantized or is_adapter_folder(folder)
 
 
 def _standard_input() -> Iterator[str]:
@@ -68,7 +68,7 @@ def _standard_input() -> Iterator[str]:
         raise DataError("standard input", "holds no text", 'write: evergreen try NAME "a text", or pipe lines into it')
 
 
-def _as_json(files: Sequence[ModelFiles], answers: Sequence[Answer]) -> dict[str, Any]:
+def _as_json(files: Sequence[DownloadedModel], answers: Sequence[ModelAnswer]) -> dict[str, Any]:
     found = []
     for one, answer in zip(files, answers, strict=True):
         fields = {name: value for name, value in asdict(answer).items() if name != "text" and value is not None}
@@ -77,7 +77,7 @@ def _as_json(files: Sequence[ModelFiles], answers: Sequence[Answer]) -> dict[str
     return body | ({"differ": answers[0].said != answers[-1].said} if len(answers) > 1 else {})
 
 
-def _shown(files: Sequence[ModelFiles], answers: Sequence[Answer]) -> Iterator[str]:
+def _shown(files: Sequence[DownloadedModel], answers: Sequence[ModelAnswer]) -> Iterator[str]:
     """Yield the lines of one answer, or of two in columns that share the width of the terminal."""
     yield f"> {' '.join(answers[0].text.split())}"
     if len(answers) == 1:

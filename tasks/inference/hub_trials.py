@@ -15,18 +15,18 @@ from typing import Any, Self
 import psutil
 
 from params import EvergreenError
-from tasks.hub_client.connection import open_local
+from tasks.hub_client.connection import open_local_repository
 from tasks.hub_server.trials import MayRead, TrialAnswer, TrialError
 from tasks.inference import trial_process
-from tasks.inference.published_model import MAIN, ModelFiles, fetch_from_repository
-from trainer.model.adapters import CONFIG, BaseModelReference, is_adapter
+from tasks.inference.published_model import MAIN, DownloadedModel, fetch_model_from_repository
+from trainer.model.adapters import CONFIG, BaseModelReference, is_adapter_folder
 
 _END_S = 2.0
 """For the process to end by itself."""
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
-class HubTrials:
+class HubModelAnswerer:
     """Answers texts by the models in the folder of a local Hub, inside a `with` block. The Hub asks one thing at a time.
 
     `timeout_s`: for one answer, the loading of the model included. `memory_bytes`: for the models; None: half of this machine's.
@@ -55,7 +55,7 @@ class HubTrials:
         try:
             files = self._download(repo_id, commit)
             key, folder = f"{repo_id}@{files.commit}", files.folder
-            if is_adapter(folder):
+            if is_adapter_folder(folder):
                 base = self._base(files, may_read)
                 key, folder = f"{key} on {base.repo_id}@{base.commit}", self._with_base(folder, base.folder)
         except EvergreenError as error:
@@ -65,18 +65,18 @@ class HubTrials:
             raise TrialError(str(found["error"]))
         return TrialAnswer(**found)
 
-    def _download(self, repo_id: str, revision: str) -> ModelFiles:
-        with open_local(self._folder, repo_id) as repository:
-            return fetch_from_repository(repository, revision)
+    def _download(self, repo_id: str, revision: str) -> DownloadedModel:
+        with open_local_repository(self._folder, repo_id) as repository:
+            return fetch_model_from_repository(repository, revision)
 
-    def _base(self, files: ModelFiles, may_read: MayRead) -> ModelFiles:
+    def _base(self, files: DownloadedModel, may_read: MayRead) -> DownloadedModel:
         """Return the base model of an adapter, which must be a whole model on this Hub: its name may be any path, too."""
         base = BaseModelReference.of(files.folder)
         if not _REPOSITORY.fullmatch(base.name) or not may_read(base.name):
             what = f"its base model, {base.name}, is not on this Hub, or you may not see it"
             raise TrialError(f"{files.where}: {what}; `evergreen try` in a shell takes base models from elsewhere")
         found = self._download(base.name, base.revision or MAIN)
-        if is_adapter(found.folder):
+        if is_adapter_folder(found.folder):
             raise TrialError(f"{files.where}: its base model, {base.name}, is an adapter itself")
         return found
 
@@ -95,7 +95,9 @@ class HubTrials:
     def _ask(self, request: dict[str, str]) -> dict[str, Any]:
         if self._process is None or self._process.poll() is not None:
             own = Path(self._own.name)
-            self._process = trial_process.start(own, timeout_s=self._timeout_s, memory_bytes=self._memory_bytes)
+            self._process = trial_process.start_trial_process(
+                own, timeout_s=self._timeout_s, memory_bytes=self._memory_bytes
+            )
         asked, told = self._process.stdin, self._process.stdout
         assert asked is not None
         assert told is not None

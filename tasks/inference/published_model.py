@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from params import HubRefusedError, RecipeError, load
-from params.foundation.artifacts import Artifacts, storage_errors
+from params.foundation.artifacts import Artifacts, translate_storage_errors
 from params.loading import find_recipe
-from tasks.hub_client.connection import open_repository, publishing_endpoint
+from tasks.hub_client.connection import find_repository_endpoint, open_repository
 
 if TYPE_CHECKING:
-    from tasks.hub_client.repository import Repository
+    from tasks.hub_client.repository import HubRepository
 
 MAIN: Final = "main"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -27,7 +27,7 @@ _LOOK_S = 120.0
 
 
 @dataclass(frozen=True)
-class ModelName:
+class ModelReference:
     """A revision of a repository on a Hub."""
 
     repo_id: str
@@ -38,7 +38,7 @@ class ModelName:
     """The recipe by whose name it was found."""
 
     @classmethod
-    def parse(cls, text: str) -> ModelName:
+    def parse(cls, text: str) -> ModelReference:
         """Return what a user means.
 
         Raises:
@@ -51,12 +51,12 @@ class ModelName:
         if "/" in name and not name.endswith((".yaml", ".yml")):
             if not _REPOSITORY.fullmatch(name):
                 raise RecipeError(text, "names no repository", "write owner/name, or owner/name@revision")
-            return cls(name, revision or MAIN, publishing_endpoint(name))
+            return cls(name, revision or MAIN, find_repository_endpoint(name))
         path = find_recipe(name)
         publish = load(path).publish
         return cls(publish.repo_id, revision or MAIN, publish.endpoint, path.stem)
 
-    def other(self, text: str) -> ModelName:
+    def other(self, text: str) -> ModelReference:
         """Return another revision of the same repository, or with an `@` any model.
 
         Raises:
@@ -70,7 +70,7 @@ class ModelName:
 
 
 @dataclass(frozen=True)
-class ModelFiles:
+class DownloadedModel:
     """A model on this machine."""
 
     folder: Path
@@ -85,7 +85,7 @@ class ModelFiles:
         return f"{self.repo_id}@{self.tag or self.commit[:12]}"
 
 
-def fetch(root: Path, name: ModelName) -> ModelFiles:
+def fetch_published_model(root: Path, name: ModelReference) -> DownloadedModel:
     """Download a published model, unless the cache has it.
 
     Raises:
@@ -94,18 +94,18 @@ def fetch(root: Path, name: ModelName) -> ModelFiles:
         StorageError: the disk is full.
     """
     with open_repository(Artifacts("try", root), repo_id=name.repo_id, endpoint=name.endpoint) as opened:
-        return fetch_from_repository(opened, name.revision, recipe=name.recipe)
+        return fetch_model_from_repository(opened, name.revision, recipe=name.recipe)
 
 
-def fetch_from_repository(opened: Repository, revision: str, *, recipe: str | None = None) -> ModelFiles:
-    """As `fetch`, from a repository that is open."""
+def fetch_model_from_repository(opened: HubRepository, revision: str, *, recipe: str | None = None) -> DownloadedModel:
+    """As `fetch_published_model`, from a repository that is open."""
     repository = replace(opened, timeout_s=_LOOK_S)
     commit, tag = repository.retry_until_clear(lambda: _look(repository, revision, recipe))
-    with storage_errors(Path("the cache of the Hub client")):
-        return ModelFiles(repository.download_model(commit), repository.id, commit, tag)
+    with translate_storage_errors(Path("the cache of the Hub client")):
+        return DownloadedModel(repository.download_model(commit), repository.id, commit, tag)
 
 
-def _look(repository: Repository, revision: str, recipe: str | None) -> tuple[str, str | None]:
+def _look(repository: HubRepository, revision: str, recipe: str | None) -> tuple[str, str | None]:
     """Return the commit of a revision, and a tag of it."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 

@@ -2,7 +2,7 @@
 
 Whoever may upload to the Hub decides what is loaded here: a chat template may loop for ever, a model may ask for any amount of
 memory. So the kernel ends this process when an answer takes too long, and gives it no more memory than its share. It has no token,
-no network address of a Hub, and an environment and a working directory of its own (`start`).
+no network address of a Hub, and an environment and a working directory of its own (`start_trial_process`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_D
 """Beginnings of the names of variables that this process needs. No others: they may hold tokens and passwords."""
 
 
-def start(folder: Path, *, timeout_s: float, memory_bytes: int) -> subprocess.Popen[str]:
+def start_trial_process(folder: Path, *, timeout_s: float, memory_bytes: int) -> subprocess.Popen[str]:
     """Start the process. It ends when its standard input is closed, so with the process that has started it."""
     environment = {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
     here = {"HOME": str(folder), "HF_HOME": str(folder), "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -53,7 +53,7 @@ def main(timeout_s: float, memory_bytes: int, requests: IO[str], answers: IO[str
 def _answer(models: dict[str, Any], request: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of a `TrialAnswer`, or what is wrong as `error`. The model that answered last comes last in `models`."""
     from params import EvergreenError
-    from tasks.inference.tried_model import AnswerOptions, TriedModel
+    from tasks.inference.tried_model import AnsweringModel, AnswerOptions
 
     key = request["key"]
     try:
@@ -61,7 +61,7 @@ def _answer(models: dict[str, Any], request: Mapping[str, str]) -> dict[str, Any
         if found is None:
             while len(models) >= KEPT:
                 del models[next(iter(models))]  # before the next one takes memory
-            found = TriedModel.load(Path(request["folder"]), request["where"])
+            found = AnsweringModel.load(Path(request["folder"]), request["where"])
         models[key] = found
         answer = found.answer(request["text"], AnswerOptions())
     except EvergreenError as error:

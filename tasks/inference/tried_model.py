@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from params import DataError, ModelError
 from tasks.digests import PROVENANCE
-from tasks.inference.answer import Answer, Label, Span
+from tasks.inference.answer import ModelAnswer, PredictedLabel, PredictedSpan
 from tasks.tokenization.tokenizers import NO_LIMIT
 from trainer import objectives
-from trainer.model.adapters import TASKS, BaseModelReference, is_adapter
+from trainer.model.adapters import TASKS, BaseModelReference, is_adapter_folder
 from trainer.model.network import load_trained_model
 from trainer.objectives.bases.objective import PromptForm
-from trainer.runtime.library_errors import remote_code_error
-from trainer.runtime.model_files import check_model_files
+from trainer.runtime.library_errors import as_remote_code_error
+from trainer.runtime.model_files import check_model_file_references
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -54,7 +54,7 @@ class AnswerOptions:
 
 
 @dataclass(frozen=True)
-class TriedModel:
+class AnsweringModel:
     """A model in memory."""
 
     where: str
@@ -69,7 +69,7 @@ class TriedModel:
     """transformers' own; None for sequence to sequence, for which it has none any more."""
 
     @classmethod
-    def load(cls, folder: Path, where: str) -> TriedModel:
+    def load(cls, folder: Path, where: str) -> AnsweringModel:
         """Load the model in a folder.
 
         Raises:
@@ -77,8 +77,8 @@ class TriedModel:
         """
         from transformers import AutoConfig, AutoTokenizer, pipeline
 
-        check_model_files(folder, where=where, adapter=True)
-        if is_adapter(folder):
+        check_model_file_references(folder, where=where, adapter=True)
+        if is_adapter_folder(folder):
             named = BaseModelReference.of(folder).task
             task = _task([named] if named else [], where, "adapter_config.json")
         else:
@@ -103,7 +103,7 @@ class TriedModel:
             made = pipeline(task, model=network, tokenizer=tokenizer, trust_remote_code=False)
         return cls(where, task, form, network.eval(), tokenizer, positions, made)
 
-    def answer(self, text: str, options: AnswerOptions) -> Answer:
+    def answer(self, text: str, options: AnswerOptions) -> ModelAnswer:
         """Return the model's answer to a text.
 
         Raises:
@@ -128,12 +128,12 @@ class TriedModel:
             fix = "try a shorter text, or load it with transformers to see more"
             raise ModelError(self.where, what, fix) from error
 
-    def _classify(self, text: str, _: AnswerOptions) -> Answer:
+    def _classify(self, text: str, _: AnswerOptions) -> ModelAnswer:
         found = self._pipeline(text, top_k=5, truncation=True)
-        labels = [Label(str(one["label"]), float(one["score"])) for one in found]
-        return Answer(text, labels=labels, note=self._unread(text))
+        labels = [PredictedLabel(str(one["label"]), float(one["score"])) for one in found]
+        return ModelAnswer(text, labels=labels, note=self._unread(text))
 
-    def _find_spans(self, text: str, _: AnswerOptions) -> Answer:
+    def _find_spans(self, text: str, _: AnswerOptions) -> ModelAnswer:
         """As the pipeline groups sub-words, without the spaces that some tokenizers count to a word."""
         limit = self.tokenizer.model_max_length
         in_windows = self._tokens(text) > limit and self.tokenizer.pad_token_id is not None
@@ -145,10 +145,10 @@ class TriedModel:
             start += len(words) - len(words.lstrip())
             if words.strip():
                 label, end = str(one["entity_group"]), start + len(words.strip())
-                spans.append(Span(label, start, end, words.strip(), float(one["score"])))
-        return Answer(text, spans=spans, note=None if in_windows else self._unread(text))
+                spans.append(PredictedSpan(label, start, end, words.strip(), float(one["score"])))
+        return ModelAnswer(text, spans=spans, note=None if in_windows else self._unread(text))
 
-    def _continue(self, text: str, options: AnswerOptions) -> Answer:
+    def _continue(self, text: str, options: AnswerOptions) -> ModelAnswer:
         prompt, longest = self.form.prompt(text), options.max_new_tokens
         if self.positions:
             used = self._tokens(prompt)
@@ -157,15 +157,15 @@ class TriedModel:
                 raise DataError("the text", what, "shorten it")
             longest = min(longest, self.positions - used)
         (found,) = self._pipeline(prompt, return_full_text=False, max_new_tokens=longest, **options.sampling)
-        return Answer(text, generated=str(found["generated_text"]))
+        return ModelAnswer(text, generated=str(found["generated_text"]))
 
-    def _rewrite(self, text: str, options: AnswerOptions) -> Answer:
+    def _rewrite(self, text: str, options: AnswerOptions) -> ModelAnswer:
         prompt = str(self.form.prompt(text))
         encoded = self.tokenizer(prompt, truncation=True, return_tensors="pt").to(self.network.device)
         inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
         ids = self.network.generate(**inputs, **options.sampling, max_new_tokens=options.max_new_tokens)
         generated = self.tokenizer.decode(ids[0], skip_special_tokens=True)
-        return Answer(text, generated=str(generated), note=self._unread(prompt))
+        return ModelAnswer(text, generated=str(generated), note=self._unread(prompt))
 
     def _tokens(self, prompt: str | list[dict[str, str]]) -> int:
         if isinstance(prompt, str):
@@ -199,7 +199,7 @@ def _load_network(folder: Path, task: Task, where: str) -> PreTrainedModel:
     auto_class = getattr(transformers, _AUTO_CLASSES[task][0])
     network: PreTrainedModel
     with _load_errors(where):
-        if is_adapter(folder):
+        if is_adapter_folder(folder):
             return load_trained_model(folder, auto_class)
         network, info = auto_class.from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, output_loading_info=True
@@ -218,4 +218,4 @@ def _load_errors(where: str, part: str = "") -> Iterator[None]:
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError) as error:
         what = f"{part}cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
         fix = "name a model that transformers can load without code of its own"
-        raise remote_code_error(where, error) or ModelError(where, what, fix) from error
+        raise as_remote_code_error(where, error) or ModelError(where, what, fix) from error

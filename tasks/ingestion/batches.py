@@ -27,14 +27,14 @@ _ERRORS = (pa.ArrowException, ArithmeticError, LookupError, RecursionError, Type
 
 
 @dataclass(frozen=True)
-class Batch:
+class SourceBatch:
     """Consecutive rows of a source."""
 
     rows: pa.RecordBatch
     address: Callable[[int], str]
     """Return where the i-th of these rows is, for example `data/train.jsonl:17`."""
 
-    def divide(self, rows: int) -> tuple[Batch, Batch | None]:
+    def divide(self, rows: int) -> tuple[SourceBatch, SourceBatch | None]:
         """Return the first `rows` rows, and the others; None if there are no others. Each has the types of its own values."""
         if len(self.rows) <= rows:
             return self, None
@@ -44,12 +44,12 @@ class Batch:
             )
             for part in (self.rows.slice(0, rows), self.rows.slice(rows))
         )
-        return Batch(first, self.address), Batch(rest, lambda i: self.address(rows + i))
+        return SourceBatch(first, self.address), SourceBatch(rest, lambda i: self.address(rows + i))
 
 
 AddressedRows = Generator[tuple[str, Mapping[str, Any]], None, None]
 """Pairs of an address and a row."""
-Batches = Generator[Batch, None, None]
+Batches = Generator[SourceBatch, None, None]
 """Closing the generator closes the file or connection that it reads."""
 
 
@@ -64,7 +64,7 @@ def to_batches(rows: AddressedRows) -> Batches:
             addresses = [address for address, _ in chunk]
             names = dict.fromkeys(name for _, row in chunk for name in row)
             for name in names:
-                if not is_unicode(name):
+                if not is_utf8_encodable(name):
                     where = next(address for address, row in chunk if name in row)
                     what = f"the column {name!a} has half of a surrogate pair in its name, which is no character"
                     raise DataError(where, what, "rename the column")
@@ -72,7 +72,7 @@ def to_batches(rows: AddressedRows) -> Batches:
             if not columns:
                 raise DataError(addresses[0], "the row has no columns", "give every row at least one column")
             rows_of_chunk = pa.RecordBatch.from_arrays(columns, names=list(names))
-            yield Batch(rows_of_chunk, addresses.__getitem__)
+            yield SourceBatch(rows_of_chunk, addresses.__getitem__)
 
 
 def _count(row: tuple[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
@@ -80,7 +80,7 @@ def _count(row: tuple[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
     return row
 
 
-def to_readable_batch(batch: Batch) -> tuple[Batch, list[dict[str, Any]]]:
+def to_readable_batch(batch: SourceBatch) -> tuple[SourceBatch, list[dict[str, Any]]]:
     """Return a batch whose types every stage can read, and its rows as Python objects.
 
     Raises:
@@ -90,7 +90,7 @@ def to_readable_batch(batch: Batch) -> tuple[Batch, list[dict[str, Any]]]:
         rows, values = _convert(batch.rows)
     except _ERRORS as error:
         raise _first_unreadable(batch, error) from error
-    return Batch(rows, batch.address), values
+    return SourceBatch(rows, batch.address), values
 
 
 def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
@@ -106,7 +106,7 @@ def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
         return None
 
 
-def type_error(where: str, name: str, found: pa.DataType, before: pa.DataType) -> DataError:
+def differing_type_error(where: str, name: str, found: pa.DataType, before: pa.DataType) -> DataError:
     """Return the error for a column whose type differs from that of earlier rows."""
     what = f"column `{name}` is {found} here, and {before} in the rows before"
     return DataError(where, what, f"store `{name}` with one type in every row, for example as text")
@@ -116,7 +116,7 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def is_unicode(text: str) -> bool:
+def is_utf8_encodable(text: str) -> bool:
     """Whether `text` has no half of a surrogate pair, which UTF-8 cannot hold."""
     try:
         text.encode()
@@ -160,7 +160,7 @@ def _plain(kind: pa.DataType, depth: int = 1) -> pa.DataType:
     return _STORED_AS.get(kind, kind)
 
 
-def _first_unreadable(batch: Batch, error: Exception) -> DataError:
+def _first_unreadable(batch: SourceBatch, error: Exception) -> DataError:
     """Return an error for the first value of the first column that cannot be converted."""
     for name in batch.rows.schema.names:
         column = batch.rows.select([name])
@@ -227,6 +227,6 @@ def _first_type_error(name: str, values: Sequence[Any], addresses: Sequence[str]
             return DataError(address, what, "convert it to text or a number")
         shared = common_type(before, found)
         if shared is None:
-            return type_error(address, name, found, before)
+            return differing_type_error(address, name, found, before)
         before = shared
     return None

@@ -18,18 +18,18 @@ from pathlib import Path
 
 from params import DataError, InputsChangedError
 from params.foundation.hashing import file_sha256
-from tasks.ingestion.batches import Batches, is_unicode
+from tasks.ingestion.batches import Batches, is_utf8_encodable
 from tasks.ingestion.formats import (
     JSON_SUFFIXES,
     SUFFIXES,
     CsvColumns,
     TextFilePosition,
     TextUnit,
-    columns_of,
     index_csv,
     index_json_lines,
     open_parquet,
-    read_file,
+    read_file_columns,
+    read_rows_of_file,
     translate_read_errors,
 )
 from tasks.progress import note_progress
@@ -70,7 +70,7 @@ class FileRowRange:
         with translate_read_errors(self.path, self.name):
             state = _state(self.path)
             try:
-                yield from read_file(
+                yield from read_rows_of_file(
                     self.path, self.name, columns=self.csv_columns, begin=self.begin, first=self.first, rows=self.rows
                 )
             finally:  # if the file has changed, that is the reason of an error; an edit may have been undone, too
@@ -226,7 +226,7 @@ class FileSource:
     def batches(self, split: str) -> Batches:
         self._check_columns(split)
         for name in self._names[split]:
-            yield from read_file(self._folder / name, name, self._text_unit)
+            yield from read_rows_of_file(self._folder / name, name, self._text_unit)
 
     def indexes(self, split: str) -> list[FileIndex] | None:
         self._check_columns(split)
@@ -260,7 +260,7 @@ class FileSource:
         """The columns of each file, in order; without files of JSON lines, whose columns only their rows name."""
         names = dict.fromkeys(name for names in self._names.values() for name in names)
         declared = (name for name in names if Path(name).suffix.lower() not in JSON_SUFFIXES)
-        return {name: columns_of(self._folder / name, name) for name in declared}
+        return {name: read_file_columns(self._folder / name, name) for name in declared}
 
     def _match(self, split: str, pattern: str) -> list[str]:
         key, found, names = f"data.source.{split}", [pattern], list[str]()
@@ -280,7 +280,7 @@ class FileSource:
             what = f"{pattern}: no file matches in {self._place}"
             raise DataError.at(key, what, "check the path; `**` stands for any number of folders")
         for name in names:
-            if not is_unicode(name):
+            if not is_utf8_encodable(name):
                 raise DataError.at(key, f"{pattern}: the file name {name!a} is not UTF-8", "rename the file")
             if Path(name).suffix.lower() not in SUFFIXES:
                 what = f"{pattern}: {name} has a format that cannot be read"

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params import DataError
-from tasks.ingestion.batches import BATCH_ROWS, AddressedRows, Batch, Batches, to_batches
+from tasks.ingestion.batches import BATCH_ROWS, AddressedRows, Batches, SourceBatch, to_batches
 
 TextUnit = Literal["line", "paragraph", "file"]
 JSON_SUFFIXES = (".jsonl", ".json")
@@ -43,7 +43,7 @@ class TextFilePosition:
     line: int = 1
 
 
-def read_file(
+def read_rows_of_file(
     path: Path,
     name: str,
     text_unit: TextUnit = "paragraph",
@@ -80,7 +80,7 @@ def read_file(
             yield from to_batches(row for row in islice(found, skip, None if rows is None else skip + rows))
 
 
-def columns_of(path: Path, name: str) -> set[str]:
+def read_file_columns(path: Path, name: str) -> set[str]:
     """Return the columns of a CSV, Parquet or text file, of which only the beginning is read."""
     with translate_read_errors(path, name):
         if path.suffix.lower() == ".parquet":
@@ -271,7 +271,7 @@ def _parquet_batches(file: pq.ParquetFile, name: str, first: int, rows: int | No
         skip = max(0, first - begin)
         found = batch.slice(skip, max(0, min(stop - begin, len(batch)) - skip))
         if len(found):
-            yield Batch(found, lambda row, start=begin + skip: f"{name} row {start + row}")  # type: ignore[misc]
+            yield SourceBatch(found, lambda row, start=begin + skip: f"{name} row {start + row}")  # type: ignore[misc]
         begin += len(batch)
         if begin >= stop:
             return

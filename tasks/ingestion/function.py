@@ -10,21 +10,21 @@ from functools import cached_property
 from pathlib import Path
 
 from params import DataError, EvergreenError, RecipeError
-from params.importing import all_imported, import_by_name, import_root
-from params.schema import Function
+from params.importing import import_by_name, import_root, transitively_imported_files
+from params.schema import RowsFromFunction
 from tasks.ingestion.batches import AddressedRows, Batches, to_batches
 
 _PROJECT = Path(__file__).parents[2]
 
 
-def imported_project_files(module: Path) -> dict[str, Path]:
+def find_imports_beyond_ingest(module: Path) -> dict[str, Path]:
     """Return the files of the project that a module of a source imports and the ingest stage does not, by their path in the project."""
     root = import_root(module)
     stage = {
         path.relative_to(_PROJECT).as_posix()
-        for path in all_imported([_PROJECT / "tasks/ingestion/stage.py"], _PROJECT)
+        for path in transitively_imported_files([_PROJECT / "tasks/ingestion/stage.py"], _PROJECT)
     }
-    found = all_imported([module], root, stage.__contains__)
+    found = transitively_imported_files([module], root, stage.__contains__)
     return {path.relative_to(root).as_posix(): path for path in found if path != module}
 
 
@@ -37,7 +37,7 @@ class FunctionSource:
 
     splits: Sequence[str] = ("train",)
 
-    def __init__(self, source: Function) -> None:
+    def __init__(self, source: RowsFromFunction) -> None:
         self._name = source.function
         self._arguments = source.arguments
         self._function = import_by_name(source.function, "data.source.function")
@@ -57,7 +57,7 @@ class FunctionSource:
         module = Path(inspect.getsourcefile(inspect.unwrap(self._function)) or "")
         arguments = json.dumps(self._arguments, sort_keys=True, default=str).encode()
         found = hashlib.sha256((module.read_bytes() if module.is_file() else b"") + bytes(1) + arguments)
-        for name, path in sorted(imported_project_files(module).items()) if module.is_file() else ():
+        for name, path in sorted(find_imports_beyond_ingest(module).items()) if module.is_file() else ():
             found.update(f"\0{name}\0".encode() + path.read_bytes())
         return f"sha256:{found.hexdigest()}"
 

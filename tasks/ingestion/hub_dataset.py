@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from params import DataError, EvergreenError, HubRefusedError, RecipeError, TransientError
-from params.schema import HubDataset
+from params.schema import RowsFromHubDataset
 from tasks.ingestion.batches import Batches
 from tasks.ingestion.files import FileIndex, FileSource
 
@@ -24,7 +24,7 @@ class HubSource:
         RecipeError: a pattern points outside the repository.
     """
 
-    def __init__(self, source: HubDataset) -> None:
+    def __init__(self, source: RowsFromHubDataset) -> None:
         self._source = source
         self._patterns = source.patterns
         for split, pattern in self._patterns.items():
@@ -86,9 +86,9 @@ class HubSource:
 
     @property
     def _token(self) -> str | Literal[False]:
-        from tasks.hub_client.token import token_for
+        from tasks.hub_client.token import find_token_for_hub
 
-        return token_for(self._endpoint) or False
+        return find_token_for_hub(self._endpoint) or False
 
     @contextlib.contextmanager
     def _errors_as_ours(self) -> Iterator[None]:

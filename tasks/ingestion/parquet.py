@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from params.foundation.artifacts import GROUP_BY
 from params.foundation.hashing import file_sha256
-from tasks.ingestion.batches import Batch, common_type, type_error
+from tasks.ingestion.batches import SourceBatch, common_type, differing_type_error
 from tasks.shards.split_rows import SCHEMA, conform
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
 
@@ -26,7 +26,7 @@ GROUP_ROWS = 8192
 
 
 @dataclass(frozen=True)
-class Column:
+class SourceColumn:
     """A column of some rows."""
 
     type: pa.DataType
@@ -39,20 +39,20 @@ class WrittenPart:
     """A part of the source that is written, and the columns of its rows."""
 
     rows: int
-    columns: Mapping[str, Column]
+    columns: Mapping[str, SourceColumn]
     shards: Mapping[str, Shard]
     """The shard of each split; their `first_row_id` is 0."""
 
 
-def write_part(batches: Iterable[tuple[Batch, Sequence[str]]], folder: Path, number: int) -> WrittenPart:
+def write_part_shards(batches: Iterable[tuple[SourceBatch, Sequence[str]]], folder: Path, number: int) -> WrittenPart:
     """Write a part of the source, of which each batch comes with the splits of its rows: `<split>/<number>.parquet` for each split.
 
     Raises:
         DataError: a column has a type that does not fit the earlier rows.
     """
-    columns, tables, rows = dict[str, Column](), dict[str, list[pa.Table]](), 0
+    columns, tables, rows = dict[str, SourceColumn](), dict[str, list[pa.Table]](), 0
     for batch, splits in batches:
-        widen(columns, _columns(batch, columns))
+        widen_columns_in_place(columns, _columns(batch, columns))
         places = pa.array(range(rows, rows + len(batch.rows)), pa.int32())
         rows += len(batch.rows)
         table = pa.Table.from_batches([batch.rows]).append_column(ROW, places)
@@ -62,7 +62,7 @@ def write_part(batches: Iterable[tuple[Batch, Sequence[str]]], folder: Path, num
             tables.setdefault(split, []).append(table if len(chosen) == len(table) else table.take(chosen))
     shards = {}
     for split, own in tables.items():
-        path = folder / split / part_name(number)
+        path = folder / split / part_file_name(number)
         path.parent.mkdir(exist_ok=True)
         whole = pa.concat_tables([conform(table, _schema(columns), path.stem) for table in own]).combine_chunks()
         pq.write_table(whole, path, compression="zstd", row_group_size=GROUP_ROWS)
@@ -70,16 +70,16 @@ def write_part(batches: Iterable[tuple[Batch, Sequence[str]]], folder: Path, num
     return WrittenPart(rows, columns, shards)
 
 
-def _schema(columns: Mapping[str, Column]) -> pa.Schema:
+def _schema(columns: Mapping[str, SourceColumn]) -> pa.Schema:
     return pa.schema([(ROW, pa.int32()), *((name, column.type) for name, column in columns.items())])
 
 
-def part_name(number: int) -> str:
+def part_file_name(number: int) -> str:
     """Return the name of the files of a part."""
     return f"{number:05}.parquet"
 
 
-def widen(columns: dict[str, Column], found: Mapping[str, Column]) -> None:
+def widen_columns_in_place(columns: dict[str, SourceColumn], found: Mapping[str, SourceColumn]) -> None:
     """Add the columns of later rows to those of earlier rows.
 
     Raises:
@@ -92,29 +92,29 @@ def widen(columns: dict[str, Column], found: Mapping[str, Column]) -> None:
             continue
         shared = common_type(before.type, column.type)
         if shared is None:
-            raise type_error(column.where, name, column.type, before.type)
-        columns[name] = Column(shared, before.where)
+            raise differing_type_error(column.where, name, column.type, before.type)
+        columns[name] = SourceColumn(shared, before.where)
 
 
-def _columns(batch: Batch, known: Mapping[str, Column]) -> dict[str, Column]:
+def _columns(batch: SourceBatch, known: Mapping[str, SourceColumn]) -> dict[str, SourceColumn]:
     """The columns of a batch that are new, or that have another type than the known ones."""
     found = {}
     for field, values in zip(batch.rows.schema, batch.rows.columns, strict=True):
         before = known.get(field.name)
         if before is None or not before.type.equals(field.type):
             row = values.is_valid().index(pa.scalar(value=True)).as_py()
-            found[field.name] = Column(field.type, batch.address(max(row, 0)))
+            found[field.name] = SourceColumn(field.type, batch.address(max(row, 0)))
     return found
 
 
-def write_schema(folder: Path, columns: Mapping[str, Column], group_by: Iterable[str]) -> None:
+def write_split_schema(folder: Path, columns: Mapping[str, SourceColumn], group_by: Iterable[str]) -> None:
     """Write the columns of a split, and by which of them its rows belong together."""
     schema = pa.schema([(ROW_ID, pa.int64()), *((name, column.type) for name, column in columns.items())])
     names = list(group_by)
     pq.write_metadata(schema.with_metadata({GROUP_BY: json.dumps(names)} if names else None), folder / SCHEMA)
 
 
-def check_types(manifest: Manifest, columns: Mapping[str, Column]) -> None:
+def check_shards_fit_columns(manifest: Manifest, columns: Mapping[str, SourceColumn]) -> None:
     """Check that the split's columns can hold the values of shards whose columns have other types, such as integers.
 
     Raises:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from params.schema import Files, Function, HubDataset, Sql
+from params.schema import RowsFromFiles, RowsFromFunction, RowsFromHubDataset, RowsFromSql
 
 if TYPE_CHECKING:
     from tasks.ingestion.files import FileSource
@@ -22,22 +22,24 @@ if TYPE_CHECKING:
 OpenedSource: TypeAlias = "FileSource | HubSource | SqlSource | FunctionSource"
 
 
-def open_source(source: Files | HubDataset | Sql | Function, root: Path = Path()) -> OpenedSource:
+def open_source(
+    source: RowsFromFiles | RowsFromHubDataset | RowsFromSql | RowsFromFunction, root: Path = Path()
+) -> OpenedSource:
     """Open the source of a recipe; its paths are relative to `root`.
 
     Raises:
         RecipeError: a module, function or environment variable that the recipe names does not exist.
         DataError: no file matches a pattern.
     """
-    if isinstance(source, Files):
+    if isinstance(source, RowsFromFiles):
         from tasks.ingestion.files import FileSource
 
         return FileSource(source.patterns, root, source.text_unit)
-    if isinstance(source, HubDataset):
+    if isinstance(source, RowsFromHubDataset):
         from tasks.ingestion.hub_dataset import HubSource
 
         return HubSource(source)
-    if isinstance(source, Sql):
+    if isinstance(source, RowsFromSql):
         from tasks.ingestion.sql import SqlSource
 
         return SqlSource(source, root)

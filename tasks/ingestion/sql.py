@@ -16,7 +16,7 @@ import sqlalchemy
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from params import DataError, EvergreenError, RecipeError, TransientError
-from params.schema import Sql
+from params.schema import RowsFromSql
 from tasks.ingestion.batches import BATCH_ROWS, AddressedRows, Batches, to_batches
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -48,7 +48,7 @@ class SqlSource:
 
     splits: Sequence[str] = ("train",)
 
-    def __init__(self, source: Sql, root: Path = Path()) -> None:
+    def __init__(self, source: RowsFromSql, root: Path = Path()) -> None:
         self._query = source.query
         url = _parse(source.url)
         _check_query(source.query, url.get_backend_name())

@@ -26,13 +26,21 @@ from pathlib import Path
 from typing import Any
 
 from params import DataError, RecipeError
-from params.dvc_files import Inputs
+from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomically
 from params.loading import suggestion
-from params.schema import Data, Launch, Split
-from tasks.ingestion.batches import Batch, Batches, to_readable_batch
+from params.schema import Data, Launch, SplitFractions
+from tasks.ingestion.batches import Batches, SourceBatch, to_readable_batch
 from tasks.ingestion.files import FileIndex, FileRowRange
-from tasks.ingestion.parquet import Column, WrittenPart, check_types, part_name, widen, write_part, write_schema
+from tasks.ingestion.parquet import (
+    SourceColumn,
+    WrittenPart,
+    check_shards_fit_columns,
+    part_file_name,
+    widen_columns_in_place,
+    write_part_shards,
+    write_split_schema,
+)
 from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import OpenedSource, open_source
 from tasks.progress import progress
@@ -48,7 +56,7 @@ _MEASURED_ROWS = 512
 
 
 def ingest(
-    artifacts: Artifacts, *, data: Data, seed: int, launch: Launch, inputs: Inputs | None = None
+    artifacts: Artifacts, *, data: Data, seed: int, launch: Launch, inputs: StageInputsSnapshot | None = None
 ) -> IngestReport:
     """Read the rows of a recipe's source and write them by split.
 
@@ -65,18 +73,18 @@ def ingest(
         replace_folder_atomically(artifacts.raw) as folder,
         ShardWorkers(artifacts, "ingest", launch, inputs, imports=[__name__]) as workers,
     ):
-        columns, shards, row_id = dict[str, Column](), {split: list[Shard]() for split in SPLITS}, 0
+        columns, shards, row_id = dict[str, SourceColumn](), {split: list[Shard]() for split in SPLITS}, 0
         for source_split in source.splits:
-            division = SplitDivision(source_split, shares if source_split == "train" else {}, data.group_by, seed)
+            division = SplitAssigner(source_split, shares if source_split == "train" else {}, data.group_by, seed)
             for part in _write_parts(source, division, folder, workers):
-                widen(columns, part.columns)
+                widen_columns_in_place(columns, part.columns)
                 for split, shard in part.shards.items():
                     shards[split].append(shard.model_copy(update={"first_row_id": row_id}))
                 row_id += part.rows
         for split in SPLITS:
             (folder / split).mkdir(exist_ok=True)
-            write_schema(folder / split, columns, data.group_by)
-            check_types(Manifest.write(folder / split, shards[split]), columns)
+            write_split_schema(folder / split, columns, data.group_by)
+            check_shards_fit_columns(Manifest.write(folder / split, shards[split]), columns)
         rows = {split: SplitRows(folder / split) for split in SPLITS}
         report = IngestReport(
             source=data.source.kind,
@@ -90,7 +98,7 @@ def ingest(
     return report
 
 
-def _shares(source_splits: Sequence[str], split: Split) -> dict[str, float]:
+def _shares(source_splits: Sequence[str], split: SplitFractions) -> dict[str, float]:
     """Return the share of the training rows for each split that the source lacks."""
     shares = {"test": split.test, "validation": split.validation}
     shares = {name: share for name, share in shares.items() if name not in source_splits}
@@ -106,36 +114,36 @@ def _shares(source_splits: Sequence[str], split: Split) -> dict[str, float]:
 
 
 def _write_parts(
-    source: OpenedSource, division: SplitDivision, folder: Path, workers: ShardWorkers
+    source: OpenedSource, division: SplitAssigner, folder: Path, workers: ShardWorkers
 ) -> Iterator[WrittenPart]:
     """Write the parts of a split of the source."""
     split, works = division.source_split, list[Work[tuple[int, Sequence[FileRowRange]]]]()
     files = source.indexes(split)
     if files is None:
         with contextlib.closing(source.batches(split)) as batches:
-            parts = enumerate(split_into_parts(batches))
+            parts = enumerate(divide_into_parts(batches))
             yield from progress(map(partial(_write, division, folder), parts), what=f"ingest: parts of {split}")
         return
-    for number, pieces in enumerate(split_files_into_parts(files)):
+    for number, pieces in enumerate(divide_files_into_parts(files)):
         key = f"{number} {[piece.key for piece in pieces]} {division}"
         # the source has the other splits
-        paths = [folder / own / part_name(number) for own in (split, *division.shares)]
+        paths = [folder / own / part_file_name(number) for own in (split, *division.shares)]
         works.append(Work((number, pieces), key, paths))
     yield from workers.run(partial(_write_files, division, folder), works, what=f"parts of {split}")
 
 
-def _write_files(division: SplitDivision, folder: Path, part: tuple[int, Sequence[FileRowRange]]) -> WrittenPart:
-    return _write(division, folder, (part[0], read_pieces(part[1])))
+def _write_files(division: SplitAssigner, folder: Path, part: tuple[int, Sequence[FileRowRange]]) -> WrittenPart:
+    return _write(division, folder, (part[0], read_file_ranges(part[1])))
 
 
-def _write(division: SplitDivision, folder: Path, part: tuple[int, Iterator[Batch]]) -> WrittenPart:
-    def with_splits() -> Iterator[tuple[Batch, list[str]]]:
+def _write(division: SplitAssigner, folder: Path, part: tuple[int, Iterator[SourceBatch]]) -> WrittenPart:
+    def with_splits() -> Iterator[tuple[SourceBatch, list[str]]]:
         for source_batch in part[1]:
             batch, rows = to_readable_batch(source_batch)
             _check_columns(batch.rows.schema.names, division.group_by, batch.address(0))
             yield batch, division.of(rows)
 
-    return write_part(with_splits(), folder, part[0])
+    return write_part_shards(with_splits(), folder, part[0])
 
 
 def _check_columns(names: Sequence[str], group_by: Sequence[str], where: str) -> None:
@@ -149,7 +157,7 @@ def _check_columns(names: Sequence[str], group_by: Sequence[str], where: str) ->
             raise RecipeError.at("data.group_by", f"the rows have no column `{name}`", fix)
 
 
-def _refuse_empty_splits(rows: Mapping[str, int], source_splits: Sequence[str], split: Split) -> None:
+def _refuse_empty_splits(rows: Mapping[str, int], source_splits: Sequence[str], split: SplitFractions) -> None:
     for name in SPLITS:
         if rows[name]:
             continue
@@ -160,14 +168,14 @@ def _refuse_empty_splits(rows: Mapping[str, int], source_splits: Sequence[str], 
         raise DataError(name, what, f"raise data.split.{name}, add rows, or give the split its own files")
 
 
-def split_into_parts(batches: Batches) -> Iterator[Iterator[Batch]]:
+def divide_into_parts(batches: Batches) -> Iterator[Iterator[SourceBatch]]:
     """Divide the rows of a split; read each part to its end before the next."""
     first = _first(batches)
     size = _part_rows(first)
-    rest: Batch | None = None
+    rest: SourceBatch | None = None
     remaining = chain(first, batches)
 
-    def part() -> Iterator[Batch]:
+    def part() -> Iterator[SourceBatch]:
         nonlocal rest
         missing = size
         while rest and missing:
@@ -181,9 +189,9 @@ def split_into_parts(batches: Batches) -> Iterator[Iterator[Batch]]:
         yield part()
 
 
-def split_files_into_parts(files: Sequence[FileIndex]) -> Iterator[tuple[FileRowRange, ...]]:
-    """Divide the rows of a split into the same parts as `split_into_parts`, without reading them; a part can have pieces of several files."""
-    with contextlib.closing(read_pieces(file.piece(0, _MEASURED_ROWS) for file in files if file.rows)) as batches:
+def divide_files_into_parts(files: Sequence[FileIndex]) -> Iterator[tuple[FileRowRange, ...]]:
+    """Divide the rows of a split into the same parts as `divide_into_parts`, without reading them; a part can have pieces of several files."""
+    with contextlib.closing(read_file_ranges(file.piece(0, _MEASURED_ROWS) for file in files if file.rows)) as batches:
         size = _part_rows(_first(batches))
     part, missing = list[FileRowRange](), size
     for file in files:
@@ -199,22 +207,22 @@ def split_files_into_parts(files: Sequence[FileIndex]) -> Iterator[tuple[FileRow
         yield tuple(part)
 
 
-def read_pieces(pieces: Iterable[FileRowRange]) -> Batches:
+def read_file_ranges(pieces: Iterable[FileRowRange]) -> Batches:
     """Yield the rows of several pieces."""
     for piece in pieces:
         yield from piece.batches()
 
 
-def _first(batches: Batches) -> list[Batch]:
+def _first(batches: Batches) -> list[SourceBatch]:
     """Read the batches that the first rows are in."""
-    first, count = list[Batch](), 0
+    first, count = list[SourceBatch](), 0
     while count < _MEASURED_ROWS and (batch := next(batches, None)):
         first.append(batch)
         count += len(batch.rows)
     return first
 
 
-def _part_rows(first: Sequence[Batch]) -> int:
+def _part_rows(first: Sequence[SourceBatch]) -> int:
     """Return the rows of a part of the split that begins with these batches."""
     count = size = 0
     for batch in first:
@@ -225,7 +233,7 @@ def _part_rows(first: Sequence[Batch]) -> int:
 
 
 @dataclass(frozen=True)
-class SplitDivision:
+class SplitAssigner:
     """How the rows of one split of the source are divided."""
 
     source_split: str
@@ -240,10 +248,10 @@ class SplitDivision:
         """Return the split of each row."""
         if not self.shares:
             return [self.source_split] * len(rows)
-        return [split_of(group_of(row, self.group_by) or row, self.shares, self.seed) for row in rows]
+        return [assign_split(group_of(row, self.group_by) or row, self.shares, self.seed) for row in rows]
 
 
-def split_of(row: Mapping[str, Any], shares: Mapping[str, float], seed: int) -> str:
+def assign_split(row: Mapping[str, Any], shares: Mapping[str, float], seed: int) -> str:
     """Return the split of a training row, which depends on its values, the shares and the seed only.
 
     SHA-256 of the seed and the row's canonical JSON is a number in [0, 1). The shares divide that interval, starting

@@ -26,7 +26,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from params import CheckpointError
 from params.schema import Publish
 from tasks.hub_client.faults import InconsistentStateError
-from tasks.hub_client.repository import Repository, RetryPolicy
+from tasks.hub_client.repository import HubRepository, RetryPolicy
 from trainer.checkpoints.sealed import IDENTITY, MANIFEST, find_manifest_mismatch
 
 logger = logging.getLogger(__name__)
@@ -54,13 +54,13 @@ class MirroredCheckpoint:
 
 
 @dataclass(frozen=True)
-class Branch:
+class CheckpointsBranch:
     """The checkpoints branch of one repository.
 
-    Each method is one attempt and raises what the client raises: call it inside of `Repository.retry_until_clear`.
+    Each method is one attempt and raises what the client raises: call it inside of `HubRepository.retry_until_clear`.
     """
 
-    repository: Repository
+    repository: HubRepository
     private: bool
     """Whether the repository must be private; it is created so if it does not exist."""
 
@@ -143,7 +143,7 @@ class Branch:
         return found
 
 
-def with_checkpoint_timeouts(repository: Repository, publish: Publish, command: str) -> Repository:
+def with_checkpoint_timeouts(repository: HubRepository, publish: Publish, command: str) -> HubRepository:
     """Return `repository` with the time that checkpoints need: no request is cut off, and `publish.timeout_s` limits retries.
 
     Each reason why the Hub gives no clear answer is logged once, however long it lasts.

@@ -14,24 +14,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import CheckpointError, DataError, HubRefusedError, RecipeError, TransientError, load
-from params.foundation.artifacts import Artifacts, storage_errors
+from params.foundation.artifacts import Artifacts, translate_storage_errors
 from params.schema import Publish
-from trainer.checkpoints.resume import differences
+from trainer.checkpoints.resume import describe_identity_differences
 from trainer.checkpoints.sealed import (
     BEST_NOTE,
     IDENTITY,
     MANIFEST,
     find_checkpoint_defect,
-    identity_text,
-    newest_valid,
-    seal,
-    step_of,
+    find_newest_setting_broken_aside,
+    identity_to_json,
+    read_checkpoint_step,
+    seal_and_rename,
 )
 from trainer.job import Job
 from trainer.runtime.lifetime import hold_file_lock
 
 if TYPE_CHECKING:
-    from tasks.mirror.branch import Branch
+    from tasks.mirror.branch import CheckpointsBranch
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ _PATIENCE_S = 60.0
 """The longest time that a training waits for an answer of the Hub before it starts."""
 
 
-def fetch(recipe_path: Path) -> None:
+def fetch_last_checkpoint(recipe_path: Path) -> None:
     """Download the last checkpoint of a recipe's run, unless this machine has reached that step.
 
     Raises:
@@ -74,17 +74,17 @@ def fetch_before_training(artifacts: Artifacts, job: Job, publish: Publish) -> N
 def _fetch_newest(artifacts: Artifacts, job: Job, publish: Publish, *, patience_s: float | None = None) -> None:
     """Fetch the run's last checkpoint; with `patience_s`, only if the Hub answers within so many seconds."""
     from tasks.hub_client.connection import open_repository
-    from tasks.mirror.branch import Branch, with_checkpoint_timeouts
+    from tasks.mirror.branch import CheckpointsBranch, with_checkpoint_timeouts
 
     staging = job.folder / ".fetched"
     with (
-        storage_errors(job.folder),
+        translate_storage_errors(job.folder),
         open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=True) as opened,
     ):
         if patience_s is not None:
             replace(opened, timeout_s=patience_s).retry_until_clear(opened.refs)
         repository = with_checkpoint_timeouts(opened, publish, "fetch")
-        branch = Branch(repository, publish.private)
+        branch = CheckpointsBranch(repository, publish.private)
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
         try:
@@ -93,7 +93,7 @@ def _fetch_newest(artifacts: Artifacts, job: Job, publish: Publish, *, patience_
             shutil.rmtree(staging)
 
 
-def _fetch(branch: Branch, job: Job, staging: Path) -> None:
+def _fetch(branch: CheckpointsBranch, job: Job, staging: Path) -> None:
     """Make one attempt; it can be repeated whatever it raises."""
     from tasks.mirror.branch import BEST
 
@@ -106,13 +106,13 @@ def _fetch(branch: Branch, job: Job, staging: Path) -> None:
         if newest is None:
             fix = "train on the other machine with `launch.mirror: last` or `all`"
             raise HubRefusedError(branch.where, "there is no checkpoint", fix)
-        what = f"is of another run: {differences(newest.identity, job.identity)}"
+        what = f"is of another run: {describe_identity_differences(newest.identity, job.identity)}"
         fix = "use the recipe, data and code of the other machine, or train here from the start"
         raise CheckpointError(f"{branch.where}, {newest.folder}", what, fix)
-    own = newest_valid(job.folder, identity_text(job.identity))
-    if own is not None and step_of(own) >= mirrored.step:
+    own = find_newest_setting_broken_aside(job.folder, identity_to_json(job.identity))
+    if own is not None and read_checkpoint_step(own) >= mirrored.step:
         message = "fetch: nothing to do: this machine is at step %d of run %s, the branch at step %d"
-        logger.info(message, step_of(own), job.folder.name, mirrored.step)
+        logger.info(message, read_checkpoint_step(own), job.folder.name, mirrored.step)
         return
     checkpoint = branch.load_sealed(mirrored.folder, mirrored.commit, staging)
     if found := find_checkpoint_defect(checkpoint):
@@ -120,11 +120,11 @@ def _fetch(branch: Branch, job: Job, staging: Path) -> None:
     # As in a training, the best weights come before the checkpoint that refers to them.
     if f"{BEST}/{MANIFEST}" in branch.repository.tree(mirrored.commit):
         best = branch.load_sealed(BEST, mirrored.commit, staging)
-        if (best / IDENTITY).read_text(encoding="utf-8") == identity_text(job.identity):
+        if (best / IDENTITY).read_text(encoding="utf-8") == identity_to_json(job.identity):
             step = json.loads((best / BEST_NOTE).read_text(encoding="utf-8"))["step"]
             if not isinstance(step, int):  # it becomes a part of a path
                 raise branch.damaged(BEST, f"{BEST_NOTE} names no step")
-            seal(best, job.folder / f"best-{step}", "best")
-    seal(checkpoint, job.folder / f"checkpoint-{mirrored.step}")
+            seal_and_rename(best, job.folder / f"best-{step}", "best")
+    seal_and_rename(checkpoint, job.folder / f"checkpoint-{mirrored.step}")
     message = "fetch: step %d of run %s from %s (%s); `evergreen train` resumes from it"
     logger.info(message, mirrored.step, job.folder.name, branch.where, mirrored.folder)

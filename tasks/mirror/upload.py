@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING
 from params import CheckpointError, RecipeError, load
 from params.foundation.artifacts import Artifacts, link_or_copy
 from params.schema import Launch, Publish
-from trainer.checkpoints.sealed import IDENTITY, MANIFEST, all_checkpoints, step_of
+from trainer.checkpoints.sealed import IDENTITY, MANIFEST, list_checkpoints, read_checkpoint_step
 from trainer.runtime.lifetime import die_with_parent, hold_file_lock
 
 if TYPE_CHECKING:
-    from tasks.hub_client.repository import Repository
+    from tasks.hub_client.repository import HubRepository
 
 logger = logging.getLogger(__name__)
 _RUN_KEY = re.compile("[0-9a-f]{16}")
@@ -124,13 +124,13 @@ def mirror(recipe_path: Path, *, run: str | None = None) -> None:
 class _Uploader:
     """Uploads a queue until the training has ended and the queue is empty."""
 
-    def __init__(self, repository: Repository, queue: UploadQueue, tokenizer: Path, publish: Publish) -> None:
+    def __init__(self, repository: HubRepository, queue: UploadQueue, tokenizer: Path, publish: Publish) -> None:
         from tasks.hub_client.repository import RetryPolicy
-        from tasks.mirror.branch import Branch, with_checkpoint_timeouts
+        from tasks.mirror.branch import CheckpointsBranch, with_checkpoint_timeouts
 
         self.ended = threading.Event()
         """Set when the training has ended."""
-        self._branch = Branch(repository, publish.private)
+        self._branch = CheckpointsBranch(repository, publish.private)
         self._queue = queue
         self._tokenizer = tokenizer
         self._step_at_start: dict[str, int] = {}
@@ -188,7 +188,7 @@ class _Uploader:
         identity = (checkpoint / IDENTITY).read_text(encoding="utf-8")
         if identity not in self._step_at_start:
             self._step_at_start[identity] = self._branch.step_of_last(json.loads(identity))
-        step, there = step_of(checkpoint), self._step_at_start[identity]
+        step, there = read_checkpoint_step(checkpoint), self._step_at_start[identity]
         if step < there:
             message = "mirror: %s stays here: the branch has step %d of this run; `evergreen fetch` gets it"
             logger.warning(message, checkpoint.name, there)
@@ -227,7 +227,7 @@ class UploadQueue:
 
         Best weights are linked after the checkpoints, so they are at least as new as those that the checkpoints refer to.
         """
-        checkpoints = all_checkpoints(run)
+        checkpoints = list_checkpoints(run)
         for sealed in (*(reversed(checkpoints) if self.keep_all else checkpoints[:1]), *_best(run)):
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 stamp = (sealed.name, (sealed / MANIFEST).stat().st_mtime_ns)
@@ -239,7 +239,7 @@ class UploadQueue:
                     elif self._tries[stamp] == 2:
                         logger.warning("mirror: %s is left out: %s", sealed, damage)
         with self._lock:
-            checkpoints, best = all_checkpoints(self._folder), _best(self._folder)
+            checkpoints, best = list_checkpoints(self._folder), _best(self._folder)
             older = [p for p in checkpoints[1:] if p not in self._taken]
             if older and self.keep_all:
                 size = sum(p.stat().st_size for p in checkpoints[0].rglob("*"))
@@ -254,7 +254,7 @@ class UploadQueue:
     def next(self) -> list[Path]:
         """Return what to upload next: a checkpoint, best weights, both or neither. They stay until `remove`."""
         with self._lock:
-            checkpoints = all_checkpoints(self._folder)
+            checkpoints = list_checkpoints(self._folder)
             found = [*(checkpoints[-1:] if self.keep_all else checkpoints[:1]), *_best(self._folder)]
             self._taken = set(found)
             return found

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from params import load
-from params.dvc_files import Inputs
+from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import ADAPTER, Artifacts, replace_folder_atomically
 from params.schema import AdapterForm
-from tasks.evaluation.report import Champion
+from tasks.evaluation.report import ChampionReference
 from tasks.publishing import served
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.model_card import card_text, code_block_fence
@@ -27,7 +27,9 @@ from tasks.report.page import render
 from tasks.report.sections import card_pictures
 
 
-def plan_candidate_release(candidate: Candidate, replaced: Champion | None, inputs: Inputs) -> ReleasePlan:
+def plan_candidate_release(
+    candidate: Candidate, replaced: ChampionReference | None, inputs: StageInputsSnapshot
+) -> ReleasePlan:
     """Assemble the files of the release that replaces a model, and plan it; whoever reads it gets the answers that were judged."""
     blessing, publish = candidate.blessing, candidate.publish
     record = provenance(candidate.artifacts, publish.adapter)
@@ -53,7 +55,7 @@ def plan_candidate_release(candidate: Candidate, replaced: Champion | None, inpu
     )
 
 
-def assemble(candidate: Candidate, record: Mapping[str, Any], replaced: Champion | None) -> Path:
+def assemble(candidate: Candidate, record: Mapping[str, Any], replaced: ChampionReference | None) -> Path:
     """Collect the files of a release that replaces a model, with its provenance as `record`, and return their folder.
 
     Rows of the data are quoted only if the repository is private. A public release has the profile, from which numbers can be
@@ -76,7 +78,7 @@ def assemble(candidate: Candidate, record: Mapping[str, Any], replaced: Champion
     return artifacts.staged_release
 
 
-def pull_request_description(candidate: Candidate, reasons: Sequence[str], replaced: Champion | None) -> str:
+def pull_request_description(candidate: Candidate, reasons: Sequence[str], replaced: ChampionReference | None) -> str:
     """Return the description of a pull request: the gate's reasons, which may quote the data, as a code block, and the metrics."""
     text, recipe = "\n".join(reasons), candidate.artifacts.recipe
     marks = code_block_fence(text)

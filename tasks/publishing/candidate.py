@@ -16,13 +16,13 @@ from params import HubRefusedError, ModelError, RecipeError, StaleBlessingError
 from params.foundation.artifacts import Artifacts
 from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice, Publish
 from tasks import digests
-from tasks.evaluation.report import Blessing, Champion, EvaluationReport
-from tasks.hub_client.connection import chosen_endpoint, open_repository
+from tasks.evaluation.report import Blessing, ChampionReference, EvaluationReport
+from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.stages import read_report
 from trainer.model.adapters import BaseModelReference
 
 if TYPE_CHECKING:
-    from tasks.hub_client.repository import Repository
+    from tasks.hub_client.repository import HubRepository
 
 _MERGED = "remove publish.adapter: the model is then published with the adapters merged"
 
@@ -38,7 +38,7 @@ class Candidate:
     @cached_property
     def endpoint(self) -> str:
         """Address of the Hub, or `local`."""
-        return chosen_endpoint(self.publish.endpoint)
+        return resolve_hub_endpoint(self.publish.endpoint)
 
     @cached_property
     def blessing(self) -> Blessing:
@@ -53,7 +53,7 @@ class Candidate:
     @cached_property
     def forms(self) -> dict[AdapterForm, str]:
         """The digests of its weights in each form that it can be published in."""
-        return digests.release_digests(self.artifacts)
+        return digests.weights_digest_by_form(self.artifacts)
 
     @property
     def weights(self) -> str:
@@ -74,10 +74,12 @@ class Candidate:
             what += " when they were trained, or an older version of Evergreen trained them"
             raise ModelError(str(self.artifacts.adapter), what, "run the train stage again, or remove publish.adapter")
         blessing, repo_id = self.blessing, self.publish.repo_id
-        recipe = digests.recipe_digest(seed=seed, objective=self.objective, model=model, evaluation=evaluation)
+        recipe = digests.evaluation_recipe_digest(
+            seed=seed, objective=self.objective, model=model, evaluation=evaluation
+        )
         pairs = {
             "model": (blessing.model, self.forms["merged"]),
-            "data": (blessing.data, digests.data_digest(self.artifacts)),
+            "data": (blessing.data, digests.validated_rows_digest(self.artifacts)),
             "recipe": (blessing.recipe, recipe),
             "repository": (blessing.champion.repo_id if blessing.champion else repo_id, repo_id),
         }
@@ -85,12 +87,12 @@ class Candidate:
             what, fix = f"the blessing is for another {' and '.join(different)}", "run the evaluate stage again"
             raise ModelError(str(self.artifacts.blessing), what, f"{fix}: it writes a new blessing")
 
-    def open(self) -> AbstractContextManager[Repository]:
+    def open(self) -> AbstractContextManager[HubRepository]:
         """Open the repository that it is published to, to write."""
         publish = self.publish
         return open_repository(self.artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=True)
 
-    def replaced(self, repository: Repository) -> Champion | None:
+    def replaced(self, repository: HubRepository) -> ChampionReference | None:
         """Return the model that its release replaces: the champion, or this very model in another form, if main holds that.
 
         If it has the weights of the release, nothing is to be published. After the release has landed, the result is the same,
@@ -102,15 +104,17 @@ class Candidate:
         other = repository.newest_other(self.weights, since=champion.commit if champion else None)
         if other is None or other.weights not in self.forms.values():
             return champion
-        return Champion(endpoint=self.endpoint, repo_id=self.publish.repo_id, **vars(other))
+        return ChampionReference(endpoint=self.endpoint, repo_id=self.publish.repo_id, **vars(other))
 
-    def is_rolled_back(self, repository: Repository) -> bool:
+    def is_rolled_back(self, repository: HubRepository) -> bool:
         """Whether somebody rolled back from the form that the recipe asks for; StaleBlessingError if from the model itself."""
-        from tasks.hub_client.release_log import rolled_back_reason
+        from tasks.hub_client.release_log import find_rollback_reason
 
         if repository.head() is None:
             return False
-        reason = rolled_back_reason(repository, [self.weights]) or rolled_back_reason(repository, self.forms.values())
+        reason = find_rollback_reason(repository, [self.weights]) or find_rollback_reason(
+            repository, self.forms.values()
+        )
         if reason and not self.blessing.is_champion:
             fix = "evaluate again: `evergreen evaluate ...`, or start the flow, which does both"
             raise StaleBlessingError(repository.where, f"the model was rolled back since its evaluation, {reason}", fix)
@@ -130,7 +134,7 @@ def find_sharing_problem(model: Model) -> tuple[str, str] | None:
     return None
 
 
-def require_readable(repository: Repository, base: BaseModelReference, *, private: bool) -> None:
+def require_readable(repository: HubRepository, base: BaseModelReference, *, private: bool) -> None:
     """Refuse an adapter in `repository` if those who may read it cannot read its base model on the same Hub.
 
     A release that is not `private` is for everybody, so the base model is asked for without a token.

@@ -6,7 +6,7 @@ loop looks before it acts: is the tag there, is a commit with our id in the hist
 as ours when it holds our files, not because the client returned its id.
 
     release = plan_release(folder, repo_id="me/model", private=True, made_from={"data": "..."})
-    published = publish_release(Repository(HfApi(), "me/model", timeout_s=600), release)
+    published = publish_release(HubRepository(HfApi(), "me/model", timeout_s=600), release)
 
 A release that landed once is never committed again, even when others have followed it.
 """
@@ -20,16 +20,16 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
 from params.foundation.errors import HubRefusedError, ModelError, StaleBlessingError
 from tasks.hub_client.faults import InconsistentStateError
-from tasks.hub_client.release_file import HUBS_OWN_FILES, RELEASE_FILE, ReleaseFile
+from tasks.hub_client.release_file import HUBS_OWN_FILES, RELEASE_FILE, ReleasedFile
 from tasks.hub_client.release_log import PUBLISH_ID
-from tasks.hub_client.repository import MAIN, Repository, Tree, tree_weights
+from tasks.hub_client.repository import MAIN, HubRepository, Tree, tree_weights_digest
 from tasks.publishing.release import ANY_WEIGHTS, Outcome, ReleasePlan
 
 _IN_MEMORY_BYTES = 10 << 20
 """Files up to this size are read once, compared with the plan and sent from memory."""
 
 
-def publish_release(repository: Repository, release: ReleasePlan) -> Outcome:
+def publish_release(repository: HubRepository, release: ReleasePlan) -> Outcome:
     """Publish a release, unless the Hub has it.
 
     Args:
@@ -65,7 +65,7 @@ def publish_release(repository: Repository, release: ReleasePlan) -> Outcome:
 class RepositoryState:
     """What a repository holds when an attempt to publish a release looks at it."""
 
-    repository: Repository
+    repository: HubRepository
     release: ReleasePlan
     tagged: str | None
     """The commit that the release's tag points at."""
@@ -75,7 +75,7 @@ class RepositoryState:
     """The files of that commit."""
 
     @classmethod
-    def read(cls, repository: Repository, release: ReleasePlan) -> RepositoryState:
+    def read(cls, repository: HubRepository, release: ReleasePlan) -> RepositoryState:
         """Return what a repository holds; create it if it is not there."""
         branches, tags = repository.ensure_exists(private=release.private)
         tagged, head = tags.get(release.tag), branches.get(MAIN)
@@ -95,7 +95,9 @@ class RepositoryState:
         `merged` are commits with which pull requests of its name were merged.
         """
         repository, release, commits = self.repository, self.release, self.repository.history()
-        superseded = tree_weights(self.files) != release.weights  # another release followed, or it was rolled back
+        superseded = (
+            tree_weights_digest(self.files) != release.weights
+        )  # another release followed, or it was rolled back
         note = "it was published before, and main holds another model now" if superseded else ""
         if self.tagged in {commit.commit_id for commit in commits}:
             return Outcome("published", self.tagged, "found by its tag", note=note)
@@ -119,7 +121,7 @@ class RepositoryState:
 
     def refuse_stale(self) -> None:
         """Refuse to replace another model than the one that the release was compared with."""
-        if self.release.replaces not in (ANY_WEIGHTS, tree_weights(self.files)):
+        if self.release.replaces not in (ANY_WEIGHTS, tree_weights_digest(self.files)):
             what = f"another model was published since this one was compared with the champion: commit {self.head}"
             fix = "evaluate again: `evergreen evaluate ...`, or start the flow, which does both"
             raise StaleBlessingError(self.repository.where, what, fix)
@@ -132,14 +134,14 @@ class RepositoryState:
         ]
 
 
-def difference(release: ReleasePlan, current: Tree) -> list[ReleaseFile | str]:
+def difference(release: ReleasePlan, current: Tree) -> list[ReleasedFile | str]:
     """Return what separates a commit from the release: files to write, and paths to remove."""
     planned = {file.path for file in release.files} | HUBS_OWN_FILES
     write = [file for file in release.files if file.path not in current or not file.is_held(current[file.path])]
     return [*write, *(path for path in current if path not in planned)]
 
 
-def _addition(release: ReleasePlan, file: ReleaseFile) -> CommitOperationAdd:
+def _addition(release: ReleasePlan, file: ReleasedFile) -> CommitOperationAdd:
     """Return the operation that adds a file, with the content that was planned."""
     if file.path == RELEASE_FILE:
         return CommitOperationAdd(file.path, release.record)

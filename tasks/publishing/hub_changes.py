@@ -8,9 +8,9 @@ from huggingface_hub.errors import HfHubHTTPError
 from params.foundation.artifacts import Artifacts
 from params.schema import Publish
 from tasks.evaluation.report import Blessing
-from tasks.hub_client.connection import chosen_endpoint, open_repository
+from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.hub_client.receipt import Receipt
-from tasks.hub_client.repository import Repository
+from tasks.hub_client.repository import HubRepository
 from tasks.publishing.proposal import WAITING
 from tasks.stages import read_report
 
@@ -20,7 +20,7 @@ def is_still_published(artifacts: Artifacts, publish: Publish) -> bool:
     receipt = read_report(artifacts, Receipt)
     if receipt.status == "dry-run":
         return publish.dry_run
-    if (receipt.endpoint, receipt.repo_id) != (chosen_endpoint(publish.endpoint), publish.repo_id):
+    if (receipt.endpoint, receipt.repo_id) != (resolve_hub_endpoint(publish.endpoint), publish.repo_id):
         return False
     with open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint) as repository:
         if receipt.commit is not None:
@@ -38,10 +38,10 @@ def is_blessing_current(artifacts: Artifacts, publish: Publish) -> bool:
     compared = blessing.champion and (blessing.champion.endpoint, blessing.champion.weights)
     if head is None:
         return compared is None
-    return blessing.is_in_release(head.weights) or compared == (chosen_endpoint(publish.endpoint), head.weights)
+    return blessing.is_in_release(head.weights) or compared == (resolve_hub_endpoint(publish.endpoint), head.weights)
 
 
-def status_of(repository: Repository, number: int) -> str | None:
+def status_of(repository: HubRepository, number: int) -> str | None:
     """Return the status of a pull request: `open`, `draft`, `closed` or `merged`; None if it is not there."""
 
     def attempt() -> str | None:

@@ -16,8 +16,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from params import load
-from params.schema import HubDataset
-from tasks.evaluation.report import Champion, Details, EvaluationReport, SliceResult, confidence_text
+from params.schema import RowsFromHubDataset
+from tasks.evaluation.report import (
+    ChampionReference,
+    EvaluationDetails,
+    EvaluationReport,
+    SliceResult,
+    format_confidence_level,
+)
 from tasks.ingestion.report import IngestReport
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.provenance import FILE
@@ -65,7 +71,11 @@ _HUB_METRICS: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
 
 
 def card_text(
-    candidate: Candidate, record: Mapping[str, Any], replaced: Champion | None, *, pictures: Collection[str] = ()
+    candidate: Candidate,
+    record: Mapping[str, Any],
+    replaced: ChampionReference | None,
+    *,
+    pictures: Collection[str] = (),
 ) -> str:
     """Return the text of README.md: metadata for the Hub, then the card.
 
@@ -76,8 +86,8 @@ def card_text(
     from huggingface_hub import EvalResult, ModelCardData
 
     artifacts, publish, evaluated = candidate.artifacts, candidate.publish, candidate.evaluated
-    recipe, objective = load(artifacts.recipe_path), objectives.build(candidate.objective)
-    ingested, details = read_report(artifacts, IngestReport), read_report(artifacts, Details)
+    recipe, objective = load(artifacts.recipe_path), objectives.build_objective(candidate.objective)
+    ingested, details = read_report(artifacts, IngestReport), read_report(artifacts, EvaluationDetails)
     drift = read_report(artifacts, ValidationReport).drift if artifacts.report("validate").exists() else None
     metrics = dict(sorted(evaluated.model.items(), key=lambda one: one[0] != evaluated.metric))  # what decides first
     base = recipe.model.pretrained  # the Hub repository that training started from; None for random weights or a folder
@@ -98,7 +108,7 @@ def card_text(
         # a text on one line; JSON writes printable text as Python does, in double quotes
         python=lambda value: json.dumps(value, ensure_ascii=False) if value.isprintable() else repr(value),
     )
-    environment.globals.update(confidence_text=confidence_text, record_file=FILE)
+    environment.globals.update(confidence_text=format_confidence_level, record_file=FILE)
     body = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         publish=publish,
         objective=objective,
@@ -131,7 +141,7 @@ def card_text(
         fence=code_block_fence(record["recipe"]["text"]),
     )
     source, is_adapter, is_listed = recipe.data.source, publish.adapter == "adapter", publish.license in _LICENSES
-    dataset = source.repo_id if isinstance(source, HubDataset) else None
+    dataset = source.repo_id if isinstance(source, RowsFromHubDataset) else None
     known = [_HUB_METRICS[name][0] for name in metrics if name in _HUB_METRICS]
     metadata = ModelCardData(
         license=publish.license if is_listed else "other",
@@ -140,7 +150,7 @@ def card_text(
         pipeline_tag=objective.pipeline_tag,
         base_model=base,
         base_model_relation="adapter" if is_adapter else None,
-        datasets=[source.repo_id] if isinstance(source, HubDataset) and not source.endpoint else None,
+        datasets=[source.repo_id] if isinstance(source, RowsFromHubDataset) and not source.endpoint else None,
         tags=["evergreen", recipe.objective.name.replace("_", "-"), *(["lora"] if recipe.model.lora else [])],
         metrics=list(dict.fromkeys(known)) or None,
         model_name=publish.repo_id.split("/")[1],
@@ -161,7 +171,7 @@ def card_text(
     return f"---\n{metadata.to_yaml()}\n---\n\n{body}"
 
 
-def _hub_metric(name: str, evaluated: EvaluationReport, details: Details) -> dict[str, Any]:
+def _hub_metric(name: str, evaluated: EvaluationReport, details: EvaluationDetails) -> dict[str, Any]:
     """Return a metric in the Hub's form. Intervals and other models' values go into the arguments: the form has no fields for them."""
     kind, shown, own = _HUB_METRICS.get(name, (re.sub(r"[^\w.-]", "_", name), _plain(name), {}))
     arguments: dict[str, Any] = {**own, "rows": evaluated.rows}
@@ -182,7 +192,7 @@ def _rounded(report: Report, *names: str) -> dict[str, float]:
     return {name: round(getattr(report, name), 6) for name in names}
 
 
-def _slices(details: Details) -> list[tuple[str, list[SliceResult], int]]:
+def _slices(details: EvaluationDetails) -> list[tuple[str, list[SliceResult], int]]:
     """For each column or function to slice by: its name, the slices to show, the worst first, and how many are left out."""
     by_name: dict[str, list[SliceResult]] = {}
     for one in details.slices:

@@ -22,7 +22,7 @@ from params.foundation.errors import StaleBlessingError
 from tasks.hub_client.faults import InconsistentStateError
 from tasks.hub_client.release_file import ReleaseRecord
 from tasks.hub_client.release_log import PUBLISH_ID
-from tasks.hub_client.repository import Repository, Tree, tree_weights
+from tasks.hub_client.repository import HubRepository, Tree, tree_weights_digest
 from tasks.publishing.exactly_once import RepositoryState, difference
 from tasks.publishing.release import Outcome, ReleasePlan
 
@@ -37,7 +37,7 @@ _TITLE = re.compile(r"Publish (?P<tag>\S+) of (?P<recipe>\S+)")
 class Proposals:
     """The pull requests that propose the models of a recipe."""
 
-    repository: Repository
+    repository: HubRepository
     recipe: str
 
     def propose(self, release: ReleasePlan) -> Outcome:
@@ -113,7 +113,7 @@ class Proposals:
         closed = [proposal for proposal in reversed(proposals) if proposal.status == "closed"]
         account = self.repository.api.whoami(cache=True)["name"] if closed else None
         for proposal in closed:
-            is_ours = proposal.author == account and tree_weights(self._files(proposal)) in weights
+            is_ours = proposal.author == account and tree_weights_digest(self._files(proposal)) in weights
             if is_ours and self._is_rejected(proposal):
                 return proposal.num
         return None

@@ -8,10 +8,10 @@ import re
 from typing import Any, Final
 
 from params import RecipeError, load
-from params.dvc_files import is_training_recorded, item_in_recipes_yaml, recorded_stages
+from params.dvc_files import is_training_recorded, read_dvc_lock_stages, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts
 from params.schema import AdapterForm
-from tasks.digests import PROVENANCE, release_files, weight_file_hashes
+from tasks.digests import PROVENANCE, files_in_release_form, weight_file_hashes
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report
 from tasks.training.report import TrainingReport
@@ -48,7 +48,7 @@ def provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") -> dict[st
             "name": artifacts.recipe,
             "text": text,
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
-            "dvc_item": item_in_recipes_yaml(artifacts) or None,
+            "dvc_item": read_recipes_yaml_item(artifacts) or None,
         },
         "seed": recipe.seed,
         "objective": recipe.objective.model_dump(mode="json"),
@@ -65,13 +65,13 @@ def provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") -> dict[st
         "dvc_lock": _dvc_lock(artifacts),
         "commands": [f"python -m tasks {stage} params/{artifacts.recipe}.yaml" for stage in REBUILT],
         "adapter": adapter,
-        "weights": release_files(adapter, weight_file_hashes(artifacts.model)),
+        "weights": files_in_release_form(adapter, weight_file_hashes(artifacts.model)),
     }
 
 
 def _dvc_lock(artifacts: Artifacts) -> dict[str, Any] | None:
     """The entries of dvc.lock for the stages that decide the weights; None if DVC did not run these very stages."""
-    recorded, run = recorded_stages(artifacts.root), f"runs/{artifacts.recipe}"
+    recorded, run = read_dvc_lock_stages(artifacts.root), f"runs/{artifacts.recipe}"
     stages = {f"{name}@{artifacts.recipe}": recorded.get(f"{name}@{artifacts.recipe}") for name in REBUILT}
     if not all(stages.values()) or not is_training_recorded(artifacts):
         return None

@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from params.foundation.errors import ModelError
 from tasks.digests import weights_digest
-from tasks.hub_client.release_file import RELEASE_FILE, ReleaseFile, release_file_content, release_id, release_tag
+from tasks.hub_client.release_file import RELEASE_FILE, ReleasedFile, release_id, release_record_bytes, release_tag
 from tasks.publishing.secrets import find_secrets
 
 ANY_WEIGHTS: Final = "any"
@@ -44,7 +44,7 @@ class ReleasePlan:
     tag: str
     publish_id: str
     """SHA-256 over the files, the repository and `made_from`: the same release always has the same id."""
-    files: tuple[ReleaseFile, ...]
+    files: tuple[ReleasedFile, ...]
     """Sorted by path, RELEASE_FILE included."""
     folder: Path
     """Has all of them but RELEASE_FILE."""
@@ -104,7 +104,7 @@ def plan_release(folder: Path, *, repo_id: str, private: bool, made_from: Mappin
         "made_from": dict(made_from),
         "files": [file.model_dump() for file in files],
     }
-    publish_id, record = release_id(body), release_file_content(body)
+    publish_id, record = release_id(body), release_record_bytes(body)
     problems += find_secrets(RELEASE_FILE, record)
     if problems:
         what = "cannot be published:" + "".join(f"\n    {problem}" for problem in problems)
@@ -145,7 +145,7 @@ def _problems(name: str, path: Path) -> list[str]:
     return problems
 
 
-def _release_file(name: str, source: Path | bytes) -> ReleaseFile:
+def _release_file(name: str, source: Path | bytes) -> ReleasedFile:
     size = len(source) if isinstance(source, bytes) else source.stat().st_size
     sha256 = hashlib.sha256()
     git_sha1 = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
@@ -153,4 +153,4 @@ def _release_file(name: str, source: Path | bytes) -> ReleaseFile:
         while block := file.read(1 << 20):
             sha256.update(block)
             git_sha1.update(block)
-    return ReleaseFile(path=name, size=size, sha256=sha256.hexdigest(), git_sha1=git_sha1.hexdigest())
+    return ReleasedFile(path=name, size=size, sha256=sha256.hexdigest(), git_sha1=git_sha1.hexdigest())

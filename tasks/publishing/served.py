@@ -80,12 +80,16 @@ def check_same_answers(candidate: Candidate, release: ReleasePlan) -> None:
     if release.weights != candidate.weights:
         what = "the release holds other weights than those that were evaluated"
         raise ModelError(str(folder), what, "run the evaluate stage again")
-    artifacts, report, objective = candidate.artifacts, candidate.evaluated, objectives.build(candidate.objective)
+    artifacts, report, objective = (
+        candidate.artifacts,
+        candidate.evaluated,
+        objectives.build_objective(candidate.objective),
+    )
     scores = artifacts.evaluation / "scores" / "model.parquet"
     key = f"{release.publish_id} {file_sha256(scores)}\n"
     if artifacts.served_release.exists() and artifacts.served_release.read_text(encoding="utf-8") == key:
         return
-    state, tokenizer = tokens.read_state(artifacts.tokens), tokens.read_tokenizer(artifacts.tokens)
+    state, tokenizer = tokens.read_objective_state(artifacts.tokens), tokens.read_tokenizer(artifacts.tokens)
     if report.max_length:
         objective = objective.with_options(dict.fromkeys(objective.limits))
     limit = report.max_length or tokenizer.model_max_length

@@ -16,11 +16,11 @@ import shutil
 from dataclasses import replace
 
 from params import GateRefusedError
-from params.dvc_files import Inputs, check_earlier_stages
+from params.dvc_files import StageInputsSnapshot, check_earlier_stages_unchanged
 from params.foundation.artifacts import Artifacts
 from params.schema import Evaluation, Model, ObjectiveChoice, Publish
 from tasks.evaluation.receipt_log import log_receipt, log_verdict
-from tasks.hub_client.connection import dvc_experiment_name
+from tasks.hub_client.connection import current_dvc_experiment
 from tasks.hub_client.receipt import Receipt
 from tasks.publishing.candidate import Candidate, require_readable
 from tasks.stages import save_report
@@ -37,7 +37,7 @@ def publish(
     model: Model,
     evaluation: Evaluation,
     publish: Publish,
-    inputs: Inputs,
+    inputs: StageInputsSnapshot,
 ) -> Receipt:
     """Publish the model of an evaluated run if the gate has blessed it, and nothing was edited since the run's stages ran.
 
@@ -56,7 +56,7 @@ def publish(
     candidate.check(seed=seed, model=model, evaluation=evaluation)
     blessing, evaluated, endpoint = candidate.blessing, candidate.evaluated, candidate.endpoint
     repo_id = publish.repo_id
-    if name := dvc_experiment_name():
+    if name := current_dvc_experiment():
         why = f"{name} is an experiment, so nothing is published; the verdict is `{blessing.verdict}`"
         fix = f"`dvc exp apply {name}` and `evergreen run {artifacts.recipe}` publish it, if the gate agrees"
         reasons = (*blessing.reasons, f"it is the experiment {name}, which publishes nothing; {fix}")
@@ -74,7 +74,7 @@ def publish(
     may_change_form = blessing.is_champion and len(candidate.forms) > 1 and not publish.dry_run
     receipt: Receipt | None = None
     if blessing.verdict == "publish" or may_change_form:
-        check_earlier_stages("publish", artifacts)
+        check_earlier_stages_unchanged("publish", artifacts)
         receipt = _release(candidate, inputs)
     if receipt is None:
         _withdraw_proposals(candidate)
@@ -97,7 +97,7 @@ def _withdraw_proposals(candidate: Candidate) -> None:
         Proposals(repository, candidate.artifacts.recipe).withdraw(reason)
 
 
-def _release(candidate: Candidate, inputs: Inputs) -> Receipt | None:
+def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> Receipt | None:
     """Plan the release, and send it; None if main holds it, or somebody rolled back from it."""
     from tasks.publishing.assembly import plan_candidate_release
     from tasks.publishing.exactly_once import publish_release

@@ -29,12 +29,12 @@ from ruamel.yaml import YAML
 from params import DataError, ModelError, RecipeError, TransientError, load
 from params.dvc_files import RECIPES
 from params.foundation import command_result
-from params.foundation.artifacts import SPLITS, Artifacts, storage_errors
-from params.schema import AdapterForm, HubDataset
+from params.foundation.artifacts import SPLITS, Artifacts, translate_storage_errors
+from params.schema import AdapterForm, RowsFromHubDataset
 from tasks.hub_client.release_file import Sha256
 from tasks.publishing.provenance import FILE
 from trainer.data import shards
-from trainer.runtime.lifetime import stop_group
+from trainer.runtime.lifetime import stop_process_group
 
 logger = logging.getLogger(__name__)
 _TOOL_TIMEOUT_S = 3600.0
@@ -115,9 +115,11 @@ class Clone:
             try:
                 _, output = process.communicate()
             finally:
-                stop_group(process, _GRACE_S)
+                stop_process_group(process, _GRACE_S)
         if process.returncode:
-            raise command_result.error_from_result(name, process.returncode, output, command_result.read(result))
+            raise command_result.error_of_failed_command(
+                name, process.returncode, output, command_result.read_result_file(result)
+            )
 
     def dvc(self, *arguments: str, at: Path | None = None) -> str:
         """Run DVC in the clone or in another folder, and return its output."""
@@ -145,7 +147,7 @@ def cloned(root: Path, commit: str, release: ReproducibleRelease, *, keep: bool)
     inside = git("this is not a git repository", "rev-parse", "--show-prefix")
     unknown = f"its commit {commit} is not in this repository; `git fetch --all` may bring it"
     git(unknown, "cat-file", "-e", f"{commit}^{{commit}}")
-    with storage_errors(Path(tempfile.gettempdir())):
+    with translate_storage_errors(Path(tempfile.gettempdir())):
         folder = Path(tempfile.mkdtemp(prefix="evergreen-reproduce-")).resolve()
     target = folder / top.relative_to(top.anchor)
     try:
@@ -173,7 +175,7 @@ def write_recipe(clone: Clone, path: Path, release: ReproducibleRelease) -> None
     # Neither uploads nor an earlier checkpoint belong to this training; the weights do not depend on these keys.
     settings: dict[tuple[str, ...], str] = {("launch", "mirror"): "none", ("training", "resume"): "auto"}
     revision = release.record.data.revision
-    if isinstance(loaded.data.source, HubDataset) and re.fullmatch("[0-9a-f]{40}", revision):
+    if isinstance(loaded.data.source, RowsFromHubDataset) and re.fullmatch("[0-9a-f]{40}", revision):
         settings["data", "source", "revision"] = revision  # a branch has moved since
     content: Any = YAML(typ="safe").load(recipe.text)
     is_changed = False

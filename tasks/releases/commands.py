@@ -19,31 +19,31 @@ from typing import TYPE_CHECKING
 from params import HubRefusedError, RecipeError, load
 from params.foundation.artifacts import Artifacts
 from params.schema import Publish
-from tasks.hub_client.connection import chosen_endpoint, open_repository
+from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 
 if TYPE_CHECKING:
-    from tasks.hub_client.repository import Repository
+    from tasks.hub_client.repository import HubRepository
 
 logger = logging.getLogger(__name__)
 
 
 def show_releases(chosen: Sequence[Path], *, must_exist: bool) -> None:
     """Print the releases of recipes; HubRefusedError if a repository cannot be read that `must_exist`."""
-    from tasks.evaluation.receipt_log import entry_line, read_entries
-    from tasks.hub_client.release_log import main_commits, one_line, table
+    from tasks.evaluation.receipt_log import format_receipt_log_entry, read_receipt_log
+    from tasks.hub_client.release_log import read_main_commits, release_table_lines, to_one_printable_line
 
     for path in chosen:
         publish = load(path).publish
         print(f"{path.stem}: {publish.repo_id} on {publish.endpoint}")
         with _open(path, publish) as repository:
             try:
-                print("\n".join(f"  {line}" for line in table(main_commits(repository))))
+                print("\n".join(f"  {line}" for line in release_table_lines(read_main_commits(repository))))
             except HubRefusedError as error:
                 if must_exist:
                     raise
                 print(f"  {error.what}")
-        for entry in read_entries(Artifacts(path.stem)):
-            print(f"  log: {one_line(entry_line(entry))}")
+        for entry in read_receipt_log(Artifacts(path.stem)):
+            print(f"  log: {to_one_printable_line(format_receipt_log_entry(entry))}")
 
 
 def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> None:
@@ -55,7 +55,7 @@ def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> Non
         RecipeError: the repositories of several recipes have this tag.
         HubRefusedError, TransientError: as `rollback.roll_back`.
     """
-    from tasks.evaluation.receipt_log import ReceiptLogEntry, append_entry
+    from tasks.evaluation.receipt_log import ReceiptLogEntry, append_to_receipt_log
     from tasks.releases import rollback
 
     path = recipe or _recipe_with(tag)
@@ -67,8 +67,10 @@ def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> Non
             by = found.strip() or getpass.getuser()
         commit, changed = rollback.roll_back(repository, tag, by=by, why=why)
     if changed:
-        where = {"repo_id": publish.repo_id, "endpoint": chosen_endpoint(publish.endpoint), "commit": commit}
-        append_entry(Artifacts(path.stem), ReceiptLogEntry(event="rollback", reasons=(why,), by=by, tag=tag, **where))
+        where = {"repo_id": publish.repo_id, "endpoint": resolve_hub_endpoint(publish.endpoint), "commit": commit}
+        append_to_receipt_log(
+            Artifacts(path.stem), ReceiptLogEntry(event="rollback", reasons=(why,), by=by, tag=tag, **where)
+        )
     print(f"{publish.repo_id} {'is rolled back to' if changed else 'holds already the files of'} {tag}, at {commit}")
 
 
@@ -77,7 +79,7 @@ def recipes() -> Sequence[Path]:
     return sorted(Path("params").glob("*.yaml"))
 
 
-def _open(recipe: Path, publish: Publish, *, to_write: bool = False) -> AbstractContextManager[Repository]:
+def _open(recipe: Path, publish: Publish, *, to_write: bool = False) -> AbstractContextManager[HubRepository]:
     artifacts = Artifacts(recipe.stem)
     return open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=to_write)
 

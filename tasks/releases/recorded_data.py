@@ -9,8 +9,8 @@ from typing import Final
 from params import HubRefusedError
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import open_repository
-from tasks.hub_client.release_log import main_commits
-from tasks.hub_client.repository import MAIN, Repository
+from tasks.hub_client.release_log import read_main_commits
+from tasks.hub_client.repository import MAIN, HubRepository
 from tasks.publishing.proposal import WAITING
 from tasks.publishing.provenance import FILE, MAX_BYTES
 
@@ -38,10 +38,10 @@ def recorded_data_hashes(repo_id: str, endpoint: str, *, last: int, must_exist: 
     return {md5 for record in (records or {}).values() for md5 in _MD5.findall(record)}
 
 
-def _records(repository: Repository, last: int) -> dict[str, str] | None:
+def _records(repository: HubRepository, last: int) -> dict[str, str] | None:
     """Return the records by the hashes of their content."""
     branches, tags = repository.refs()
-    entries = main_commits(repository) if MAIN in branches else []
+    entries = read_main_commits(repository) if MAIN in branches else []
     records: dict[str, str] = {}
     released: set[str] = set()
 

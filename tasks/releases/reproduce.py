@@ -22,7 +22,7 @@ from pathlib import Path
 
 from params import ModelError, RecipeError
 from params.foundation.artifacts import Artifacts
-from tasks.digests import WEIGHTS, release_files, weight_file_hashes
+from tasks.digests import WEIGHTS, files_in_release_form, weight_file_hashes
 from tasks.hub_client.connection import open_repository
 from tasks.publishing.provenance import FILE, MAX_BYTES, REBUILT
 from tasks.releases.clone import (
@@ -67,7 +67,7 @@ def reproduce(root: Path, target: str, *, endpoint: str, keep: bool = False) -> 
         fetch_rows(clone, made, release)
         for stage in REBUILT[1:]:
             clone.stage(stage, recipe.name)
-        rebuilt = release_files(record.adapter, weight_file_hashes(made.model))
+        rebuilt = files_in_release_form(record.adapter, weight_file_hashes(made.model))
         run = json.loads(made.report("train").read_bytes())["run"]  # the code of another commit wrote the rest
     _compare(release, rebuilt, run)
 

@@ -3,7 +3,7 @@
 What was published stays in the history under its tag, so a rollback can be undone by another one. The gate is not asked.
 Files that the Hub has are not sent again.
 
-    roll_back(Repository(HfApi(), "me/model"), "release-0123456789ab", by="me", why="answers in the wrong language")
+    roll_back(HubRepository(HfApi(), "me/model"), "release-0123456789ab", by="me", why="answers in the wrong language")
 """
 
 from __future__ import annotations
@@ -15,8 +15,16 @@ from huggingface_hub import CommitOperationCopy, CommitOperationDelete
 
 from params.foundation.errors import HubRefusedError
 from tasks.hub_client.faults import InconsistentStateError
-from tasks.hub_client.release_log import BY, GATE, REASON, ROLLBACK_ID, ROLLED_BACK_FROM, ROLLED_BACK_TO, one_line
-from tasks.hub_client.repository import MAIN, Repository, Tree
+from tasks.hub_client.release_log import (
+    BY,
+    GATE,
+    REASON,
+    ROLLBACK_ID,
+    ROLLED_BACK_FROM,
+    ROLLED_BACK_TO,
+    to_one_printable_line,
+)
+from tasks.hub_client.repository import MAIN, HubRepository, Tree
 
 
 class RollbackResult(NamedTuple):
@@ -27,7 +35,7 @@ class RollbackResult(NamedTuple):
     """Whether a commit was made; false if main held the files of the tag already."""
 
 
-def roll_back(repository: Repository, tag: str, *, by: str, why: str) -> RollbackResult:
+def roll_back(repository: HubRepository, tag: str, *, by: str, why: str) -> RollbackResult:
     """Give main the files of a tag again, by one commit, unless it holds them.
 
     After an unclear answer, running it again is safe.
@@ -36,7 +44,7 @@ def roll_back(repository: Repository, tag: str, *, by: str, why: str) -> Rollbac
         HubRefusedError: there is no such tag or repository, `by` or `why` is empty, or the Hub would refuse again.
         TransientError: no clear answer in time. Running it again is safe.
     """
-    by, why, where = one_line(by), one_line(why), repository.where
+    by, why, where = to_one_printable_line(by), to_one_printable_line(why), repository.where
     if not by or not why:
         what = f"a rollback needs {'a reason' if by else 'the name of who asks for it'}"
         raise HubRefusedError(where, what, "say who asks and why: others will want to know later")

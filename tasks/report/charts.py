@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tasks.evaluation.report import Comparison, SliceResult
+from tasks.evaluation.report import MetricComparison, SliceResult
 from tasks.report.canvas import (
     BAD,
     BASE,
@@ -43,7 +43,7 @@ _LOG_FROM, _LOG_ABOVE = 50.0, 20.0
 _FEW_POINTS = 40
 
 
-def draw_gain(one: Comparison, *, against: str, bar: float | None = None) -> Figure:
+def draw_gain(one: MetricComparison, *, against: str, bar: float | None = None) -> Figure:
     """Draw one gain with its interval on a scale around zero, without text.
 
     `bar`: what the gate demands the lower end to be above.
@@ -58,7 +58,7 @@ def draw_gain(one: Comparison, *, against: str, bar: float | None = None) -> Fig
     return figure
 
 
-def draw_gains(gains: Sequence[Comparison], *, against: str, bars: Mapping[str, float]) -> Figure:
+def draw_gains(gains: Sequence[MetricComparison], *, against: str, bars: Mapping[str, float]) -> Figure:
     """Draw the gains over one model with their intervals, each on its own scale around zero; `bars` as in `draw_gain`, by metric."""
     text = "; ".join("{} {} ({})".format(one.metric, *_texts(one)) for one in gains)
     with style():
@@ -164,7 +164,7 @@ def _slice(
 
 
 def draw_calibration(bins: Sequence[Mapping[str, float]]) -> Figure:
-    """Draw how often the model is right by its confidence, and the number of rows by confidence; bins as in `Details`."""
+    """Draw how often the model is right by its confidence, and the number of rows by confidence; bins as in `EvaluationDetails`."""
     from matplotlib.ticker import FuncFormatter
 
     confidence, accuracy, rows = ([one[name] for one in bins] for name in ("confidence", "accuracy", "rows"))
@@ -191,16 +191,16 @@ def draw_calibration(bins: Sequence[Mapping[str, float]]) -> Figure:
     return figure
 
 
-def _texts(one: Comparison) -> tuple[str, str]:
+def _texts(one: MetricComparison) -> tuple[str, str]:
     """A gain and its interval."""
     return signed_gain(one.gain, one.low, one.high), interval(one.low, one.high, signed=True)
 
 
-def _colour(one: Comparison) -> str:
+def _colour(one: MetricComparison) -> str:
     return GOOD if one.low > 0 else BAD if one.high < 0 else SOFT
 
 
-def _strip(axes: Axes, one: Comparison, bar: float | None, *, y: float, left: float, right: float) -> None:
+def _strip(axes: Axes, one: MetricComparison, bar: float | None, *, y: float, left: float, right: float) -> None:
     """Draw an interval on a scale around zero; its mark is filled if it excludes zero, and the gate's bar is dashed."""
     half = (right - left) / 2
     scale = half / (1.1 * max(abs(one.low), abs(one.high), abs(one.gain), abs(bar or 0)) or 1.0)

@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from params import EvergreenError, ModelError, Recipe, load
-from params.dvc_files import recorded_stages
+from params.dvc_files import read_dvc_lock_stages
 from params.foundation.artifacts import STAGES, Artifacts
-from tasks.evaluation.report import Blessing, Comparison, Details, EvaluationReport, Opponent, SliceResult
+from tasks.evaluation.report import (
+    Blessing,
+    EvaluationDetails,
+    EvaluationReport,
+    MetricComparison,
+    Opponent,
+    SliceResult,
+)
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
 from tasks.report.formatting import finite
@@ -50,7 +57,7 @@ class RunResults:
         self.tokenized = self._read(TokenizationReport)
         self.trained = self._read(TrainingReport)
         self.evaluated = self._read(EvaluationReport)
-        self.details = self._read(Details)
+        self.details = self._read(EvaluationDetails)
         self.blessing = self._read(Blessing)
         self.receipt = self._read(Receipt) if local else None
         self.recipe = read_recipe(artifacts)
@@ -72,7 +79,7 @@ class RunResults:
     @property
     def dvc_lock(self) -> Mapping[str, Any]:
         """The stages of this recipe in dvc.lock, by name."""
-        stages = recorded_stages(self.artifacts.root) if self.local else {}
+        stages = read_dvc_lock_stages(self.artifacts.root) if self.local else {}
         return {name: body for name, body in stages.items() if name.endswith(f"@{self.artifacts.recipe}")}
 
     @cached_property
@@ -115,7 +122,7 @@ class RunResults:
         """Return a model's value of a metric, if it is finite."""
         return finite(self.model_metrics(model).get(metric or ""))
 
-    def comparison(self, against: Opponent, metric: str | None) -> Comparison | None:
+    def comparison(self, against: Opponent, metric: str | None) -> MetricComparison | None:
         """Return the comparison with another model in one metric, if there is one."""
         compared = self.details.comparisons if self.details else ()
         return next((one for one in compared if (one.against, one.metric) == (against, metric)), None)

@@ -10,7 +10,7 @@ from math import isfinite
 from typing import Any
 
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.report import Comparison, Opponent, SliceResult
+from tasks.evaluation.report import MetricComparison, Opponent, SliceResult
 from tasks.report.canvas import png, svg
 from tasks.report.charts import (
     MODELS,
@@ -77,7 +77,7 @@ def model_values(results: RunResults, most: int) -> dict[str, Values]:
     return dict(list(values.items())[:most])
 
 
-def gains_over(results: RunResults, against: Opponent) -> list[Comparison]:
+def gains_over(results: RunResults, against: Opponent) -> list[MetricComparison]:
     """Return the gains over one model that have an interval, the metric that decides first."""
     found = [results.comparison(against, metric) for metric in results.metric_names]
     return [one for one in found if one and one.has_interval and isfinite(one.gain)]

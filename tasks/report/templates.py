@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from tasks.evaluation.report import confidence_text
+from tasks.evaluation.report import format_confidence_level
 from tasks.report import formatting
 from tasks.validation.report import escape_direction
 
@@ -29,5 +29,5 @@ def render_template(template: str, content: Mapping[str, Any]) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {name: getattr(formatting, name) for name in _FILTERS}
-    environment.filters |= {"at_most": formatting.truncate, "confidence_text": confidence_text}
+    environment.filters |= {"at_most": formatting.truncate, "confidence_text": format_confidence_level}
     return escape_direction(environment.get_template(template).render(content))

@@ -1,6 +1,6 @@
 """What a specialist would choose, and why: each function returns a value with its reason, which the recipe has as a comment.
 
-What depends on the objective is its `Advice`.
+What depends on the objective is its `RecipeAdvice`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from tasks.report.formatting import magnitude
 from tasks.scaffold.proposal import Proposal
-from trainer.objectives.bases.advice import Choice, UpTo
+from trainer.objectives.bases.advice import AdvisedValue, UpTo
 
 EVALUATIONS: Final = 20
 """How often a run evaluates on the validation split."""
@@ -29,15 +29,15 @@ _MEMORY_SHARE: Final = 0.5
 """Share of the memory that these may take; activations and the system need the rest."""
 
 
-def learning_rate(proposal: Proposal, parameters: int | None, *, lora: bool) -> Choice:
+def learning_rate(proposal: Proposal, parameters: int | None, *, lora: bool) -> AdvisedValue:
     """Return the peak learning rate; `parameters` is None for a model from random weights."""
     advice = proposal.advice
     if parameters is None:
-        return Choice(advice.new_rate, "usual for a small model from random weights")
+        return AdvisedValue(advice.new_rate, "usual for a small model from random weights")
     if lora:
-        return Choice(advice.lora_rate, "usual for adapters, ten times that of all weights")
+        return AdvisedValue(advice.lora_rate, "usual for adapters, ten times that of all weights")
     why = f"usual for {proposal.objective} with a pretrained model of this size; a larger model takes a smaller one"
-    return Choice(_up_to_size(advice.rates, parameters), why)
+    return AdvisedValue(_up_to_size(advice.rates, parameters), why)
 
 
 def why_lora(parameters: int, memory_bytes: float) -> str | None:
@@ -63,29 +63,29 @@ def memory_bytes() -> float:
     return float(torch.cuda.get_device_properties(0).total_memory if has_gpu() else psutil.virtual_memory().total)
 
 
-def precision() -> Choice:
+def precision() -> AdvisedValue:
     """Return the number format of the passes."""
     import torch
 
     if has_gpu() and torch.cuda.is_bf16_supported():
-        return Choice("bf16", "on a GPU about twice as fast as fp32")
+        return AdvisedValue("bf16", "on a GPU about twice as fast as fp32")
     without = "there is no GPU here: on one that has it, bf16 is about twice as fast"
-    return Choice("fp32", "the GPU here has no bf16" if has_gpu() else without)
+    return AdvisedValue("fp32", "the GPU here has no bf16" if has_gpu() else without)
 
 
-def split_shares(rows: int, *, has_validation: bool, has_test: bool) -> dict[str, Choice]:
+def split_shares(rows: int, *, has_validation: bool, has_test: bool) -> dict[str, AdvisedValue]:
     """Return the shares of the training rows for the splits that have no files."""
     shares = {}
     if not has_validation:
         share = 0.1 if rows < 2_000 else 0.05 if rows < 50_000 else 0.02 if rows < 500_000 else 0.005
-        shares["validation"] = Choice(share, f"about {rows * share:,.0f} rows choose the best checkpoint")
+        shares["validation"] = AdvisedValue(share, f"about {rows * share:,.0f} rows choose the best checkpoint")
     if not has_test:
         share = 0.2 if rows < 2_000 else 0.1 if rows < 20_000 else 0.05 if rows < 200_000 else 0.02
-        shares["test"] = Choice(share, f"about {rows * share:,.0f} rows decide whether a model is published")
+        shares["test"] = AdvisedValue(share, f"about {rows * share:,.0f} rows decide whether a model is published")
     return shares
 
 
-def max_length(lengths: Sequence[int], positions: int | None) -> Choice:
+def max_length(lengths: Sequence[int], positions: int | None) -> AdvisedValue:
     """Return the length that covers the rows, a multiple of 8, and never more than the model's positions."""
     ordered = sorted(lengths)
     longest = ordered[-1]
@@ -97,60 +97,64 @@ def max_length(lengths: Sequence[int], positions: int | None) -> Choice:
     why = f"covers {_percent(covered)} of the rows; the longest has {longest} tokens, the mean is {mean:.0f}"
     if chosen < wanted:
         why += f"; the model has no more than {positions} positions"
-    return Choice(chosen, why)
+    return AdvisedValue(chosen, why)
 
 
-def context_length(total_tokens: float, positions: int | None, *, is_new: bool) -> Choice:
+def context_length(total_tokens: float, positions: int | None, *, is_new: bool) -> AdvisedValue:
     """Return the length of packed sequences of running text."""
     wanted = 128 if is_new and total_tokens < 5e6 else 256 if is_new else 1024
     chosen = min(wanted, positions) if positions else wanted
-    return Choice(chosen, "texts are joined and cut into sequences of this length: longer ones need more memory")
+    return AdvisedValue(chosen, "texts are joined and cut into sequences of this length: longer ones need more memory")
 
 
-def vocabulary(characters: int) -> Choice:
+def vocabulary(characters: int) -> AdvisedValue:
     """Return the size of a tokenizer's vocabulary that is trained on the rows."""
     size = _up_to_size(_VOCABULARIES, characters)
-    return Choice(size, f"for about {magnitude(characters)} characters: each token needs enough places to be learned")
+    return AdvisedValue(
+        size, f"for about {magnitude(characters)} characters: each token needs enough places to be learned"
+    )
 
 
-def global_batch_size(proposal: Proposal, sequences: int) -> Choice:
+def global_batch_size(proposal: Proposal, sequences: int) -> AdvisedValue:
     """Return the sequences of an optimizer step: the usual number, or fewer where an epoch would have under 50 steps."""
     usual = proposal.advice.batch
     fitting = 2 ** int(math.log2(max(1, sequences / 50)))
     if fitting >= usual:
-        return Choice(usual, f"usual for {proposal.objective}")
-    return Choice(max(2, fitting), f"so that an epoch of {sequences:,} sequences has at least 50 steps")
+        return AdvisedValue(usual, f"usual for {proposal.objective}")
+    return AdvisedValue(max(2, fitting), f"so that an epoch of {sequences:,} sequences has at least 50 steps")
 
 
-def micro_batch_size(batch: int, length: int, device: str) -> Choice:
+def micro_batch_size(batch: int, length: int, device: str) -> AdvisedValue:
     """Return the most sequences of one forward pass, so that their tokens fit into memory."""
     limit = _MICRO_TOKENS[device]
     size = min(batch, 2 ** int(math.log2(max(1, limit / length))))
     why = "one forward pass for each step" if size == batch else f"at most {limit:,} tokens in one forward pass"
-    return Choice(size, why)
+    return AdvisedValue(size, why)
 
 
-def epochs(proposal: Proposal, rows: int, tokens: float, *, is_new: bool) -> Choice:
+def epochs(proposal: Proposal, rows: int, tokens: float, *, is_new: bool) -> AdvisedValue:
     """Return the passes over the training rows."""
     if is_new:
         number = _up_to_size(_NEW_EPOCHS, tokens)
-        return Choice(number, f"for {magnitude(tokens)} tokens from random weights; the best checkpoint is kept")
+        return AdvisedValue(number, f"for {magnitude(tokens)} tokens from random weights; the best checkpoint is kept")
     number = _up_to_size(proposal.advice.epochs, rows)
-    return Choice(number, f"usual for {rows:,} rows; the best checkpoint is kept, so more does no harm but takes time")
+    return AdvisedValue(
+        number, f"usual for {rows:,} rows; the best checkpoint is kept, so more does no harm but takes time"
+    )
 
 
-def eval_steps(steps: int) -> Choice:
+def eval_steps(steps: int) -> AdvisedValue:
     """Return the steps between evaluations: a round number, about `EVALUATIONS` of them in a run."""
     every = round_number(steps / EVALUATIONS)
-    return Choice(every, f"about {max(1, steps // every)} evaluations in {steps:,} steps")
+    return AdvisedValue(every, f"about {max(1, steps // every)} evaluations in {steps:,} steps")
 
 
-def max_quarantined(share: float) -> Choice:
+def max_quarantined(share: float) -> AdvisedValue:
     """Return the largest share of rows that may be set aside: twice that of the sample, and at least 1 %."""
     if share == 0:
-        return Choice(0.01, "none in the sample; a night with more bad rows than this fails")
+        return AdvisedValue(0.01, "none in the sample; a night with more bad rows than this fails")
     value = max(0.01, math.ceil(200 * share) / 100)
-    return Choice(min(value, 0.9), f"{_percent(share)} of the sample; a night with twice as many fails")
+    return AdvisedValue(min(value, 0.9), f"{_percent(share)} of the sample; a night with twice as many fails")
 
 
 def _up_to_size(values: UpTo, size: float) -> float:

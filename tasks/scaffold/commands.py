@@ -53,7 +53,7 @@ def new(
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     request = Request(name, data, query, test, validation, model, objective, columns, repo_id, schedule, may_ask)
     kept = f"the recipe {name} is written as a whole or not at all\n  start again"
-    with command_result.handle_keyboard_interrupt(kept):
+    with command_result.explain_keyboard_interrupt(kept):
         new(request)
 
 

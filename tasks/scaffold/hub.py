@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import DataError, HubRefusedError, ModelError, TransientError
-from tasks.hub_client.token import token_for
+from tasks.hub_client.token import find_token_for_hub
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -65,7 +65,7 @@ def _api(repo_id: str, revision: str) -> Iterator[HfApi]:
 
     from tasks.hub_client.faults import CLIENT_ERRORS, describe_without_secrets
 
-    api = HfApi(constants.ENDPOINT, token=token_for(constants.ENDPOINT) or False)
+    api = HfApi(constants.ENDPOINT, token=find_token_for_hub(constants.ENDPOINT) or False)
     where = f"{api.endpoint}/{repo_id}"
     try:
         yield api

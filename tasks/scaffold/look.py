@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from params import DataError
-from params.schema import Files, HubDataset, Sql
+from params.schema import RowsFromFiles, RowsFromHubDataset, RowsFromSql
 from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.files import FileIndex
 from tasks.ingestion.source import open_source
@@ -112,7 +112,7 @@ class Sample:
         return self.totals.get(split) or len(self.rows.get(split, ()))
 
 
-def read_source_sample(source: Files | HubDataset | Sql, root: Path = Path()) -> Sample:
+def read_source_sample(source: RowsFromFiles | RowsFromHubDataset | RowsFromSql, root: Path = Path()) -> Sample:
     """Read a sample of each split of a source.
 
     Raises:
@@ -124,8 +124,8 @@ def read_source_sample(source: Files | HubDataset | Sql, root: Path = Path()) ->
     rows: dict[str, Sequence[Row]] = {}
     totals: dict[str, int | None] = {}
     for split in opened.splits:
-        is_scanned = isinstance(source, HubDataset)
-        if isinstance(source, Files):
+        is_scanned = isinstance(source, RowsFromHubDataset)
+        if isinstance(source, RowsFromFiles):
             sizes = ((root / name).stat().st_size for name in matching(source.patterns[split], root))
             is_scanned = sum(sizes) <= _SCANNED_BYTES
         indexes = opened.indexes(split) if is_scanned else None

@@ -11,7 +11,7 @@ from typing import Final
 from params import RecipeError
 from params.dvc_files import RECIPES
 from params.foundation.artifacts import write_text_atomically
-from params.loading import name_problem
+from params.loading import recipe_name_problem
 from params.schema import repo_id_problem
 from tasks.diagnostics.check import check
 from tasks.diagnostics.trace import token_lines
@@ -66,7 +66,7 @@ def new(request: Request) -> None:
 
 
 def _check_request(request: Request) -> None:
-    if wrong := name_problem(request.name):
+    if wrong := recipe_name_problem(request.name):
         raise RecipeError("NAME", f"{request.name!a} is no name: {wrong}", "choose another name")
     if not _CRON.fullmatch(request.schedule):
         what = f"{request.schedule!a} is not five fields: minute, hour, day, month, weekday"

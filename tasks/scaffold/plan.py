@@ -18,7 +18,7 @@ from tasks.scaffold.sources import FoundSource
 from tasks.tokenization.encoding import Encoder
 from tasks.tokenization.tokenizers import NO_LIMIT, build_tokenizer
 from trainer import objectives
-from trainer.objectives.bases.advice import Choice, ModelKind
+from trainer.objectives.bases.advice import AdvisedValue, ModelKind
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ _MEASURED_ROWS: Final = 5_000
 _BATCH_ROWS: Final = 500
 _MAX_SLICES: Final = 100
 _SCHEDULERS: Final = {"linear": "down to 0, usual for fine-tuning", "cosine": "usual for language models"}
-_NEW_DECAY: Final = Choice(0.1, "usual for training from random weights")
-_TUNING_DECAY: Final = Choice(0.01, "usual for fine-tuning")
+_NEW_DECAY: Final = AdvisedValue(0.1, "usual for training from random weights")
+_TUNING_DECAY: Final = AdvisedValue(0.01, "usual for fine-tuning")
 _WIDTHS: Final = {"hidden_size": 192, "intermediate_size": 512}
 _NEW_MODELS: Final[Mapping[ModelKind, Mapping[str, Any]]] = {
     "decoder": {"model_type": "llama", **_WIDTHS, "num_hidden_layers": 4, "num_attention_heads": 6}
@@ -42,7 +42,7 @@ _NEW_MODELS: Final[Mapping[ModelKind, Mapping[str, Any]]] = {
     "encoder-decoder": {"model_type": "t5", "d_model": 192, "d_kv": 32, "d_ff": 512, "num_layers": 3, "num_heads": 6},
 }
 Keys = Mapping[str, Any]
-"""Keys of a recipe with a `Choice`, a plain value or further keys each; a key that begins with `#` is a comment."""
+"""Keys of a recipe with a `AdvisedValue`, a plain value or further keys each; a key that begins with `#` is a comment."""
 
 
 class Plan(NamedTuple):
@@ -66,7 +66,7 @@ def make_plan(found: FoundSource, proposal: Proposal, sample: Sample, facts: Mod
     texts = [objective.text(row) for row in quality.usable]
     tokenizer_keys: dict[str, Any] = {"kind": "train", "vocab_size": choices.vocabulary(sum(map(len, texts)))}
     if facts:
-        tokenizer_keys = {"kind": "pretrained", "path": Choice(facts.path, "the model's own")}
+        tokenizer_keys = {"kind": "pretrained", "path": AdvisedValue(facts.path, "the model's own")}
         tokenizer_keys |= {"revision": facts.revision} if facts.revision else {}
     tokenization = Tokenization.model_validate({"tokenizer": plain(tokenizer_keys), "max_length": NO_LIMIT})
     tokenizer = build_tokenizer(tokenization, texts)
@@ -77,9 +77,9 @@ def make_plan(found: FoundSource, proposal: Proposal, sample: Sample, facts: Mod
         length = choices.max_length(targets, None)
         options = {**options, **dict.fromkeys(sorted(objective.limits), length)}
         if "max_new_tokens" in objective.options_class.model_fields:
-            options["max_new_tokens"] = Choice(length.value, "as long as the targets")
+            options["max_new_tokens"] = AdvisedValue(length.value, "as long as the targets")
     if "packing" in options and not _can_train(model, objective, state, tokenizer):
-        options["packing"] = Choice(value=False, why="this model lets packed examples attend to each other")
+        options["packing"] = AdvisedValue(value=False, why="this model lets packed examples attend to each other")
     objective = _build(proposal, options)
 
     rows, mean = sample.estimated("train"), sum(inputs) / len(inputs)
@@ -118,26 +118,26 @@ def make_plan(found: FoundSource, proposal: Proposal, sample: Sample, facts: Mod
             "epochs": epochs,
             "global_batch_size": batch,
             "learning_rate": rate,
-            "lr_scheduler": Choice(advice.scheduler, _SCHEDULERS[advice.scheduler]),
-            "warmup_steps": Choice(0.1, "a tenth of all steps"),
+            "lr_scheduler": AdvisedValue(advice.scheduler, _SCHEDULERS[advice.scheduler]),
+            "warmup_steps": AdvisedValue(0.1, "a tenth of all steps"),
             "weight_decay": advice.weight_decay or (_TUNING_DECAY if facts else _NEW_DECAY),
             "precision": choices.precision(),
-            "group_by_length": Choice(not packs, why),
+            "group_by_length": AdvisedValue(not packs, why),
             "eval_steps": eval_steps,
-            "save_steps": Choice(eval_steps.value, "an interrupted run loses no more than these steps"),
-            "logging_steps": Choice(choices.round_number(steps / 100)),
+            "save_steps": AdvisedValue(eval_steps.value, "an interrupted run loses no more than these steps"),
+            "logging_steps": AdvisedValue(choices.round_number(steps / 100)),
             "best_metric": best_metric,
         },
         "launch": {
             "micro_batch_size": micro,
-            "eval_batch_size": Choice(min(64, 2 * micro.value), "evaluations need no gradients"),
+            "eval_batch_size": AdvisedValue(min(64, 2 * micro.value), "evaluations need no gradients"),
         },
         "evaluation": _evaluation_keys(proposal, quality, best_metric),
         "publish": {
             "repo_id": repo_id,
-            "endpoint": Choice("local", "the Hub in the folder .hub; or https://huggingface.co, with HF_TOKEN"),
+            "endpoint": AdvisedValue("local", "the Hub in the folder .hub; or https://huggingface.co, with HF_TOKEN"),
             "private": True,
-            "license": Choice("other", "write that of data and model, such as cc-by-4.0 or apache-2.0"),
+            "license": AdvisedValue("other", "write that of data and model, such as cc-by-4.0 or apache-2.0"),
         },
     }
     encoded = [(row, own) for row, own in zip(tried, per_row, strict=True) if own]
@@ -147,13 +147,15 @@ def make_plan(found: FoundSource, proposal: Proposal, sample: Sample, facts: Mod
 
 def plain(keys: Keys) -> dict[str, Any]:
     """Return keys with their values alone, as the schema reads them."""
-    values = {key: value.value if isinstance(value, Choice) else value for key, value in keys.items() if key[0] != "#"}
+    values = {
+        key: value.value if isinstance(value, AdvisedValue) else value for key, value in keys.items() if key[0] != "#"
+    }
     return {key: plain(value) if isinstance(value, Mapping) else value for key, value in values.items()}
 
 
 def _build(proposal: Proposal, options: Keys) -> Objective[Any]:
     content = {"name": proposal.objective, **proposal.options, **plain(options)}
-    return objectives.build(ObjectiveChoice.model_validate(content))
+    return objectives.build_objective(ObjectiveChoice.model_validate(content))
 
 
 def _encoded(rows: Sequence[Row], encoder: Encoder) -> Iterator[list[Example]]:
@@ -178,12 +180,12 @@ def _can_train(
     """Whether the objective can train the model, with its options: not all models keep packed examples apart."""
     import transformers
 
-    from trainer.model.network import initial_model
+    from trainer.model.network import build_model_to_train
 
     transformers.logging.set_verbosity_error()  # that a head is new is no news
     transformers.logging.disable_progress_bar()
     whole = Model.model_validate(plain({key: value for key, value in model.items() if key != "lora"}))
-    network = initial_model(whole, objective=objective, state=state, tokenizer=tokenizer, seed=SEED)
+    network = build_model_to_train(whole, objective=objective, state=state, tokenizer=tokenizer, seed=SEED)
     try:
         objective.check_model(network)
     except RecipeError:
@@ -194,17 +196,17 @@ def _can_train(
 def _data_keys(found: FoundSource, proposal: Proposal, quality: Quality, shares: Keys) -> Keys:
     source: dict[str, Any] = dict(found.keys)
     if len(source.get("revision", "")) in range(1, 40):
-        source["revision"] = Choice(source["revision"], "a branch: every run asks whether it has a new commit")
+        source["revision"] = AdvisedValue(source["revision"], "a branch: every run asks whether it has a new commit")
     data: dict[str, Any] = {"source": source} | ({"split": shares} if shares else {})
     column = input_column(proposal)
     if column and shares and quality.repeated and not quality.known:
         why = f"{quality.repeated:,} rows repeat a text: all rows with it are in one split"
-        data["group_by"] = Choice([column], why)
+        data["group_by"] = AdvisedValue([column], why)
     return data
 
 
 def _objective_keys(proposal: Proposal, quality: Quality) -> dict[str, Any]:
-    keys = {"name": Choice(proposal.objective, proposal.advice.meaning)}
+    keys = {"name": AdvisedValue(proposal.objective, proposal.advice.meaning)}
     for flag, column in proposal.columns.items():
         facts, labels = "", quality.labels.most_common()
         if flag == "label":
@@ -212,7 +214,7 @@ def _objective_keys(proposal: Proposal, quality: Quality) -> dict[str, Any]:
             facts = f"{len(labels)} labels, from {few:,} rows ({least[:40]}) to {rows:,} ({most[:40]})"
         elif flag == "spans":
             facts = f"{len(labels)} labels: {', '.join(f'{label} {count:,}' for label, count in labels[:5])}"
-        keys[proposal.advice.columns[flag]] = Choice(column, facts)
+        keys[proposal.advice.columns[flag]] = AdvisedValue(column, facts)
     return keys
 
 
@@ -223,20 +225,20 @@ def _model_keys(proposal: Proposal, facts: ModelFacts | None) -> Keys:
             raise RecipeError("--model", f"{proposal.objective} needs a model to start from", fix)
         why = "# random weights; for better results give a pretrained model (`pretrained`), and its tokenizer"
         return {why: "", "config": _NEW_MODELS[proposal.advice.models[0]]}
-    keys: dict[str, Any] = {"pretrained": Choice(facts.path, f"{facts.model_type}, {facts.size} parameters")}
+    keys: dict[str, Any] = {"pretrained": AdvisedValue(facts.path, f"{facts.model_type}, {facts.size} parameters")}
     if facts.revision:
-        keys["revision"] = Choice(facts.revision, "the commit of today")
+        keys["revision"] = AdvisedValue(facts.revision, "the commit of today")
     if reason := choices.why_lora(facts.parameters, choices.memory_bytes()):
         keys[f"# Adapters instead of all weights: {reason}."] = ""
-        keys["lora"] = {"r": Choice(Lora().r, "rank"), "alpha": Choice(Lora().alpha, "twice the rank")}
+        keys["lora"] = {"r": AdvisedValue(Lora().r, "rank"), "alpha": AdvisedValue(Lora().alpha, "twice the rank")}
     return keys
 
 
-def _evaluation_keys(proposal: Proposal, quality: Quality, best_metric: Choice) -> Keys:
-    keys = {"split": "test", "compare_untrained": Choice(value=True, why="the first release must be better")}
+def _evaluation_keys(proposal: Proposal, quality: Quality, best_metric: AdvisedValue) -> Keys:
+    keys = {"split": "test", "compare_untrained": AdvisedValue(value=True, why="the first release must be better")}
     label = proposal.columns.get("label")
     if label and len(quality.labels) <= _MAX_SLICES:
-        keys["slices"] = Choice([label], "the accuracy within each label, which is its recall, too")
+        keys["slices"] = AdvisedValue([label], "the accuracy within each label, which is its recall, too")
     if proposal.advice.gates_on_best_metric:
-        keys["gate"] = {"metric": Choice(best_metric.value, "a new model must be better by more than chance")}
+        keys["gate"] = {"metric": AdvisedValue(best_metric.value, "a new model must be better by more than chance")}
     return keys

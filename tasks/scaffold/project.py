@@ -20,8 +20,8 @@ from ruamel.yaml.error import YAMLError
 from params import RecipeError
 from params.dvc_files import RECIPES
 from params.foundation.artifacts import Artifacts, write_text_atomically
-from params.loading import name_problem
-from trainer.objectives.bases.advice import Choice
+from params.loading import recipe_name_problem
+from trainer.objectives.bases.advice import AdvisedValue
 
 if TYPE_CHECKING:
     from tasks.scaffold.look import Sample
@@ -129,7 +129,7 @@ def remove_recipe(name: str, *, yes: bool) -> None:
     Raises:
         RecipeError: no recipe can have this name, or there is nothing of this name.
     """
-    if problem := name_problem(name):
+    if problem := recipe_name_problem(name):
         fix = "write the recipe's name, without params/ and .yaml"
         raise RecipeError("NAME", f"{name!a:.200} is no name: {problem}", fix)
     root = project_root()
@@ -265,7 +265,7 @@ def _lines(keys: Keys, indent: str = "") -> Iterator[str]:
             yield f"{indent}{key}:"
             yield from _lines(value, f"{indent}  ")
         else:
-            choice = value if isinstance(value, Choice) else Choice(value)
+            choice = value if isinstance(value, AdvisedValue) else AdvisedValue(value)
             line = f"{indent}{key}: {scalar(choice.value)}"
             is_short = len(line) + len(choice.why) + 4 <= _WIDTH
             if choice.why and not is_short:

@@ -11,7 +11,7 @@ from params.loading import suggestion
 from tasks.scaffold.look import Column, Sample
 from tasks.scaffold.request import Request
 from trainer import objectives
-from trainer.objectives.bases.advice import Advice, Fit, ModelKind, SeenColumns
+from trainer.objectives.bases.advice import ModelKind, ObjectiveFit, RecipeAdvice, SeenColumns
 
 _USUAL: Final[Mapping[str, tuple[str, ...]]] = {
     "text": ("text", "sentence", "content", "body", "message", "question", "review", "utterance", "document"),
@@ -44,7 +44,7 @@ class Proposal:
     """The columns by what they hold: `{"text": "question", "label": "intent"}`."""
 
     @property
-    def advice(self) -> Advice:
+    def advice(self) -> RecipeAdvice:
         """What the objective advises."""
         return proposable_objectives()[self.objective]
 
@@ -55,10 +55,10 @@ class Proposal:
         return {option: self.columns[flag] for flag, option in columns.items() if flag in self.columns}
 
 
-def proposable_objectives() -> dict[str, Advice]:
+def proposable_objectives() -> dict[str, RecipeAdvice]:
     """Return the objectives that can be proposed, in the order in which those that fit as well are."""
-    found = {name: objectives.find(name).advice for name in objectives.names()}
-    known = {name: advice for name, advice in found.items() if isinstance(advice, Advice)}
+    found = {name: objectives.import_objective_class(name).advice for name in objectives.objective_names()}
+    known = {name: advice for name, advice in found.items() if isinstance(advice, RecipeAdvice)}
     return dict(sorted(known.items(), key=lambda item: item[1].place))
 
 
@@ -92,12 +92,12 @@ def propose(request: Request, sample: Sample, kind: ModelKind) -> Proposal:
 
 def _check_named(objective: str, kind: ModelKind) -> None:
     known = proposable_objectives()
-    if objective not in objectives.names():
+    if objective not in objectives.objective_names():
         fix = suggestion(objective, sorted(known), "objectives")
         raise RecipeError("--objective", f"there is no objective `{objective}`", fix)
     if objective not in known:
         fix = "write the recipe by hand, or give the objective an `advice`: docs/objectives.md"
-        raise RecipeError("--objective", f"{objective} {objectives.find(objective).advice}", fix)
+        raise RecipeError("--objective", f"{objective} {objectives.import_objective_class(objective).advice}", fix)
     if kind not in known[objective].models:
         fix = f"use {', '.join(o for o, advice in known.items() if kind in advice.models)}, or another model"
         raise RecipeError("--objective", f"{objective} does not work with this {kind} model", fix)
@@ -108,7 +108,7 @@ def best_fitting_objectives(sample: Sample, given: Mapping[str, str]) -> list[st
     seen = _seen(sample, given)
     fits = {name: advice.fit(seen) for name, advice in proposable_objectives().items()}
     best = max(fits.values())
-    return [name for name, fit in fits.items() if fit == best != Fit.NOT]
+    return [name for name, fit in fits.items() if fit == best != ObjectiveFit.NOT]
 
 
 def _seen(sample: Sample, given: Mapping[str, str]) -> SeenColumns:

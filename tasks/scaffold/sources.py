@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from params import DataError, RecipeError
 from params.foundation.artifacts import SPLITS
-from params.schema import Files, HubDataset, Sql, repo_id_problem
+from params.schema import RowsFromFiles, RowsFromHubDataset, RowsFromSql, repo_id_problem
 from tasks.ingestion.formats import SUFFIXES
 from tasks.scaffold import hub
 from tasks.scaffold.file_heads import OTHER_FORMATS, check_head, text_unit
@@ -32,7 +32,7 @@ class FoundSource(NamedTuple):
 
     keys: Mapping[str, str]
     """The keys of a recipe's `data.source`, in the order in which they are written."""
-    source: Files | HubDataset | Sql
+    source: RowsFromFiles | RowsFromHubDataset | RowsFromSql
     watched: str
     """The file or folder that DVC watches."""
     notes: Sequence[str] = ()
@@ -81,7 +81,7 @@ def _sql(request: Request) -> FoundSource:
     is_ordered = re.search(r"\border\s+by\b", request.query, re.IGNORECASE)
     notes = [] if is_ordered else ["the query has no ORDER BY: training depends on the order of the rows"]
     keys = {"kind": "sql", "url": url, "query": request.query}
-    return FoundSource(keys, Sql.model_validate(keys), watched, notes)
+    return FoundSource(keys, RowsFromSql.model_validate(keys), watched, notes)
 
 
 def _hub(request: Request, repo_id: str, revision: str) -> FoundSource:
@@ -90,7 +90,7 @@ def _hub(request: Request, repo_id: str, revision: str) -> FoundSource:
         raise DataError("--data", what, "check the path")
     patterns, notes = _patterns(request, hub.list_dataset_files(repo_id, revision), where=f"dataset {repo_id}")
     keys = {"kind": "hub", "repo_id": repo_id, "revision": revision, **_in_order(patterns)}
-    return FoundSource(keys, HubDataset.model_validate(keys), "tasks/ingestion/hub_dataset.py", notes)
+    return FoundSource(keys, RowsFromHubDataset.model_validate(keys), "tasks/ingestion/hub_dataset.py", notes)
 
 
 def _files(request: Request, root: Path) -> FoundSource:
@@ -115,7 +115,7 @@ def _files(request: Request, root: Path) -> FoundSource:
     if files["train"][0].lower().endswith(".txt"):
         keys["text_unit"], why = text_unit([root / name for name in files["train"]])
         notes = [*notes, why]
-    return FoundSource(keys, Files.model_validate(keys), _watched(patterns.values(), root), notes)
+    return FoundSource(keys, RowsFromFiles.model_validate(keys), _watched(patterns.values(), root), notes)
 
 
 def _in_order(patterns: Mapping[str, str]) -> dict[str, str]:

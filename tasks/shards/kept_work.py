@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from params import KilledError
-from params.dvc_files import Inputs, file_state
+from params.dvc_files import StageInputsSnapshot, file_fingerprint
 from params.foundation.artifacts import Artifacts, link_or_copy
 from params.foundation.hashing import file_sha256
 from params.schema import Launch
@@ -78,7 +78,7 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
         artifacts: Artifacts,
         stage: str,
         launch: Launch,
-        inputs: Inputs | None = None,
+        inputs: StageInputsSnapshot | None = None,
         *,
         imports: Sequence[str] = (),
     ) -> None:
@@ -262,7 +262,7 @@ def _code_digest(code: tuple[tuple[str, str], ...]) -> str:
 @lru_cache(maxsize=4)
 def _is_there(root: Path, code: tuple[tuple[str, str], ...]) -> bool:
     """Whether files of code have these states. A process asks once, when it has imported them."""
-    return all(file_state(root / path) == state for path, state in code)
+    return all(file_fingerprint(root / path) == state for path, state in code)
 
 
 def settings_key(**settings: Any) -> str:

@@ -94,7 +94,7 @@ def read_rows(rows: SplitRows) -> Iterator[Row]:
 
 def collect_labels(rows: SplitRows, objective: Objective[Any], workers: ShardWorkers, *, settings: str) -> set[str]:
     """Return the `row_labels` of all rows of a split; `settings` is a hash of the objective's options."""
-    if not objectives.overrides(objective, "row_labels"):
+    if not objectives.overrides_method(objective, "row_labels"):
         return set()
     works = [Work(own, f"labels {own.shard.sha256} {rows.schema} {settings}") for own in rows.shards]
     found: set[str] = set()

@@ -15,7 +15,7 @@ import json
 import logging
 from collections.abc import Iterable
 
-from params.dvc_files import Inputs
+from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomically
 from params.foundation.hashing import file_sha256
 from params.schema import Launch, ObjectiveChoice, Tokenization, TrainTokenizer
@@ -38,7 +38,7 @@ def tokenize(
     tokenization: Tokenization,
     objective: ObjectiveChoice,
     launch: Launch,
-    inputs: Inputs | None = None,
+    inputs: StageInputsSnapshot | None = None,
 ) -> TokenizationReport:
     """Turn the validated rows into sequences of tokens.
 
@@ -48,7 +48,7 @@ def tokenize(
         TransientError: the Hub of a pretrained tokenizer cannot be reached.
         StorageError: the disk is full; the earlier tokens are unchanged.
     """
-    method = objectives.build(objective)
+    method = objectives.build_objective(objective)
     rows = {split: SplitRows(artifacts.rows / split) for split in SPLITS}
     texts: Iterable[str] = (text for row in read_rows(rows["train"]) for text in method.texts(row))
     if isinstance(tokenization.tokenizer, TrainTokenizer):

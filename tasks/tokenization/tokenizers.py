@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from params import ModelError, TransientError
 from params.schema import Tokenization, TrainTokenizer
-from trainer.runtime.library_errors import remote_code_error
-from trainer.runtime.model_files import check_model_files
+from trainer.runtime.library_errors import as_remote_code_error
+from trainer.runtime.model_files import check_model_file_references
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -83,7 +83,7 @@ def load_tokenizer(path: str, revision: str | None) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        revision = check_model_files(path, revision, weights=False)
+        revision = check_model_file_references(path, revision, weights=False)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, revision=revision or "main", trust_remote_code=False
         )
@@ -92,7 +92,9 @@ def load_tokenizer(path: str, revision: str | None) -> PreTrainedTokenizerBase:
         raise TransientError(path, f"the tokenizer cannot be downloaded: {error}", fix) from error
     except (OSError, ValueError) as error:
         fix = "check the path and revision in tokenization.tokenizer"
-        raise remote_code_error(path, error) or ModelError(path, f"no tokenizer can be loaded: {error}", fix) from error
+        raise as_remote_code_error(path, error) or ModelError(
+            path, f"no tokenizer can be loaded: {error}", fix
+        ) from error
     tokenizer.init_kwargs.pop("auto_map", None)  # what is saved must not ask others to run code
     if not tokenizer.is_fast:
         raise ModelError(path, "has only a slow tokenizer", "use a model whose repository holds tokenizer.json")

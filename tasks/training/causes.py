@@ -18,10 +18,10 @@ from params import (
     TransientError,
 )
 from tasks.training.ranks import StalledRank
-from trainer.checkpoints.sealed import newest_step
+from trainer.checkpoints.sealed import newest_checkpoint_step
 from trainer.job import Job
 from trainer.runtime.heartbeat import LOST_PEER, ProcessState
-from trainer.runtime.launcher import Failure, LaunchReport
+from trainer.runtime.launcher import LaunchFailureReport, RankFailure
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _OUT_OF_MEMORY = "if you did not send the signal, the system is probably out of 
 def training_failure_reason(
     job: Job,
     pulses: Sequence[ProcessState],
-    report: LaunchReport,
+    report: LaunchFailureReport,
     status: int,
     *,
     lost: Sequence[ProcessState],
@@ -73,7 +73,11 @@ def _reported_errors(job: Job, pulses: Sequence[ProcessState]) -> list[Evergreen
 
 
 def _unreported(
-    pulses: dict[int, ProcessState], report: LaunchReport, status: int, lost: list[int], failures: list[Failure]
+    pulses: dict[int, ProcessState],
+    report: LaunchFailureReport,
+    status: int,
+    lost: list[int],
+    failures: list[RankFailure],
 ) -> EvergreenError:
     if status < 0:
         return KilledError("train", f"its launcher was killed by {_name(-status)}", f"{_RESUMES}; {_OUT_OF_MEMORY}")
@@ -106,7 +110,7 @@ def _lost_machines(job: Job, pulses: dict[int, ProcessState]) -> Iterator[Killed
         yield KilledError("train", what, f"bring the machine back, with `evergreen join`; {_RESUMES}")
 
 
-def _killed(failure: Failure, pulse: ProcessState | None) -> KilledError:
+def _killed(failure: RankFailure, pulse: ProcessState | None) -> KilledError:
     pid = failure.pid or (pulse.pid if pulse else "unknown")
     when = f"at step {pulse.step}" if pulse else "before it had started"
     what = f"rank {failure.rank} (process {pid}) was killed by {_name(-failure.exit_code)} {when}"
@@ -121,7 +125,7 @@ def stop_requested_error(
     `signal` is None if another machine, for example, asked us to stop; `how` follows "stopped by SIGTERM".
     """
     what = f"stopped by {signal.name if signal else 'a request from outside'}{how}"
-    step = newest_step(job.folder)
+    step = newest_checkpoint_step(job.folder)
     reached = max((pulse.step for pulse in pulses), default=step)
     what += f"; its newest checkpoint is of step {step}" if step else "; it has no checkpoint yet"
     if reached > step:

@@ -28,7 +28,7 @@ from params.schema import Launch, Section
 from tasks.training import processes
 from trainer.job import Job
 from trainer.runtime import heartbeat
-from trainer.runtime.launcher import LaunchReport
+from trainer.runtime.launcher import LaunchFailureReport
 from trainer.runtime.lifetime import STOP, hold_file_lock
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ def _take_part(folder: Path, machine: int, start: Announcement, signals: process
                 is_reported = True
                 # an error for processes that could not start, so that the train stage does not wait for them
                 if not any(pulse.rank in own for pulse in heartbeat.read_process_states(job.folder)):
-                    report = LaunchReport.load(processes.report_path(job, machine))
+                    report = LaunchFailureReport.load(processes.report_path(job, machine))
                     what = f"machine {machine} ({os.uname().nodename}) could not start its processes"
                     what += f": {report.error}" if report.error else ""
                     error = ModelError("train", what, "see the output of `join` on that machine")

@@ -23,7 +23,7 @@ from typing import Any
 from params import ModelError, RecipeError, load
 from params.dvc_files import RECIPES, is_training_recorded
 from params.foundation.artifacts import Artifacts, replace_folder_atomically
-from params.schema import Launch, Metrics, Model, ObjectiveChoice, Training
+from params.schema import Launch, Model, ObjectiveChoice, OwnMetrics, Training
 from tasks.mirror.fetch import fetch_before_training
 from tasks.mirror.upload import upload_during_run
 from tasks.stages import read_report, save_report
@@ -33,9 +33,9 @@ from tasks.training.supervisor import supervise
 from tasks.training.versions import git_commit, versions
 from trainer import objectives
 from trainer.checkpoints import sealed
-from trainer.checkpoints.resume import choose
+from trainer.checkpoints.resume import prepare_resume
 from trainer.data import tokens
-from trainer.identity import unwatched_code
+from trainer.identity import find_unwatched_code
 from trainer.job import Job
 from trainer.model import network
 from trainer.runtime.lifetime import hold_file_lock
@@ -51,7 +51,7 @@ def train(
     model: Model,
     training: Training,
     launch: Launch,
-    metrics: Metrics | None = None,
+    metrics: OwnMetrics | None = None,
 ) -> TrainingReport:
     """Train the model, or finish an interrupted training.
 
@@ -66,7 +66,7 @@ def train(
     read = {"seed": seed, "objective": objective, "model": model, "training": training, "metrics": metrics}
     job = Job.plan(artifacts, launch, read)
     sections = job.model_dump(mode="json", include={"objective", "training", "metrics"})
-    for _, what, fix in unwatched_code(artifacts, sections) if "DVC_STAGE" in os.environ else ():
+    for _, what, fix in find_unwatched_code(artifacts, sections) if "DVC_STAGE" in os.environ else ():
         raise RecipeError(str(RECIPES), f"{artifacts.recipe}: {what}", fix)
     with hold_file_lock(artifacts.train_lock, f"a training of {artifacts.recipe}"):
         delete_finished_run_folder(artifacts)
@@ -80,7 +80,7 @@ def train(
                     "auto" if training.resume == "never" else training.resume
                 )  # `never` holds for the first start only
                 rules = itertools.chain([training.resume], itertools.repeat(again))
-                supervise(job, lambda: choose(job.folder, job.identity, next(rules)))
+                supervise(job, lambda: prepare_resume(job.folder, job.identity, next(rules)))
         report = _collect(artifacts, job, commit)
         prune_superseded(artifacts)
         if "DVC_STAGE" not in os.environ:
@@ -99,9 +99,9 @@ def _is_finished(job: Job) -> bool:
     """Whether the run's folder holds a whole finished run, which an earlier start could not hand over to DVC."""
     if job.training.resume != "auto" or not (job.folder / sealed.FINISHED).exists():
         return False
-    last = sealed.newest_valid(job.folder, sealed.identity_text(job.identity))
-    best = sealed.best_weights(job.folder, job.direction)
-    is_whole = last is not None and best is not None and sealed.Position.load(last).finished
+    last = sealed.find_newest_setting_broken_aside(job.folder, sealed.identity_to_json(job.identity))
+    best = sealed.find_best_weights(job.folder, job.direction)
+    is_whole = last is not None and best is not None and sealed.ResumePosition.load(last).finished
     if is_whole:
         logger.info("train: run %s has finished before: its results are restored from %s", job.folder.name, job.folder)
     return is_whole
@@ -112,22 +112,22 @@ def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingRepo
 
     folder = job.folder
     finished = json.loads((folder / sealed.FINISHED).read_text(encoding="utf-8"))
-    best = sealed.best_weights(folder, job.direction)
+    best = sealed.find_best_weights(folder, job.direction)
     if best is None:
         raise ModelError("train", "no evaluation gave a finite value", "lower training.learning_rate")
-    history = metrics_log.remove_timing_metrics(finished["history"])
+    history = metrics_log.without_timing_metrics(finished["history"])
     losses = [entry["loss"] for entry in history if "loss" in entry]
     parameters: int = finished["parameters"]
     with replace_folder_atomically(artifacts.model) as target:
         not_weights = shutil.ignore_patterns(sealed.MANIFEST, sealed.BEST_NOTE, sealed.IDENTITY)
         if job.model.lora:
-            parameters = network.write_adapted(
+            parameters = network.write_merged_and_adapter(
                 best.folder,
                 target,
                 target / artifacts.adapter.name,
                 job.model,
-                objective=objectives.build(job.objective),
-                state=tokens.read_state(job.tokens),
+                objective=objectives.build_objective(job.objective),
+                state=tokens.read_objective_state(job.tokens),
                 tokenizer=tokens.read_tokenizer(job.tokens),
                 seed=job.seed,
             )
@@ -146,9 +146,9 @@ def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingRepo
         versions=versions(),
     )
     with replace_folder_atomically(artifacts.checkpoint) as target:
-        shutil.copytree(sealed.all_checkpoints(folder)[0], target, dirs_exist_ok=True)
+        shutil.copytree(sealed.list_checkpoints(folder)[0], target, dirs_exist_ok=True)
     with replace_folder_atomically(artifacts.history) as target:
-        (target / metrics_log.FILE).write_text(metrics_log.as_lines(history), encoding="utf-8")
+        (target / metrics_log.FILE).write_text(metrics_log.format_json_lines(history), encoding="utf-8")
         _write_curve(target / "train.csv", (e for e in history if "loss" in e))
         _write_curve(target / "validation.csv", (e for e in history if any(k.startswith("eval_") for k in e)))
         save_report(report, target / artifacts.report("train").name)

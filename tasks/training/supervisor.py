@@ -20,17 +20,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from params import BudgetSpentError, EvergreenError, MemoryExhaustedError, PreemptedError
-from params.foundation.artifacts import storage_errors, write_text_atomically
+from params.foundation.artifacts import translate_storage_errors, write_text_atomically
 from tasks.progress import note_progress
 from tasks.training import causes, machines, processes
 from tasks.training.ranks import Ranks
 from trainer.checkpoints.sealed import FINISHED
 from trainer.job import Job
 from trainer.loop import sharding
-from trainer.loop.batch import split_batch
+from trainer.loop.batch import micro_batch_and_accumulation
 from trainer.runtime import heartbeat
 from trainer.runtime.heartbeat import ProcessState
-from trainer.runtime.launcher import Failure, LaunchReport
+from trainer.runtime.launcher import LaunchFailureReport, RankFailure
 from trainer.runtime.lifetime import STOP
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def supervise(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
     """
     sharding.check_deepspeed_installed(job.launch)
     halved, budget = 0, TrainingTimeCounter(job)
-    with storage_errors(job.folder), processes.catch_stop_signals() as signals:
+    with translate_storage_errors(job.folder), processes.catch_stop_signals() as signals:
         while True:
             attempt = Attempt(job.model_copy(update={"checkpoint": choose_checkpoint()}), signals, budget)
             try:
@@ -99,7 +99,7 @@ class Attempt:
             EvergreenError: the reason why the training did not finish.
         """
         job, folder = self._job, self._job.folder
-        heartbeat.clear(folder)
+        heartbeat.delete_process_states(folder)
         for path in (folder / STOP, processes.report_path(job), folder / FINISHED):
             path.unlink(missing_ok=True)
         job_path = folder / "job.json"
@@ -123,7 +123,9 @@ class Attempt:
         """Return the key of `launch` that set the size of a forward pass when memory ran out, and its value."""
         if any(p.phase == "evaluating" for p in self._ranks.pulses if isinstance(p.error, MemoryExhaustedError)):
             return "eval_batch_size", self._job.launch.eval_batch_size
-        return "micro_batch_size", split_batch(self._job.training.global_batch_size, self._job.launch)[0]
+        return "micro_batch_size", micro_batch_and_accumulation(self._job.training.global_batch_size, self._job.launch)[
+            0
+        ]
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """Return when all processes have ended, or must be ended."""
@@ -170,9 +172,9 @@ class Attempt:
 
     def _why_ended(self, pid: int, status: int) -> EvergreenError:
         if processes.needs_launcher(self._job.launch):
-            report = LaunchReport.load(processes.report_path(self._job))
+            report = LaunchFailureReport.load(processes.report_path(self._job))
         else:
-            report = LaunchReport(failures=(Failure(rank=0, pid=pid, exit_code=status),))
+            report = LaunchFailureReport(failures=(RankFailure(rank=0, pid=pid, exit_code=status),))
         return causes.training_failure_reason(
             self._job,
             self._ranks.pulses,

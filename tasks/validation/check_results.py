@@ -102,7 +102,7 @@ def run_checks(
         numbers = [number for number, own in enumerate(kinds) if own == kind]
         found = check([checks[number][1] for number in numbers], rows, skip)
         results |= {number: CheckResult(*checks[number], own) for number, own in zip(numbers, found, strict=True)}
-    if objective is not None and objectives.check_needs_rows(objective, "reject_reason"):
+    if objective is not None and objectives.needs_row_check(objective, "reject_reason"):
         failed = union_of_positions([result.failing for result in results.values() if result.origin == "objective"])
         own = check_rows_with_objective(objective.reject_reason, rows, failed, objective=_identity(objective))
         results[len(checks)] = CheckResult("objective", ROW_IS_USABLE, own, objective.reject_reason)

@@ -31,10 +31,10 @@ from typing import Any, NoReturn
 import pandas as pd
 
 from params import DataError, RecipeError
-from params.dvc_files import Inputs
+from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomically
 from params.schema import Expectation, Launch, ObjectiveChoice, Validation
-from tasks.drift.measure import measure
+from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.shards.kept_work import ShardWorkers
 from tasks.stages import save_report
 from tasks.validation.check_results import (
@@ -69,7 +69,7 @@ def validate(
     repo_id: str,
     endpoint: str,
     launch: Launch,
-    inputs: Inputs | None = None,
+    inputs: StageInputsSnapshot | None = None,
 ) -> ValidationReport:
     """Check the rows that ingest wrote, set the bad ones aside, and compare the new ones with those of the published model.
 
@@ -80,7 +80,7 @@ def validate(
         HubRefusedError, TransientError: with `drift: fail`, if the Hub does not say which model is published.
         ValidationEngineError: a check could not be run.
     """
-    method = objectives.build(objective)
+    method = objectives.build_objective(objective)
     kinds = method.columns()
     needed = dict.fromkeys(columns_of(validation.expectations), "a check in validation.expectations")
     needed |= dict.fromkeys(kinds, f"the objective {objective.name}")
@@ -103,7 +103,7 @@ def validate(
             _fail(artifacts, plan, failures, f"{fix}; ")
         with replace_folder_atomically(artifacts.validated) as folder:
             write_good_rows(folder / artifacts.rows.name, plan)
-            drift = measure(
+            drift = write_profile_and_measure_drift(
                 artifacts,
                 folder,
                 workers,
@@ -139,7 +139,7 @@ def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation],
     if rows.splits["train"].group_by:
         results.append(check_groups_across_splits(rows, quarantined_rows(results)))
     aside = quarantined_rows(results)
-    if objectives.check_needs_rows(method, "unseen_label") and rows.remaining(aside)["train"]:
+    if objectives.needs_row_check(method, "unseen_label") and rows.remaining(aside)["train"]:
         results.append(check_known_to_training(method, rows, aside))
     return results
 

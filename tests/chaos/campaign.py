@@ -19,7 +19,7 @@ WRITE_POINTS = (
     *("checkpoint.state", "checkpoint.weights", "checkpoint.optimizer"),
     *("checkpoint.manifest", "checkpoint.flushed", "checkpoint.renamed", "checkpoint.retained"),
 )
-"""What trainer.checkpoints.sealed.mark_save_point marks, in the order of a save."""
+"""What trainer.checkpoints.sealed.pass_kill_point marks, in the order of a save."""
 
 logger = logging.getLogger(__name__)
 

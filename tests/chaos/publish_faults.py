@@ -24,7 +24,7 @@ from huggingface_hub.hf_api import RepoFile
 
 from params.foundation.errors import EvergreenError, StaleBlessingError
 from tasks.hub_client import time_limits
-from tasks.hub_client.repository import Repository, RetryPolicy, tree_weights
+from tasks.hub_client.repository import HubRepository, RetryPolicy, tree_weights_digest
 from tasks.publishing.exactly_once import publish_release
 from tasks.publishing.release import ANY_WEIGHTS, ReleasePlan, plan_release
 from tests.support.faulty_hub import STRANGER, Fault, FaultyHub, make_client_quick
@@ -137,7 +137,7 @@ def run_publisher(schedule: Schedule, folder: Path, endpoint: str, replaces: str
     time_limits._ANSWER_TIMEOUT_S = _ANSWER_TIMEOUT_S
     api = HfApi(endpoint=endpoint, token=TOKEN, headers={"x-schedule": schedule.name})
     retries = RetryPolicy(attempts=6, sleep=lambda wait_s: time.sleep(min(wait_s, 0.01)))
-    repository = Repository(api, schedule.repo_id, timeout_s=10, retries=retries)
+    repository = HubRepository(api, schedule.repo_id, timeout_s=10, retries=retries)
     try:
         done = publish_release(repository, replace(plan(schedule, folder), replaces=replaces))
     except EvergreenError as error:
@@ -166,7 +166,7 @@ class Campaign:
         write_model(folder / "model", rng)
         before = None if schedule.is_first else plan(schedule, folder / "before")
         if before is not None:
-            publish_release(Repository(self.stranger, schedule.repo_id), before)
+            publish_release(HubRepository(self.stranger, schedule.repo_id), before)
         elif any(interruption.event for interruption in schedule.interruptions):
             self.stranger.create_repo(schedule.repo_id)
         release = plan(schedule, folder / "model")
@@ -271,7 +271,7 @@ class Campaign:
             assert tags == {release.tag: commits[ours[0]].commit_id}
             assert reported == set(tags.values())
             if schedule.is_compared:
-                assert tree_weights(trees[ours[0] - 1]) == replaces, (
+                assert tree_weights_digest(trees[ours[0] - 1]) == replaces, (
                     "it replaced other weights than those it was compared with"
                 )
             self.tally["landed"] += 1

@@ -13,7 +13,7 @@ import pytest
 
 from tests.chaos.victims import Victim, manifest
 from tests.support import tiny
-from trainer.checkpoints.resume import choose
+from trainer.checkpoints.resume import prepare_resume
 
 
 def flip_a_bit(checkpoint: Path) -> None:
@@ -99,7 +99,7 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(killed, damage, reason,
     newest, before = (folder / checkpoint.name for checkpoint in killed.checkpoints()[:2])
     run = json.loads((newest / "run.json").read_text())
     damage(newest)
-    assert choose(folder, run, "auto") == before
+    assert prepare_resume(folder, run, "auto") == before
     assert not newest.exists()
     (warning,) = (message for message in caplog.messages if "set aside" in message)
     assert f"broken-{newest.name}: " in warning

@@ -212,7 +212,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("HF_ENDPOINT", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(
-        config_check, "start_check", lambda *given: lambda: config_check.find_model_config_errors(*given)
+        config_check,
+        "start_config_and_name_check",
+        lambda *given: lambda: config_check.find_config_and_name_errors(*given),
     )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("text,label\na fine text,good\nanother,bad\n")

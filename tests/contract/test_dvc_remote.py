@@ -82,7 +82,7 @@ def run(stage: str, *options: str) -> tuple[int, EvergreenError | None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(*next(iter(variable.items())))
         status = dvc_stage.main(stage, *options)
-    result = command_result.read(Path("result.json"))
+    result = command_result.read_result_file(Path("result.json"))
     return status, result.error if result else None
 
 

@@ -59,7 +59,7 @@ def test_an_edit_of_an_added_file_is_not_replaced(monkeypatch: pytest.MonkeyPatc
     variable = command_result.reserve_result_file(Path("result.json"))
     monkeypatch.setenv(*next(iter(variable.items())))
     assert dvc_stage.main("make") == DataError.exit_code
-    result = command_result.read(Path("result.json"))
+    result = command_result.read_result_file(Path("result.json"))
     assert result
     assert "source: has changes that DVC does not have" in str(result.error)
     assert Path("source").read_text() == "edited"

@@ -71,7 +71,7 @@ def run(name: str, *options: str, preexec: Callable[[], None] | None = None) -> 
         preexec_fn=preexec,
     )
     assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, command_result.read(Path("result.json"))
+    return done.returncode, command_result.read_result_file(Path("result.json"))
 
 
 def runs(project: Path) -> int:

@@ -144,7 +144,7 @@ def update() -> EvergreenError | None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(*next(iter(variable.items())))
         status = act_on_repository(dvc_update.update, "tiny")
-    result = command_result.read(Path("result.json"))
+    result = command_result.read_result_file(Path("result.json"))
     assert result
     assert status == (result.error.exit_code if result.error else 0)
     return result.error

@@ -11,8 +11,8 @@ import pytest
 from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice
 from tasks.drift.profile import SCHEMA as PROFILE_SCHEMA
-from tasks.drift.profile import Profile
-from tasks.evaluation.receipt_log import append_entry, read_entries
+from tasks.drift.profile import DataProfile
+from tasks.evaluation.receipt_log import append_to_receipt_log, read_receipt_log
 from tasks.history.run_log import append_run, read_runs
 from tasks.hub_client.release_file import ReleaseRecord
 from tasks.publishing.provenance import SCHEMA as PROVENANCE_SCHEMA
@@ -46,12 +46,12 @@ def test_log_of_receipts_is_read_and_goes_on(written: Path, tmp_path: Path) -> N
     artifacts = Artifacts("tiny", tmp_path)
     artifacts.receipt_log.parent.mkdir(parents=True)
     shutil.copy(written / "log.jsonl", artifacts.receipt_log)
-    verdict, published = read_entries(artifacts)
+    verdict, published = read_receipt_log(artifacts)
     assert (verdict.event, verdict.confidence, verdict.row_sketch) == ("verdict", 0.95, ("0123456789abcdef",))
     assert (published.tag, published.metrics["champion"]) == ("release-0123456789ab", {"accuracy": 0.88})
-    append_entry(artifacts, published)
-    assert len(read_entries(artifacts)) == 2, "the log has it"
-    append_entry(artifacts, published.model_copy(update={"event": "kept"}))
+    append_to_receipt_log(artifacts, published)
+    assert len(read_receipt_log(artifacts)) == 2, "the log has it"
+    append_to_receipt_log(artifacts, published.model_copy(update={"event": "kept"}))
     assert json.loads(artifacts.receipt_log.read_text().splitlines()[-1])["version"] == 1
 
 
@@ -66,7 +66,7 @@ def test_what_a_release_says_of_itself_is_read(written: Path) -> None:
 
 
 def test_profile_of_the_rows_of_a_release_is_read(written: Path) -> None:
-    profile = Profile.load((written / "evergreen-data-profile.dat").read_bytes())
+    profile = DataProfile.load((written / "evergreen-data-profile.dat").read_bytes())
     assert (profile.rows, profile.content, profile.is_whole) == (3, ["text"], True)
     assert [int(one) for one in profile.known] == [11, 22, 33]
     assert profile.labels == {"label": {7: 2, 9: 1}}

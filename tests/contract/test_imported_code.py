@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from params import load
-from params.dvc_files import dependencies
+from params.dvc_files import read_stage_dependencies
 from params.foundation.artifacts import Artifacts
 from params.loading import read
 from tasks.diagnostics.check import _dvc_problems
@@ -80,7 +80,7 @@ def test_sibling_of_an_objective_is_watched_by_all_stages_that_run_it(project: P
     found = unwatched(objective="trainer/objectives/mine.py", code=code)
     sibling = Path("trainer/objectives/dpo.py")
     for stage in ("validate", "tokenize", "train", "evaluate"):
-        watched = dependencies(stage, Artifacts("mine"))
+        watched = read_stage_dependencies(stage, Artifacts("mine"))
         assert found or any(sibling.is_relative_to(place) for place in watched), stage
 
 

@@ -19,7 +19,7 @@ from tests.support.project import ROOT
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics, MetricAccumulator
 from trainer.objectives.bases.generative import GenerativeObjective
-from trainer.objectives.bases.likelihood import Likelihood, logits_of
+from trainer.objectives.bases.likelihood import Likelihood, compute_logits
 from trainer.objectives.bases.loss import MicroBatchShare
 from trainer.objectives.bases.padding import token_columns
 
@@ -32,7 +32,7 @@ class ObjectiveCase:
 
     def __init__(self, name):
         self.name = name
-        self.objective = objectives.build(ObjectiveChoice(name=name))
+        self.objective = objectives.build_objective(ObjectiveChoice(name=name))
         self.rows = [{"row_id": i, **row} for i, row in enumerate(self.objective.example_rows)]
         texts = [self.objective.text(row) for row in self.rows]
         self.tokenizer = train_tokenizer(texts, TrainTokenizer(kind="train", vocab_size=280))
@@ -60,7 +60,7 @@ class ObjectiveCase:
         return self.objective.model_class().from_config(config).eval()
 
 
-@pytest.fixture(scope="module", params=[*objectives.names(), *new_objectives.NAMES])
+@pytest.fixture(scope="module", params=[*objectives.objective_names(), *new_objectives.NAMES])
 def case(request):
     """Those of the project, and those that a user might write."""
     with new_objectives.known():
@@ -142,7 +142,7 @@ def test_token_losses_sum_to_the_score(case):
     at, model = case.objective.score_names(case.state).index("nll"), case.model()
     for batch, found in scores(case, 3):
         with torch.inference_mode():
-            losses = case.objective.losses(logits_of(model, batch), batch["labels"])
+            losses = case.objective.losses(compute_logits(model, batch), batch["labels"])
         assert losses.shape == batch["labels"].shape
         assert losses.isfinite().any()
         total = losses.double().nan_to_num(0).reshape(len(losses), -1).sum(1)
@@ -239,7 +239,7 @@ def _edited(value):
 
 
 def test_only_the_turns_of_others_are_the_input_of_a_conversation():
-    sft = objectives.build(ObjectiveChoice(name="sft", messages_column="messages"))
+    sft = objectives.build_objective(ObjectiveChoice(name="sft", messages_column="messages"))
     turns = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "5"}]
     corrected = [turns[0], {"role": "assistant", "content": "4"}]
     other = [{"role": "user", "content": "2 + 3?"}, turns[1]]
@@ -267,7 +267,7 @@ def test_metrics_have_directions_and_options_have_defaults(case):
 @pytest.mark.parametrize("name", ["causal_ml", "Objective", "__init__", "os", "..worker", ""])
 def test_unknown_objective_is_refused(name):
     with pytest.raises(RecipeError, match="no objective"):
-        objectives.find(name)
+        objectives.import_objective_class(name)
 
 
 TOY = '''
@@ -298,9 +298,9 @@ def test_new_objective_needs_only_a_new_file(tmp_path):
     (tmp_path / "trainer" / "objectives" / "toy.py").write_text(TOY)
     code = (
         "from trainer import objectives; from params.schema import ObjectiveChoice; import sys; "
-        "print(objectives.names(), objectives.find('toy').__name__, "
-        "objectives.option_problems(ObjectiveChoice(name='toy', label_colum='x'))[0].fix, 'torch' in sys.modules)"
+        "print(objectives.objective_names(), objectives.import_objective_class('toy').__name__, "
+        "objectives.find_option_problems(ObjectiveChoice(name='toy', label_colum='x'))[0].fix, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    names = sorted([*objectives.names(), "toy"])
+    names = sorted([*objectives.objective_names(), "toy"])
     assert done.stdout == f"{names} Toy did you mean `label_column`? False\n"

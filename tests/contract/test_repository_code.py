@@ -17,7 +17,7 @@ from tests.support.pretrained import write_model
 from tests.support.project import ROOT
 from tests.support.terminal import terminal
 from trainer import objectives
-from trainer.model.network import untrained_model
+from trainer.model.network import build_untrained_model
 
 LOADERS = {"from_pretrained", "from_config", "pipeline", "load_dataset", "load_dataset_builder"}
 """What reads a repository and can run its code."""
@@ -26,7 +26,7 @@ NO_CODE = {"PeftModel.from_pretrained", "load_dataset_builder", "load_dataset"}
 OF_A_SCRIPT = Path("trainer/iterative/configuration.py")
 """Here a person's own script may say that it trusts a model."""
 
-CHECKED_BY_CALLER = {"tasks/inference/tried_model.py:_load_network": "TriedModel.load checks the folder"}
+CHECKED_BY_CALLER = {"tasks/inference/tried_model.py:_load_network": "AnsweringModel.load checks the folder"}
 
 
 def calls() -> Iterator[tuple[Path, ast.Call, str]]:
@@ -56,7 +56,7 @@ def test_every_function_that_loads_first_checks_what_the_files_name():
         for function in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
             if not isinstance(function, ast.FunctionDef):
                 continue
-            lines: dict[str, list[int]] = {"from_pretrained": [], "check_model_files": []}
+            lines: dict[str, list[int]] = {"from_pretrained": [], "check_model_file_references": []}
             for node in ast.walk(function):
                 if isinstance(node, ast.Call):
                     lines.get(ast.unparse(node.func).rpartition(".")[2], []).append(node.lineno)
@@ -86,8 +86,8 @@ from pathlib import Path
 from params.foundation.errors import EvergreenError
 from params.schema import Model, ObjectiveChoice
 from tasks.evaluation import champion
-from tasks.evaluation.report import Champion
-from tasks.inference.tried_model import TriedModel
+from tasks.evaluation.report import ChampionReference
+from tasks.inference.tried_model import AnsweringModel
 from tasks.tokenization.tokenizers import load_tokenizer
 from tests.support.pretrained import write_model
 from trainer import objectives
@@ -119,27 +119,27 @@ shutil.copytree(usual, shadow)
 (shadow / "model.safetensors").rename(shadow / "adapter_model.safetensors")
 (shadow / "adapter_config.json").write_text(json.dumps(of_usual | {"peft_type": "SHADOW", "shadow_model": str(own)}))
 shutil.copytree(own, root / "tokens" / "tokenizer")
-objective = objectives.build(ObjectiveChoice.model_validate({"name": "causal_lm"}))
-published = Champion(endpoint="local", repo_id="a/b", commit="c" * 40, tag="release-1", weights="w")
+objective = objectives.build_objective(ObjectiveChoice.model_validate({"name": "causal_lm"}))
+published = ChampionReference(endpoint="local", repo_id="a/b", commit="c" * 40, tag="release-1", weights="w")
 usual_tokenizer = load_tokenizer(str(usual), None)
 roles = {
-    "base": lambda: network.untrained_model(
+    "base": lambda: network.build_untrained_model(
         Model(pretrained=str(own)), objective=objective, state={}, tokenizer=usual_tokenizer, seed=1
     ),
     "tokenizer": lambda: load_tokenizer(str(own), None),
     "tokenizer of the run": lambda: tokens.read_tokenizer(root / "tokens"),
     "trained": lambda: network.load_trained_model(own, objective.model_class()),
     "adapter": lambda: network.load_trained_model(adapter, objective.model_class()),
-    "champion": lambda: champion.load(own, objective, {}, published),
-    "champion, an adapter": lambda: champion.load(adapter, objective, {}, published),
-    "try": lambda: TriedModel.load(own, "own"),
-    "try, an adapter": lambda: TriedModel.load(adapter, "adapter"),
-    "champion, another kind of adapter": lambda: champion.load(shadow, objective, {}, published),
-    "try, another kind of adapter": lambda: TriedModel.load(shadow, "shadow"),
-    "base, another kind of adapter": lambda: network.untrained_model(
+    "champion": lambda: champion.load_champion(own, objective, {}, published),
+    "champion, an adapter": lambda: champion.load_champion(adapter, objective, {}, published),
+    "try": lambda: AnsweringModel.load(own, "own"),
+    "try, an adapter": lambda: AnsweringModel.load(adapter, "adapter"),
+    "champion, another kind of adapter": lambda: champion.load_champion(shadow, objective, {}, published),
+    "try, another kind of adapter": lambda: AnsweringModel.load(shadow, "shadow"),
+    "base, another kind of adapter": lambda: network.build_untrained_model(
         Model(pretrained=str(shadow)), objective=objective, state={}, tokenizer=usual_tokenizer, seed=1
     ),
-    "script": lambda: configuration.load_model(str(own), None),
+    "script": lambda: configuration.load_model_if_named(str(own), None),
     "tokenizer of a script": lambda: configuration.load_tokenizer(str(own)),
 }
 for role, load in roles.items():
@@ -213,9 +213,11 @@ def test_release_of_a_known_model_points_to_no_code(tmp_path):
     ):
         content = json.loads((base / name).read_text()) | {"auto_map": classes}
         (base / name).write_text(json.dumps(content))
-    objective = objectives.build(ObjectiveChoice.model_validate({"name": "causal_lm"}))
+    objective = objectives.build_objective(ObjectiveChoice.model_validate({"name": "causal_lm"}))
     tokenizer = load_tokenizer(str(base), None)
-    network = untrained_model(Model(pretrained=str(base)), objective=objective, state={}, tokenizer=tokenizer, seed=1)
+    network = build_untrained_model(
+        Model(pretrained=str(base)), objective=objective, state={}, tokenizer=tokenizer, seed=1
+    )
     network.save_pretrained(tmp_path / "out")
     tokenizer.save_pretrained(tmp_path / "out")
     for name in ("config.json", "tokenizer_config.json"):

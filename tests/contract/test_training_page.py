@@ -91,12 +91,14 @@ def test_check_accepts_the_recipe_lines_of_a_row(row: list[str], tmp_path: Path,
         if given in changes:
             del content[section][key]
     columns = {"text": "a text", "label": "a label"} | dict(
-        objectives.find(content["objective"]["name"]).example_rows[0]
+        objectives.import_objective_class(content["objective"]["name"]).example_rows[0]
     )
     (tmp_path / "rows.jsonl").write_text(json.dumps(columns) + "\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        config_check, "start_check", lambda *given: lambda: config_check.find_model_config_errors(*given)
+        config_check,
+        "start_config_and_name_check",
+        lambda *given: lambda: config_check.find_config_and_name_errors(*given),
     )
     found = find_recipe_problems(read(tiny.write(tmp_path / "row.yaml", content)))
     if "GPU" in feature:  # where there is none, `check` says so
@@ -124,7 +126,7 @@ def test_tests_of_a_row_exist(row: list[str]) -> None:
 def test_every_objective_has_a_row() -> None:
     written = [lines(row[1]) for row in ROWS.values() if row[1] not in NO_KEY]
     names = {x.get("objective.name") or x.get("objective", {}).get("name") for x in written}
-    assert set(objectives.names()) - names == set()
+    assert set(objectives.objective_names()) - names == set()
 
 
 def is_owned(field: str) -> bool:
@@ -149,7 +151,11 @@ def test_keys_for_names_of_transformers_and_trl_exist() -> None:
     """Every field that has a key of its own is listed with that key, and so are arguments and methods of Trainer."""
     keys = {name: row[1].strip("`") for row in cells(NAMES) for name in re.findall(r"`([^`]+)`", row[0])}
     assert keys.items() >= arguments._OWN_KEYS.items()
-    options = {o for name in objectives.names() for o in objectives.find(name).options_class.model_fields}
+    options = {
+        o
+        for name in objectives.objective_names()
+        for o in objectives.import_objective_class(name).options_class.model_fields
+    }
     for key in set(keys.values()):
         section, _, option = key.partition(".")
         in_schema = key.startswith("training.arguments.") or schema_has(key)
@@ -158,7 +164,7 @@ def test_keys_for_names_of_transformers_and_trl_exist() -> None:
 
 def test_every_field_of_training_arguments_is_covered() -> None:
     """It is a key of the recipe, refused, in a row with its test, or listed as untested; and only one of these."""
-    known = set(arguments.fields())
+    known = set(arguments.training_argument_types())
     first_class = set(arguments._OWN_KEYS)
     theirs = known | {field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)}
     assert first_class | set(arguments._REFUSED) <= theirs, "names that transformers no longer has"

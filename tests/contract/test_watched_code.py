@@ -15,7 +15,7 @@ from params.foundation.artifacts import Artifacts
 from tests.support import tiny
 from tests.support.project import copy_project
 from trainer import identity
-from trainer.identity import deciding_files, run_identity, run_key, unwatched_code
+from trainer.identity import deciding_files, find_unwatched_code, run_identity, run_key
 
 OWN = {
     "trainer/objectives/mine.py": "from trainer.objectives.dpo import DPO\n\nclass Mine(DPO): ...\n",
@@ -101,7 +101,7 @@ def unwatched(**changes: str) -> list[str]:
     lines = "".join(f"    {name}: {path}\n" for name, path in item.items())
     Path("recipes.yaml").write_text(f"recipes:\n  mine:\n{lines}")
     recipe = load(Path("params/mine.yaml")).model_dump(mode="json")
-    return [f"{section}: {what}; {fix}" for section, what, fix in unwatched_code(Artifacts("mine"), recipe)]
+    return [f"{section}: {what}; {fix}" for section, what, fix in find_unwatched_code(Artifacts("mine"), recipe)]
 
 
 def test_item_that_leaves_code_out_is_named(project: Path) -> None:

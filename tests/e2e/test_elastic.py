@@ -14,7 +14,7 @@ from params import DivergedError, RecipeError
 from tests.support import tiny
 from tests.support.project import STAGES, Project
 from tests.support.training import ElasticTraining
-from trainer.checkpoints.sealed import all_checkpoints
+from trainer.checkpoints.sealed import list_checkpoints
 from trainer.data.tokens import read_split
 
 
@@ -66,7 +66,7 @@ def test_a_checkpoint_comes_after_so_many_minutes(tmp_path: Path) -> None:
     changes = {"training.save_steps": 1000, "training.save_minutes": 1e-4, "training.keep_checkpoints": 100}
     training = ElasticTraining(tmp_path, changes)
     training.start(processes=2, until=5)
-    steps = {int(p.name.removeprefix("checkpoint-")) for p in all_checkpoints(training.folder)}
+    steps = {int(p.name.removeprefix("checkpoint-")) for p in list_checkpoints(training.folder)}
     assert steps >= {3, 4, 5}, "every step takes longer than 6 ms, the first ones may save at once"
 
 
@@ -74,7 +74,7 @@ def test_a_gradient_that_is_not_finite_ends_the_training_before_the_weights_chan
     training = ElasticTraining(tmp_path, {"training.learning_rate": 1e30, "training.max_grad_norm": 0.0})
     with pytest.raises(DivergedError, match=r"is (nan|inf) at step \d+, rows \[\d+, ") as caught:
         training.start(processes=2)
-    kept = all_checkpoints(training.folder)
+    kept = list_checkpoints(training.folder)
     assert ("the last checkpoint is " + kept[0].name if kept else "there is no checkpoint") in caught.value.fix
     for checkpoint in kept:
         assert all(t.isfinite().all() for t in load_file(checkpoint / "model.safetensors").values())
@@ -93,7 +93,7 @@ def test_a_loss_that_is_not_finite_is_told_with_step_and_rows(tmp_path: Path) ->
     step = min(s for s in seen if any(token in ids for ids in seen[s].values()))
     affected = sorted(row for row, ids in seen[step].items() if token in ids)
 
-    weights = load_file(all_checkpoints(healthy.folder)[-1] / "model.safetensors")
+    weights = load_file(list_checkpoints(healthy.folder)[-1] / "model.safetensors")
     base = tmp_path / "base"
     shutil.copytree(healthy.checkpoint, base)
     weights["model.embed_tokens.weight"][token] = torch.nan

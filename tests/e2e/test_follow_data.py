@@ -9,7 +9,7 @@ import huggingface_hub.constants
 import pytest
 from huggingface_hub import HfApi
 
-from params.dvc_files import recorded_stages
+from params.dvc_files import read_dvc_lock_stages
 from tasks.hub_server.server import LocalHub
 from tests.support.project import STAGES, Project, stages_of, write_sentences
 from tests.support.sharing import RECORD, TOKEN, sharing
@@ -63,7 +63,7 @@ def push_rows(api: HfApi, folder: Path, rows: int) -> str:
 
 def recorded(project: Project, path: str) -> str:
     """The hash of an output in dvc.lock."""
-    outs = recorded_stages(project.root)["ingest@tiny"]["outs"]
+    outs = read_dvc_lock_stages(project.root)["ingest@tiny"]["outs"]
     return str(next(out["md5"] for out in outs if out["path"] == path))
 
 

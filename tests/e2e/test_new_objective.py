@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from params import ModelError, load
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.report import Blessing, Details
+from tasks.evaluation.report import Blessing, EvaluationDetails
 from tasks.hub_server.server import LocalHub
 from tasks.inference.command import try_model
 from tasks.inference.tried_model import AnswerOptions
@@ -185,7 +185,7 @@ def test_other_labels_texts_and_metrics_are_judged_and_published(name, tmp_path,
         report = releases.evaluate(artifacts, recipe)
         assert report.verdict == "publish", read_report(artifacts, Blessing).reasons
         assert report.model[case["metric"]] > report.untrained[case["metric"]]
-        (gain,) = (one for one in read_report(artifacts, Details).comparisons if one.metric == case["metric"])
+        (gain,) = (one for one in read_report(artifacts, EvaluationDetails).comparisons if one.metric == case["metric"])
         assert gain.low > 0
         assert (gain.rows, gain.groups) == ((240, 60) if name == "ranking" else (60, None))
         assert releases.publish(artifacts, recipe).status == "published"

@@ -18,7 +18,7 @@ from huggingface_hub import HfApi, snapshot_download
 from tasks.commands import main
 from tasks.hub_server.server import LocalHub
 from tasks.hub_server.trials import TrialError
-from tasks.inference.hub_trials import HubTrials
+from tasks.inference.hub_trials import HubModelAnswerer
 from tests.support import base_models, tiny_releases
 from tests.support.browser import needs_browser, open_page
 from tests.support.html import Outline
@@ -50,7 +50,7 @@ def hub(tmp_path_factory) -> Iterator[LocalHub]:
 
 def test_every_objective_is_here():
     known = {sections.get("objective", {}).get("name", "causal_lm") for _, sections in tiny_releases.KINDS.values()}
-    assert known == set(objectives.names())
+    assert known == set(objectives.objective_names())
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21.2 causes it
@@ -244,7 +244,7 @@ def open_hub(hub) -> Iterator[LocalHub]:
     tokens = {TOKEN: "tests", OTHER: "other"}
     with (
         pytest.MonkeyPatch.context() as patch,
-        HubTrials(hub.root / ".hub") as answer,
+        HubModelAnswerer(hub.root / ".hub") as answer,
         LocalHub(hub.root / ".hub", tokens=tokens, answer=answer) as running,
     ):
         patch.setenv("AWS_SECRET_ACCESS_KEY", "x")
@@ -395,7 +395,7 @@ def try_it(answer, api, repo_id):
 
 @pytest.mark.slow
 def test_answer_that_never_ends_frees_the_box(hub, others):
-    with HubTrials(hub.root / ".hub", timeout_s=30) as answer:
+    with HubModelAnswerer(hub.root / ".hub", timeout_s=30) as answer:
         started = time.monotonic()
         with pytest.raises(TrialError, match="took longer than 30 s"):
             try_it(answer, others, "other/loops")
@@ -407,7 +407,7 @@ def test_answer_that_never_ends_frees_the_box(hub, others):
 @pytest.mark.slow
 def test_answer_that_needs_too_much_memory_is_refused(hub, others):
     with (
-        HubTrials(hub.root / ".hub", memory_bytes=300 << 20) as answer,
+        HubModelAnswerer(hub.root / ".hub", memory_bytes=300 << 20) as answer,
         pytest.raises(TrialError, match=r"memory|allocate|Memory"),
     ):
         try_it(answer, others, "tests/causal_lm")

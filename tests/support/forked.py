@@ -221,7 +221,7 @@ class Ranks:
 
     def poll(self) -> int | None:
         """Exit status when all ranks have ended; when one fails, end the others."""
-        from trainer.runtime.launcher import Failure, LaunchReport
+        from trainer.runtime.launcher import LaunchFailureReport, RankFailure
 
         for rank, process in enumerate(self._ranks):
             if process.exitcode:
@@ -233,8 +233,8 @@ class Ranks:
         if not alive and self.returncode is None:
             self.returncode = bool(self._failed) if self._as_launched else self._failed.get(0, 0)
             pids = [process.pid for process in self._ranks]
-            failures = (Failure(rank=rank, pid=pids[rank], exit_code=code) for rank, code in self._failed.items())
-            LaunchReport(failures=tuple(failures)).save(self._report)
+            failures = (RankFailure(rank=rank, pid=pids[rank], exit_code=code) for rank, code in self._failed.items())
+            LaunchFailureReport(failures=tuple(failures)).save(self._report)
             for log in sorted(self._report.parent.glob("rank-*.log")):
                 print(log.read_text(encoding="utf-8"), end="", flush=True)
         return self.returncode

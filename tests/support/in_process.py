@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 from tests.support import tiny
 from tests.support.training import plan_job
-from trainer.build import build
+from trainer.build import build_trainer
 from trainer.job import Job
 from trainer.loop.trainer import EvergreenTrainer
 
@@ -36,7 +36,7 @@ def trainer_of(job: Job, *callbacks: TrainerCallback) -> EvergreenTrainer:
     AcceleratorState._reset_state(reset_partial_state=True)  # it keeps the number format of the trainer before
     GradientState._reset_state()
     job.folder.mkdir(parents=True, exist_ok=True)
-    trainer = build(job, _UNSEEN, lambda: False)
+    trainer = build_trainer(job, _UNSEEN, lambda: False)
     for callback in callbacks:
         trainer.add_callback(callback)
     return trainer

@@ -10,7 +10,7 @@ from pathlib import Path
 from huggingface_hub import HfApi
 
 from tasks.hub_client.release_file import RELEASE_FILE
-from tasks.hub_client.repository import Repository
+from tasks.hub_client.repository import HubRepository
 from tasks.publishing.exactly_once import publish_release
 from tasks.publishing.release import ANY_WEIGHTS, Outcome, ReleasePlan, plan_release
 from tests.support.faulty_hub import Clock
@@ -50,9 +50,9 @@ def patient(
     repo_id: str = REPO,
     timeout_s: float = 600.0,
     log: Callable[[str], None] = lambda _: None,
-) -> Repository:
+) -> HubRepository:
     """The repository, asked by a clock that passes only in sleep."""
-    return Repository(api, repo_id, timeout_s=timeout_s, retries=(clock or Clock()).retries(attempts), log=log)
+    return HubRepository(api, repo_id, timeout_s=timeout_s, retries=(clock or Clock()).retries(attempts), log=log)
 
 
 def publish(

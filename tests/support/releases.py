@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from params import Recipe, load
-from params.dvc_files import Inputs
+from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import EvaluationReport
 from tasks.evaluation.stage import evaluate as evaluate_stage
@@ -23,7 +23,7 @@ from tests.support import tiny
 from trainer import objectives
 from trainer.data import tokens
 from trainer.job import Job
-from trainer.model.network import initial_model, write_adapted
+from trainer.model.network import build_model_to_train, write_merged_and_adapter
 from trainer.objectives.bases.loss import MicroBatchShare
 from trainer.objectives.bases.objective import Objective
 
@@ -51,9 +51,9 @@ def tokenized(root: Path, content: dict[str, Any], sizes: dict[str, int] = SIZES
 
 def learn(artifacts: Artifacts, recipe: Recipe, steps: int, *, seed: int = 11, rows: int = BATCH) -> None:
     """What the train stage leaves: a model of random weights of its own, after so many steps."""
-    objective, tokenizer = objectives.build(recipe.objective), tokens.read_tokenizer(artifacts.tokens)
-    state = tokens.read_state(artifacts.tokens)
-    network = initial_model(recipe.model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
+    objective, tokenizer = objectives.build_objective(recipe.objective), tokens.read_tokenizer(artifacts.tokens)
+    state = tokens.read_objective_state(artifacts.tokens)
+    network = build_model_to_train(recipe.model, objective=objective, state=state, tokenizer=tokenizer, seed=seed)
     sequences = tokens.read_split(artifacts.tokens, "train")
     examples = [sequences[i] for i in range(min(rows, len(sequences)))]
     batch = objective.prepare_inputs(network, objective.collate(examples, tokenizer))
@@ -71,7 +71,7 @@ def learn(artifacts: Artifacts, recipe: Recipe, steps: int, *, seed: int = 11, r
         trained = artifacts.scratch / "adapters"
         network.save_pretrained(trained, save_embedding_layers=False)
         parts = {"objective": objective, "state": state, "tokenizer": tokenizer, "seed": recipe.seed}
-        write_adapted(trained, artifacts.model, artifacts.adapter, recipe.model, **parts)
+        write_merged_and_adapter(trained, artifacts.model, artifacts.adapter, recipe.model, **parts)
     else:
         network.save_pretrained(artifacts.model)
     tokenizer.save_pretrained(artifacts.model)
@@ -115,7 +115,7 @@ def publish(artifacts: Artifacts, recipe: Recipe, **changes: Any) -> Receipt:
         model=recipe.model,
         evaluation=recipe.evaluation,
         publish=recipe.publish.model_copy(update={"timeout_s": 5.0, **changes}),
-        inputs=Inputs.read("publish", artifacts),
+        inputs=StageInputsSnapshot.read("publish", artifacts),
     )
 
 

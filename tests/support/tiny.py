@@ -14,14 +14,14 @@ import pyarrow as pa
 from ruamel.yaml import YAML
 
 from params import Recipe, load
-from params.dvc_files import Inputs, file_state
+from params.dvc_files import StageInputsSnapshot, file_fingerprint
 from params.foundation.artifacts import Artifacts
-from tasks.ingestion.batches import Batch
-from tasks.ingestion.parquet import Column, widen, write_part, write_schema
+from tasks.ingestion.batches import SourceBatch
+from tasks.ingestion.parquet import SourceColumn, widen_columns_in_place, write_part_shards, write_split_schema
 from tasks.ingestion.stage import PART_ROWS
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
-from trainer.checkpoints.sealed import Position
+from trainer.checkpoints.sealed import ResumePosition
 from trainer.data.shards import Manifest
 
 RECIPE: dict[str, Any] = {
@@ -130,27 +130,27 @@ def write_splits(folder: Path, splits: dict[str, dict[str, Any]], *, group_by: S
     """The splits as ingest writes them, given by columns; the row_id counts through the splits."""
     tables = {split: pa.table(columns) for split, columns in splits.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    columns, start = dict[str, Column](), 0
+    columns, start = dict[str, SourceColumn](), 0
     for split, table in tables.items():
         shutil.rmtree(folder / split, ignore_errors=True)
         (folder / split).mkdir()
         shards = []
         for number, rows in enumerate(table.combine_chunks().to_batches(max_chunksize=PART_ROWS)):
-            part = write_part([(Batch(rows, "row {}".format), [split] * len(rows))], folder, number)
-            widen(columns, part.columns)
+            part = write_part_shards([(SourceBatch(rows, "row {}".format), [split] * len(rows))], folder, number)
+            widen_columns_in_place(columns, part.columns)
             shards.append(part.shards[split].model_copy(update={"first_row_id": start}))
             start += len(rows)
         Manifest.write(folder / split, shards)
     for split in tables:
-        write_schema(folder / split, columns, group_by)
+        write_split_schema(folder / split, columns, group_by)
 
 
-def inputs(stage: str, artifacts: Artifacts, code: str) -> Inputs:
+def inputs(stage: str, artifacts: Artifacts, code: str) -> StageInputsSnapshot:
     """Inputs of a stage with a file of code, which is written; with code, work on shards is kept."""
     path = artifacts.root / "tasks/some.py"
     path.parent.mkdir(exist_ok=True)
     path.write_text(code, encoding="utf-8")
-    return Inputs(stage, artifacts, {}, {"tasks": {"some.py": file_state(path)}})
+    return StageInputsSnapshot(stage, artifacts, {}, {"tasks": {"some.py": file_fingerprint(path)}})
 
 
 def write_some(rows: SplitRows, folder: Path, keep: Sequence[bool]) -> None:
@@ -189,7 +189,9 @@ def tokenized(root: Path, content: dict[str, Any], sizes: dict[str, int] = SIZES
     return artifacts, made
 
 
-def position(processes: int = 1) -> Position:
+def position(processes: int = 1) -> ResumePosition:
     """The position of a checkpoint at the start of an epoch."""
     order = {"epoch": 0, "batch": 0, "global_batch_size": 8}
-    return Position(order, None, [0.0] * processes, 0, lacks_evaluation=False, finished=False, processes=processes)
+    return ResumePosition(
+        order, None, [0.0] * processes, 0, lacks_evaluation=False, finished=False, processes=processes
+    )

@@ -19,8 +19,8 @@ from tasks.training.report import TrainingReport
 from tasks.training.stage import train
 from tasks.training.supervisor import supervise
 from tests.support import forked, tiny
-from trainer.checkpoints.resume import choose
-from trainer.checkpoints.sealed import KILL_AT, all_checkpoints
+from trainer.checkpoints.resume import prepare_resume
+from trainer.checkpoints.sealed import KILL_AT, list_checkpoints
 from trainer.identity import run_identity
 from trainer.job import Job
 
@@ -112,7 +112,7 @@ class ElasticTraining:
     def start(self, processes: int = 1, until: int | None = None) -> None:
         """Train to the end, or to a step."""
         made = self.job(processes, until)
-        choice = partial(choose, made.folder, made.identity, made.training.resume)
+        choice = partial(prepare_resume, made.folder, made.identity, made.training.resume)
         with forked.ranks():
             if until is None:
                 supervise(made, choice)
@@ -150,7 +150,7 @@ class ElasticTraining:
     @property
     def checkpoint(self) -> Path:
         """The newest checkpoint."""
-        return all_checkpoints(self.folder)[0]
+        return list_checkpoints(self.folder)[0]
 
 
 def _merge_ranks(lines: list[dict[str, Any]]) -> dict[str, Any]:

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from params.dvc_files import Inputs
+from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Expectation, Launch, ObjectiveChoice, Validation
-from tasks.drift.rows import ComparedColumns, SampledRows, Scan, read_sampled_rows, scan
+from tasks.drift.rows import ComparedColumns, RowScan, SampledRows, read_sampled_rows, scan_rows
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from tasks.validation.report import ValidationReport
@@ -39,7 +39,7 @@ def run_validation(
     objective: ObjectiveChoice = LANGUAGE,
     max_quarantined: float = 0.9,
     launch: Launch = ONE_PROCESS,
-    inputs: Inputs | None = None,
+    inputs: StageInputsSnapshot | None = None,
 ) -> ValidationReport:
     validation = Validation(expectations=list(expectations), max_quarantined=max_quarantined)
     hub = {"repo_id": "tests/tiny", "endpoint": "local"}
@@ -51,10 +51,10 @@ def workers(root: Path) -> ShardWorkers:
     return ShardWorkers(Artifacts("trial", root), "validate", ONE_PROCESS)
 
 
-def scanned(rows: SplitRows, columns: ComparedColumns) -> Scan:
+def scanned(rows: SplitRows, columns: ComparedColumns) -> RowScan:
     """What drift sees of all rows."""
     with workers(rows.folder) as own:
-        return scan(rows, columns, own)
+        return scan_rows(rows, columns, own)
 
 
 def good_rows(artifacts: Artifacts, split: str = "train", column: str = "row_id") -> list[Any]:

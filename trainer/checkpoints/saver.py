@@ -14,10 +14,10 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from params import EvergreenError, StorageError
-from params.foundation.artifacts import storage_errors
+from params.foundation.artifacts import translate_storage_errors
 
 
-class Snapshot:
+class TensorSnapshotter:
     """Copies of tensors in CPU memory, which every later copy of the same tensors uses again."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Snapshot:
         return tree_map_only(torch.Tensor, copied, state)
 
 
-class Writer:
+class BackgroundWorker:
     """A thread that runs functions one after another; a failure ends those after it, too, and the next call raises it."""
 
     def __init__(self) -> None:
@@ -81,26 +81,26 @@ class Writer:
             futures.wait([self._last])
 
 
-def nbytes(state: Any) -> int:
+def count_tensor_bytes(state: Any) -> int:
     """Return the bytes of all tensors in `state`."""
     return sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
 
 
 @contextlib.contextmanager
-def disk_full_handling(staging: Path, needed: int) -> Iterator[None]:
+def guard_disk_space(staging: Path, needed: int) -> Iterator[None]:
     """For a block that writes `needed` bytes to `staging`: on a full disk, raise how much is missing and clean up."""
     try:
-        check_room(staging.parent, needed)
-        with storage_errors(staging.parent):
+        check_disk_space(staging.parent, needed)
+        with translate_storage_errors(staging.parent):
             yield
     except EvergreenError as error:
         shutil.rmtree(staging, ignore_errors=True)  # leaves room for writing the error report
         if isinstance(error, StorageError):
-            check_room(staging.parent, needed)
+            check_disk_space(staging.parent, needed)
         raise
 
 
-def check_room(folder: Path, needed: int) -> None:
+def check_disk_space(folder: Path, needed: int) -> None:
     """Raise StorageError if the disk of a folder has less room than a checkpoint needs, in bytes."""
     if (free := shutil.disk_usage(folder).free) < needed:
         needs, has, lacks = (f"{size / 2**20:.1f} MiB" for size in (needed, free, needed - free))

@@ -52,7 +52,7 @@ KILL_AT = "EVERGREEN_KILL_AT"
 _counts = Counter[str]()
 
 
-def mark_save_point(point: str) -> None:
+def pass_kill_point(point: str) -> None:
     """Mark that what a point of a save names is done. A kill at any of them must do no harm."""
     _counts[point] += 1
     if os.environ.get(KILL_AT) == f"{point}:{_counts[point]}":
@@ -60,7 +60,7 @@ def mark_save_point(point: str) -> None:
 
 
 @dataclass(frozen=True)
-class Position:
+class ResumePosition:
     """Where a run continues, in addition to what Trainer itself stores."""
 
     order: dict[str, int]
@@ -86,7 +86,7 @@ class Position:
         (checkpoint / POSITION).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
 
     @classmethod
-    def load(cls, checkpoint: Path) -> Position:
+    def load(cls, checkpoint: Path) -> ResumePosition:
         """Read it from a checkpoint's folder; CheckpointError if it is missing or damaged."""
         try:
             return cls(**json.loads((checkpoint / POSITION).read_text(encoding="utf-8")))
@@ -95,22 +95,22 @@ class Position:
             raise CheckpointError(str(checkpoint), what, "resume from another one") from error
 
 
-def identity_text(identity: Mapping[str, str]) -> str:
+def identity_to_json(identity: Mapping[str, str]) -> str:
     """Return the content of `run.json` in a run's folder and in each of its checkpoints."""
     return json.dumps(dict(identity), indent=1)
 
 
-def seal(staged: Path, target: Path, kind: Literal["checkpoint", "best"] = "checkpoint") -> None:
+def seal_and_rename(staged: Path, target: Path, kind: Literal["checkpoint", "best"] = "checkpoint") -> None:
     """Write the manifest of the folder `staged`, flush it to disk and rename it to `target`."""
     (staged / MANIFEST).write_text(json.dumps(_manifest(staged), indent=1, sort_keys=True), encoding="utf-8")
-    mark_save_point(f"{kind}.manifest")
+    pass_kill_point(f"{kind}.manifest")
     flush_folder_to_disk(staged)
-    mark_save_point(f"{kind}.flushed")
+    pass_kill_point(f"{kind}.flushed")
     if target.exists():
         shutil.rmtree(target)
     staged.rename(target)
     flush_path_to_disk(target.parent)
-    mark_save_point(f"{kind}.renamed")
+    pass_kill_point(f"{kind}.renamed")
 
 
 def find_manifest_mismatch(checkpoint: Path) -> str | None:
@@ -137,12 +137,12 @@ def find_checkpoint_defect(checkpoint: Path) -> str | None:
     return find_manifest_mismatch(checkpoint) or _missing(checkpoint)
 
 
-def newest_valid(folder: Path, run: str) -> Path | None:
+def find_newest_setting_broken_aside(folder: Path, run: str) -> Path | None:
     """Return the newest checkpoint in a run's folder that it can resume from, and rename invalid newer ones.
 
     `run` is the content of the run's `run.json`; a checkpoint with another one belongs to another run.
     """
-    for checkpoint in all_checkpoints(folder):
+    for checkpoint in list_checkpoints(folder):
         found = find_checkpoint_defect(checkpoint)
         if found is None and (checkpoint / IDENTITY).read_text(encoding="utf-8") != run:
             found = "it belongs to another run"
@@ -165,21 +165,21 @@ class BestWeights:
     value: float
 
 
-def seal_best(staged: Path, *, step: int, metric: str, value: float) -> None:
+def replace_best_weights(staged: Path, *, step: int, metric: str, value: float) -> None:
     """Make the weights in `staged`, a folder in the run's folder, its best weights."""
     folder = staged.parent
     (staged / BEST_NOTE).write_text(json.dumps({"step": step, "metric": metric, "value": value}), encoding="utf-8")
     if (run := _run_of(folder)) is not None:
         (staged / IDENTITY).write_text(run, encoding="utf-8")
     target = folder / f"best-{step}"
-    seal(staged, target, "best")
+    seal_and_rename(staged, target, "best")
     for other in folder.glob("best-*"):
         if other != target:
             shutil.rmtree(other)
-    mark_save_point("best.retired")
+    pass_kill_point("best.retired")
 
 
-def best_weights(folder: Path, direction: Direction) -> BestWeights | None:
+def find_best_weights(folder: Path, direction: Direction) -> BestWeights | None:
     """Return the valid best weights in a run's folder; `direction` is `min` if the smallest value is best, else `max`."""
     found = [
         BestWeights(place, **json.loads((place / BEST_NOTE).read_text(encoding="utf-8")))
@@ -190,24 +190,24 @@ def best_weights(folder: Path, direction: Direction) -> BestWeights | None:
     return choose(found, key=lambda best: best.value, default=None)
 
 
-def all_checkpoints(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in `folder`, valid or not, newest first."""
     return sorted((p for p in folder.glob("checkpoint-*") if _NAME.fullmatch(p.name)), key=_number, reverse=True)
 
 
-def newest_step(folder: Path) -> int:
+def newest_checkpoint_step(folder: Path) -> int:
     """Return the step of the newest checkpoint in `folder`, valid or not; 0 if there is none."""
-    return max(map(_number, all_checkpoints(folder)), default=0)
+    return max(map(_number, list_checkpoints(folder)), default=0)
 
 
 def delete_old_checkpoints(folder: Path, keep: int) -> None:
     """Delete all but the `keep` newest checkpoints."""
-    for old in all_checkpoints(folder)[keep:]:
+    for old in list_checkpoints(folder)[keep:]:
         shutil.rmtree(old)
-    mark_save_point("checkpoint.retained")
+    pass_kill_point("checkpoint.retained")
 
 
-def step_of(checkpoint: Path) -> int:
+def read_checkpoint_step(checkpoint: Path) -> int:
     """Return the number of optimizer steps before a checkpoint; CheckpointError if its state cannot be read."""
     try:
         return int(json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
@@ -228,7 +228,7 @@ def _missing(checkpoint: Path) -> str | None:
     lacking = [what for what, names in _REQUIRED.items() if not any(any(checkpoint.glob(n)) for n in names)]
     if lacking:
         return f"it lacks {', '.join(lacking)}"
-    processes = Position.load(checkpoint).processes
+    processes = ResumePosition.load(checkpoint).processes
     random_states = len(list(checkpoint.glob("rng_state*.pth")))
     if random_states != processes:
         return f"it has the random state of {random_states} of {processes} processes"

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from params import CheckpointError, RecipeError
-from trainer.data.order import BatchShard, EpochOrder, Lengths, SampleKey, SamplerOrder
+from trainer.data.order import EpochOrder, GlobalBatchShard, Lengths, SampleKey, SamplerOrder
 from trainer.data.randomness import seeded
 from trainer.data.streaming import STREAM_STATE, StreamByPosition
 
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 
-def source_loader(dataset: Any, collate: Callable[[list[Any]], Any], args: TrainingArguments) -> DataLoader[Any]:
-    """Return a loader of a dataset with the workers that the arguments ask for, as the source of `TrainingData`."""
+def make_plain_data_loader(
+    dataset: Any, collate: Callable[[list[Any]], Any], args: TrainingArguments
+) -> DataLoader[Any]:
+    """Return a loader of a dataset with the workers that the arguments ask for, as the source of `ResumableBatchSampler`."""
     workers = args.dataloader_num_workers
     return DataLoader(
         dataset,
@@ -36,7 +38,7 @@ def source_loader(dataset: Any, collate: Callable[[list[Any]], Any], args: Train
     )
 
 
-class TrainingData(Sampler[list[SampleKey]]):
+class ResumableBatchSampler(Sampler[list[SampleKey]]):
     """This process's part of the rows of a loader, in the run's order, and the position of the next optimizer step.
 
     The loader `source` gives the data, the collator, the workers and the sampler; a sampler that shuffles is replaced by the
@@ -46,7 +48,7 @@ class TrainingData(Sampler[list[SampleKey]]):
     """
 
     def __init__(
-        self, source: DataLoader[Any], shard: BatchShard, *, seed: int, lengths: Lengths | None = None
+        self, source: DataLoader[Any], shard: GlobalBatchShard, *, seed: int, lengths: Lengths | None = None
     ) -> None:
         self.order = _order(source, shard.global_batch_size, seed, lengths)
         """The rows of each epoch; None for a stream."""
@@ -61,14 +63,14 @@ class TrainingData(Sampler[list[SampleKey]]):
         self.loader: DataLoader[Any] = DataLoader(
             self._dataset,
             batch_sampler=self,
-            collate_fn=partial(seeded_collate, source.collate_fn, seed),
+            collate_fn=partial(collate_with_seed, source.collate_fn, seed),
             generator=torch.Generator(),  # otherwise every start of workers would draw from the process's random state
             num_workers=workers,
             pin_memory=source.pin_memory,
             persistent_workers=source.persistent_workers and workers > 0,
             prefetch_factor=source.prefetch_factor if workers else None,
         )
-        """Yields this process's micro-batches, as `seeded_collate` makes them."""
+        """Yields this process's micro-batches, as `collate_with_seed` makes them."""
         self._stream_state = self._stream.state_dict() if self._stream is not None else None
         self.rows: list[list[int]] = []
         """Row ids of each micro-batch of the current optimizer step, on this process."""
@@ -180,7 +182,7 @@ class SeededDataset(Dataset[Any]):
         return examples
 
 
-def seeded_collate(
+def collate_with_seed(
     collate: Callable[[list[Any]], dict[str, Any]], seed: int, keyed: list[tuple[SampleKey, Any]]
 ) -> dict[str, Any]:
     """Return a micro-batch: the model's `inputs`, the `row_id` of each sequence as `rows`, and the state of a `stream` after it.

@@ -2,9 +2,9 @@
 
 Neither the number of processes nor a resume changes it. A position is an epoch and a global batch in it.
 
-    EpochOrder      the rows of an epoch, in whole global batches
-    SamplerOrder    the same, from the sampler of a custom Trainer
-    BatchShard      the part of every global batch that one process trains on
+    EpochOrder        the rows of an epoch, in whole global batches
+    SamplerOrder      the same, from the sampler of a custom Trainer
+    GlobalBatchShard  the part of every global batch that one process trains on
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class SamplerOrder:
 
 
 @dataclass(frozen=True)
-class BatchShard:
+class GlobalBatchShard:
     """The part of every global batch that one process trains on: each `processes`-th micro-batch."""
 
     micro_batch: int

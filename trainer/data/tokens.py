@@ -15,7 +15,7 @@ import pyarrow as pa
 from params import DataError
 from trainer.data.shards import ROW, ROW_ID, Manifest
 from trainer.objectives.bases.padding import token_columns
-from trainer.runtime.model_files import check_model_files
+from trainer.runtime.model_files import check_model_file_references
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,12 +103,12 @@ def read_tokenizer(tokens: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer that made the sequences."""
     from transformers import AutoTokenizer
 
-    check_model_files(tokens / "tokenizer")
+    check_model_file_references(tokens / "tokenizer")
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(tokens / "tokenizer", trust_remote_code=False)
     return tokenizer
 
 
-def read_state(tokens: Path) -> ObjectiveState:
+def read_objective_state(tokens: Path) -> ObjectiveState:
     """Return what the objective collected from the train split."""
     state: ObjectiveState = json.loads((tokens / STATE).read_text(encoding="utf-8"))
     return state

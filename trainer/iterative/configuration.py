@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import TrainingArguments
 
-from trainer.runtime.model_files import check_model_files
+from trainer.runtime.model_files import check_model_file_references
 
 _WITHOUT_END = {"linear", "constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"}
 """Schedules that work without `max_steps`; linear, the default, is then constant after its warm-up."""
@@ -72,7 +72,7 @@ class IterativeSFTConfig(TrainingArguments):
                 raise ValueError(f"IterativeSFTConfig.{name} is {getattr(self, name)!r}; {fix}")
 
 
-def check_arguments(args: object, *, model_name: str, schedule: object) -> TrainingArguments:
+def checked_or_default_arguments(args: object, *, model_name: str, schedule: object) -> TrainingArguments:
     """Return the caller's arguments, by default an IterativeSFTConfig; ValueError if one of them needs Trainer's loop."""
     if args is None:
         args = IterativeSFTConfig(output_dir=f"{Path(model_name).name or 'model'}-IterativeSFT")
@@ -94,7 +94,7 @@ def check_arguments(args: object, *, model_name: str, schedule: object) -> Train
     return args
 
 
-def name_of(model: object) -> str:
+def model_name_or_path(model: object) -> str:
     """Return the name or folder of a model, empty for one that was not loaded from anywhere; TypeError if it is no model."""
     if isinstance(model, str):
         return model
@@ -104,7 +104,7 @@ def name_of(model: object) -> str:
     return str(getattr(model.config, "_name_or_path", "") or "")
 
 
-def load_model(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedModel:
+def load_model_if_named(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedModel:
     """Load a model by name, with the head that its configuration needs; return a model object as it is.
 
     ValueError if it is one and `init_kwargs` are given, ModelError if the model's files name files that are not its own.
@@ -119,7 +119,7 @@ def load_model(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedMode
         arguments["dtype"] = arguments.pop("torch_dtype")
     trusted = arguments.pop("trust_remote_code", False)
     of_hub = {name: value for name, value in arguments.items() if name in _HUB_ARGUMENTS}
-    if revision := check_model_files(model, **of_hub):
+    if revision := check_model_file_references(model, **of_hub):
         of_hub["revision"] = arguments["revision"] = revision
     config = AutoConfig.from_pretrained(model, trust_remote_code=trusted, **of_hub)
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
@@ -127,9 +127,9 @@ def load_model(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedMode
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load the tokenizer of a model by the model's name; ValueError without one, ModelError as of `load_model`."""
+    """Load the tokenizer of a model by the model's name; ValueError without one, ModelError as of `load_model_if_named`."""
     if not name:
         what = "the model was not loaded by name"
         raise ValueError(f"IterativeSFTTrainer: {what}; give its tokenizer as processing_class")
-    revision = check_model_files(name, weights=False) or "main"
+    revision = check_model_file_references(name, weights=False) or "main"
     return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)

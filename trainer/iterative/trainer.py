@@ -33,7 +33,12 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.utils import logging
 
 from trainer.iterative.collator import RowCollator
-from trainer.iterative.configuration import check_arguments, load_model, load_tokenizer, name_of
+from trainer.iterative.configuration import (
+    checked_or_default_arguments,
+    load_model_if_named,
+    load_tokenizer,
+    model_name_or_path,
+)
 from trainer.loop.collectives import Collectives
 
 logger = logging.get_logger(__name__)
@@ -87,9 +92,9 @@ class IterativeSFTTrainer(Trainer):
             if processing_class is not None:
                 raise ValueError("IterativeSFTTrainer: args and processing_class are both tokenizers; give one of them")
             args, processing_class = None, args
-        name = name_of(model)
-        args = check_arguments(args, model_name=name, schedule=optimizers[1])
-        model = load_model(model, getattr(args, "model_init_kwargs", None))
+        name = model_name_or_path(model)
+        args = checked_or_default_arguments(args, model_name=name, schedule=optimizers[1])
+        model = load_model_if_named(model, getattr(args, "model_init_kwargs", None))
         if processing_class is None:
             processing_class = load_tokenizer(name)
         self.row_collator = RowCollator(

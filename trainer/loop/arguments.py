@@ -19,7 +19,7 @@ from params.distribution import read_distribution_type
 from params.loading import suggestion
 from params.schema import Direction, Launch, Training
 from trainer.loop import optimizer_check
-from trainer.loop.batch import interval_steps, split_batch, total_steps
+from trainer.loop.batch import interval_steps, micro_batch_and_accumulation, total_steps
 from trainer.reporting import trackers
 
 _OWN_KEYS = {
@@ -100,7 +100,7 @@ _REFUSED = {
 _NEEDS_GPU = {"use_liger_kernel": "Liger's kernels need a GPU", "tf32": "TF32 is a number format that needs a GPU"}
 
 
-def fields() -> dict[str, Any]:
+def training_argument_types() -> dict[str, Any]:
     """Return the fields of TrainingArguments with their types."""
     from transformers import TrainingArguments
 
@@ -108,9 +108,9 @@ def fields() -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(TrainingArguments) if field.init}
 
 
-def problems(arguments: dict[str, Any]) -> list[Problem]:
+def find_argument_problems(arguments: dict[str, Any]) -> list[Problem]:
     """Return what is wrong with `training.arguments`: unknown fields, refused fields, values of the wrong type."""
-    known = fields() if arguments else {}  # it imports torch
+    known = training_argument_types() if arguments else {}  # it imports torch
     found = []
     for name, value in arguments.items():
         key = ("training", "arguments", name)
@@ -119,7 +119,7 @@ def problems(arguments: dict[str, Any]) -> list[Problem]:
         elif name in _REFUSED or name.startswith("hub_"):
             reason = _REFUSED.get(name, "the publish stage pushes, exactly once")
             found.append(Problem(key, f"is set by the pipeline: {reason}", "remove it"))
-        elif name == "report_to" and (wrong := trackers.problems(value)):
+        elif name == "report_to" and (wrong := trackers.find_tracker_problems(value)):
             found += wrong
         elif name not in known:
             close = suggestion(name, list(known)).removeprefix("did you mean ").strip("`?")
@@ -140,7 +140,7 @@ def problems(arguments: dict[str, Any]) -> list[Problem]:
     return found
 
 
-def conflicts(training: Training, launch: Launch) -> list[Problem]:
+def find_launch_conflicts(training: Training, launch: Launch) -> list[Problem]:
     """Return what in the training section conflicts with this machine or the launch section."""
     given, found = training.arguments, []
 
@@ -166,10 +166,12 @@ def conflicts(training: Training, launch: Launch) -> list[Problem]:
     for name in ("dataloader_persistent_workers", "dataloader_prefetch_factor"):
         if given.get(name) and not launch.dataloader_workers:
             add(name, "does nothing without loader workers", "set launch.dataloader_workers to 1 or more")
-    return [*found, *optimizer_check.problems(training, launch)]
+    return [*found, *optimizer_check.find_optimizer_problems(training, launch)]
 
 
-def build(*, folder: Path, seed: int, training: Training, launch: Launch, direction: Direction, rows: int) -> Any:
+def build_training_arguments(
+    *, folder: Path, seed: int, training: Training, launch: Launch, direction: Direction, rows: int
+) -> Any:
     """Return the TrainingArguments of a run.
 
     `direction` is that of `training.best_metric`; `rows`, the sequences of the train split, decide the number of steps.
@@ -181,7 +183,7 @@ def build(*, folder: Path, seed: int, training: Training, launch: Launch, direct
     import torch
     from transformers import TrainingArguments
 
-    micro_batch, accumulation = split_batch(training.global_batch_size, launch)
+    micro_batch, accumulation = micro_batch_and_accumulation(training.global_batch_size, launch)
     total = total_steps(training, rows)
     own: dict[str, Any] = {
         "output_dir": str(folder),
@@ -218,7 +220,7 @@ def build(*, folder: Path, seed: int, training: Training, launch: Launch, direct
         "log_level_replica": "error",  # the first process logs for all
         "report_to": "none",
         "run_name": folder.name,
-        "project": trackers.reports_folder(folder).parent.name,
+        "project": trackers.tracker_folder(folder).parent.name,
         "disable_tqdm": True,
         "use_cpu": not torch.cuda.is_available(),
         "restore_callback_states_from_checkpoint": True,
@@ -227,7 +229,7 @@ def build(*, folder: Path, seed: int, training: Training, launch: Launch, direct
         args = TrainingArguments(**(own | training.arguments))
     except (ValueError, TypeError, ImportError) as error:
         raise ModelError("training", f"refused by transformers: {error}", "fix the training section") from error
-    trackers.prepare(folder, args.report_to, args.project)
+    trackers.set_tracker_environment(folder, args.report_to, args.project)
     return args
 
 

@@ -18,7 +18,7 @@ def interval_steps(interval: float, total: int) -> int:
     return int(interval) if interval >= 1 else max(1, math.ceil(interval * total))
 
 
-def split_batch(global_batch_size: int, launch: Launch) -> tuple[int, int]:
+def micro_batch_and_accumulation(global_batch_size: int, launch: Launch) -> tuple[int, int]:
     """Return micro-batch size and accumulation steps; times the number of processes, their product is the global batch.
 
     The micro-batch is the largest divisor up to `launch.micro_batch_size`. RecipeError if there is none.

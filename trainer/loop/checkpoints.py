@@ -12,7 +12,13 @@ from transformers.trainer_utils import IntervalStrategy
 
 from params.schema import Direction
 from trainer.checkpoints import sealed
-from trainer.checkpoints.saver import Snapshot, Writer, check_room, disk_full_handling, nbytes
+from trainer.checkpoints.saver import (
+    BackgroundWorker,
+    TensorSnapshotter,
+    check_disk_space,
+    count_tensor_bytes,
+    guard_disk_space,
+)
 from trainer.loop import sharding
 
 
@@ -32,14 +38,14 @@ class Checkpoints:
         self._folder = Path(trainer.args.output_dir)
         self._keep = keep
         self._run = run
-        self.writer = Writer()
-        self._weights, self._optimizer = Snapshot(), Snapshot()
+        self.writer = BackgroundWorker()
+        self._weights, self._optimizer = TensorSnapshotter(), TensorSnapshotter()
         self._copied: tuple[int, Any] = (-1, None)
         self._writes: list[Callable[[], object]] = []
         self._needed = 0
         self._saved_step = -1
         self._best: float | None = None  # whose weights are saved
-        self.resumed: sealed.Position | None = None
+        self.resumed: sealed.ResumePosition | None = None
         """The position that this start resumed from."""
         self.staging: str | None = None
         """The folder of the checkpoint that is being written."""
@@ -59,13 +65,13 @@ class Checkpoints:
     def newest(self) -> Path | None:
         """Return the newest checkpoint that the run can resume from."""
         self.writer.wait()
-        return sealed.newest_valid(self._folder, self._run)
+        return sealed.find_newest_setting_broken_aside(self._folder, self._run)
 
     def find_best(self) -> None:
         """Find the best weights of earlier starts in the run's folder."""
         args = self._trainer.args
         direction: Direction = "max" if args.greater_is_better else "min"
-        found = sealed.best_weights(self._folder, direction) if args.process_index == 0 else None
+        found = sealed.find_best_weights(self._folder, direction) if args.process_index == 0 else None
         self._best = self._trainer.collectives.gather(found and found.value)[0]
 
     def save_if_best(self, value: float) -> None:
@@ -75,18 +81,18 @@ class Checkpoints:
         if self._best is not None and sign * value >= sign * self._best:
             return
         self._best = value
-        weights = sharding.whole_weights(self._trainer) if sharding.is_sharded(self._trainer) else None
+        weights = sharding.gather_whole_weights(self._trainer) if sharding.is_sharded(self._trainer) else None
         if not args.should_save:
             return
         weights, staging = weights or self._copy_weights(), self._folder / ".best"
         metric = str(args.metric_for_best_model).removeprefix("eval_")
 
         def write() -> None:
-            with disk_full_handling(staging, nbytes(weights)):
+            with guard_disk_space(staging, count_tensor_bytes(weights)):
                 shutil.rmtree(staging, ignore_errors=True)
                 _write(model, str(staging), weights)
-                sealed.mark_save_point("best.weights")
-                sealed.seal_best(staging, step=step, metric=metric, value=value)
+                sealed.pass_kill_point("best.weights")
+                sealed.replace_best_weights(staging, step=step, metric=metric, value=value)
 
         self.writer.submit(write)
 
@@ -97,7 +103,7 @@ class Checkpoints:
             CheckpointError: the checkpoint does not belong to this run.
         """
         trainer = self._trainer
-        self.resumed = position = sealed.Position.load(checkpoint)
+        self.resumed = position = sealed.ResumePosition.load(checkpoint)
         trainer.training_data.load_state_dict({"order": position.order, "stream": position.stream})
         self._saved_step = self._step
         if self._best is None:  # the best weights are gone: only evaluations from here on count
@@ -120,7 +126,7 @@ class Checkpoints:
             self.writer.wait()
             shutil.rmtree(self._folder / sealed.STAGING, ignore_errors=True)
             # As much as the last one needed; otherwise a small file would fail first, without saying how much is missing.
-            check_room(self._folder, self._needed)
+            check_disk_space(self._folder, self._needed)
             self._writes, self._needed = [], 0
             staged.mkdir(parents=True)
         trainer.collectives.barrier()
@@ -134,7 +140,7 @@ class Checkpoints:
         if not trainer.args.should_save:
             return
         ended = step >= trainer.state.max_steps
-        position = sealed.Position(
+        position = sealed.ResumePosition(
             **trainer.training_data.state_dict(),
             losses=losses,
             last_logged_step=last_logged_step,
@@ -144,14 +150,14 @@ class Checkpoints:
         )
         position.save(staged)
         (staged / sealed.IDENTITY).write_text(self._run, encoding="utf-8")
-        sealed.mark_save_point("checkpoint.state")
+        sealed.pass_kill_point("checkpoint.state")
         writes, needed, target = self._writes, self._needed, self._folder / f"checkpoint-{step}"
 
         def finish() -> None:
-            with disk_full_handling(self._folder / sealed.STAGING, needed):
+            with guard_disk_space(self._folder / sealed.STAGING, needed):
                 for part in writes:
                     part()
-                sealed.seal(staged, target)
+                sealed.seal_and_rename(staged, target)
                 sealed.delete_old_checkpoints(self._folder, self._keep)
 
         self.writer.submit(finish)
@@ -159,14 +165,14 @@ class Checkpoints:
     def add_weights(self) -> None:
         """Add the weights to the checkpoint that is being written."""
         weights, model, target = self._copy_weights(), self._model, str(self._staged)
-        self._needed += nbytes(weights)
-        self._writes += [lambda: _write(model, target, weights), lambda: sealed.mark_save_point("checkpoint.weights")]
+        self._needed += count_tensor_bytes(weights)
+        self._writes += [lambda: _write(model, target, weights), lambda: sealed.pass_kill_point("checkpoint.weights")]
 
     def add_optimizer(self, state: Any) -> None:
         """Add the optimizer's state to the checkpoint that is being written."""
         copied, target = self._optimizer.take(state), self._staged / "optimizer.pt"
-        self._needed += nbytes(copied)
-        self._writes += [lambda: torch.save(copied, target), lambda: sealed.mark_save_point("checkpoint.optimizer")]
+        self._needed += count_tensor_bytes(copied)
+        self._writes += [lambda: torch.save(copied, target), lambda: sealed.pass_kill_point("checkpoint.optimizer")]
 
     def _copy_weights(self) -> Any:
         """Return a copy of the weights at this step, with adapters of these only; best weights and checkpoint share it."""

@@ -34,7 +34,7 @@ OVERRIDABLE = (
 """Methods of transformers.Trainer that a recipe's subclass may override."""
 
 
-def trainer_class(training: Training, base: type[EvergreenTrainer]) -> type[EvergreenTrainer]:
+def combine_trainer_class(training: Training, base: type[EvergreenTrainer]) -> type[EvergreenTrainer]:
     """Return `base`, or a class of the recipe's own Trainer subclass and `base`.
 
     RecipeError if it is no subclass of transformers.Trainer, overrides what a guarantee depends on, or there are two losses.
@@ -76,7 +76,7 @@ def _refuse_overrides(name: str, own: Any, base: type) -> None:
         raise RecipeError.at("training.trainer", what, fix)
 
 
-def loss_function(call: Call | None) -> Callable[..., Any] | None:
+def import_loss_function(call: Call | None) -> Callable[..., Any] | None:
     """Return the recipe's own loss, a function of (outputs, labels, num_items_in_batch), as Trainer's `compute_loss_func`.
 
     Raises:
@@ -88,7 +88,7 @@ def loss_function(call: Call | None) -> Callable[..., Any] | None:
     return lambda outputs, labels, num_items_in_batch=None: function(outputs, labels, num_items_in_batch)
 
 
-def callbacks(training: Training) -> list[TrainerCallback]:
+def build_callbacks(training: Training) -> list[TrainerCallback]:
     """Return the recipe's own callbacks, and early stopping if the recipe asks for it.
 
     Raises:
@@ -109,7 +109,7 @@ def callbacks(training: Training) -> list[TrainerCallback]:
     return made
 
 
-def problems(training: Training, base: str) -> Iterator[Problem]:
+def find_extension_problems(training: Training, base: str) -> Iterator[Problem]:
     """Yield what is wrong with the recipe's own code, for an objective whose `trainer_class` is named `base`.
 
     A recipe without code of its own imports nothing.
@@ -117,10 +117,10 @@ def problems(training: Training, base: str) -> Iterator[Problem]:
     looks: list[tuple[object, Callable[[], Any]]] = [
         (
             training.loss or training.trainer,
-            lambda: trainer_class(training, cast("Any", import_by_name(base, "objective"))),
+            lambda: combine_trainer_class(training, cast("Any", import_by_name(base, "objective"))),
         ),
-        (training.loss, lambda: loss_function(training.loss)),
-        (training.callbacks, lambda: callbacks(training)),
+        (training.loss, lambda: import_loss_function(training.loss)),
+        (training.callbacks, lambda: build_callbacks(training)),
     ]
     for is_named, look in looks:
         try:

@@ -9,7 +9,7 @@ import numpy as np
 
 from params import ModelError
 from params.importing import import_with_arguments
-from params.schema import Metrics
+from params.schema import OwnMetrics
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,7 @@ class EvaluationMetrics:
         *,
         state: ObjectiveState,
         tokenizer: PreTrainedTokenizerBase,
-        metrics: Metrics | None,
+        metrics: OwnMetrics | None,
         to_cpu_every: int | None = None,
     ) -> None:
         self._objective = objective

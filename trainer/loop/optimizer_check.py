@@ -12,8 +12,8 @@ from params import Problem
 from params.distribution import read_distribution_type
 from params.loading import suggestion
 from params.schema import Launch, Training
-from trainer.loop.batch import split_batch
-from trainer.loop.optimizers import LAYERWISE, LOW_RANK, family, known_optimizers, steps_in_backward
+from trainer.loop.batch import micro_batch_and_accumulation
+from trainer.loop.optimizers import LAYERWISE, LOW_RANK, known_optimizers, optimizer_family, steps_in_backward
 
 PACKAGES = {
     "apollo": ("apollo_torch", "apollo"),
@@ -39,17 +39,17 @@ _WITHOUT_BETAS = ("adafactor", "adagrad", "galore", "grokadamw", "lomo", "rmspro
 """Families to which transformers does not pass `adam_beta1`, `adam_beta2` and `adam_epsilon`."""
 
 
-def problems(training: Training, launch: Launch) -> Iterator[Problem]:
+def find_optimizer_problems(training: Training, launch: Launch) -> Iterator[Problem]:
     """Yield what is wrong with the optimizer and its settings; a name that transformers does not know is skipped."""
     name, given = training.optimizer, training.arguments
     if (
         name in _PLAIN and not any(given.get(argument) for argument in _NOT_FOR_PLAIN)
     ) or name not in known_optimizers():
         return
-    if reason := unavailable(name):
+    if reason := why_optimizer_unavailable(name):
         yield Problem(("training", "optimizer"), *reason)
         return
-    kind = family(name)
+    kind = optimizer_family(name)
     if steps_in_backward(name):
         yield from _backward_problems(training, launch)
     if kind == "schedule_free":
@@ -70,11 +70,11 @@ def problems(training: Training, launch: Launch) -> Iterator[Problem]:
         yield from _argument_problems(name, given["optim_args"])
 
 
-def unavailable(name: str) -> tuple[str, str] | None:
+def why_optimizer_unavailable(name: str) -> tuple[str, str] | None:
     """Return why an optimizer cannot be used on this machine, and what to do; None if it can."""
     import torch
 
-    kind = family(name)
+    kind = optimizer_family(name)
     if kind in _NOT_INSTALLABLE and not _is_installed(_NOT_INSTALLABLE[kind][0]):
         module, reason = _NOT_INSTALLABLE[kind]
         return f"{name} needs {module}, {reason}, which is not installed", "use adamw_torch"
@@ -101,7 +101,7 @@ def _backward_problems(training: Training, launch: Launch) -> Iterator[Problem]:
     if launch.num_processes > 1:
         what = f"{name} {steps}, before its gradient is averaged over processes: their weights would differ"
         yield Problem(("launch", "num_processes"), what, "use 1 process, or another optimizer")
-    elif (accumulation := split_batch(training.global_batch_size, launch)[1]) > 1:
+    elif (accumulation := micro_batch_and_accumulation(training.global_batch_size, launch)[1]) > 1:
         what = f"{name} {steps}: {accumulation} micro-batches would be as many small steps instead of one"
         fix = f"set it to {training.global_batch_size}, the global batch, or make training.global_batch_size smaller"
         yield Problem(("launch", "micro_batch_size"), what, fix)
@@ -111,7 +111,7 @@ def _backward_problems(training: Training, launch: Launch) -> Iterator[Problem]:
     if training.precision == "fp16":
         what = f"{name} {steps}, while gradients are still multiplied by the loss scale of fp16"
         yield Problem(("training", "precision"), what, "use bf16 or fp32")
-    if family(name) == "lomo" and training.weight_decay:
+    if optimizer_family(name) == "lomo" and training.weight_decay:
         what = f"transformers does not pass it to {name}: no weight would decay"
         yield Problem(("training", "weight_decay"), what, "set it to 0.0, or use another optimizer")
 

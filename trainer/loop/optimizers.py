@@ -2,11 +2,11 @@
 
 No list of names is kept here: the function of transformers that builds an optimizer tells its family.
 
-    building    as transformers does, with the arguments that it passes wrongly corrected (`class_and_arguments`)
-    state       all of it is in a checkpoint, as plain tensors (`prepare`): torch refuses to load Python objects and tensor subclasses
+    building    as transformers does, with the arguments that it passes wrongly corrected (`optimizer_class_and_arguments`)
+    state       all of it is in a checkpoint, as plain tensors (`fix_resuming`): torch refuses to load Python objects and tensor subclasses
                 with `weights_only=True`, and what an optimizer keeps outside of its state is not saved at all
     backward    LOMO and the layer-wise optimizers change each weight as soon as its gradient is there, so that all gradients
-                are never in memory together. `BackwardGradientNorm` computes the gradient norm meanwhile, for the guard. Such
+                are never in memory together. `BackwardGradientHooks` computes the gradient norm meanwhile, for the guard. Such
                 gradients cannot be accumulated, averaged over processes or clipped by their common norm.
 
 trainer.loop.optimizer_check reports what a recipe's optimizer cannot do.
@@ -44,7 +44,7 @@ def known_optimizers() -> list[str]:
     return [str(member.value) for member in OptimizerNames]
 
 
-def family(name: str) -> str:
+def optimizer_family(name: str) -> str:
     """Return the family of an optimizer: the name of the function of transformers that builds it."""
     from transformers.trainer_optimizer import _OPTIMIZER_HANDLERS
     from transformers.training_args import OptimizerNames
@@ -54,13 +54,13 @@ def family(name: str) -> str:
 
 def steps_in_backward(name: str) -> bool:
     """Return whether an optimizer changes weights during the backward pass."""
-    return name.endswith(LAYERWISE) or family(name) == "lomo"
+    return name.endswith(LAYERWISE) or optimizer_family(name) == "lomo"
 
 
-def class_and_arguments(args: TrainingArguments, model: PreTrainedModel | None) -> tuple[Any, dict[str, Any]]:
+def optimizer_class_and_arguments(args: TrainingArguments, model: PreTrainedModel | None) -> tuple[Any, dict[str, Any]]:
     """Return the optimizer's class and keyword arguments, as `Trainer.get_optimizer_cls_and_kwargs` does.
 
-    For a layer-wise optimizer these are those of the plain one; `BackwardGradientNorm` runs its steps.
+    For a layer-wise optimizer these are those of the plain one; `BackwardGradientHooks` runs its steps.
 
     Raises:
         ModelError: `optim_target_modules` names a layer that the model does not have.
@@ -69,7 +69,7 @@ def class_and_arguments(args: TrainingArguments, model: PreTrainedModel | None) 
     from transformers import Trainer
     from transformers.training_args import OptimizerNames
 
-    kind = family(args.optim)
+    kind = optimizer_family(args.optim)
     plain: Any = copy.copy(args)
     plain.optim = OptimizerNames(str(args.optim.value).removesuffix(LAYERWISE))
     if kind in LOW_RANK and model is not None:
@@ -87,14 +87,14 @@ def class_and_arguments(args: TrainingArguments, model: PreTrainedModel | None) 
     return cls, kwargs
 
 
-def prepare(
+def fix_resuming(
     optimizer: torch.optim.Optimizer, args: TrainingArguments, model: torch.nn.Module, decayed: Collection[str]
-) -> BackwardGradientNorm | None:
+) -> BackwardGradientHooks | None:
     """Make a new optimizer save its whole state, and apply weight decay to the parameters named in `decayed`.
 
     Return what runs the steps of an optimizer that changes weights during the backward pass, otherwise None.
     """
-    kind = family(args.optim)
+    kind = optimizer_family(args.optim)
     if kind in LOW_RANK:  # transformers puts their weights into groups without decay
         names = {parameter: name for name, parameter in model.named_parameters()}
         _decay(optimizer, args.weight_decay, {p for p, name in names.items() if name in decayed})
@@ -107,10 +107,12 @@ def prepare(
     elif kind == "lomo":
         optimizer.register_state_dict_post_hook(_add_moments)
         optimizer.register_load_state_dict_pre_hook(_take_moments)
-    return BackwardGradientNorm(optimizer, layerwise=LAYERWISE in args.optim) if steps_in_backward(args.optim) else None
+    return (
+        BackwardGradientHooks(optimizer, layerwise=LAYERWISE in args.optim) if steps_in_backward(args.optim) else None
+    )
 
 
-class BackwardGradientNorm:
+class BackwardGradientHooks:
     """Adds up the norm of gradients as they come.
 
     For a layer-wise optimizer it also updates the weight and frees the gradient at once; LOMO does so itself.

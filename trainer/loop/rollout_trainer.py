@@ -23,7 +23,13 @@ from trainer.data.randomness import seeded
 from trainer.data.tokens import Sequences
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.objectives.bases.generative import GenerativeObjective
-from trainer.objectives.bases.rollout import Rollout, TrainingSample, sample, token_logprobs, training_batch
+from trainer.objectives.bases.rollout import (
+    Rollout,
+    TrainingSample,
+    collate_training_samples,
+    completion_token_logprobs,
+    sample_completions,
+)
 
 _FILE = "rollouts_{}.pt"
 """A process's completions that were not yet trained on, and its metrics since the last log line."""
@@ -75,7 +81,7 @@ class RolloutTrainer(EvergreenTrainer):
         # A micro-batch without samples still runs, with weight 0: other processes wait for its gradients.
         idle = [[TrainingSample(first.prompt, first.completions[0], 0.0)] for first, *_ in rollouts]
         padding = int(self.processing_class.pad_token_id)
-        batches = [training_batch(some or none, padding) for some, none in zip(samples, idle, strict=True)]
+        batches = [collate_training_samples(some or none, padding) for some, none in zip(samples, idle, strict=True)]
         return batches, max(self.objective.loss_denominator(sequences=sequences, tokens=tokens), 1.0)
 
     def note(self, metrics: Mapping[str, tuple[float, float]]) -> None:
@@ -117,7 +123,7 @@ class RolloutTrainer(EvergreenTrainer):
         rows = self.objective.collate(examples, self.processing_class)["reward_rows"]
         count = self.objective.options.num_generations
         with seeded(self.args.seed, "round", step), self.accelerator.autocast():
-            completions, terminated = sample(
+            completions, terminated = sample_completions(
                 self.accelerator.unwrap_model(self.model),
                 [example["input_ids"] for example in examples for _ in range(count)],
                 tokenizer=self.processing_class,
@@ -145,12 +151,12 @@ class RolloutTrainer(EvergreenTrainer):
             self.heartbeat.beat("training", self.state.global_step)
             part = rollouts[start : start + size]
             samples = [TrainingSample(rollout.prompt, ids, 1.0) for rollout in part for ids in rollout.completions]
-            batch = training_batch(samples, int(self.processing_class.pad_token_id))
+            batch = collate_training_samples(samples, int(self.processing_class.pad_token_id))
             batch = {key: value.to(self.args.device) for key, value in batch.items()}
             with self.accelerator.autocast():
                 logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
             temperature = self.objective.options.temperature
-            logprobs = token_logprobs(logits, batch["input_ids"], batch["completion_mask"], temperature)
+            logprobs = completion_token_logprobs(logits, batch["input_ids"], batch["completion_mask"], temperature)
             values = iter([row[mask].cpu() for row, mask in zip(logprobs, batch["completion_mask"], strict=True)])
             for rollout in part:
                 setattr(rollout, name, [next(values).clone() for _ in rollout.completions])

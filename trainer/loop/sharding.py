@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from params import CheckpointError, ModelError
 from params.distribution import Distribution, read_distribution_type
 from params.schema import Launch
-from trainer.checkpoints.sealed import Position
+from trainer.checkpoints.sealed import ResumePosition
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -40,7 +40,7 @@ def is_sharded(trainer: Trainer) -> bool:
     return bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
 
 
-def check_sharding(trainer: Trainer, checkpoint: Path | None) -> None:
+def check_sharding_as_requested(trainer: Trainer, checkpoint: Path | None) -> None:
     """Check how the model is sharded.
 
     Raises:
@@ -58,7 +58,7 @@ def check_sharding(trainer: Trainer, checkpoint: Path | None) -> None:
     if checkpoint is None:
         return
     written = next((name for name, pattern in _FILES_OF.items() if any(checkpoint.glob(pattern))), _PLAIN)
-    processes = Position.load(checkpoint).processes
+    processes = ResumePosition.load(checkpoint).processes
     if written != found:
         what = f"was written under {written}, and this start uses {found}"
         fix = "use the earlier launch.accelerate_config, or set training.resume to `never`"
@@ -80,7 +80,7 @@ def check_fsdp2_wrapped(trainer: Trainer) -> None:
         raise ModelError("launch.accelerate_config", what, fix)
 
 
-def whole_weights(trainer: Trainer) -> dict[str, Any]:
+def gather_whole_weights(trainer: Trainer) -> dict[str, Any]:
     """Return all weights, gathered in the memory of the first process; the others take part and get none.
 
     Tied weights are one tensor again, so that safetensors stores one copy.
@@ -93,7 +93,7 @@ def whole_weights(trainer: Trainer) -> dict[str, Any]:
     return weights
 
 
-def set_data_parallelism(trainer: Trainer) -> None:
+def make_ddp_resumable(trainer: Trainer) -> None:
     """Let data parallelism resume exactly, and without needless copies.
 
     Without the search for unused parameters, torch rearranges the gradients after the first step of each start, and a resumed run

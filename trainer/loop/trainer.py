@@ -26,9 +26,9 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_utils import EvalPrediction
 
 from params import CheckpointError
-from trainer.checkpoints.sealed import identity_text
-from trainer.data.loading import TrainingData, source_loader
-from trainer.data.order import BatchShard, Lengths
+from trainer.checkpoints.sealed import identity_to_json
+from trainer.data.loading import ResumableBatchSampler, make_plain_data_loader
+from trainer.data.order import GlobalBatchShard, Lengths
 from trainer.data.randomness import seeded
 from trainer.loop import optimizers, sharding
 from trainer.loop.checkpoints import Checkpoints
@@ -94,24 +94,24 @@ class EvergreenTrainer(Trainer):
         self.objective = objective
         self.heartbeat = heartbeat
         self.collectives = Collectives()
-        self.checkpoints = Checkpoints(self, keep=keep_checkpoints, run=identity_text(identity))
+        self.checkpoints = Checkpoints(self, keep=keep_checkpoints, run=identity_to_json(identity))
         self.guard = CoordinatedStopGuard(self, save_minutes=save_minutes, stop_requested=stop_requested)
-        self.training_data: TrainingData
+        self.training_data: ResumableBatchSampler
         """This process's part of the rows; set by `get_train_dataloader`."""
         self._metrics = metrics
         self._lengths = lengths
-        self._in_backward: optimizers.BackwardGradientNorm | None = None
+        self._in_backward: optimizers.BackwardGradientHooks | None = None
         self.add_callback(self.guard)
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
-        sharding.set_data_parallelism(self)
+        sharding.make_ddp_resumable(self)
 
     # Data and its order
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return a loader of this process's own micro-batches; accelerate has nothing to distribute."""
-        return self.shard_dataloader(source_loader(self.train_dataset, self.data_collator, self.args))
+        return self.shard_dataloader(make_plain_data_loader(self.train_dataset, self.data_collator, self.args))
 
     def shard_dataloader(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """Return a loader of the same rows in the run's order, with this process's micro-batches of the recipe's size.
@@ -121,13 +121,13 @@ class EvergreenTrainer(Trainer):
         """
         if hasattr(self, "training_data") and loader is self.training_data.loader:
             return loader
-        shard = BatchShard(
+        shard = GlobalBatchShard(
             micro_batch=self.args.train_batch_size,
             accumulation=self.args.gradient_accumulation_steps,
             processes=self.args.world_size,
             process=self.args.process_index,
         )
-        self.training_data = TrainingData(loader, shard, seed=self.args.seed, lengths=self._lengths)
+        self.training_data = ResumableBatchSampler(loader, shard, seed=self.args.seed, lengths=self._lengths)
         return self.training_data.loader
 
     def get_batch_samples(
@@ -298,12 +298,12 @@ class EvergreenTrainer(Trainer):
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: PreTrainedModel | None = None) -> tuple[Any, Any]:
-        return optimizers.class_and_arguments(args, model)
+        return optimizers.optimizer_class_and_arguments(args, model)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
             decayed = self.get_decay_parameter_names(self.model)
-            self._in_backward = optimizers.prepare(super().create_optimizer(model), self.args, self.model, decayed)
+            self._in_backward = optimizers.fix_resuming(super().create_optimizer(model), self.args, self.model, decayed)
         return self.optimizer  # type: ignore[no-any-return]
 
     # Evaluation and the best weights

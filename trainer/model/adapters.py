@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from params import ModelError
 from params.schema import Lora
 from trainer.runtime.imports import unhide_package
-from trainer.runtime.model_files import check_model_files
+from trainer.runtime.model_files import check_model_file_references
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,12 +64,14 @@ class BaseModelReference:
         return cls(name, revision if isinstance(revision, str) else None, task if isinstance(task, str) else None)
 
 
-def is_adapter(folder: Path) -> bool:
+def is_adapter_folder(folder: Path) -> bool:
     """Return whether a folder holds an adapter instead of a whole model."""
     return (folder / CONFIG).exists()
 
 
-def add(network: PreTrainedModel, lora: Lora, objective: Objective[Any], new: Sequence[str]) -> PreTrainedModel:
+def add_lora_adapters(
+    network: PreTrainedModel, lora: Lora, objective: Objective[Any], new: Sequence[str]
+) -> PreTrainedModel:
     """Return the model with adapters. Layers that hold weights `new` to the base model are trained in full.
 
     ModelError if peft rejects the settings.
@@ -100,18 +102,18 @@ def add(network: PreTrainedModel, lora: Lora, objective: Objective[Any], new: Se
     return adapted
 
 
-def merge(network: PreTrainedModel, folder: Path) -> PreTrainedModel:
+def merge_adapter(network: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """Merge the adapter in `folder` into its base model. ModelError if it is not plain LoRA."""
-    check_model_files(folder, adapter=True)
+    check_model_file_references(folder, adapter=True)
     unhide_package("peft")
     from peft import PeftModel
 
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # as in `add`
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # as in `add_lora_adapters`
         merged: PreTrainedModel = PeftModel.from_pretrained(network, str(folder)).merge_and_unload()
     return merged
 
 
-def write(trained: Path, target: Path, *, base: str, commit: str | None) -> None:
+def write_adapter(trained: Path, target: Path, *, base: str, commit: str | None) -> None:
     """Write the adapter in the folder `trained`, of a checkpoint, by itself to `target`; `base` and `commit` name its base model."""
     target.mkdir()
     config = json.loads((trained / CONFIG).read_bytes()) | {"base_model_name_or_path": base, "revision": commit}
@@ -122,7 +124,7 @@ def write(trained: Path, target: Path, *, base: str, commit: str | None) -> None
     shutil.copyfile(trained / _WEIGHTS, target / _WEIGHTS)
 
 
-def find_missing_weights(folder: Path, missing: Sequence[str]) -> list[str]:
+def weights_missing_from_adapter(folder: Path, missing: Sequence[str]) -> list[str]:
     """Return which of the weights that the base model is `missing` the adapter in `folder` does not have either, sorted."""
     from safetensors import safe_open
 

@@ -1,7 +1,7 @@
 """The model: built from a configuration, or loaded from safetensors; never from pickle, never with remote code.
 
 With adapters (`model.lora`) the base model is frozen, and in 4 or 8 bits with `model.quantization`. Checkpoints hold only the
-trained parameters; `write_adapted` adds them to the base model in full precision, and writes them by themselves.
+trained parameters; `write_merged_and_adapter` adds them to the base model in full precision, and writes them by themselves.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from params import ModelError, Problem, TransientError
 from params.schema import Launch, Model, Quantization
 from trainer.model import adapters
-from trainer.runtime.library_errors import remote_code_error
-from trainer.runtime.model_files import check_model_files
+from trainer.runtime.library_errors import as_remote_code_error
+from trainer.runtime.model_files import check_model_file_references
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
 
-def initial_model(
+def build_model_to_train(
     model: Model, *, objective: Objective[Any], state: ObjectiveState, tokenizer: Tokenizer, seed: int
 ) -> PreTrainedModel:
     """Return the model as it is before training; the same arguments give the same weights.
@@ -36,10 +36,10 @@ def initial_model(
     ModelError if the configuration or the folder is invalid, TransientError if the Hub cannot be reached.
     """
     network, new = _untrained(model, objective, state, tokenizer, seed, model.quantization)
-    return adapters.add(network, model.lora, objective, new) if model.lora else network
+    return adapters.add_lora_adapters(network, model.lora, objective, new) if model.lora else network
 
 
-def conflicts(model: Model, launch: Launch) -> Iterator[Problem]:
+def find_model_conflicts(model: Model, launch: Launch) -> Iterator[Problem]:
     """Yield what in the model section cannot be trained, alone or with the launch section."""
     if model.lora and launch.accelerate_config:
         what = "adapters are not supported with FSDP or DeepSpeed, where their checkpoints may be incomplete"
@@ -57,7 +57,7 @@ def conflicts(model: Model, launch: Launch) -> Iterator[Problem]:
         yield Problem(key, "bitsandbytes is not installed", "pip install 'evergreen[quantization]'")
 
 
-def write_adapted(
+def write_merged_and_adapter(
     trained: Path,
     target: Path,
     adapter: Path,
@@ -79,20 +79,20 @@ def write_adapted(
     commit = getattr(resolved, "resolved", None)
     pinned = model.model_copy(update={"revision": resolved})
     base, new = _untrained(pinned, objective, state, tokenizer, seed)
-    merged = adapters.merge(base, trained)
+    merged = adapters.merge_adapter(base, trained)
     merged.save_pretrained(str(target))
     is_known = model.pretrained is not None and (commit or Path(model.pretrained).is_dir())
-    if is_known and not adapters.find_missing_weights(trained, new):
-        adapters.write(trained, adapter, base=str(model.pretrained), commit=commit)
+    if is_known and not adapters.weights_missing_from_adapter(trained, new):
+        adapters.write_adapter(trained, adapter, base=str(model.pretrained), commit=commit)
         if objective.model_config(state):  # the base model's configuration lacks the labels
             shutil.copyfile(target / "config.json", adapter / "config.json")
     return sum(weight.numel() for weight in merged.parameters())
 
 
-def untrained_model(
+def build_untrained_model(
     model: Model, *, objective: Objective[Any], state: ObjectiveState, tokenizer: Tokenizer, seed: int
 ) -> PreTrainedModel:
-    """As `initial_model`, without adapters, which start as zero, and in full precision."""
+    """As `build_model_to_train`, without adapters, which start as zero, and in full precision."""
     return _untrained(model, objective, state, tokenizer, seed)[0]
 
 
@@ -142,11 +142,11 @@ def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
 
     ModelError if it is for another task, so that its head would be random.
     """
-    if adapters.is_adapter(folder):
+    if adapters.is_adapter_folder(folder):
         from transformers import AutoConfig
 
         base = adapters.BaseModelReference.of(folder)
-        check_model_files(folder, adapter=True)
+        check_model_file_references(folder, adapter=True)
         changed = {}
         if (folder / "config.json").exists():
             try:
@@ -154,10 +154,10 @@ def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
             except (OSError, ValueError) as error:
                 raise _cannot_load(str(folder), error) from error
         network, missing = _load(base.name, model_class, revision=base.revision, **changed)
-        if lacking := adapters.find_missing_weights(folder, missing):
+        if lacking := adapters.weights_missing_from_adapter(folder, missing):
             what = f"neither the adapter nor its base model, {base.name}, has {', '.join(lacking[:5])}"
             raise ModelError(str(folder), what, "use the objective and base model that the adapter was trained with")
-        return adapters.merge(network, folder)
+        return adapters.merge_adapter(network, folder)
     network, missing = _load(str(folder), model_class, revision=None)
     if missing:
         what = f"lacks {', '.join(missing[:5])}, which {type(network).__name__} has"
@@ -165,7 +165,7 @@ def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
     return network
 
 
-def has_only_pickle(folder: Path) -> bool:
+def has_only_unsafe_weights(folder: Path) -> bool:
     """Return whether a local model folder has weights, but none that are safe to load."""
     suffixes = {path.suffix for path in folder.iterdir()}
     return ".safetensors" not in suffixes and bool(suffixes & {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
@@ -197,11 +197,11 @@ def _load(
     """Return a model from a folder or a repository, and the names of the weights that these lack, sorted."""
     import torch
 
-    if Path(path).is_dir() and has_only_pickle(Path(path)):
+    if Path(path).is_dir() and has_only_unsafe_weights(Path(path)):
         fix = "convert them to safetensors with `save_pretrained`, and use that folder"
         raise ModelError(path, "has weights as pickle only, which can run code when loaded", fix)
     try:
-        revision = check_model_files(path, revision)
+        revision = check_model_file_references(path, revision)
         network, info = model_class.from_pretrained(
             path,
             revision=revision or "main",
@@ -224,4 +224,4 @@ def _cannot_load(path: str, error: Exception) -> ModelError:
     fix = "check the path, the revision and the model's type"
     if isinstance(error, ImportError):
         fix = "use a model whose config.json asks for no more libraries than Evergreen installs"
-    return remote_code_error(path, error) or ModelError(path, f"cannot be loaded: {error}", fix)
+    return as_remote_code_error(path, error) or ModelError(path, f"cannot be loaded: {error}", fix)

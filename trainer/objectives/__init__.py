@@ -1,6 +1,6 @@
 """What a model learns. An objective is one module here, with one subclass of `Objective`; its name is the module's.
 
-`find(name)` imports the module; there is no list of objectives. A module holds everything that is specific to its objective:
+`import_objective_class(name)` imports the module; there is no list of objectives. A module holds everything that is specific to its objective:
 the columns it needs, how a row becomes tokens and tokens a batch, the model's head, the Trainer, the scores and metrics.
 Modules take numpy and torch from `bases.lazy_imports`, and import transformers inside functions, so that `check` needs none.
 """
@@ -21,15 +21,17 @@ from params.schema import ObjectiveChoice
 from trainer.objectives.bases.objective import Objective, PromptForm
 
 
-def names() -> list[str]:
+def objective_names() -> list[str]:
     """Return the names of all objectives."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg)
 
 
-def find(name: str) -> type[Objective[Any]]:
+def import_objective_class(name: str) -> type[Objective[Any]]:
     """Return the objective class in `trainer/objectives/<name>.py`; RecipeError if there is no such module, or it is broken."""
-    if name not in names():
-        raise RecipeError("objective.name", f"there is no objective `{name}`", suggestion(name, names(), "objectives"))
+    if name not in objective_names():
+        raise RecipeError(
+            "objective.name", f"there is no objective `{name}`", suggestion(name, objective_names(), "objectives")
+        )
     try:
         module = importlib.import_module(f"{__name__}.{name}")
     except Exception as error:
@@ -41,10 +43,10 @@ def find(name: str) -> type[Objective[Any]]:
     return classes[0]
 
 
-def option_problems(choice: ObjectiveChoice) -> list[Problem]:
+def find_option_problems(choice: ObjectiveChoice) -> list[Problem]:
     """Return what is wrong with the recipe's `objective` section."""
     try:
-        cls = find(choice.name)
+        cls = import_objective_class(choice.name)
         cls.options_class.model_validate(choice.options)
     except RecipeError as error:
         return [Problem(("objective", "name"), error.what, error.fix)]
@@ -60,11 +62,11 @@ def option_problems(choice: ObjectiveChoice) -> list[Problem]:
     return []
 
 
-def build(choice: ObjectiveChoice) -> Objective[Any]:
+def build_objective(choice: ObjectiveChoice) -> Objective[Any]:
     """Return the objective that a recipe names, with its options; RecipeError if these are invalid."""
-    if problems := option_problems(choice):
+    if problems := find_option_problems(choice):
         raise problems_error(problems)
-    cls = find(choice.name)
+    cls = import_objective_class(choice.name)
     return cls(cls.options_class.model_validate(choice.options))
 
 
@@ -74,17 +76,17 @@ def prompt_form(section: Mapping[str, Any] | None, *, has_template: bool) -> Pro
     `has_template`: the tokenizer has a chat template. A model of an unknown objective is then taken for a chat model.
     """
     try:
-        form = find(str((section or {}).get("name"))).prompt_form(section or {})
+        form = import_objective_class(str((section or {}).get("name"))).prompt_form(section or {})
     except RecipeError:  # of another project
         form = PromptForm(is_chat=True)
     return replace(form, is_chat=form.is_chat and has_template)
 
 
-def check_needs_rows(objective: Objective[Any], check: str) -> bool:
+def needs_row_check(objective: Objective[Any], check: str) -> bool:
     """Whether a check, `reject_reason` or `unseen_label`, finds something that no expectation of a column does."""
-    return overrides(objective, check) or "labels" in objective.columns().values()
+    return overrides_method(objective, check) or "labels" in objective.columns().values()
 
 
-def overrides(objective: Objective[Any], method: str) -> bool:
+def overrides_method(objective: Objective[Any], method: str) -> bool:
     """Whether an objective has its own form of an optional method, such as `reject_reason`: then it is worth a pass over all rows."""
     return getattr(type(objective), method) is not getattr(Objective, method)

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from params.defaults import Defaults
+from params.defaults import ObjectiveDefaults
 from params.schema import Section
-from trainer.objectives.bases.advice import Advice, Fit, SeenColumns
-from trainer.objectives.bases.likelihood import TokenLikelihood, contains_texts_in_order
+from trainer.objectives.bases.advice import ObjectiveFit, RecipeAdvice, SeenColumns
+from trainer.objectives.bases.likelihood import TokenLikelihood, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.rows import PromptForm
-from trainer.objectives.bases.texts import Tokenizer, encodings
+from trainer.objectives.bases.texts import Tokenizer, encode_texts
 
 
 class Options(Section):
@@ -31,20 +31,20 @@ class Options(Section):
     """Fill training sequences up to `max_length` with several texts; otherwise each sequence is one padded text."""
 
 
-class _Advice(Advice):
+class _Advice(RecipeAdvice):
     meaning = "the next token of a text"
     columns: ClassVar[Mapping[str, str]] = {"text": "text_column"}
     reads_running_text = True
 
-    def fit(self, seen: SeenColumns) -> Fit:
-        return Fit.TEXT if seen.has("text") else Fit.NOT
+    def fit(self, seen: SeenColumns) -> ObjectiveFit:
+        return ObjectiveFit.TEXT if seen.has("text") else ObjectiveFit.NOT
 
 
 class CausalLM(TokenLikelihood[Options]):
     """Next-token prediction."""
 
     options_class = Options
-    defaults = Defaults(epochs=1.0)
+    defaults = ObjectiveDefaults(epochs=1.0)
     advice = _Advice()
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"text": "abs(x, /)\n\nReturn the absolute value of the argument."},
@@ -62,8 +62,8 @@ class CausalLM(TokenLikelihood[Options]):
         return PromptForm()
 
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
-        (encoding,) = encodings([self.text(row)], tokenizer, add_special_tokens=False)
-        return contains_texts_in_order(encoding.ids, [self.text(row)], tokenizer)
+        (encoding,) = encode_texts([self.text(row)], tokenizer, add_special_tokens=False)
+        return tokens_contain_texts_in_order(encoding.ids, [self.text(row)], tokenizer)
 
     def encode(
         self,
@@ -77,7 +77,7 @@ class CausalLM(TokenLikelihood[Options]):
         """Windows of each row's tokens; the last window ends with the end-of-text token, which has a loss too."""
         texts = [self.text(row) for row in rows]
         encoded = []
-        found = encodings(texts, tokenizer, offsets=count_bytes, add_special_tokens=False)
+        found = encode_texts(texts, tokenizer, offsets=count_bytes, add_special_tokens=False)
         for row, text, encoding in zip(rows, texts, found, strict=True):
             ids = encoding.ids
             starts = list(range(0, len(ids) + 1, max_length)) if ids else []

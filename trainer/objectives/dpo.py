@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveFloat
 
 from params import Problem
-from params.defaults import Defaults
+from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Section, Training
-from trainer.objectives.bases.advice import Advice, Choice, Fit, SeenColumns, UpTo
+from trainer.objectives.bases.advice import AdvisedValue, ObjectiveFit, RecipeAdvice, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
-from trainer.objectives.bases.padding import IGNORE_INDEX, join_padded, pad_batch
+from trainer.objectives.bases.padding import IGNORE_INDEX, pad_and_concatenate, pad_batch
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
-from trainer.objectives.bases.texts import Tokenizer, check_end_of_text, generate_from_release, token_ids
+from trainer.objectives.bases.texts import Tokenizer, check_end_of_text_token, generate_from_release, tokenize_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,7 +58,7 @@ class Options(Section):
     without its adapters. `precomputed` runs it once over all pairs before training, so no second model is in memory."""
 
 
-class _Advice(Advice):
+class _Advice(RecipeAdvice):
     meaning = "the better of two answers"
     columns: ClassVar[Mapping[str, str]] = {
         "prompt": "prompt_column",
@@ -71,18 +71,18 @@ class _Advice(Advice):
     batch = 16
     epochs: ClassVar[UpTo] = ((5_000, 3), (math.inf, 1))
     scheduler = "linear"
-    weight_decay: ClassVar[Choice] = Choice(0.0, "the loss itself keeps the model near its start")
+    weight_decay: ClassVar[AdvisedValue] = AdvisedValue(0.0, "the loss itself keeps the model near its start")
 
-    def fit(self, seen: SeenColumns) -> Fit:
+    def fit(self, seen: SeenColumns) -> ObjectiveFit:
         is_named = not seen.named.isdisjoint({"chosen", "rejected"})
-        return Fit.PREFERENCES if is_named or {"chosen", "rejected"} <= seen.found else Fit.NOT
+        return ObjectiveFit.PREFERENCES if is_named or {"chosen", "rejected"} <= seen.found else ObjectiveFit.NOT
 
 
 class DPO(Objective[Options]):
     """Preferences between two completions."""
 
     options_class = Options
-    defaults = Defaults(1e-6, epochs=1.0, micro_batch_size=4)
+    defaults = ObjectiveDefaults(1e-6, epochs=1.0, micro_batch_size=4)
     advice = _Advice()
     metrics: ClassVar[Mapping[str, Direction]] = {
         "loss": "min",
@@ -134,7 +134,7 @@ class DPO(Objective[Options]):
             yield Problem(("objective", "reference"), what, "use `model`, or set training.streaming to false")
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
-        check_end_of_text(tokenizer)
+        check_end_of_text_token(tokenizer)
 
     def text(self, row: Row) -> str:
         """The prompt with the chosen completion, as in `input_ids`."""
@@ -152,9 +152,9 @@ class DPO(Objective[Options]):
     ) -> list[EncodedRow]:
         """One pair: `input_ids` of the prompt and the chosen completion, and `rejected`, the other completion alone."""
         o, end = self.options, tokenizer.eos_token_id
-        prompts = token_ids([f"{row[o.prompt_column]}{o.separator}" for row in rows], tokenizer)
+        prompts = tokenize_texts([f"{row[o.prompt_column]}{o.separator}" for row in rows], tokenizer)
         completions = (
-            token_ids([str(row[column]) for row in rows], tokenizer, add_special_tokens=False)
+            tokenize_texts([str(row[column]) for row in rows], tokenizer, add_special_tokens=False)
             for column in (o.chosen_column, o.rejected_column)
         )
         encoded = []
@@ -201,8 +201,10 @@ class DPO(Objective[Options]):
 
     def completion_logprobs(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return log-probabilities in nats of chosen and rejected completions, (2, B) float64, by one forward pass."""
-        labels = join_padded([batch["labels"], batch["rejected_labels"]], IGNORE_INDEX)  # (2B, T)
-        inputs = {n: join_padded([batch[n], batch[f"rejected_{n}"]], 0) for n in ("input_ids", "attention_mask")}
+        labels = pad_and_concatenate([batch["labels"], batch["rejected_labels"]], IGNORE_INDEX)  # (2B, T)
+        inputs = {
+            n: pad_and_concatenate([batch[n], batch[f"rejected_{n}"]], 0) for n in ("input_ids", "attention_mask")
+        }
         logits = model(**inputs, use_cache=False).logits
         sums = []
         for row_logits, row_labels in zip(logits[:, :-1], labels[:, 1:], strict=True):

@@ -24,11 +24,11 @@ from typing import Literal
 from pydantic import NonNegativeFloat, PositiveInt
 
 from params import Problem
-from params.defaults import Defaults
+from params.defaults import ObjectiveDefaults
 from params.schema import Fraction, Launch, Model, Training
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.lazy_imports import torch
-from trainer.objectives.bases.rollout import GenerationOptions, Rollout, TrainingSample, token_logprobs
+from trainer.objectives.bases.rollout import GenerationOptions, Rollout, TrainingSample, completion_token_logprobs
 
 _EPSILON = 1e-4
 
@@ -59,7 +59,7 @@ class GRPO(GenerativeObjective[Options]):
     """Reinforcement learning from rewards that functions compute."""
 
     options_class = Options
-    defaults = Defaults(1e-6, epochs=1.0, global_batch_size=16, micro_batch_size=4, best_metric="reward")
+    defaults = ObjectiveDefaults(1e-6, epochs=1.0, global_batch_size=16, micro_batch_size=4, best_metric="reward")
 
     @property
     def steps_per_round(self) -> int:
@@ -101,7 +101,7 @@ class GRPO(GenerativeObjective[Options]):
         self, logits: torch.Tensor, batch: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         mask = batch["completion_mask"]
-        logprobs = token_logprobs(logits, batch["input_ids"], mask, self.options.temperature)  # (B, T)
+        logprobs = completion_token_logprobs(logits, batch["input_ids"], mask, self.options.temperature)  # (B, T)
         losses, metrics = self.token_losses(logprobs, batch)
         if self.options.loss_type == "grpo":
             losses = losses / mask.sum(1, keepdim=True)

@@ -16,13 +16,13 @@ from typing import ClassVar
 from pydantic import PositiveInt
 
 from params import Problem
-from params.defaults import Defaults
+from params.defaults import ObjectiveDefaults
 from params.schema import Launch, Model, Training
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, ObjectiveState, Row
-from trainer.objectives.bases.rollout import GenerationOptions, Rollout, TrainingSample, token_logprobs
-from trainer.objectives.bases.texts import Tokenizer, token_ids
+from trainer.objectives.bases.rollout import GenerationOptions, Rollout, TrainingSample, completion_token_logprobs
+from trainer.objectives.bases.texts import Tokenizer, tokenize_texts
 
 
 class Options(GenerationOptions):
@@ -45,7 +45,7 @@ class IterativeSFT(GenerativeObjective[Options]):
     """Supervised fine-tuning on the model's own best completions."""
 
     options_class = Options
-    defaults = Defaults(1e-5, epochs=1.0, global_batch_size=16, micro_batch_size=4, best_metric="reward")
+    defaults = ObjectiveDefaults(1e-5, epochs=1.0, global_batch_size=16, micro_batch_size=4, best_metric="reward")
     logs_rounds: ClassVar[bool] = True
 
     @property
@@ -68,7 +68,7 @@ class IterativeSFT(GenerativeObjective[Options]):
         encoded = super().encode(rows, tokenizer, max_length, state)
         if self.options.reference_completion_column:
             texts = [str(row[self.options.reference_completion_column]) for row in rows]
-            completions = token_ids(texts, tokenizer, add_special_tokens=False)
+            completions = tokenize_texts(texts, tokenizer, add_special_tokens=False)
             for (examples, _), ids in zip(encoded, completions, strict=True):
                 for example in examples:
                     completion = [*ids, tokenizer.eos_token_id]
@@ -97,5 +97,5 @@ class IterativeSFT(GenerativeObjective[Options]):
     def losses(
         self, logits: torch.Tensor, batch: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        logprobs = token_logprobs(logits, batch["input_ids"], batch["completion_mask"])
+        logprobs = completion_token_logprobs(logits, batch["input_ids"], batch["completion_mask"])
         return -logprobs * batch["weights"][:, None], {}

@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import PositiveInt
 
 from params import Problem, RecipeError
-from params.defaults import Defaults
+from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Section, Training
-from trainer.objectives.bases.advice import Advice, Fit, ModelKind, SeenColumns, UpTo
+from trainer.objectives.bases.advice import ModelKind, ObjectiveFit, RecipeAdvice, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import NDArray, np, torch
-from trainer.objectives.bases.likelihood import TokenLikelihood, contains_texts_in_order, scored_bytes
+from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.rows import PromptForm
-from trainer.objectives.bases.texts import Tokenizer, truncated_token_ids
+from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,7 +61,7 @@ class Options(Section):
     """Always false: an encoder attends to its whole input."""
 
 
-class _Advice(Advice):
+class _Advice(RecipeAdvice):
     meaning = "a text from another text"
     columns: ClassVar[Mapping[str, str]] = {"prompt": "input_column", "completion": "target_column"}
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder-decoder",)
@@ -70,15 +70,15 @@ class _Advice(Advice):
     new_rate = 1e-3
     epochs: ClassVar[UpTo] = ((1_000, 10), (50_000, 3), (500_000, 2), (math.inf, 1))
 
-    def fit(self, seen: SeenColumns) -> Fit:
-        return Fit.COLUMNS if seen.has_pairs else Fit.NOT
+    def fit(self, seen: SeenColumns) -> ObjectiveFit:
+        return ObjectiveFit.COLUMNS if seen.has_pairs else ObjectiveFit.NOT
 
 
 class Seq2Seq(TokenLikelihood[Options]):
     """Text in, text out."""
 
     options_class = Options
-    defaults = Defaults(5e-5, group_by_length=True)
+    defaults = ObjectiveDefaults(5e-5, group_by_length=True)
     advice = _Advice()
     metrics: ClassVar[Mapping[str, Direction]] = {**TokenLikelihood.metrics, **dict.fromkeys(_TEXT_METRICS, "max")}
     restated = frozenset({"bits_per_byte", *_TEXT_METRICS})
@@ -127,7 +127,7 @@ class Seq2Seq(TokenLikelihood[Options]):
 
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
         ids = [token for example in examples for token in example["labels"]]
-        return contains_texts_in_order(ids, [str(row[self.options.target_column])], tokenizer)
+        return tokens_contain_texts_in_order(ids, [str(row[self.options.target_column])], tokenizer)
 
     def input_text(self, row: Row) -> str:
         return str(row[self.options.input_column])
@@ -135,13 +135,13 @@ class Seq2Seq(TokenLikelihood[Options]):
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
-        inputs = truncated_token_ids([self._input(row) for row in rows], tokenizer, max_length)
+        inputs = tokenize_texts_truncated([self._input(row) for row in rows], tokenizer, max_length)
         targets = tokenizer(text_target=[str(row[self.options.target_column]) for row in rows], verbose=False)
         longest, end = self.options.max_target_length or max_length, tokenizer.eos_token_id
         ended = [target if target[-1:] == [end] else [*target, end] for target in targets["input_ids"]]
         labels = [target[:longest] for target in ended]
         is_cut = [len(target) > longest for target in ended]
-        sizes = scored_bytes([str(row[self.options.target_column]) for row in rows], labels, is_cut, tokenizer)
+        sizes = count_scored_bytes([str(row[self.options.target_column]) for row in rows], labels, is_cut, tokenizer)
         encoded = []
         for i, (row, (ids, is_truncated), size) in enumerate(zip(rows, inputs, sizes, strict=True)):
             example = {"row_id": row["row_id"], "input_ids": ids, "labels": labels[i], "bytes": size}
@@ -172,7 +172,7 @@ class Seq2Seq(TokenLikelihood[Options]):
         if not self.options.generate:
             return {}
         target = tokenizer.decode(example["labels"], skip_special_tokens=True)
-        return dict(zip(_TEXT_METRICS, score_text(str(ask(self._input(row))), str(target)), strict=True))
+        return dict(zip(_TEXT_METRICS, exact_match_and_rouge(str(ask(self._input(row))), str(target)), strict=True))
 
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return ("nll", "tokens", "correct", "generated", *_TEXT_METRICS)
@@ -187,7 +187,7 @@ class Seq2Seq(TokenLikelihood[Options]):
         generated = self._generate(model, batch)
         target_ids = batch["labels"].where(batch["labels"] != IGNORE_INDEX, tokenizer.pad_token_id)
         texts, targets = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in (generated, target_ids))
-        text_scores = [[1.0, *score_text(*pair)] for pair in zip(texts, targets, strict=True)]
+        text_scores = [[1.0, *exact_match_and_rouge(*pair)] for pair in zip(texts, targets, strict=True)]
         return torch.cat([scores, scores.new_tensor(text_scores)], dim=1), logits, generated
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
@@ -228,7 +228,7 @@ class Seq2Seq(TokenLikelihood[Options]):
         return f"{self.options.prefix}{row[self.options.input_column]}"
 
 
-def score_text(text: str, target: str) -> list[float]:
+def exact_match_and_rouge(text: str, target: str) -> list[float]:
     """Return exact match, ROUGE-1, ROUGE-2 and ROUGE-L of one text."""
     from torchmetrics.functional.text import rouge_score
 

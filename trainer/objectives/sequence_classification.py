@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from params.defaults import Defaults
+from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Expectation, Section
-from trainer.objectives.bases.advice import Choice, ClassifierAdvice, Fit, SeenColumns, UpTo
+from trainer.objectives.bases.advice import AdvisedValue, ClassifierRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
-from trainer.objectives.bases.likelihood import Classifier
+from trainer.objectives.bases.likelihood import ClassifierObjective
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
-from trainer.objectives.bases.texts import Tokenizer, truncated_token_ids
+from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,32 +35,34 @@ class Options(Section):
     """The column with the label, text or integer."""
 
 
-class _Advice(ClassifierAdvice):
+class _Advice(ClassifierRecipeAdvice):
     meaning = "one label per text"
     columns: ClassVar[Mapping[str, str]] = {"text": "text_column", "label": "label_column"}
     place = 2
     epochs: ClassVar[UpTo] = ((1_000, 10), (5_000, 6), (50_000, 4), (500_000, 2), (math.inf, 1))
     gates_on_best_metric = True
 
-    def fit(self, seen: SeenColumns) -> Fit:
+    def fit(self, seen: SeenColumns) -> ObjectiveFit:
         if "label" in seen.named:
-            return Fit.NAMED
-        return Fit.COLUMNS if "label" in seen.found and not seen.names_pair else Fit.NOT
+            return ObjectiveFit.NAMED
+        return ObjectiveFit.COLUMNS if "label" in seen.found and not seen.names_pair else ObjectiveFit.NOT
 
-    def best_metric(self, labels: Mapping[str, int]) -> Choice:
+    def best_metric(self, labels: Mapping[str, int]) -> AdvisedValue:
         label = max(labels, key=labels.__getitem__)
         share = labels[label] / sum(labels.values())
         if share <= 0.5 or len(labels) < 2:
-            return Choice("accuracy", "no label has most of the rows")
-        return Choice("macro_f1", f"{share:.0%} of the rows have the label {label!r}: accuracy would hide the others")
+            return AdvisedValue("accuracy", "no label has most of the rows")
+        return AdvisedValue(
+            "macro_f1", f"{share:.0%} of the rows have the label {label!r}: accuracy would hide the others"
+        )
 
 
-class SequenceClassification(Classifier[Options]):
+class SequenceClassification(ClassifierObjective[Options]):
     """One label per text."""
 
     options_class = Options
     # Devlin et al. 2019 (https://arxiv.org/abs/1810.04805, A.3)
-    defaults = Defaults(5e-5, 4.0, 32, 32, best_metric="accuracy", group_by_length=True)
+    defaults = ObjectiveDefaults(5e-5, 4.0, 32, 32, best_metric="accuracy", group_by_length=True)
     advice = _Advice()
     metrics: ClassVar[Mapping[str, Direction]] = {
         "loss": "min",
@@ -109,7 +111,7 @@ class SequenceClassification(Classifier[Options]):
         labels = [str(row[self.options.label_column]) for row in rows]
         if unknown := next((label for label in labels if label not in numbers), None):
             raise ValueError(f"no training row has the label {unknown!r}")
-        encoded = truncated_token_ids([self.text(row) for row in rows], tokenizer, max_length)
+        encoded = tokenize_texts_truncated([self.text(row) for row in rows], tokenizer, max_length)
         return [
             EncodedRow([{"row_id": row["row_id"], "input_ids": ids, "labels": numbers[label]}], is_truncated)
             for row, label, (ids, is_truncated) in zip(rows, labels, encoded, strict=True)

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from params import Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
 from trainer.objectives.bases import chat, packing
-from trainer.objectives.bases.advice import Advice, Choice, Fit, SeenColumns
+from trainer.objectives.bases.advice import AdvisedValue, ObjectiveFit, RecipeAdvice, SeenColumns
 from trainer.objectives.bases.lazy_imports import torch
-from trainer.objectives.bases.likelihood import TokenLikelihood, contains_texts_in_order, scored_bytes
+from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.rows import PromptForm
-from trainer.objectives.bases.texts import Tokenizer, generate_from_release, token_ids
+from trainer.objectives.bases.texts import Tokenizer, generate_from_release, tokenize_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,7 +54,7 @@ class Options(Section):
     """Fill training sequences up to `max_length` with several examples that do not attend to each other."""
 
 
-class _Advice(Advice):
+class _Advice(RecipeAdvice):
     meaning = "an answer to a prompt"
     columns: ClassVar[Mapping[str, str]] = {
         "prompt": "prompt_column",
@@ -64,19 +64,21 @@ class _Advice(Advice):
     place = 0
     batch = 16
 
-    def fit(self, seen: SeenColumns) -> Fit:
+    def fit(self, seen: SeenColumns) -> ObjectiveFit:
         if self.asked(seen) == ["messages"]:
-            return Fit.CONVERSATIONS
-        return Fit.COLUMNS if seen.has_pairs else Fit.NOT
+            return ObjectiveFit.CONVERSATIONS
+        return ObjectiveFit.COLUMNS if seen.has_pairs else ObjectiveFit.NOT
 
     def asked(self, seen: SeenColumns) -> Sequence[str]:
         has_messages = "messages" in seen.named or ("messages" in seen.found and not seen.names_pair)
         return ["messages"] if has_messages else ["prompt", "completion"]
 
-    def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, Choice]:
-        options = {"packing": Choice(value=True, why="fills sequences with several examples, which needs no padding")}
+    def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, AdvisedValue]:
+        options = {
+            "packing": AdvisedValue(value=True, why="fills sequences with several examples, which needs no padding")
+        }
         if "messages" in columns and not has_template:
-            options["chat_template"] = Choice(_CHAT_TEMPLATE, "the tokenizer has none; published with the model")
+            options["chat_template"] = AdvisedValue(_CHAT_TEMPLATE, "the tokenizer has none; published with the model")
         return options
 
 
@@ -106,7 +108,7 @@ class SFT(TokenLikelihood[Options]):
     def reject_reason(self, row: Row) -> str | None:
         if not self.options.messages_column:
             return None
-        return chat.reject_reason(row[self.options.messages_column])
+        return chat.why_conversation_unusable(row[self.options.messages_column])
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         options = self.options
@@ -122,12 +124,12 @@ class SFT(TokenLikelihood[Options]):
         if training.arguments.get("use_cache"):
             what = "cannot be used with training.arguments.use_cache: packed examples would attend to each other"
             yield Problem(("objective", "packing"), what, f"remove training.arguments.use_cache, or {_FIX}")
-        if model_type := packing.unsupported_model_type(model):
+        if model_type := packing.model_type_unfit_for_packing(model):
             what = f"{model_type} does not keep packed examples apart: they would attend to each other"
             yield Problem(("objective", "packing"), what, f"{_FIX}, or use another model type, for example llama")
 
     def check_model(self, model: PreTrainedModel) -> None:
-        if self.options.packing and (why := packing.packing_problem(model)):
+        if self.options.packing and (why := packing.find_packing_problem(model)):
             what = f"this {model.config.model_type} model cannot be trained on packed sequences: {why}"
             raise RecipeError("objective.packing", what, _FIX)
 
@@ -161,7 +163,7 @@ class SFT(TokenLikelihood[Options]):
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
         name = "labels" if self.options.completion_only else "input_ids"
         ids = [token for example in examples for token in example[name]]
-        return contains_texts_in_order(ids, self._scored_texts(row), tokenizer)
+        return tokens_contain_texts_in_order(ids, self._scored_texts(row), tokenizer)
 
     def renders_conversations(self) -> bool:
         return bool(self.options.messages_column)
@@ -198,7 +200,7 @@ class SFT(TokenLikelihood[Options]):
             learned[:1] = [IGNORE_INDEX]  # no token before it could predict it
         encoded = []
         is_cut = [len(ids) > max_length for ids, _ in tokenized]
-        sizes = scored_bytes(["".join(self._scored_texts(row)) for row in rows], labels, is_cut, tokenizer)
+        sizes = count_scored_bytes(["".join(self._scored_texts(row)) for row in rows], labels, is_cut, tokenizer)
         for row, (ids, _), learned, size in zip(rows, tokenized, labels, sizes, strict=True):
             if learned.count(IGNORE_INDEX) == len(learned):
                 encoded.append(EncodedRow([]))
@@ -210,10 +212,10 @@ class SFT(TokenLikelihood[Options]):
     def _tokenize_pairs(self, rows: Sequence[Row], tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
         """Return the tokens of each row, and its labels: the tokens of the completion."""
         end = tokenizer.eos_token_id
-        prompts = token_ids([row[self.options.prompt_column] for row in rows], tokenizer)
+        prompts = tokenize_texts([row[self.options.prompt_column] for row in rows], tokenizer)
         texts = [row[self.options.completion_column] for row in rows]
         pairs = []
-        for prompt, text in zip(prompts, token_ids(texts, tokenizer, add_special_tokens=False), strict=True):
+        for prompt, text in zip(prompts, tokenize_texts(texts, tokenizer, add_special_tokens=False), strict=True):
             if prompt and prompt[-1] == end:  # some tokenizers end every text
                 prompt.pop()
             completion = [*text, end]
@@ -235,9 +237,9 @@ class SFT(TokenLikelihood[Options]):
         return {}
 
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
-        return packing.pack(examples, max_length) if self.options.packing else iter(examples)
+        return packing.pack_examples(examples, max_length) if self.options.packing else iter(examples)
 
     def collate(self, examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
         """As in the base class; packed sequences have `position_ids` instead of `attention_mask`."""
         packed = "lengths" in examples[0]
-        return packing.packed_batch(examples, tokenizer) if packed else pad_batch(examples, tokenizer)
+        return packing.collate_packed_batch(examples, tokenizer) if packed else pad_batch(examples, tokenizer)

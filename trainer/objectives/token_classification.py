@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from params import DataError
-from params.defaults import Defaults
+from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Section
-from trainer.objectives.bases.advice import Choice, ClassifierAdvice, Fit, SeenColumns, UpTo
+from trainer.objectives.bases.advice import AdvisedValue, ClassifierRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import NDArray, np, torch
-from trainer.objectives.bases.likelihood import Classifier, logits_of, token_scores
+from trainer.objectives.bases.likelihood import ClassifierObjective, compute_logits, sum_token_scores
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.texts import Tokenizer
@@ -50,23 +50,25 @@ class Options(Section):
     """The column with the spans: a list of records with `label`, `start` and `end`."""
 
 
-class _Advice(ClassifierAdvice):
+class _Advice(ClassifierRecipeAdvice):
     meaning = "spans of a text and their names"
     columns: ClassVar[Mapping[str, str]] = {"text": "text_column", "spans": "spans_column"}
     epochs: ClassVar[UpTo] = ((1_000, 10), (5_000, 5), (50_000, 3), (500_000, 2), (math.inf, 1))
 
-    def fit(self, seen: SeenColumns) -> Fit:
-        return Fit.SPANS if seen.has("spans") else Fit.NOT
+    def fit(self, seen: SeenColumns) -> ObjectiveFit:
+        return ObjectiveFit.SPANS if seen.has("spans") else ObjectiveFit.NOT
 
-    def best_metric(self, labels: Mapping[str, int]) -> Choice:
-        return Choice("f1", "over spans")
+    def best_metric(self, labels: Mapping[str, int]) -> AdvisedValue:
+        return AdvisedValue("f1", "over spans")
 
 
-class TokenClassification(Classifier[Options]):
+class TokenClassification(ClassifierObjective[Options]):
     """A tag for every sub-word."""
 
     options_class = Options
-    defaults = Defaults(5e-5, 4.0, 32, 32, best_metric="f1", group_by_length=True)  # as of sequence classification
+    defaults = ObjectiveDefaults(
+        5e-5, 4.0, 32, 32, best_metric="f1", group_by_length=True
+    )  # as of sequence classification
     advice = _Advice()
     metrics: ClassVar[Mapping[str, Direction]] = {
         "loss": "min",
@@ -126,13 +128,13 @@ class TokenClassification(Classifier[Options]):
     ) -> list[EncodedRow]:
         """Each row's windows; a row is truncated if one of its spans has no tag."""
         encoded = []
-        for row, pieces in zip(rows, split([self.text(row) for row in rows], tokenizer), strict=True):
+        for row, pieces in zip(rows, split_into_subwords([self.text(row) for row in rows], tokenizer), strict=True):
             room = max_length - len(pieces.front) - len(pieces.back)
             if room < 1:
                 raise ValueError(f"max_length {max_length} leaves no room for text beside the special tokens")
             spans = self._spans(row)
-            tags = tags_of_spans(pieces, spans)
-            for _, start, end in spans_from_bio_tags(tags):
+            tags = spans_to_tags(pieces, spans)
+            for _, start, end in bio_tags_to_subword_spans(tags):
                 if end - start > room:  # longer than a window
                     tags[start:end] = [None] * (end - start)
             labels = [IGNORE_INDEX if tag is None else state["labels"].index(tag) for tag in tags]
@@ -184,7 +186,7 @@ class TokenClassification(Classifier[Options]):
             counts.append([len(actual & predicted), len(predicted), len(actual)])
         spans = torch.tensor(counts, dtype=torch.float64, device=logits.device)
         losses = self.charge_unknown(self.losses(logits, labels), labels)
-        return torch.cat([token_scores(logits, labels, losses), spans], dim=1)
+        return torch.cat([sum_token_scores(logits, labels, losses), spans], dim=1)
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """The scores themselves, (N, 6)."""
@@ -213,11 +215,11 @@ class TokenClassification(Classifier[Options]):
         self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[str]:
         """The spans that the model predicts."""
-        (pieces,), tags = split([self.text(row)], tokenizer), []
+        (pieces,), tags = split_into_subwords([self.text(row)], tokenizer), []
         for example in self.encode([row], tokenizer, max_length, state)[0].examples:
-            ids = logits_of(model, self.collate([example], tokenizer))[0].argmax(-1).tolist()
+            ids = compute_logits(model, self.collate([example], tokenizer))[0].argmax(-1).tolist()
             tags += [state["labels"][i] for i in ids[len(pieces.front) : len(ids) - len(pieces.back)]]
-        spans = spans_of_tags(pieces, tags)
+        spans = tags_to_character_spans(pieces, tags)
         return [f"{label}: {start} to {end}, {pieces.text[start:end]!r}" for label, start, end in spans]
 
     def _spans(self, row: Row) -> list[Span]:
@@ -225,8 +227,8 @@ class TokenClassification(Classifier[Options]):
         return sorted(spans, key=lambda span: span[1:])
 
     def _tagged_spans(self, row: Row, tokenizer: Tokenizer) -> list[Span]:
-        (pieces,) = split([self.text(row)], tokenizer)
-        return spans_of_tags(pieces, tags_of_spans(pieces, self._spans(row)))
+        (pieces,) = split_into_subwords([self.text(row)], tokenizer)
+        return tags_to_character_spans(pieces, spans_to_tags(pieces, self._spans(row)))
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ class SubwordSplit:
     """Special tokens after every sequence."""
 
 
-def split(texts: Sequence[str], tokenizer: Tokenizer) -> list[SubwordSplit]:
+def split_into_subwords(texts: Sequence[str], tokenizer: Tokenizer) -> list[SubwordSplit]:
     """Return each text as the tokenizer splits it."""
     encoding = tokenizer(list(texts), return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
     columns = (encoding[name] for name in ("input_ids", "special_tokens_mask", "offset_mapping"))
@@ -259,7 +261,7 @@ def split(texts: Sequence[str], tokenizer: Tokenizer) -> list[SubwordSplit]:
     return found
 
 
-def tags_of_spans(pieces: SubwordSplit, spans: Sequence[Span]) -> list[str | None]:
+def spans_to_tags(pieces: SubwordSplit, spans: Sequence[Span]) -> list[str | None]:
     """Return the tag of each sub-word, from spans in the order of the text; a span whose sub-words are all taken has none."""
     tags: list[str | None] = [OUTSIDE] * len(pieces.ids)
     for label, *ends in spans:
@@ -274,14 +276,15 @@ def tags_of_spans(pieces: SubwordSplit, spans: Sequence[Span]) -> list[str | Non
     return tags
 
 
-def spans_of_tags(pieces: SubwordSplit, tags: Sequence[str | None]) -> list[Span]:
+def tags_to_character_spans(pieces: SubwordSplit, tags: Sequence[str | None]) -> list[Span]:
     """Return the spans of characters that tags stand for."""
     return [
-        (label, pieces.offsets[start][0], pieces.offsets[end - 1][1]) for label, start, end in spans_from_bio_tags(tags)
+        (label, pieces.offsets[start][0], pieces.offsets[end - 1][1])
+        for label, start, end in bio_tags_to_subword_spans(tags)
     ]
 
 
-def spans_from_bio_tags(tags: Sequence[str | None]) -> list[Span]:
+def bio_tags_to_subword_spans(tags: Sequence[str | None]) -> list[Span]:
     """Return label, first sub-word and sub-word after the last of each span of B- and I-tags, as seqeval reads them.
 
     An I-tag that does not continue the span before it begins one.
@@ -297,8 +300,8 @@ def spans_from_bio_tags(tags: Sequence[str | None]) -> list[Span]:
 
 
 def _spans_of_ids(tags: Sequence[int]) -> set[Span]:
-    """As `spans_from_bio_tags`, for ids of tags; the spans have numbers for labels."""
-    return set(spans_from_bio_tags([f"{'IB'[tag % 2]}-{(tag - 1) // 2}" if tag else OUTSIDE for tag in tags]))
+    """As `bio_tags_to_subword_spans`, for ids of tags; the spans have numbers for labels."""
+    return set(bio_tags_to_subword_spans([f"{'IB'[tag % 2]}-{(tag - 1) // 2}" if tag else OUTSIDE for tag in tags]))
 
 
 def _windows(inside: Sequence[bool], words: Sequence[int | None], room: int) -> Iterator[tuple[int, int]]:

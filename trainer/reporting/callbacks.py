@@ -15,12 +15,12 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from params.foundation.artifacts import write_text_atomically
 from trainer.reporting import progress_bar
-from trainer.reporting.metrics_log import CLOCK_SUFFIXES, FILE, as_lines
+from trainer.reporting.metrics_log import CLOCK_SUFFIXES, FILE, format_json_lines
 
 logger = logging.getLogger(__name__)
 
 
-def follow_log_level(args: TrainingArguments) -> None:
+def apply_log_level(args: TrainingArguments) -> None:
     """Apply `log_level` and `log_level_replica` to our loggers, as transformers does; `passive` changes nothing."""
     if args.log_level == "passive" and args.should_log:
         return
@@ -30,7 +30,7 @@ def follow_log_level(args: TrainingArguments) -> None:
         logging.getLogger(ours).setLevel(level)
 
 
-class Reports(TrainerCallback):
+class TrainingReporter(TrainerCallback):
     """Shows each step by a bar, or else logs every logging step; logs every evaluation; writes the lines of `metrics_log`.
 
     With `logging_strategy: epoch` it also asks for a line at the last step of an epoch. Trainer logs the end of an epoch after saving
@@ -49,7 +49,7 @@ class Reports(TrainerCallback):
         self._start_s = self._shown_s = time.monotonic()
         self._start_step = state.global_step
         if state.is_world_process_zero:
-            write_text_atomically(self._path, as_lines(state.log_history))
+            write_text_atomically(self._path, format_json_lines(state.log_history))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         is_over = float(state.epoch).is_integer() or state.global_step >= state.max_steps
@@ -67,19 +67,19 @@ class Reports(TrainerCallback):
             control.should_log = False
 
     def on_train_end(self, *_: object, **__: object) -> None:
-        progress_bar.hide()
+        progress_bar.hide_progress()
 
     def _show(self, state: TrainerState, what: str, done: int, total: int, note: str) -> None:
         now = time.monotonic()
         is_due = now - self._shown_s >= progress_bar.EVERY_S and now - self._start_s >= progress_bar.AFTER_S
         if is_due and state.is_world_process_zero:
-            self._shown_s, self._has_bar = now, progress_bar.show(what, done, total, note)
+            self._shown_s, self._has_bar = now, progress_bar.show_progress(what, done, total, note)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any, **_: Any) -> None:
         if not state.is_world_process_zero:
             return
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(as_lines(state.log_history[-1:]))
+            file.write(format_json_lines(state.log_history[-1:]))
         self._loss = f"loss {logs['loss']:.4f}" if "loss" in logs else self._loss
         if self._has_bar or "loss" not in logs:
             return

@@ -20,7 +20,7 @@ _SUMMARY = "train_loss"
 """Only in Trainer's last line; its mean restarts at every start."""
 
 
-def remove_timing_metrics(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def without_timing_metrics(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the entries of a Trainer's log without clock readings: step and epoch, then the others by name."""
     return [
         {"step": entry["step"], "epoch": entry.get("epoch")}
@@ -30,9 +30,9 @@ def remove_timing_metrics(history: Iterable[Mapping[str, Any]]) -> list[dict[str
     ]
 
 
-def as_lines(history: Iterable[Mapping[str, Any]]) -> str:
+def format_json_lines(history: Iterable[Mapping[str, Any]]) -> str:
     """Return a Trainer's log as JSON lines; a value that is not finite becomes null."""
     return "".join(
         json.dumps({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()}) + "\n"
-        for entry in remove_timing_metrics(history)
+        for entry in without_timing_metrics(history)
     )

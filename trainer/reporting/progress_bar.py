@@ -27,7 +27,7 @@ EVERY_S: Final = 0.2
 """Seconds between two looks of the bar."""
 
 
-class Bar:
+class ProgressBar:
     """A bar below all other lines of a terminal. It has no thread, so that a process can fork: it moves when it is shown.
 
     Args:
@@ -93,7 +93,7 @@ class Bar:
                 self._at_end.callback(handler.setStream, stdout)
 
 
-_display: list[Bar | Path] = []
+_display: list[ProgressBar | Path] = []
 """Where this process shows its progress, one place or none: its terminal, or the file by which it reports to another one."""
 
 
@@ -103,13 +103,13 @@ def enable_progress_bar() -> None:
     if path := os.environ.get(VARIABLE):
         _display.append(Path(path))
     elif is_terminal(sys.stdout):
-        _display.append(Bar(_standard_output))
+        _display.append(ProgressBar(_standard_output))
 
 
-def show(what: str, done: int, total: int | None, note: str = "") -> bool:
+def show_progress(what: str, done: int, total: int | None, note: str = "") -> bool:
     """Show that `done` of `total` rows, steps or the like are done; return whether no line needs to say the same."""
     for place in _display:
-        if isinstance(place, Bar):
+        if isinstance(place, ProgressBar):
             place.show(what, done, total, note)
             return True
         part = place.with_suffix(f".{os.getpid()}")
@@ -119,10 +119,10 @@ def show(what: str, done: int, total: int | None, note: str = "") -> bool:
     return False
 
 
-def hide() -> None:
+def hide_progress() -> None:
     """Remove the bar, because the work has ended."""
     for place in _display:
-        if isinstance(place, Bar):
+        if isinstance(place, ProgressBar):
             place.hide()
         else:
             with contextlib.suppress(OSError):
@@ -139,7 +139,7 @@ def draw_child_progress(path: Path, console: Callable[[], Console]) -> Iterator[
     """Draw what the processes that the block starts report by the file at `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    bar, ended = Bar(console), threading.Event()
+    bar, ended = ProgressBar(console), threading.Event()
 
     def follow() -> None:
         while not ended.wait(EVERY_S):

@@ -24,7 +24,7 @@ _KEY = ("training", "arguments", "report_to")
 _TAG = "evergreen.run"
 
 
-def problems(report_to: object) -> list[Problem]:
+def find_tracker_problems(report_to: object) -> list[Problem]:
     """Return what is wrong with a recipe's `report_to`."""
     found = []
     for name in [report_to] if isinstance(report_to, str) else report_to if isinstance(report_to, list) else []:
@@ -43,16 +43,16 @@ def problems(report_to: object) -> list[Problem]:
     return found
 
 
-def reports_folder(folder: Path) -> Path:
+def tracker_folder(folder: Path) -> Path:
     """Return the folder for a recipe's trackers; `folder` is a run's, `.scratch/<recipe>/checkpoints/<key>`."""
     return folder.parents[1] / "reports"
 
 
-def prepare(folder: Path, report_to: Sequence[str], project: str) -> None:
+def set_tracker_environment(folder: Path, report_to: Sequence[str], project: str) -> None:
     """Configure trackers for a run's folder by environment variables, before they are imported."""
     if not report_to:
         return
-    root, run = reports_folder(folder), folder.name
+    root, run = tracker_folder(folder), folder.name
     variables = {
         "TENSORBOARD_LOGGING_DIR": root / "tensorboard" / run,
         "TRACKIO_DIR": root / "trackio",
@@ -73,7 +73,7 @@ def prepare(folder: Path, report_to: Sequence[str], project: str) -> None:
         os.environ.setdefault(name, str(value))
 
 
-def resume_reports(trainer: Trainer, folder: Path, step: int) -> None:
+def continue_tracker_runs(trainer: Trainer, folder: Path, step: int) -> None:
     """Let a start that resumes from `step` report to the same run as earlier starts.
 
     Trackio and W&B identify a run by name and id. TensorBoard drops earlier records of steps that are repeated. In MLflow

@@ -77,7 +77,7 @@ def read_process_states(folder: Path) -> list[ProcessState]:
     return sorted(found, key=lambda state: state.rank)
 
 
-def clear(folder: Path) -> None:
+def delete_process_states(folder: Path) -> None:
     """Delete what the processes of an earlier start reported."""
     for path in (*folder.glob("rank-*"), *folder.glob("stack-*")):
         path.unlink()

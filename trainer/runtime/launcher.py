@@ -23,7 +23,7 @@ REPORT = "EVERGREEN_LAUNCH_REPORT"
 """Environment variable: path of the file for the report of a failed start."""
 
 
-class Failure(Section):
+class RankFailure(Section):
     """A process of the training that failed."""
 
     rank: int
@@ -33,16 +33,16 @@ class Failure(Section):
     """Exit code; the negative signal number if a signal ended it."""
 
 
-class LaunchReport(Section):
+class LaunchFailureReport(Section):
     """Why a start of a training failed."""
 
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[RankFailure, ...] = ()
     """In order of time, with the processes that the launcher ended because of the first."""
     error: str | None = None
     """Error of the launcher itself."""
 
     @classmethod
-    def load(cls, path: Path) -> LaunchReport:
+    def load(cls, path: Path) -> LaunchFailureReport:
         """Read the report at `path`; it is empty if the launcher did not write one."""
         return cls.model_validate_json(path.read_bytes()) if path.exists() else cls()
 
@@ -72,14 +72,14 @@ def main(arguments: Sequence[str]) -> int:
         launch_command(parsed)
     except ChildFailedError as error:
         by_time = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
-        failures = tuple(Failure(rank=rank, pid=f.pid, exit_code=f.exitcode) for rank, f in by_time)
-        LaunchReport(failures=failures).save(report)
+        failures = tuple(RankFailure(rank=rank, pid=f.pid, exit_code=f.exitcode) for rank, f in by_time)
+        LaunchFailureReport(failures=failures).save(report)
         return 1
     except subprocess.CalledProcessError as error:
-        LaunchReport(failures=(Failure(rank=0, pid=None, exit_code=error.returncode),)).save(report)
+        LaunchFailureReport(failures=(RankFailure(rank=0, pid=None, exit_code=error.returncode),)).save(report)
         return 1
     except Exception as error:
-        LaunchReport(error=f"{type(error).__name__}: {error}").save(report)
+        LaunchFailureReport(error=f"{type(error).__name__}: {error}").save(report)
         # a signal, which accelerate has passed on; or about the configuration or a port: the message is enough
         if isinstance(error, SignalException | ValueError | OSError):
             return 1

@@ -29,7 +29,7 @@ def is_lost_peer(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _LOST_PEER)
 
 
-def remote_code_error(where: str, error: BaseException | None) -> ModelError | None:
+def as_remote_code_error(where: str, error: BaseException | None) -> ModelError | None:
     """Return the error to raise instead if a model or tokenizer cannot be loaded without code of its repository; otherwise None."""
     if isinstance(error, ModelError):
         error = error.__cause__

@@ -50,17 +50,17 @@ def listen_for_stop(folder: Path) -> Callable[[], bool]:
     return lambda: bool(caught) or (folder / STOP).exists()
 
 
-def stop_group(process: subprocess.Popen[Any], grace_s: float) -> None:
+def stop_process_group(process: subprocess.Popen[Any], grace_s: float) -> None:
     """Stop `process`, which leads a process group, and its group: SIGTERM, at most `grace_s` to end, SIGKILL."""
     if process.poll() is None:
-        signal_group(process, signal.SIGTERM)
+        signal_process_group(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(grace_s)
-    signal_group(process, signal.SIGKILL)
+    signal_process_group(process, signal.SIGKILL)
     process.wait()
 
 
-def signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> None:
+def signal_process_group(process: subprocess.Popen[Any], number: signal.Signals) -> None:
     """Send a signal to the process group that `process` leads, if any of its processes is left."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from params.schema import Section
 from trainer.objectives.bases.objective import EncodedRow, Objective
 from trainer.objectives.bases.padding import concatenate_batch_texts
-from trainer.objectives.bases.texts import truncated_token_ids
+from trainer.objectives.bases.texts import tokenize_texts_truncated
 
 
 class Options(Section):
@@ -47,7 +47,7 @@ class Contrast(Objective[Options]):
 
     def encode(self, rows, tokenizer, max_length, state):
         texts = zip(*map(self.texts, rows), strict=True)
-        both = [truncated_token_ids(list(own), tokenizer, max_length) for own in texts]
+        both = [tokenize_texts_truncated(list(own), tokenizer, max_length) for own in texts]
         return [
             EncodedRow([{"row_id": row["row_id"], "input_ids": first, "other_input_ids": second}], cut or other_cut)
             for row, (first, cut), (second, other_cut) in zip(rows, *both, strict=True)

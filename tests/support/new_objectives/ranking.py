@@ -9,12 +9,12 @@ a query belong into one split: set `data.group_by` to the query's column.
 from __future__ import annotations
 
 from params.schema import Section
-from trainer.objectives.bases.advice import Advice, Fit
-from trainer.objectives.bases.groups import group_number, group_statistics
+from trainer.objectives.bases.advice import ObjectiveFit, RecipeAdvice
+from trainer.objectives.bases.groups import group_statistics, hash_group_value
 from trainer.objectives.bases.loss import BatchLoss
 from trainer.objectives.bases.objective import EncodedRow, Objective
 from trainer.objectives.bases.padding import pad_batch
-from trainer.objectives.bases.texts import truncated_token_ids
+from trainer.objectives.bases.texts import tokenize_texts_truncated
 
 
 class Options(Section):
@@ -28,13 +28,13 @@ class Options(Section):
     """The column with 1 for relevant documents, and 0 for others."""
 
 
-class _Advice(Advice):
+class _Advice(RecipeAdvice):
     meaning = "which documents are relevant for a query"
     columns = {"prompt": "query_column", "completion": "document_column", "label": "relevant_column"}
     models = ("encoder",)
 
     def fit(self, seen):
-        return Fit.NOT
+        return ObjectiveFit.NOT
 
 
 class Ranking(Objective[Options]):
@@ -61,14 +61,14 @@ class Ranking(Objective[Options]):
         return f"{row[self.options.query_column]}: {row[self.options.document_column]}"
 
     def encode(self, rows, tokenizer, max_length, state):
-        encoded = truncated_token_ids([self.text(row) for row in rows], tokenizer, max_length)
+        encoded = tokenize_texts_truncated([self.text(row) for row in rows], tokenizer, max_length)
         return [
             EncodedRow([self._example(row, ids)], is_truncated)
             for row, (ids, is_truncated) in zip(rows, encoded, strict=True)
         ]
 
     def _example(self, row, ids):
-        query, label = group_number(row[self.options.query_column]), float(row[self.options.relevant_column])
+        query, label = hash_group_value(row[self.options.query_column]), float(row[self.options.relevant_column])
         return {"row_id": row["row_id"], "input_ids": ids, "labels": label, "query": query}
 
     def collate(self, examples, tokenizer):

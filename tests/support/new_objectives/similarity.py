@@ -9,11 +9,11 @@ correlation is of all rows at once.
 from __future__ import annotations
 
 from params.schema import Section
-from trainer.objectives.bases.advice import Advice, Fit
+from trainer.objectives.bases.advice import ObjectiveFit, RecipeAdvice
 from trainer.objectives.bases.loss import BatchLoss
 from trainer.objectives.bases.objective import EncodedRow, Objective
 from trainer.objectives.bases.padding import concatenate_batch_texts
-from trainer.objectives.bases.texts import truncated_token_ids
+from trainer.objectives.bases.texts import tokenize_texts_truncated
 
 
 class Options(Section):
@@ -27,13 +27,13 @@ class Options(Section):
     """The column with the number."""
 
 
-class _Advice(Advice):
+class _Advice(RecipeAdvice):
     meaning = "how alike two texts are"
     columns = {"prompt": "first_column", "completion": "second_column", "label": "similarity_column"}
     models = ("encoder",)
 
     def fit(self, seen):
-        return Fit.NOT
+        return ObjectiveFit.NOT
 
 
 class Similarity(Objective[Options]):
@@ -63,7 +63,7 @@ class Similarity(Objective[Options]):
 
     def encode(self, rows, tokenizer, max_length, state):
         texts = zip(*map(self.texts, rows), strict=True)
-        both = [truncated_token_ids(list(own), tokenizer, max_length) for own in texts]
+        both = [tokenize_texts_truncated(list(own), tokenizer, max_length) for own in texts]
         return [
             EncodedRow([self._example(row, first, second)], cut or other_cut)
             for row, (first, cut), (second, other_cut) in zip(rows, *both, strict=True)

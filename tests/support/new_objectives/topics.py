@@ -8,11 +8,11 @@ Each label has a probability of its own. The loss is the sum of their negative l
 from __future__ import annotations
 
 from params.schema import Section
-from trainer.objectives.bases.advice import Choice, ClassifierAdvice, Fit
-from trainer.objectives.bases.likelihood import Classifier, without_labels
+from trainer.objectives.bases.advice import AdvisedValue, ClassifierRecipeAdvice, ObjectiveFit
+from trainer.objectives.bases.likelihood import ClassifierObjective, without_labels
 from trainer.objectives.bases.loss import BatchLoss
 from trainer.objectives.bases.objective import EncodedRow
-from trainer.objectives.bases.texts import truncated_token_ids
+from trainer.objectives.bases.texts import tokenize_texts_truncated
 
 
 class Options(Section):
@@ -24,18 +24,18 @@ class Options(Section):
     """The column with the list of labels, which may be empty."""
 
 
-class _Advice(ClassifierAdvice):
+class _Advice(ClassifierRecipeAdvice):
     meaning = "any number of labels per text"
     columns = {"text": "text_column", "label": "topics_column"}
 
     def fit(self, seen):
-        return Fit.NOT
+        return ObjectiveFit.NOT
 
     def best_metric(self, labels):
-        return Choice("micro_f1", "over all labels")
+        return AdvisedValue("micro_f1", "over all labels")
 
 
-class Topics(Classifier[Options]):
+class Topics(ClassifierObjective[Options]):
     """A sigmoid for each label."""
 
     options_class = Options
@@ -65,7 +65,7 @@ class Topics(Classifier[Options]):
         return {"labels": sorted(labels)}
 
     def encode(self, rows, tokenizer, max_length, state):
-        encoded = truncated_token_ids([self.text(row) for row in rows], tokenizer, max_length)
+        encoded = tokenize_texts_truncated([self.text(row) for row in rows], tokenizer, max_length)
         return [
             EncodedRow([{"row_id": row["row_id"], "input_ids": ids, "labels": self._marks(row, state)}], is_truncated)
             for row, (ids, is_truncated) in zip(rows, encoded, strict=True)

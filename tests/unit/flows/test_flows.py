@@ -38,7 +38,7 @@ from tasks.report.formatting import metrics_table
 from tasks.stages import save_report
 from tests.support import tiny
 from tests.support.project import ROOT, free_port, wait_for
-from trainer.runtime.lifetime import stop_group
+from trainer.runtime.lifetime import stop_process_group
 
 log = logging.getLogger("test")
 
@@ -78,7 +78,7 @@ class TestChildProcess:
         process = child_process.start(module(tmp_path, monkeypatch, code), [], subprocess.PIPE)
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        stop_group(process, child_process.GRACE_S)
+        stop_process_group(process, child_process.GRACE_S)
         assert process.stdout.read() == b"saved\norderly\n"
         process.stdout.close()
 
@@ -261,7 +261,7 @@ class TestUnwatchedSources:
 class TestErrors:
     def test_the_error_that_a_stage_reports_comes_back_with_the_stage_and_all_its_fields(self) -> None:
         reported = RecipeError.at("data.source.train", "3 are bad\n  fix: nothing", "fix them")
-        error = command_result.error_from_result("validate@x", 78, "other words", CommandResult(reported))
+        error = command_result.error_of_failed_command("validate@x", 78, "other words", CommandResult(reported))
         assert type(error) is RecipeError
         assert error.where == "validate@x: data.source.train"
         assert (error.what, error.fix, error.key) == (reported.what, reported.fix, reported.key)
@@ -283,7 +283,7 @@ class TestErrors:
     )
     def test_an_exit_status_becomes_its_error(self, status, reported, expected) -> None:
         result = CommandResult(reported) if reported else None
-        error = command_result.error_from_result("train@x", status, "first\nDataError: x: y\n ", result)
+        error = command_result.error_of_failed_command("train@x", status, "first\nDataError: x: y\n ", result)
         assert type(error) is expected
         assert reported or status in {137, -9} or error.what == f"exited with {status}: DataError: x: y"
 

@@ -35,7 +35,7 @@ from flows.run import pauses
 from flows.server import own as server
 from params import PreemptedError, TransientError
 from params.foundation.artifacts import Artifacts
-from trainer.runtime.lifetime import stop_group
+from trainer.runtime.lifetime import stop_process_group
 
 pytestmark = pytest.mark.runs_last
 
@@ -51,7 +51,7 @@ def prefect(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callabl
         with started.used():
             yield
     finally:
-        stop_group(started.process, 0)
+        stop_process_group(started.process, 0)
         patch.undo()
 
 

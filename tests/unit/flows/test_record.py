@@ -19,7 +19,7 @@ from flows.record import recording as record
 from flows.record.recording import Record, recording
 from params import DataError, ModelError, RecipeError, RemoteRefusedError, TransientError
 from params.foundation.artifacts import STAGES, Artifacts
-from tasks.evaluation.report import Blessing, EvaluationReport, RowUse
+from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
 from tasks.history.run_log import append_run, read_runs
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import read_report, save_report
@@ -142,7 +142,7 @@ def judged(worker: Worker, over: str) -> Artifacts:
     """Leave a run whose model the gate lets pass."""
     artifacts = worker.ran("a", 1)
     blessing = read_report(artifacts, Blessing)
-    use = RowUse(uses=1.0, comparisons=12) if over == "test_rows" else None
+    use = HeldOutRowUse(uses=1.0, comparisons=12) if over == "test_rows" else None
     save_report(blessing.model_copy(update={"row_use": use}), artifacts.blessing)
     return artifacts
 

@@ -19,7 +19,7 @@ from prefect.settings import (
 from flows.server import own as server
 from flows.server.configured import check_api_url
 from params import EvergreenError
-from trainer.runtime.lifetime import stop_group
+from trainer.runtime.lifetime import stop_process_group
 
 
 def test_only_the_process_that_started_the_server_can_use_it(tmp_path, make_prefect_home, monkeypatch) -> None:
@@ -36,7 +36,7 @@ def test_only_the_process_that_started_the_server_can_use_it(tmp_path, make_pref
             assert secret.encode() not in command
             assert secret not in started.log_file.read_text()
     finally:
-        stop_group(started.process, 0)
+        stop_process_group(started.process, 0)
 
 
 def test_no_server_is_needed_where_a_profile_or_the_environment_names_one(monkeypatch) -> None:

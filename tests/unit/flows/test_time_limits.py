@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from flows.run.stages import time_limit
 from params import TransientError
-from params.dvc_files import Inputs, _dvc_hash
+from params.dvc_files import StageInputsSnapshot, _dvc_hash
 from params.foundation.artifacts import STAGES, Artifacts
 from tasks.history.run_log import RunEntry, StageRun, append_run
 from tasks.ingestion.report import IngestReport
@@ -32,7 +32,7 @@ def artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Artifacts:
     ingested(artifacts, 300)
     entries = {}
     for stage in STAGES:
-        inputs = Inputs.read(stage, artifacts)
+        inputs = StageInputsSnapshot.read(stage, artifacts)
         deps = [{"path": path, "md5": _dvc_hash(files)} for path, files in inputs.files.items() if files]
         entries[inputs.name] = {"params": {"params/tiny.yaml": dict(inputs.params)}, "deps": deps}
     with Path("dvc.lock").open("w", encoding="utf-8") as file:

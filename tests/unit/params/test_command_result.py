@@ -21,20 +21,20 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_command_that_writes_nothing_has_no_result(path: Path) -> None:
-    assert command_result.read(path) is None
+    assert command_result.read_result_file(path) is None
 
 
 def test_successful_command_has_an_empty_result(path: Path) -> None:
     with report_result_on_exit():
         pass
-    assert command_result.read(path) == CommandResult()
+    assert command_result.read_result_file(path) == CommandResult()
 
 
 def test_error_keeps_its_class_and_text(path: Path) -> None:
     error = DataError("rows:3", "is bad\nvery bad: é", "fix it", key="data.source")
     with pytest.raises(DataError), report_result_on_exit():
         raise error
-    result = command_result.read(path)
+    result = command_result.read_result_file(path)
     assert result is not None
     assert type(result.error) is DataError
     assert vars(result.error) == vars(error)
@@ -44,20 +44,20 @@ def test_error_keeps_its_class_and_text(path: Path) -> None:
 def test_other_exceptions_leave_no_result(path: Path, error: type[BaseException]) -> None:
     with pytest.raises(error), report_result_on_exit():
         raise error
-    assert command_result.read(path) is None
+    assert command_result.read_result_file(path) is None
 
 
 def test_reserve_erases_an_earlier_result(path: Path) -> None:
     with pytest.raises(DataError), report_result_on_exit():
         raise DataError("an earlier", "x" * 5000, "c")
     reserve_result_file(path)
-    assert command_result.read(path) is None
+    assert command_result.read_result_file(path) is None
 
 
 def test_shorter_result_replaces_a_longer_one(path: Path) -> None:
-    command_result.write(path, DataError("a", "x" * 5000, "c"))
-    command_result.write(path, None)
-    assert command_result.read(path) == CommandResult()
+    command_result.write_result_file(path, DataError("a", "x" * 5000, "c"))
+    command_result.write_result_file(path, None)
+    assert command_result.read_result_file(path) == CommandResult()
 
 
 def test_child_command_does_not_report_for_its_parent(path: Path) -> None:
@@ -65,14 +65,14 @@ def test_child_command_does_not_report_for_its_parent(path: Path) -> None:
         assert VARIABLE not in os.environ
         with pytest.raises(DataError), report_result_on_exit():
             raise DataError("of a child", "b", "c")
-        assert command_result.read(path) is None
+        assert command_result.read_result_file(path) is None
 
 
 def test_long_error_fits_into_the_reserved_file(path: Path) -> None:
     size = path.stat().st_size
-    command_result.write(path, DataError("a", "x" * 100_000, "c"))
+    command_result.write_result_file(path, DataError("a", "x" * 100_000, "c"))
     assert path.stat().st_size == size
-    result = command_result.read(path)
+    result = command_result.read_result_file(path)
     assert result is not None
     assert type(result.error) is DataError
 

@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from params import Recipe, RecipeError, load
 from params.foundation.artifacts import Artifacts
-from params.resolve import annotated, resolve
+from params.resolve import recipe_text_marking_defaults, write_resolved_recipe
 from trainer import objectives
 
 PRETRAINED = {"pretrained": "owner/model", "revision": "main"}
@@ -33,12 +33,12 @@ def write(artifacts: Artifacts, content: dict[str, Any]) -> Recipe:
     return load(artifacts.recipe_path)
 
 
-@pytest.mark.parametrize("name", objectives.names())
+@pytest.mark.parametrize("name", objectives.objective_names())
 def test_three_sections_are_a_recipe_for_every_objective(artifacts: Artifacts, name: str) -> None:
     recipe = write(artifacts, short(name, PRETRAINED))
     tokenizer: Any = recipe.tokenization.tokenizer
     assert (tokenizer.kind, tokenizer.path, tokenizer.revision) == ("pretrained", "owner/model", "main")
-    objective = objectives.find(name)
+    objective = objectives.import_objective_class(name)
     assert recipe.training.best_metric in {"loss", *objective.metrics}
     assert recipe.publish.repo_id == "evergreen/short"
     assert recipe.training.epochs
@@ -67,7 +67,7 @@ def test_defaults_stay_as_they_are(artifacts: Artifacts, name: str) -> None:
 
 
 def test_an_objective_of_your_own_has_its_own_defaults(artifacts: Artifacts, own_objective: Any) -> None:
-    own_objective("defaults = Defaults(3e-3, best_metric='accuracy')")
+    own_objective("defaults = ObjectiveDefaults(3e-3, best_metric='accuracy')")
     training = write(artifacts, short("own", PRETRAINED)).training
     assert (training.learning_rate, training.best_metric, training.epochs) == (3e-3, "accuracy", 3.0)
 
@@ -79,7 +79,7 @@ def test_a_broken_objective_has_the_usual_ones_and_is_an_error_where_it_is_built
     recipe = write(artifacts, short("own", PRETRAINED))
     assert recipe.training.learning_rate == 2e-5
     with pytest.raises(RecipeError, match=r"own\.py cannot be imported: SyntaxError"):
-        objectives.build(recipe.objective)
+        objectives.build_objective(recipe.objective)
 
 
 def test_the_objective_decides(artifacts: Artifacts) -> None:
@@ -124,23 +124,23 @@ def test_a_section_that_is_no_mapping_is_a_problem(artifacts: Artifacts, section
 class TestResolved:
     def test_it_is_the_same_recipe(self, artifacts: Artifacts, tmp_path: Path) -> None:
         recipe = write(artifacts, short("sequence_classification", PRETRAINED))
-        resolve(artifacts)
+        write_resolved_recipe(artifacts)
         again = Artifacts("again", tmp_path)
         again.recipe_path.write_bytes(artifacts.resolved_recipe.read_bytes())
         assert load(again.recipe_path) == recipe
-        resolve(again)
+        write_resolved_recipe(again)
         assert again.resolved_recipe.read_bytes() == artifacts.resolved_recipe.read_bytes()
 
     def test_the_default_recipe_is_the_same_recipe(self, tmp_path: Path) -> None:
         artifacts = Artifacts("default", tmp_path)
         (tmp_path / "params").mkdir()
         artifacts.recipe_path.write_bytes(Path("params/default.yaml").read_bytes())
-        resolve(artifacts)
+        write_resolved_recipe(artifacts)
         assert load(artifacts.resolved_recipe) == load(artifacts.recipe_path)
 
     def test_show_marks_what_the_file_does_not_say(self, artifacts: Artifacts) -> None:
         write(artifacts, short("sft", PRETRAINED, training={"max_steps": 3}, seed=5))
-        text = annotated(artifacts)
+        text = recipe_text_marking_defaults(artifacts)
         lines = [" ".join(line.split()) for line in text.splitlines()]
         assert {
             "seed: 5",

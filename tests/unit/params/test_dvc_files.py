@@ -11,9 +11,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from params import InputsChangedError
-from params.dvc_files import Inputs, check_earlier_stages, check_recipe_unedited
+from params.dvc_files import StageInputsSnapshot, check_earlier_stages_unchanged, check_recipe_unedited
 from params.foundation.artifacts import Artifacts
-from params.resolve import resolve
+from params.resolve import write_resolved_recipe
 from tests.support.project import ROOT, copy_project
 
 
@@ -53,7 +53,7 @@ def edit(path: str, old: str = "", new: str = "# edited\n") -> None:
     ],
 )
 def test_edit_of_an_input_is_named(artifacts, stage, change, named):
-    inputs = Inputs.read(stage, artifacts)
+    inputs = StageInputsSnapshot.read(stage, artifacts)
     change()
     with pytest.raises(InputsChangedError, match=rf"^{stage}@tiny: changed while it ran: {re.escape(named)}"):
         inputs.check()
@@ -73,7 +73,7 @@ def test_edit_of_an_input_is_named(artifacts, stage, change, named):
 )
 def test_edit_of_what_a_training_does_not_depend_on_changes_nothing(artifacts, change):
     Path("README.md").touch()
-    inputs = Inputs.read("train", artifacts)
+    inputs = StageInputsSnapshot.read("train", artifacts)
     shutil.copytree("trainer/data", "trainer/data/__pycache__", dirs_exist_ok=True)
     change()
     inputs.check()
@@ -81,12 +81,12 @@ def test_edit_of_what_a_training_does_not_depend_on_changes_nothing(artifacts, c
 
 def test_recipe_that_was_edited_after_dvc_looked_at_it_is_named(artifacts, monkeypatch):
     """DVC would record the values of the resolved recipe, and the stage would work with those of the recipe."""
-    resolve(artifacts)
+    write_resolved_recipe(artifacts)
     monkeypatch.setenv("DVC_STAGE", "train@tiny")
     edit("params/tiny.yaml", "num_processes: 1", "num_processes: 2")
-    check_recipe_unedited(Inputs.read("train", artifacts))
+    check_recipe_unedited(StageInputsSnapshot.read("train", artifacts))
     edit("params/tiny.yaml", "1e-2", "3e-2")
-    inputs = Inputs.read("train", artifacts)
+    inputs = StageInputsSnapshot.read("train", artifacts)
     what = r"^train@tiny: the recipe changed since runs/tiny/recipe.yaml was written: training$"
     with pytest.raises(InputsChangedError, match=f"(?m){what}"):
         check_recipe_unedited(inputs)
@@ -97,7 +97,7 @@ def test_recipe_that_was_edited_after_dvc_looked_at_it_is_named(artifacts, monke
 def test_large_file_is_compared_by_size_and_time(artifacts):
     with Path("data/sentences.csv").open("ab") as file:
         file.truncate(2**20)
-    inputs = Inputs.read("ingest", artifacts)
+    inputs = StageInputsSnapshot.read("ingest", artifacts)
     inputs.check()
     edit("data/sentences.csv", new="more,1\n")
     with pytest.raises(InputsChangedError, match="sentences"):
@@ -106,7 +106,7 @@ def test_large_file_is_compared_by_size_and_time(artifacts):
 
 def test_recipe_without_an_item_in_dvc_yaml_has_its_keys_and_the_common_code(artifacts):
     shutil.copy("params/tiny.yaml", "params/other.yaml")
-    inputs = Inputs.read("train", Artifacts("other"))
+    inputs = StageInputsSnapshot.read("train", Artifacts("other"))
     inputs.check()
     assert inputs.params["seed"] == 3
     assert "trainer/worker.py" in inputs.files
@@ -115,7 +115,7 @@ def test_recipe_without_an_item_in_dvc_yaml_has_its_keys_and_the_common_code(art
 
 def test_without_dvc_yaml_there_is_nothing_to_compare(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    inputs = Inputs.read("train", Artifacts("tiny"))
+    inputs = StageInputsSnapshot.read("train", Artifacts("tiny"))
     assert (inputs.params, inputs.files) == ({}, {})
     inputs.check()
 
@@ -126,7 +126,7 @@ def recorded(artifacts, monkeypatch):
     from dvc.repo import Repo
 
     subprocess.run(["git", "init", "-q"], check=True)
-    resolve(artifacts)
+    write_resolved_recipe(artifacts)
     with Repo() as repo:
         stages = {}
         for name in ("ingest", "validate", "tokenize"):
@@ -148,7 +148,7 @@ def recorded(artifacts, monkeypatch):
 
 
 def test_stages_that_ran_with_what_there_is_now_are_accepted(recorded):
-    check_earlier_stages("train", recorded)
+    check_earlier_stages_unchanged("train", recorded)
 
 
 @pytest.mark.parametrize(
@@ -166,22 +166,22 @@ def test_stages_that_ran_with_what_there_is_now_are_accepted(recorded):
 def test_stage_that_ran_with_something_else_is_named(recorded, change, named):
     change()
     with pytest.raises(InputsChangedError) as caught:
-        check_earlier_stages("train", recorded)
+        check_earlier_stages_unchanged("train", recorded)
     assert re.search(named, str(caught.value).splitlines()[0])
 
 
 def test_rows_that_arrive_after_ingest_do_not_matter(recorded):
     edit("data/sentences.csv", new="more,1\n")
-    check_earlier_stages("train", recorded)
+    check_earlier_stages_unchanged("train", recorded)
 
 
 def test_without_dvc_its_lock_file_is_not_asked(recorded, monkeypatch):
     monkeypatch.delenv("DVC_STAGE")
     edit("tasks/ingestion/stage.py")
-    check_earlier_stages("train", recorded)
+    check_earlier_stages_unchanged("train", recorded)
 
 
 def test_pipeline_of_this_project_is_read_whole():
-    inputs = Inputs.read("train", Artifacts("default", ROOT))
+    inputs = StageInputsSnapshot.read("train", Artifacts("default", ROOT))
     assert set(inputs.params) == {"seed", "objective", "model", "training", "evaluation.metrics"}
     assert all(inputs.files[path] for path in inputs.files if not path.startswith("runs/"))

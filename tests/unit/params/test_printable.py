@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from params import DataError
-from params.foundation.printable import printable, printable_output
+from params.foundation.printable import make_stdout_printable, printable
 
 
 @pytest.mark.parametrize("text", ["plain", "two\nlines\tand a tab", "äöü 我的卡 🏳️\u200d🌈 سلام", "\xa0\xad"])
@@ -34,7 +34,7 @@ def test_errors_and_output_are_printable(capsys: pytest.CaptureFixture[str]) -> 
     error = DataError("rows.csv:\x1b[2J", "the label \x9b1m\nis wrong", "mend it")
     assert str(error) == "rows.csv:\\u001b[2J: the label \\u009b1m\nis wrong\n  fix: mend it"
     before = sys.stdout
-    with printable_output():
+    with make_stdout_printable():
         print("\x1b[2J", end="")
         sys.stdout.writelines(["\x1b[1m", "and"])
     assert sys.stdout is before

@@ -11,7 +11,7 @@ from tasks import digests
 
 def test_recipe_digest_depends_on_each_setting() -> None:
     def digest(seed: int = 1, metric: str | None = None, **options: Any) -> str:
-        return digests.recipe_digest(
+        return digests.evaluation_recipe_digest(
             seed=seed,
             objective=ObjectiveChoice(name="causal_lm", **options),
             model=Model(config={"model_type": "llama"}),
@@ -27,8 +27,8 @@ def test_data_digest_depends_on_every_split(tmp_path: Any) -> None:
     for split in SPLITS:
         (artifacts.rows / split).mkdir(parents=True)
         (artifacts.rows / split / "00000.parquet").write_bytes(split.encode())
-    seen = {digests.data_digest(artifacts)}
+    seen = {digests.validated_rows_digest(artifacts)}
     for split in SPLITS:
         (artifacts.rows / split / "00000.parquet").write_bytes(b"other")
-        seen.add(digests.data_digest(artifacts))
+        seen.add(digests.validated_rows_digest(artifacts))
     assert len(seen) == 4

@@ -42,7 +42,7 @@ def stalls(tmp_path: Path, code: str) -> tuple[subprocess.CompletedProcess[str],
     environment = {**os.environ, **command_result.reserve_result_file(result), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(script)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    found = command_result.read(result)
+    found = command_result.read_result_file(result)
     return done, found and found.error
 
 

@@ -19,7 +19,9 @@ def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., d
     """A function of changes and sections that returns the cause and fix of each problem, by key."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        config_check, "start_check", lambda *given: lambda: config_check.find_model_config_errors(*given)
+        config_check,
+        "start_config_and_name_check",
+        lambda *given: lambda: config_check.find_config_and_name_errors(*given),
     )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("text,label\na text,a\n")

@@ -9,7 +9,7 @@ import pytest
 
 from params import DataError, EvergreenError, ModelError, RecipeError
 from params.schema import Call
-from trainer.rewards import Rewards, matches, numeric_answer, parse_number
+from trainer.rewards import WeightedRewardSum, matches, numeric_answer, parse_answer_number
 
 NUMBERS = {
     "48/2 = 24\n#### 24": 24,
@@ -33,8 +33,8 @@ NUMBERS = {
 
 @pytest.mark.parametrize("text", NUMBERS)
 def test_parse_number(text: str) -> None:
-    assert parse_number(text) == NUMBERS[text]
-    assert parse_number(text) is None or math.isclose(float(parse_number(text)), NUMBERS[text])
+    assert parse_answer_number(text) == NUMBERS[text]
+    assert parse_answer_number(text) is None or math.isclose(float(parse_answer_number(text)), NUMBERS[text])
 
 
 def test_numeric_answer_compares_with_the_reference() -> None:
@@ -52,7 +52,7 @@ ROWS = [{"row_id": 7, "answer": "1"}, {"row_id": 8, "answer": "2"}]
 
 
 def rewards_of(*calls: Call, weights: tuple[float, ...] = ()) -> list[float]:
-    return Rewards(calls, weights)(["one 1", "two 1"], ROWS)
+    return WeightedRewardSum(calls, weights)(["one 1", "two 1"], ROWS)
 
 
 def test_rewards_are_weighted_and_summed() -> None:
@@ -102,9 +102,9 @@ def test_failing_reward_is_named_with_its_row(function: Any, error: type[Evergre
 
 def test_reference_without_a_number_is_an_error() -> None:
     with pytest.raises(DataError, match="row 3: there is no number in its answer, 'many'"):
-        Rewards([Call(name="trainer.rewards:numeric_answer")], [])(["1"], [{"row_id": 3, "answer": "many"}])
+        WeightedRewardSum([Call(name="trainer.rewards:numeric_answer")], [])(["1"], [{"row_id": 3, "answer": "many"}])
 
 
 def test_uncallable_reward_is_refused() -> None:
     with pytest.raises(RecipeError, match="cannot be called with 2 values"):
-        Rewards([Call(name="trainer.rewards:matches")], [])
+        WeightedRewardSum([Call(name="trainer.rewards:matches")], [])

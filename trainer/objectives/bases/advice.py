@@ -15,14 +15,14 @@ UpTo = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
-class Choice:
+class AdvisedValue:
     """A value of a recipe, and why it is that."""
 
     value: Any
     why: str = ""
 
 
-class Fit(IntEnum):
+class ObjectiveFit(IntEnum):
     """How well rows fit an objective. Those with the best fit are proposed."""
 
     NOT = 0
@@ -61,7 +61,7 @@ class SeenColumns:
         return self.names_pair or {"prompt", "completion"} <= self.found
 
 
-class Advice(ABC):
+class RecipeAdvice(ABC):
     """What `evergreen new` needs to know about an objective to propose it, and to write its recipe."""
 
     meaning: ClassVar[str]
@@ -86,29 +86,29 @@ class Advice(ABC):
     epochs: ClassVar[UpTo] = ((50_000, 3), (500_000, 2), (math.inf, 1))
     """Passes over the training rows by their number."""
     scheduler: ClassVar[Literal["linear", "cosine"]] = "cosine"
-    weight_decay: ClassVar[Choice | None] = None
+    weight_decay: ClassVar[AdvisedValue | None] = None
     """None for what is usual."""
     gates_on_best_metric: ClassVar[bool] = False
     """Whether the metric that selects the best checkpoint decides about the release, too."""
 
     @abstractmethod
-    def fit(self, seen: SeenColumns) -> Fit:
+    def fit(self, seen: SeenColumns) -> ObjectiveFit:
         """Return how well the rows fit."""
 
     def asked(self, seen: SeenColumns) -> Sequence[str]:
         """Return the flags of the columns that a recipe for these rows names."""
         return list(self.columns)
 
-    def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, Choice]:
+    def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, AdvisedValue]:
         """Return options that name no column, for the columns by flag; `has_template`: the tokenizer has a chat template."""
         return {}
 
-    def best_metric(self, labels: Mapping[str, int]) -> Choice:
+    def best_metric(self, labels: Mapping[str, int]) -> AdvisedValue:
         """Return the metric that selects the best checkpoint; `labels` has the number of rows, or spans, of each."""
-        return Choice("loss", "of the validation rows")
+        return AdvisedValue("loss", "of the validation rows")
 
 
-class ClassifierAdvice(Advice):
+class ClassifierRecipeAdvice(RecipeAdvice):
     """For heads over pretrained encoders.
 
     The rates are from our own trials (docs/own-data.md: Banking77 by a model of 22.7 M parameters, 0.916 accuracy after 4 epochs

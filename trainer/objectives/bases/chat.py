@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 
 from trainer.objectives.bases.lazy_imports import np
 from trainer.objectives.bases.padding import IGNORE_INDEX
-from trainer.objectives.bases.texts import Tokenizer, encodings, first_token_at_character, token_ids
+from trainer.objectives.bases.texts import Tokenizer, encode_texts, first_token_at_character, tokenize_texts
 
 Turns = Sequence[Mapping[str, Any]]
 """A conversation."""
@@ -35,7 +35,7 @@ def conversation_template(tokenizer: Tokenizer) -> str | None:
     return found.get("default") if isinstance(found, Mapping) else found
 
 
-def reject_reason(turns: Any) -> str | None:
+def why_conversation_unusable(turns: Any) -> str | None:
     """Return why nothing can be learned from a conversation, or None."""
     for i, turn in enumerate(turns):
         if not isinstance(turn, Mapping) or not all(isinstance(turn.get(k), str) for k in ("role", "content")):
@@ -99,7 +99,7 @@ class ConversationTokenizer:
         No token crosses the start of a span, because none does at inference: there the prompt is tokenized alone.
         """
         texts: list[str] = self.tokenizer.apply_chat_template(list(conversations), tokenize=False)
-        found = encodings(texts, self.tokenizer, offsets=True, add_special_tokens=False)
+        found = encode_texts(texts, self.tokenizer, offsets=True, add_special_tokens=False)
         for turns, text, encoding in zip(conversations, texts, found, strict=True):
             spans = self._spans(turns, text)
             size = len(text)
@@ -114,7 +114,7 @@ class ConversationTokenizer:
                 yield encoding.ids, tokens
                 continue
             cuts = [0, *(place for span in spans for place in span), len(text)]
-            pieces = token_ids([text[a:b] for a, b in pairwise(cuts)], self.tokenizer, add_special_tokens=False)
+            pieces = tokenize_texts([text[a:b] for a, b in pairwise(cuts)], self.tokenizer, add_special_tokens=False)
             places = list(accumulate(map(len, pieces), initial=0))[1:]
             yield list(chain.from_iterable(pieces)), list(zip(places[::2], places[1::2], strict=False))
 

@@ -19,10 +19,16 @@ from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
-from trainer.objectives.bases.rollout import GenerationOptions, Rollout, TrainingSample, sample, template_columns
+from trainer.objectives.bases.rollout import (
+    GenerationOptions,
+    Rollout,
+    TrainingSample,
+    prompt_template_columns,
+    sample_completions,
+)
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
-from trainer.objectives.bases.texts import Tokenizer, generate_from_release, token_ids
-from trainer.rewards import Rewards
+from trainer.objectives.bases.texts import Tokenizer, generate_from_release, tokenize_texts
+from trainer.rewards import WeightedRewardSum
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,16 +91,16 @@ class GenerativeObjective(Objective[OptionsT]):
     def losses(
         self, logits: torch.Tensor, batch: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the loss and metrics of each token, (B, T), 0 outside of completions, of a `rollout.training_batch`."""
+        """Return the loss and metrics of each token, (B, T), 0 outside of completions, of a `rollout.collate_training_samples`."""
 
     @cached_property
-    def rewards(self) -> Rewards:
+    def rewards(self) -> WeightedRewardSum:
         """The recipe's rewards."""
-        return Rewards(self.options.rewards, self.options.reward_weights)
+        return WeightedRewardSum(self.options.rewards, self.options.reward_weights)
 
     def columns(self) -> Mapping[str, ColumnKind]:
         kinds: dict[str, ColumnKind] = dict.fromkeys(self.options.reference_columns, "label")
-        return kinds | dict.fromkeys(template_columns(self.options.prompt), "string")
+        return kinds | dict.fromkeys(prompt_template_columns(self.options.prompt), "string")
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)
@@ -107,7 +113,7 @@ class GenerativeObjective(Objective[OptionsT]):
             yield Problem(("objective", "reward_weights"), what, "give one weight per reward, or remove the weights")
         for i, call in enumerate(options.rewards):
             try:
-                Rewards([call], [])
+                WeightedRewardSum([call], [])
             except RecipeError as error:
                 yield Problem(("objective", "rewards", i), f"{call.name}: {error.what}", error.fix)
         if training.streaming:
@@ -128,7 +134,7 @@ class GenerativeObjective(Objective[OptionsT]):
             yield Problem(("launch", "accelerate_config"), what, "remove it: each process then has a copy of the model")
 
     def text(self, row: Row) -> str:
-        columns = template_columns(self.options.prompt)
+        columns = prompt_template_columns(self.options.prompt)
         return self.options.prompt.format_map({name: str(row[name]) for name in columns})
 
     def renders_conversations(self) -> bool:
@@ -139,7 +145,7 @@ class GenerativeObjective(Objective[OptionsT]):
 
     def input_text(self, row: Row) -> str:
         """Return the values that the prompt is made of."""
-        return "\n".join(str(row[name]) for name in sorted(set(template_columns(self.options.prompt))))
+        return "\n".join(str(row[name]) for name in sorted(set(prompt_template_columns(self.options.prompt))))
 
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
@@ -153,7 +159,7 @@ class GenerativeObjective(Objective[OptionsT]):
             turns = [[{"role": "user", "content": text}] for text in texts]
             texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         encoded = []
-        tokenized = token_ids(texts, tokenizer, add_special_tokens=not self.options.chat)
+        tokenized = tokenize_texts(texts, tokenizer, add_special_tokens=not self.options.chat)
         for row, text, ids in zip(rows, texts, tokenized, strict=True):
             if ids and ids[-1] == tokenizer.eos_token_id and not self.options.chat:  # some tokenizers end every text
                 ids.pop()
@@ -203,7 +209,7 @@ class GenerativeObjective(Objective[OptionsT]):
         return _SCORES
 
     def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
-        """Return the loss of a `rollout.training_batch`; `items` is what `loss_denominator` says."""
+        """Return the loss of a `rollout.collate_training_samples`; `items` is what `loss_denominator` says."""
         outputs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
         losses, metrics = self.losses(outputs.logits, batch)
         tokens = float(batch["completion_mask"].sum())
@@ -214,7 +220,9 @@ class GenerativeObjective(Objective[OptionsT]):
         """Reward, tokens, and whether it terminated, of each prompt's greedy completion, (B, 3)."""
         lengths = batch["attention_mask"].sum(1).tolist()
         prompts = [ids[:length] for ids, length in zip(batch["input_ids"].tolist(), lengths, strict=True)]
-        completions, terminated = sample(model, prompts, tokenizer=tokenizer, options=self.options, keys=None)
+        completions, terminated = sample_completions(
+            model, prompts, tokenizer=tokenizer, options=self.options, keys=None
+        )
         texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
         rewards = self.rewards(texts, batch["reward_rows"])
         scores = [(r, len(c), t) for r, c, t in zip(rewards, completions, terminated, strict=True)]

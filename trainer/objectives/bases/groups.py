@@ -9,7 +9,7 @@ from trainer.objectives.bases.lazy_imports import NDArray, np
 from trainer.objectives.bases.rows import ScoreColumns
 
 
-def group_number(value: object) -> int:
+def hash_group_value(value: object) -> int:
     """Return a number for the value that the rows of a group share; as a float, too, it stays what it is."""
     return int.from_bytes(blake2b(repr(value).encode(), digest_size=6).digest(), "big")
 

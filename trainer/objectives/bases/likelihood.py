@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from params.schema import Direction
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
-from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, averaged_model_loss
+from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
 from trainer.objectives.bases.objective import Objective, ObjectiveState, OptionsT, PromptForm, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX, count_labels
-from trainer.objectives.bases.texts import Tokenizer, check_end_of_text
+from trainer.objectives.bases.texts import Tokenizer, check_end_of_text_token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,7 +36,7 @@ class Likelihood(Objective[OptionsT]):
         The own loss of many models averages over the micro-batch: with n of them, the gradient would be n times too large.
         """
         outputs = model(**without_labels(batch))
-        loss = mean_loss(outputs.logits, batch["labels"], share.items, smoothing=share.smoothing)
+        loss = global_batch_mean_loss(outputs.logits, batch["labels"], share.items, smoothing=share.smoothing)
         return BatchLoss(loss * share.processes, outputs)
 
     @abstractmethod
@@ -50,7 +50,7 @@ class Likelihood(Objective[OptionsT]):
         self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return a batch's scores (B, K), its logits and, if there are metrics of generated text, the tokens of it (B, T)."""
-        logits = logits_of(model, batch)
+        logits = compute_logits(model, batch)
         return self.score_logits(logits, batch["labels"]), logits, None
 
 
@@ -69,7 +69,7 @@ class TokenLikelihood(Likelihood[OptionsT]):
     example_counts = ("bytes",)
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
-        check_end_of_text(tokenizer)
+        check_end_of_text_token(tokenizer)
 
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return ("nll", "tokens", "correct")
@@ -92,7 +92,7 @@ class TokenLikelihood(Likelihood[OptionsT]):
         if share.model_takes_items:  # it divides a sum by them, as all language models of transformers do
             outputs = model(**batch, num_items_in_batch=share.items)
             return BatchLoss(outputs.loss * share.processes, outputs)
-        return averaged_model_loss(model, batch, share, self.loss_items(batch))
+        return compute_rescaled_model_loss(model, batch, share, self.loss_items(batch))
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """(B, T, V) logits and (B, T) labels to losses (B, T); the first token of a sequence that predicts itself has none."""
@@ -102,11 +102,11 @@ class TokenLikelihood(Likelihood[OptionsT]):
 
     def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Summed negative log-likelihood, tokens and correct tokens of each sequence, (B, 3)."""
-        return token_scores(*self._aligned(logits, labels))
+        return sum_token_scores(*self._aligned(logits, labels))
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """Negative log-likelihood in nats, tokens, correct tokens, and bytes of their text, (N, 4)."""
-        return token_statistics(scores)
+        return additive_token_statistics(scores)
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         return token_metrics(totals)
@@ -123,7 +123,7 @@ class TokenLikelihood(Likelihood[OptionsT]):
         return logits[:, : labels.shape[1] - self._shift], labels[:, self._shift :]
 
 
-class Classifier(Likelihood[OptionsT]):
+class ClassifierObjective(Likelihood[OptionsT]):
     """A likelihood whose model has a head for the `labels` of the train split."""
 
     _unknown: tuple[int, ...] = ()
@@ -172,7 +172,7 @@ class Classifier(Likelihood[OptionsT]):
         return losses.masked_fill(unknown, self._guess)
 
 
-def token_statistics(scores: ScoreColumns) -> NDArray[np.float64]:
+def additive_token_statistics(scores: ScoreColumns) -> NDArray[np.float64]:
     """Return negative log-likelihood, tokens, correct tokens and bytes, (N, 4); bytes are 0 where they are unknown."""
     no_bytes = np.zeros_like(scores["nll"])
     return np.stack([scores["nll"], scores["tokens"], scores["correct"], scores.get("bytes", no_bytes)], axis=1)
@@ -181,7 +181,7 @@ def token_statistics(scores: ScoreColumns) -> NDArray[np.float64]:
 def token_metrics(totals: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
     """Return loss in nats per token, perplexity = exp(loss), token accuracy and, if bytes are known, bits per byte.
 
-    `totals` are sums of `token_statistics`, (..., 4). Bits per byte are the negative log-likelihood in bits over the bytes
+    `totals` are sums of `additive_token_statistics`, (..., 4). Bits per byte are the negative log-likelihood in bits over the bytes
     (UTF-8) of the predicted tokens' text. They can be compared between tokenizers; metrics per token cannot.
     """
     nll, tokens, correct, size = np.moveaxis(totals, -1, 0)
@@ -190,7 +190,7 @@ def token_metrics(totals: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]
     return metrics | ({"bits_per_byte": nll / math.log(2) / size} if np.any(size) else {})
 
 
-def token_scores(logits: torch.Tensor, labels: torch.Tensor, losses: torch.Tensor | None = None) -> torch.Tensor:
+def sum_token_scores(logits: torch.Tensor, labels: torch.Tensor, losses: torch.Tensor | None = None) -> torch.Tensor:
     """Return summed negative log-likelihood, tokens and correct tokens (B, 3), from aligned (B, T, V) and (B, T).
 
     `losses` (B, T) are by default those of the logits.
@@ -202,7 +202,7 @@ def token_scores(logits: torch.Tensor, labels: torch.Tensor, losses: torch.Tenso
     return torch.stack([nll, has_loss.sum(1).double(), correct.sum(1).double()], dim=1)
 
 
-def scored_bytes(
+def count_scored_bytes(
     texts: Iterable[str], labels: Sequence[Sequence[int]], is_cut: Iterable[bool], tokenizer: Tokenizer
 ) -> list[int]:
     """Return the UTF-8 bytes of each row's text that has a loss: of the whole text, whatever the tokenizer makes of it.
@@ -221,7 +221,7 @@ def scored_bytes(
     return found
 
 
-def contains_texts_in_order(ids: Sequence[int], texts: Iterable[str], tokenizer: Tokenizer) -> bool:
+def tokens_contain_texts_in_order(ids: Sequence[int], texts: Iterable[str], tokenizer: Tokenizer) -> bool:
     """Whether tokens, decoded, hold all these texts one after another; some tokenizers drop a space before a text."""
     kept = [token for token in ids if token != IGNORE_INDEX]
     (found,), place = tokenizer.backend_tokenizer.decode_batch([kept], skip_special_tokens=True), 0
@@ -233,7 +233,7 @@ def contains_texts_in_order(ids: Sequence[int], texts: Iterable[str], tokenizer:
     return True
 
 
-def logits_of(model: PreTrainedModel, batch: Mapping[str, Any]) -> torch.Tensor:
+def compute_logits(model: PreTrainedModel, batch: Mapping[str, Any]) -> torch.Tensor:
     """Return the model's logits for a batch, without computing a loss."""
     logits: torch.Tensor = model(**without_labels(batch)).logits
     return logits
@@ -253,7 +253,7 @@ def label_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return losses
 
 
-def mean_loss(
+def global_batch_mean_loss(
     logits: torch.Tensor,
     labels: torch.Tensor,
     items: torch.Tensor | float | None,

@@ -38,7 +38,9 @@ class BatchLoss(NamedTuple):
     """Sum and number of each value whose mean is logged."""
 
 
-def averaged_model_loss(model: Any, batch: Mapping[str, Any], share: MicroBatchShare, items: torch.Tensor) -> BatchLoss:
+def compute_rescaled_model_loss(
+    model: Any, batch: Mapping[str, Any], share: MicroBatchShare, items: torch.Tensor
+) -> BatchLoss:
     """Return the own loss of a model that averages over the `items` of its micro-batch, as all classifiers of transformers do."""
     outputs = model(**batch)
     return BatchLoss(outputs.loss * (float(items) / float(share.items) * share.processes), outputs)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from params import Problem
-from params.defaults import Defaults
+from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Expectation, Launch, Model, Section, Training
-from trainer.objectives.bases.advice import Advice
+from trainer.objectives.bases.advice import RecipeAdvice
 from trainer.objectives.bases.lazy_imports import NDArray, np, torch
-from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, averaged_model_loss
+from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
 from trainer.objectives.bases.padding import count_labels, pad_batch, token_columns
 from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer
@@ -72,9 +72,9 @@ class Objective(ABC, Generic[OptionsT]):
     """Whether `batch_loss` heeds `label_smoothing_factor`; a recipe with it is refused if not."""
     trainer_class: ClassVar[str] = "trainer.loop.trainer:EvergreenTrainer"
     """The Trainer subclass, as `package.module:Class`."""
-    defaults: ClassVar[Defaults] = Defaults()
+    defaults: ClassVar[ObjectiveDefaults] = ObjectiveDefaults()
     """Values of a recipe that does not give them."""
-    advice: ClassVar[Advice | str] = "has no `advice`, from which a recipe could be written"
+    advice: ClassVar[RecipeAdvice | str] = "has no `advice`, from which a recipe could be written"
     """What `evergreen new` writes, or why it cannot propose this objective."""
     example_rows: ClassVar[tuple[Row, ...]]
     """Two or three raw rows, for readers and for the contract tests; their columns fit the default options."""
@@ -215,7 +215,7 @@ class Objective(ABC, Generic[OptionsT]):
 
     def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
         """Return what a micro-batch adds to the mean loss of its global batch; by default by the model's own loss, a mean."""
-        return averaged_model_loss(model, batch, share, self.loss_items(batch))
+        return compute_rescaled_model_loss(model, batch, share, self.loss_items(batch))
 
     def prepare_inputs(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Add to a batch what depends on the model, such as `decoder_input_ids`; called once per batch."""

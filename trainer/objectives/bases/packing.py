@@ -1,8 +1,8 @@
 """Packing: several examples in one sequence, none of which attends to another.
 
-`pack` fills sequences with whole examples and records their `lengths`. `packed_batch` makes `position_ids` that start again
+`pack_examples` fills sequences with whole examples and records their `lengths`. `collate_packed_batch` makes `position_ids` that start again
 at each example, and no attention mask: from such positions transformers keeps the examples apart, in models that pass them
-on to their mask. `packing_problem` checks that a model really does so.
+on to their mask. `find_packing_problem` checks that a model really does so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from params.schema import Model
 from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.objective import Example
-from trainer.objectives.bases.padding import IGNORE_INDEX, pad
+from trainer.objectives.bases.padding import IGNORE_INDEX, pad_to_tensor
 from trainer.objectives.bases.texts import Tokenizer
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _POSITIONS_IN_MASK = re.compile(r"mask\w*\((?:[^()]|\([^()]*\))*position_ids=pos
 """A call in a model's code that makes a mask from positions, among other arguments."""
 
 
-def pack(examples: Iterable[Example], max_length: int) -> Iterator[Example]:
+def pack_examples(examples: Iterable[Example], max_length: int) -> Iterator[Example]:
     """Yield sequences of at most `max_length` tokens, with the `lengths` of their examples and the `row_id` of the first.
 
     By best fit: each example goes whole into the fullest open sequence that has room for it.
@@ -63,19 +63,19 @@ def pack(examples: Iterable[Example], max_length: int) -> Iterator[Example]:
     yield from filling
 
 
-def packed_batch(examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
+def collate_packed_batch(examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
     """Return `input_ids`, `labels` and `position_ids` (B, T) of packed sequences; padding counts as one more example."""
     ids = [e["input_ids"] for e in examples]
     longest = max(map(len, ids))
     lengths = [[*e["lengths"], longest - len(e["input_ids"])] for e in examples]
     return {
-        "input_ids": pad(ids, tokenizer.pad_token_id),
-        "labels": pad([e["labels"] for e in examples], IGNORE_INDEX),
-        "position_ids": pad([[place for size in sizes for place in range(size)] for sizes in lengths], 0),
+        "input_ids": pad_to_tensor(ids, tokenizer.pad_token_id),
+        "labels": pad_to_tensor([e["labels"] for e in examples], IGNORE_INDEX),
+        "position_ids": pad_to_tensor([[place for size in sizes for place in range(size)] for sizes in lengths], 0),
     }
 
 
-def packing_problem(model: PreTrainedModel) -> str | None:
+def find_packing_problem(model: PreTrainedModel) -> str | None:
     """Return why `model` cannot be trained on packed sequences, or None; it runs the model on a small batch."""
     implementation = str(model.config._attn_implementation)  # noqa: SLF001 (it has no public name)
     if "flash" in implementation:
@@ -116,10 +116,10 @@ def packing_problem(model: PreTrainedModel) -> str | None:
     return None
 
 
-def unsupported_model_type(model: Model) -> str | None:
+def model_type_unfit_for_packing(model: Model) -> str | None:
     """Return the model's type if its code does not build its causal mask from positions; None if so or if unknown.
 
-    The code is read, not imported, which would take seconds. `packing_problem` checks the model itself before training.
+    The code is read, not imported, which would take seconds. `find_packing_problem` checks the model itself before training.
     """
     try:
         config = model.config or json.loads((Path(model.pretrained or "") / "config.json").read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ IGNORE_INDEX = -100
 """The label of a position that has no loss; transformers and `torch.nn.functional.cross_entropy` use the same value."""
 
 
-def pad(sequences: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+def pad_to_tensor(sequences: Sequence[Sequence[int]], value: int) -> torch.Tensor:
     """Return B sequences as one (B, T) tensor, filled with `value` on the right."""
     longest = max(map(len, sequences))
     return torch.tensor(
@@ -33,8 +33,8 @@ def pad_batch(examples: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> di
     batch: dict[str, torch.Tensor] = {}
     for name in token_columns(examples[0]):
         ids = [e[name] for e in examples]
-        batch[name] = pad(ids, tokenizer.pad_token_id)
-        batch[name.replace("input_ids", "attention_mask")] = pad([[1] * len(row) for row in ids], 0)
+        batch[name] = pad_to_tensor(ids, tokenizer.pad_token_id)
+        batch[name.replace("input_ids", "attention_mask")] = pad_to_tensor([[1] * len(row) for row in ids], 0)
     if "labels" in examples[0]:
         batch["labels"] = label_tensor([e["labels"] for e in examples])
     return batch
@@ -49,10 +49,12 @@ def concatenate_batch_texts(batch: Mapping[str, Any], model: Any) -> dict[str, t
     pad_token_id = getattr(model, "module", model).config.pad_token_id or 0
     texts = [name.removesuffix("input_ids") for name in token_columns(batch)]
     fillings = {"input_ids": pad_token_id, "attention_mask": 0}
-    return {name: join_padded([batch[text + name] for text in texts], filling) for name, filling in fillings.items()}
+    return {
+        name: pad_and_concatenate([batch[text + name] for text in texts], filling) for name, filling in fillings.items()
+    }
 
 
-def join_padded(parts: Sequence[torch.Tensor], value: int) -> torch.Tensor:
+def pad_and_concatenate(parts: Sequence[torch.Tensor], value: int) -> torch.Tensor:
     """Return tensors (B, T) of several lengths as one, filled with `value` on the right."""
     longest = max(part.shape[1] for part in parts)
     return torch.cat([F.pad(part, (0, longest - part.shape[1]), value=value) for part in parts])
@@ -63,7 +65,7 @@ def label_tensor(labels: Sequence[Any]) -> torch.Tensor:
     is_list = isinstance(labels[0], list)
     is_number = isinstance(next((one for row in labels for one in row), 0) if is_list else labels[0], float)
     if is_list and not is_number:
-        return pad(labels, IGNORE_INDEX)
+        return pad_to_tensor(labels, IGNORE_INDEX)
     return torch.tensor(labels, dtype=torch.float32 if is_number else torch.int64)
 
 

@@ -17,7 +17,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 
 from params.schema import CallOrName, Section
 from trainer.objectives.bases.lazy_imports import F, torch
-from trainer.objectives.bases.padding import pad
+from trainer.objectives.bases.padding import pad_to_tensor
 from trainer.objectives.bases.texts import Tokenizer
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ class GenerationOptions(Section):
     @field_validator("prompt")
     @classmethod
     def _names_columns(cls, value: str) -> str:
-        if not template_columns(value):
+        if not prompt_template_columns(value):
             raise ValueError("it names no column, so all rows would have the same prompt: name one as {column}")
         return value
 
 
-def template_columns(template: str) -> list[str]:
+def prompt_template_columns(template: str) -> list[str]:
     """Return the columns that a prompt template names; ValueError if braces hold anything else or do not match."""
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
@@ -109,7 +109,7 @@ class TrainingSample(NamedTuple):
     ref_logprobs: torch.Tensor | None = None
 
 
-def sample(
+def sample_completions(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     *,
@@ -143,7 +143,7 @@ def sample(
     try:
         for start in range(0, len(prompts), size):
             batch = [list(reversed(prompt)) for prompt in prompts[start : start + size]]
-            ids = pad(batch, int(config.pad_token_id)).flip(1)  # padded on the left
+            ids = pad_to_tensor(batch, int(config.pad_token_id)).flip(1)  # padded on the left
             processors = LogitsProcessorList()
             if keys is not None:
                 processors.append(TemperatureLogitsWarper(float(options.temperature)))
@@ -152,7 +152,7 @@ def sample(
                 processors.append(_Draw(keys[start : start + size], options.max_new_tokens, ids.shape[1], on_token))
             out = network.generate(  # without gradients
                 input_ids=ids.to(network.device),
-                attention_mask=pad([[1] * len(prompt) for prompt in batch], 0).flip(1).to(network.device),
+                attention_mask=pad_to_tensor([[1] * len(prompt) for prompt in batch], 0).flip(1).to(network.device),
                 generation_config=config,
                 logits_processor=processors,
             )
@@ -184,17 +184,19 @@ class _Draw:
         return torch.full_like(scores, -torch.inf).scatter(1, token, 0.0)
 
 
-def training_batch(samples: Sequence[TrainingSample], pad_token_id: int) -> dict[str, torch.Tensor]:
+def collate_training_samples(samples: Sequence[TrainingSample], pad_token_id: int) -> dict[str, torch.Tensor]:
     """Return a batch of B samples, padded to T tokens on the right.
 
     `input_ids`, `attention_mask` and `completion_mask` (B, T), the last one true at completion tokens; `weights` (B,); and,
     where all samples have them, `old_logprobs` and `ref_logprobs` (B, T), 0 outside of completions.
     """
     sequences = [[*sample.prompt, *sample.completion] for sample in samples]
-    completion_mask = pad([[0] * len(sample.prompt) + [1] * len(sample.completion) for sample in samples], 0).bool()
+    completion_mask = pad_to_tensor(
+        [[0] * len(sample.prompt) + [1] * len(sample.completion) for sample in samples], 0
+    ).bool()
     batch = {
-        "input_ids": pad(sequences, pad_token_id),
-        "attention_mask": pad([[1] * len(sequence) for sequence in sequences], 0),
+        "input_ids": pad_to_tensor(sequences, pad_token_id),
+        "attention_mask": pad_to_tensor([[1] * len(sequence) for sequence in sequences], 0),
         "completion_mask": completion_mask,
         "weights": torch.tensor([sample.weight for sample in samples]),
     }
@@ -205,7 +207,7 @@ def training_batch(samples: Sequence[TrainingSample], pad_token_id: int) -> dict
     return batch
 
 
-def token_logprobs(
+def completion_token_logprobs(
     logits: torch.Tensor, input_ids: torch.Tensor, completion_mask: torch.Tensor, temperature: float = 1.0
 ) -> torch.Tensor:
     """Return the log-probability of each completion token given those before it, (B, T); 0 elsewhere.

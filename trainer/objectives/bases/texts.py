@@ -15,15 +15,15 @@ Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
 """The tokenizer of a model, a fast one."""
 
 
-def check_end_of_text(tokenizer: Tokenizer) -> None:
+def check_end_of_text_token(tokenizer: Tokenizer) -> None:
     """Raise a ModelError if a tokenizer has no token that ends a text, so that a model could not learn to stop."""
     if tokenizer.eos_token_id is None:
         raise ModelError("tokenization.tokenizer", "has no end-of-text token", "use one of a model that generates text")
 
 
-def token_ids(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> list[list[int]]:
+def tokenize_texts(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> list[list[int]]:
     """Return the tokens of each whole text."""
-    return [encoding.ids for encoding in encodings(texts, tokenizer, add_special_tokens=add_special_tokens)]
+    return [encoding.ids for encoding in encode_texts(texts, tokenizer, add_special_tokens=add_special_tokens)]
 
 
 def first_token_at_character(encoding: Encoding, place: int, size: int) -> int:
@@ -34,13 +34,15 @@ def first_token_at_character(encoding: Encoding, place: int, size: int) -> int:
     return len(encoding)
 
 
-def truncated_token_ids(texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[tuple[list[int], bool]]:
+def tokenize_texts_truncated(
+    texts: Sequence[str], tokenizer: Tokenizer, max_length: int
+) -> list[tuple[list[int], bool]]:
     """Return at most `max_length` tokens of each text, special tokens included, and whether it has more."""
-    found = encodings(texts, tokenizer, truncation=True, max_length=max_length)
+    found = encode_texts(texts, tokenizer, truncation=True, max_length=max_length)
     return [(ids := encoding.ids, len(ids) == max_length and bool(encoding.overflowing)) for encoding in found]
 
 
-def encodings(
+def encode_texts(
     texts: Sequence[str],
     tokenizer: Tokenizer,
     *,

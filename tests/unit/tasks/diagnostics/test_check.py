@@ -31,7 +31,7 @@ from tests.support.project import ROOT
 from trainer.loop import arguments
 from trainer.model import config_check
 
-UNPATCHED_START = config_check.start_check
+UNPATCHED_START = config_check.start_config_and_name_check
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,9 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
     # In this process, which is faster; the test of the command line uses another one.
     monkeypatch.setattr(
-        config_check, "start_check", lambda *given: lambda: config_check.find_model_config_errors(*given)
+        config_check,
+        "start_config_and_name_check",
+        lambda *given: lambda: config_check.find_config_and_name_errors(*given),
     )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("text,label\na fine text,good\nanother,bad\n")
@@ -638,9 +640,9 @@ def test_every_training_argument_has_a_key_is_refused_or_is_passed_on():
     own_keys, refused = set(arguments._OWN_KEYS), set(arguments._REFUSED)
     assert not own_keys & refused
     assert own_keys | refused <= theirs, "names that transformers no longer has"
-    assert set(arguments.fields()) == known
+    assert set(arguments.training_argument_types()) == known
     for name in known:
-        (*_, problem) = arguments.problems({name: object()}) or [None]
+        (*_, problem) = arguments.find_argument_problems({name: object()}) or [None]
         assert problem is not None, f"{name} accepts anything"
     for key in arguments._OWN_KEYS.values():
         section, *field = key.split(".")
@@ -662,8 +664,8 @@ def test_default_of_each_argument_is_accepted():
     """So that a recipe may set it explicitly."""
     from transformers import TrainingArguments
 
-    not_ours = arguments.fields().keys() - arguments._OWN_KEYS.keys() - arguments._REFUSED.keys()
+    not_ours = arguments.training_argument_types().keys() - arguments._OWN_KEYS.keys() - arguments._REFUSED.keys()
     for field in dataclasses.fields(TrainingArguments):
         is_passed_through = field.name in not_ours and not field.name.startswith("hub_")
         if is_passed_through and field.default is not dataclasses.MISSING:
-            assert arguments.problems({field.name: field.default}) == [], field.name
+            assert arguments.find_argument_problems({field.name: field.default}) == [], field.name

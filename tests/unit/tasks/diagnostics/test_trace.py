@@ -122,7 +122,7 @@ def test_losses_of_the_tokens_sum_to_the_score(finished):
     assert len(losses) == sum(counted)
     assert sum(losses) == pytest.approx(sum(nll), abs=1e-3)
 
-    objective = objectives.build(load(finished).objective)
+    objective = objectives.build_objective(load(finished).objective)
     model = network.load_trained_model(Artifacts("tiny").model, objective.model_class()).eval()
     tokenizer = tokens.read_tokenizer(Artifacts("tiny").tokens)
     ids = torch.tensor([[*tokenizer(tiny.sentences(150)[7])["input_ids"], tokenizer.eos_token_id][:32]])

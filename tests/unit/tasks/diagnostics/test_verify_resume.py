@@ -22,10 +22,10 @@ from params import CheckpointError, KilledError, ModelError, PreemptedError, Rec
 from params.foundation.artifacts import Artifacts
 from tasks.commands import main
 from tasks.diagnostics import verify_resume
-from tasks.diagnostics.compare_runs import Comparison, compare, earliest_differing_comparison
-from tasks.diagnostics.verify_resume import Kill, comparison_lines, diagnose_resume_difference, plan
+from tasks.diagnostics.compare_runs import ComponentComparison, compare_training_runs, earliest_differing_comparison
+from tasks.diagnostics.verify_resume import PlannedKill, format_comparisons, plan_kills, resume_difference_error
 from tests.support import tiny
-from trainer.checkpoints.sealed import seal, seal_best
+from trainer.checkpoints.sealed import replace_best_weights, seal_and_rename
 from trainer.runtime import heartbeat
 
 STEPS = 4
@@ -67,7 +67,7 @@ def run(folder):
     for rank in (0, 1):
         state = {"python": (3, (1, 2, 3), None), "numpy": np.random.RandomState(rank).get_state(), "cpu": torch.ones(3)}
         torch.save(state, staged / f"rng_state_{rank}.pth")
-    seal(staged, folder / f"checkpoint-{STEPS}")
+    seal_and_rename(staged, folder / f"checkpoint-{STEPS}")
     return folder
 
 
@@ -82,7 +82,7 @@ def write_best(folder, step):
     staged = folder / ".best"
     staged.mkdir()
     save_file(weights(), staged / "model.safetensors")
-    seal_best(staged, step=step, metric="loss", value=0.25)
+    replace_best_weights(staged, step=step, metric="loss", value=0.25)
 
 
 def write_records(folder, rank, lines):
@@ -260,18 +260,18 @@ CHANGES = {
 def test_difference_is_reported_in_its_component(tmp_path, change, component, expected):
     one, other = run(tmp_path / "one"), run(tmp_path / "other")
     change(other)
-    found = {c.component: c for c in compare(one, other, "min")}
+    found = {c.component: c for c in compare_training_runs(one, other, "min")}
     assert list(found) == COMPONENTS
     assert [name for name, c in found.items() if c.differing] == [component]
     first = found[component].first
     assert first.startswith(expected) if expected.endswith(" ") else first == expected
     assert earliest_differing_comparison(found.values()) is found[component]
     assert found[component].differing <= found[component].compared
-    assert f"  {component} " in comparison_lines(list(found.values()))
+    assert f"  {component} " in format_comparisons(list(found.values()))
 
 
 def test_times_and_paths_are_not_compared(tmp_path):
-    comparisons = compare(run(tmp_path / "one"), run(tmp_path / "other"), "min")
+    comparisons = compare_training_runs(run(tmp_path / "one"), run(tmp_path / "other"), "min")
     assert [str(comparison) for comparison in comparisons] == ["equal"] * len(COMPONENTS)
     counts = {comparison.component: comparison.compared for comparison in comparisons}
     assert (counts["steps"], counts["rows"], counts["loss"], counts["weights"]) == (8, 16, 16, 2)
@@ -283,7 +283,7 @@ def test_repeated_steps_count_and_a_torn_line_does_not(tmp_path):
     repeat_record(0, 3)(other)
     with (other / "steps-1.jsonl").open("a") as file:
         file.write('{"step": 4, "rows": [[4,\n')
-    found = {c.component: c for c in compare(one, other, "min")}
+    found = {c.component: c for c in compare_training_runs(one, other, "min")}
     assert earliest_differing_comparison(found.values()) is None
     assert (found["steps"].compared, found["rows"].compared, found["random state"].compared) == (8, 18, 9)
 
@@ -292,7 +292,7 @@ def test_first_difference_has_the_lowest_step_and_then_the_likeliest_cause(tmp_p
     one, other = run(tmp_path / "one"), run(tmp_path / "other")
     change_record(0, 2, losses=[(0.0).hex(), (0.0).hex()], learning_rate=(0.5).hex())(other)
     change_record(0, 3, rows=[[9], [9]])(other)
-    assert earliest_differing_comparison(compare(one, other, "min")).component == "learning rate"
+    assert earliest_differing_comparison(compare_training_runs(one, other, "min")).component == "learning rate"
 
 
 def test_sharded_weights_are_compared_without_their_index(tmp_path):
@@ -307,9 +307,9 @@ def test_sharded_weights_are_compared_without_their_index(tmp_path):
 
     write(one, 2.0)
     write(other, 2.0)
-    assert earliest_differing_comparison(compare(one, other, "min")) is None
+    assert earliest_differing_comparison(compare_training_runs(one, other, "min")) is None
     write(other, 3.0)
-    found = earliest_differing_comparison(compare(one, other, "min"))
+    found = earliest_differing_comparison(compare_training_runs(one, other, "min"))
     assert found.first == "pytorch_model_fsdp_0 model.weight[1]: 2 and 3, up to 1 apart"
 
 
@@ -317,7 +317,7 @@ def test_run_without_a_checkpoint_cannot_be_compared(tmp_path):
     one = run(tmp_path / "one")
     (tmp_path / "other").mkdir()
     with pytest.raises(CheckpointError, match="has no checkpoint"):
-        compare(one, tmp_path / "other", "min")
+        compare_training_runs(one, tmp_path / "other", "min")
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_run_without_a_checkpoint_cannot_be_compared(tmp_path):
     ],
 )
 def test_plan(total, save_steps, steps, kills, expected):
-    planned = plan(total, save_steps, 2, steps, kills)
+    planned = plan_kills(total, save_steps, 2, steps, kills)
     found = [(kill.step, kill.checkpoint) for kill in planned.kills]
     assert (planned.steps, planned.save_steps, planned.eval_steps, found) == expected
     assert [kill.rank for kill in planned.kills] == [1, 0][:kills], "another process each time"
@@ -344,12 +344,14 @@ def test_plan(total, save_steps, steps, kills, expected):
 @pytest.mark.parametrize(("steps", "kills"), [(5, 2), (12, 0), (12, -1), (-3, 2), (0, 40)])
 def test_too_few_steps_or_kills_are_refused(steps, kills):
     with pytest.raises(RecipeError, match="needs a kill, and two steps per start"):
-        plan(12, 50, 1, steps, kills)
+        plan_kills(12, 50, 1, steps, kills)
 
 
 def comparison(component, where=None):
     return (
-        Comparison(component, 1, "values", 1, f"{where}: 1 and 2") if where else Comparison(component, 1, "values", 0)
+        ComponentComparison(component, 1, "values", 1, f"{where}: 1 and 2")
+        if where
+        else ComponentComparison(component, 1, "values", 0)
     )
 
 
@@ -358,21 +360,21 @@ def test_what_two_comparisons_show_together(tmp_path):
     equal = [comparison("rows"), comparison("loss"), comparison("weights")]
     noisy = [comparison("rows"), comparison("loss", "step 1"), comparison("weights", "w")]
 
-    broken = diagnose_resume_difference(after_kills, equal, tmp_path)
+    broken = resume_difference_error(after_kills, equal, tmp_path)
     assert "a killed run ends differently; first difference in the rows, step 5" in broken.what
     assert "two uninterrupted runs are equal" in broken.fix
     assert str(tmp_path) in broken.fix
 
-    random = diagnose_resume_difference(noisy, noisy, tmp_path)
+    random = resume_difference_error(noisy, noisy, tmp_path)
     assert "the training is not deterministic" in random.what
     assert "first in the loss, step 1" in random.what
     assert "resuming" not in random.what, "nothing shows that"
     assert "full_determinism" in random.fix
 
     shuffled = [comparison("rows", "step 1"), comparison("loss", "step 1"), comparison("weights", "w")]
-    assert "resuming" not in diagnose_resume_difference(shuffled, shuffled, tmp_path).what
+    assert "resuming" not in resume_difference_error(shuffled, shuffled, tmp_path).what
 
-    both = diagnose_resume_difference(after_kills, noisy, tmp_path)
+    both = resume_difference_error(after_kills, noisy, tmp_path)
     assert "first in the loss, step 1" in both.what
     assert "resuming is not exact: only after kills the rows differ" in both.what
 
@@ -409,7 +411,7 @@ def tokenized(tmp_path_factory):
 @pytest.fixture
 def job(tokenized, tmp_path):
     artifacts, recipe = tokenized
-    job = verify_resume._job(recipe, artifacts, tmp_path, plan(12, 2, 1, None, 2))
+    job = verify_resume._job(recipe, artifacts, tmp_path, plan_kills(12, 2, 1, None, 2))
     job.folder.mkdir()
     return job
 
@@ -435,7 +437,7 @@ def end_with(monkeypatch, error=None, checkpoint=None):
 def test_kill_by_someone_else_is_an_error(job, monkeypatch):
     end_with(monkeypatch, KilledError("train", "killed by SIGKILL", "again"))
     with pytest.raises(KilledError):
-        verify_resume._train(job, Kill(6, 0, 4))
+        verify_resume._train(job, PlannedKill(6, 0, 4))
 
 
 def test_ctrl_c_is_an_error_and_the_stop_at_the_last_step_is_not(job, monkeypatch):
@@ -449,7 +451,7 @@ def test_ctrl_c_is_an_error_and_the_stop_at_the_last_step_is_not(job, monkeypatc
 def test_training_that_ends_before_the_first_kill_is_an_error(job, monkeypatch):
     end_with(monkeypatch, checkpoint=12)
     with pytest.raises(ModelError, match="ended before it could be killed"):
-        verify_resume._train_with_kills(job, plan(12, 2, 1, None, 2))
+        verify_resume._train_with_kills(job, plan_kills(12, 2, 1, None, 2))
 
 
 @pytest.mark.parametrize(("step", "checkpoint", "dies"), [(6, 4, True), (5, 4, False), (7, None, False)])
@@ -463,7 +465,7 @@ def test_kill_waits_for_its_step_and_for_a_checkpoint(job, step, checkpoint, die
     ):
         line = f"{victim.pid} {os.uname().nodename} 3 {step} training".ljust(heartbeat._PULSE)
         (job.folder / "rank-0").write_text(line)
-        was_killed = pool.submit(verify_resume._kill_when_due, job, Kill(6, 0, 4), is_over)
+        was_killed = pool.submit(verify_resume._kill_when_due, job, PlannedKill(6, 0, 4), is_over)
         if dies:
             assert victim.wait(20) == -9
         else:

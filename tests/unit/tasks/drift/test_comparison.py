@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from params.schema import Drift
-from tasks.drift.measure import find_drift
-from tasks.drift.profile import Profile, SampledMeasure
-from tasks.drift.report import Change
-from tasks.drift.rows import SampledRows, are_identifiers
+from tasks.drift.measure import compare_with_profile
+from tasks.drift.profile import DataProfile, SampledMeasure
+from tasks.drift.report import MeasuredChange
+from tasks.drift.rows import SampledRows, look_like_identifiers
 
 KNOWN = np.tile([-2.0, 1.0, 1.5], 100)
 
 
-def change_of(known: np.ndarray, new: np.ndarray) -> Change:
-    profile = Profile(
+def change_of(known: np.ndarray, new: np.ndarray) -> MeasuredChange:
+    profile = DataProfile(
         len(known),
         ["price"],
         True,
@@ -26,7 +26,7 @@ def change_of(known: np.ndarray, new: np.ndarray) -> Change:
         (SampledMeasure("number", "price", known, None),),
     )
     rows = SampledRows(np.arange(len(new)), None, {}, {}, {"price": new}, [[]] * len(new))
-    (finding,) = find_drift(profile, rows, Drift(), seed=1)
+    (finding,) = compare_with_profile(profile, rows, Drift(), seed=1)
     assert not np.isnan(finding.examples).any()
     return finding.change
 
@@ -38,7 +38,7 @@ def test_numbers_are_compared_alike_at_any_scale(scale: float, new: np.ndarray, 
     assert (change.moved, change.p_value) == (usual.moved, usual.p_value)
     assert change.effect == pytest.approx(usual.effect, abs=0.001)
     assert change.moved == moves
-    assert Change.model_validate_json(change.model_dump_json()) == change
+    assert MeasuredChange.model_validate_json(change.model_dump_json()) == change
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_any_finite_numbers_give_a_finite_effect(known: np.ndarray, new: np.ndar
     assert isfinite(change.effect)
     assert change.moved
     assert len(change.detail) < 200
-    assert Change.model_validate_json(change.model_dump_json()) == change
+    assert MeasuredChange.model_validate_json(change.model_dump_json()) == change
 
 
 def test_large_numbers_are_no_identifiers() -> None:
-    assert not are_identifiers(np.array([1.5e308, -1.5e308, 1.7e308, -1.7e308] * 50))
+    assert not look_like_identifiers(np.array([1.5e308, -1.5e308, 1.7e308, -1.7e308] * 50))

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from params.schema import Drift, ObjectiveChoice
-from tasks.drift.measure import find_drift
-from tasks.drift.profile import Profile
-from tasks.drift.rows import MAX_SAMPLED, ComparedColumns, without_identifiers
+from tasks.drift.measure import compare_with_profile
+from tasks.drift.profile import DataProfile
+from tasks.drift.rows import MAX_SAMPLED, ComparedColumns, without_identifier_columns
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 from tests.support.validation import sampled, scanned
 from trainer import objectives
 
-SPANS = objectives.build(ObjectiveChoice(name="token_classification"))
+SPANS = objectives.build_objective(ObjectiveChoice(name="token_classification"))
 KNOWN = {"people": 0.4, "date": 0.5, "time": 0.3, "name": 0.1}
 
 
@@ -42,15 +42,15 @@ def compared(folder, known, new, seed=0, group_by=(), **drift):
     tiny.write_splits(folder / "new", {"train": together}, group_by=group_by)
     rows = SplitRows(folder / "known/train")
     columns, found = ComparedColumns.of(rows, SPANS, []), scanned(rows, ComparedColumns.of(rows, SPANS, []))
-    chosen = without_identifiers(columns, sampled(rows, columns, found.smallest.row_ids[:MAX_SAMPLED]))
-    Profile.of(found, *chosen).save(folder / "profile")
-    profile = Profile.load((folder / "profile").read_bytes())
+    chosen = without_identifier_columns(columns, sampled(rows, columns, found.smallest.row_ids[:MAX_SAMPLED]))
+    DataProfile.of(found, *chosen).save(folder / "profile")
+    profile = DataProfile.load((folder / "profile").read_bytes())
 
     rows = SplitRows(folder / "new/train")
     smallest = scanned(rows, columns).smallest
     is_new, _ = profile.is_new(smallest.hashes)
     own = sampled(rows, chosen[0], smallest.row_ids[is_new])
-    findings = find_drift(profile, own, Drift.model_validate(drift), seed)
+    findings = compare_with_profile(profile, own, Drift.model_validate(drift), seed)
     return findings, own, chosen[0].identifiers
 
 

@@ -14,7 +14,7 @@ from params import DataError, HubRefusedError, TransientError, load
 from params.foundation.artifacts import Artifacts
 from params.schema import Drift, Validation
 from tasks.commands import main
-from tasks.hub_client.repository import Repository, RetryPolicy
+from tasks.hub_client.repository import HubRepository, RetryPolicy
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.assembly import assemble
 from tasks.publishing.model_card import card_text
@@ -119,7 +119,7 @@ def add(artifacts: Artifacts, rows: list[tuple[str, str]]) -> None:
 def test_release_carries_the_profile(released):
     artifacts, tag = released
     with LocalHub(artifacts.root / ".hub", tokens={"hf_tests": "tests"}) as hub:
-        repository = Repository(HfApi(endpoint=hub.endpoint, token="hf_tests"), "tests/tiny")
+        repository = HubRepository(HfApi(endpoint=hub.endpoint, token="hf_tests"), "tests/tiny")
         assert repository.read(tag, PROFILE, max_bytes=1 << 20) == (artifacts.validated / PROFILE).read_bytes()
 
 
@@ -235,7 +235,7 @@ def test_release_of_other_columns_is_said(project):
 
 def test_hub_that_does_not_answer_is_said_or_an_error(project, monkeypatch):
     artifacts, _ = project
-    monkeypatch.setattr(Repository.__init__, "__defaults__", (2.0, True, RetryPolicy(attempts=1), lambda _: None))
+    monkeypatch.setattr(HubRepository.__init__, "__defaults__", (2.0, True, RetryPolicy(attempts=1), lambda _: None))
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("HF_TOKEN", "hf_nobody")
     drift = run(artifacts)
@@ -252,7 +252,7 @@ def test_hub_that_does_not_answer_is_said_or_an_error(project, monkeypatch):
 
 def test_damaged_profile_is_said(project, monkeypatch):
     artifacts, tag = project
-    monkeypatch.setattr(Repository, "read", lambda *_, **__: b"PAR1 torn")
+    monkeypatch.setattr(HubRepository, "read", lambda *_, **__: b"PAR1 torn")
     drift = run(artifacts)
     assert drift.sentence == f"Drift was not measured: {PROFILE} of {tag} cannot be read: it is damaged: ArrowInvalid."
 

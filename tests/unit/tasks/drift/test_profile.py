@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.drift import rows as module
-from tasks.drift.profile import Profile
-from tasks.drift.rows import MAX_SAMPLED, ComparedColumns, label_hash, without_identifiers
+from tasks.drift.profile import DataProfile
+from tasks.drift.rows import MAX_SAMPLED, ComparedColumns, label_hash, without_identifier_columns
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 from tests.support.validation import sampled, scanned
@@ -35,9 +35,9 @@ def write(path, numbers):
 
 def profile_of(rows):
     found = scanned(rows, COLUMNS)
-    chosen = without_identifiers(COLUMNS, sampled(rows, COLUMNS, found.smallest.row_ids[:MAX_SAMPLED]))
+    chosen = without_identifier_columns(COLUMNS, sampled(rows, COLUMNS, found.smallest.row_ids[:MAX_SAMPLED]))
     assert chosen[0].identifiers == ("number",)
-    return Profile.of(found, *chosen)
+    return DataProfile.of(found, *chosen)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_same_rows_give_the_same_bytes_in_any_order(profile, tmp_path):
 
 
 def test_profile_is_what_was_saved(profile, tmp_path):
-    loaded = Profile.load(saved(profile, tmp_path))
+    loaded = DataProfile.load(saved(profile, tmp_path))
     assert (loaded.rows, loaded.content, loaded.is_whole) == (300, ["label", "text"], True)
     np.testing.assert_array_equal(loaded.known, profile.known)
     assert loaded.labels == profile.labels
@@ -123,7 +123,7 @@ def test_column_of_very_many_labels_is_left_out(tmp_path, monkeypatch):
 def test_damaged_profile_is_an_error(profile, tmp_path, content):
     content = saved(profile, tmp_path)[:-40] if content is None else content
     with pytest.raises(ValueError, match="it is damaged"):
-        Profile.load(content)
+        DataProfile.load(content)
 
 
 def test_profile_of_another_version_is_an_error(profile, tmp_path, monkeypatch):
@@ -131,7 +131,7 @@ def test_profile_of_another_version_is_an_error(profile, tmp_path, monkeypatch):
     content = saved(profile, tmp_path)
     monkeypatch.undo()
     with pytest.raises(ValueError, match="it has schema 2, not 1"):
-        Profile.load(content)
+        DataProfile.load(content)
 
 
 def edited(profile, tmp_path, change):
@@ -182,7 +182,7 @@ ODD = {
 @pytest.mark.parametrize("change", ODD.values(), ids=ODD)
 def test_odd_profile_is_an_error_when_it_is_read(profile, tmp_path, change):
     with pytest.raises(ValueError, match=r"it is damaged|more than a profile may have"):
-        Profile.load(edited(profile, tmp_path, change))
+        DataProfile.load(edited(profile, tmp_path, change))
 
 
 def repeated(records):
@@ -203,8 +203,8 @@ def test_few_bytes_that_stand_for_much_are_not_read(profile, tmp_path, monkeypat
     monkeypatch.setattr("tasks.drift.profile._MAX_MEMORY", 64 << 20)
     pa.default_memory_pool().release_unused()
     with pytest.raises(ValueError, match=r"more than a profile may have|it measures something twice"):
-        Profile.load(content)
-    Profile.load(saved(profile, tmp_path))
+        DataProfile.load(content)
+    DataProfile.load(saved(profile, tmp_path))
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
 
 
@@ -213,7 +213,7 @@ def test_columns_that_no_profile_has_are_not_read(profile, tmp_path):
     out = io.BytesIO()
     pq.write_table(table.append_column("more", pa.array(["x"] * len(table))), out)
     with pytest.raises(ValueError, match="its columns are not those of a profile"):
-        Profile.load(out.getvalue())
+        DataProfile.load(out.getvalue())
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -224,7 +224,7 @@ def test_damaged_bytes_are_an_error_or_no_matter(profile, tmp_path, seed):
         for place in rng.integers(0, len(content), 3):
             damaged[place] = rng.integers(256)
         with contextlib.suppress(ValueError):
-            Profile.load(bytes(damaged))
+            DataProfile.load(bytes(damaged))
 
 
 @pytest.mark.parametrize("header", [b"[]", b"{}", b'{"schema": [1]}', b'{"schema": 1, "rows": "x"}', b"[" * 99999])
@@ -233,4 +233,4 @@ def test_odd_header_is_an_error(profile, tmp_path, header):
     out = io.BytesIO()
     pq.write_table(table.replace_schema_metadata({b"evergreen.profile": header}), out)
     with pytest.raises(ValueError, match=r"it is damaged|it has schema"):
-        Profile.load(out.getvalue())
+        DataProfile.load(out.getvalue())

@@ -17,19 +17,19 @@ from tasks.drift.rows import (
     NO_LABEL,
     ComparedColumns,
     SmallestHashes,
-    are_identifiers,
-    hash_of,
+    hash_row_values,
     hashed_ngrams,
+    join_texts_in_value,
     label_hash,
-    text_of,
+    look_like_identifiers,
 )
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 from tests.support.validation import sampled, scanned
 from trainer import objectives
 
-CLASSES = objectives.build(ObjectiveChoice(name="sequence_classification"))
-SPANS = objectives.build(ObjectiveChoice(name="token_classification"))
+CLASSES = objectives.build_objective(ObjectiveChoice(name="sequence_classification"))
+SPANS = objectives.build_objective(ObjectiveChoice(name="token_classification"))
 
 
 def write(folder, columns, group_by):
@@ -39,7 +39,7 @@ def write(folder, columns, group_by):
 
 def test_hash_of_a_row_never_changes():
     """A profile that was published years ago must still tell old rows from new ones."""
-    assert hash_of(["a", 1, None]) == 0x10C084DBBA9E8B5E
+    assert hash_row_values(["a", 1, None]) == 0x10C084DBBA9E8B5E
 
 
 def test_columns_are_those_of_the_objective_and_numbers(tmp_path):
@@ -103,7 +103,7 @@ def test_scan_and_sample(tmp_path):
     columns = ComparedColumns.of(rows, CLASSES, [])
     found = scanned(rows, columns)
     assert found.rows == 3
-    assert found.labels == {"label": {hash_of(["arrival"]): 2, hash_of(["lost"]): 1}}
+    assert found.labels == {"label": {hash_row_values(["arrival"]): 2, hash_row_values(["lost"]): 1}}
     assert sorted(found.smallest.row_ids.tolist()) == [0, 2]
     one = sampled(rows, columns, np.array([2, 0]))
     assert one.labels == {"label": [["lost"], ["arrival"]]}
@@ -134,7 +134,7 @@ def test_scan_hashes_rows_as_profiles_do(tmp_path, monkeypatch):
     }
     rows = write(tmp_path, columns, "flag")
     compared = ComparedColumns(("label", "flag"), ("text", "spans", "score", "day"), (), ())
-    expected = {hash_of([row[column] for column in compared.content]): row["row_id"] for row in rows.rows()}
+    expected = {hash_row_values([row[column] for column in compared.content]): row["row_id"] for row in rows.rows()}
     found = scanned(rows, compared).smallest
     assert dict(zip(found.hashes.tolist(), found.row_ids.tolist(), strict=True)) == expected
 
@@ -162,7 +162,7 @@ def test_features_are_words_and_pairs_of_words():
     ],
 )
 def test_text_of_a_value(value, text):
-    assert text_of(value) == text
+    assert join_texts_in_value(value) == text
 
 
 def test_labels_in_lists_are_those_that_the_objective_finds(tmp_path):
@@ -205,9 +205,9 @@ MEASURES = {
 
 @pytest.mark.parametrize("name", IDENTIFIERS)
 def test_identifiers_are_told_from_measures(name):
-    assert are_identifiers(IDENTIFIERS[name])
+    assert look_like_identifiers(IDENTIFIERS[name])
 
 
 @pytest.mark.parametrize("name", MEASURES)
 def test_measures_are_no_identifiers(name):
-    assert not are_identifiers(MEASURES[name])
+    assert not look_like_identifiers(MEASURES[name])

@@ -16,9 +16,9 @@ from params import ModelError, load
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.foundation.errors import StaleBlessingError
 from tasks.commands import main
-from tasks.evaluation.receipt_log import read_entries
+from tasks.evaluation.receipt_log import read_receipt_log
 from tasks.evaluation.report import Blessing
-from tasks.hub_client.repository import Repository
+from tasks.hub_client.repository import HubRepository
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.hub_changes import is_blessing_current, is_still_published
 from tasks.releases import rollback
@@ -68,7 +68,7 @@ def comparisons_of(artifacts, against="champion"):
 def published(artifacts):
     """The head of the repository."""
     with LocalHub(artifacts.root / ".hub", tokens={TOKEN: "tests"}) as hub:
-        return Repository(HfApi(endpoint=hub.endpoint, token=TOKEN), REPO).head()
+        return HubRepository(HfApi(endpoint=hub.endpoint, token=TOKEN), REPO).head()
 
 
 def file_of(artifacts, commit, name, tmp_path):
@@ -227,7 +227,7 @@ def test_rolled_back_weights_are_not_published_again(project):
     def roll_back(tag, why):
         with LocalHub(artifacts.root / ".hub", tokens={TOKEN: "tests"}) as hub:
             api = HfApi(endpoint=hub.endpoint, token=TOKEN)
-            return rollback.roll_back(Repository(api, REPO), tag, by="Ada", why=why).commit
+            return rollback.roll_back(HubRepository(api, REPO), tag, by="Ada", why=why).commit
 
     back = roll_back(first.tag, "wrong tone")
     assert releases.evaluate(artifacts, recipe).verdict == "keep"
@@ -258,7 +258,7 @@ def test_comparisons_on_the_same_rows_share_the_error_until_the_rows_are_used_up
     content = tiny.recipe({"evaluation.gate.over": "test_rows", "evaluation.gate.comparisons": 3})
     recipe = load(tiny.write(artifacts.root / "params" / "tiny.yaml", content))
     assert evaluated(artifacts, recipe, WORSE) == ("keep", 0.0), "the log has only verdicts with `over: release`"
-    entry = read_entries(artifacts)[-1]
+    entry = read_receipt_log(artifacts)[-1]
     assert (entry.event, len(entry.row_sketch)) == ("verdict", releases.SIZES["test"])
     assert entry.confidence == blessing_of(artifacts)["confidence"] == pytest.approx(1 - 0.05 / 3)
     details = json.loads(artifacts.report("details").read_text())
@@ -278,7 +278,7 @@ def test_comparisons_on_the_same_rows_share_the_error_until_the_rows_are_used_up
         assert evaluated(artifacts, recipe, BETTER) == ("keep", 3.0)
         (reason,) = blessing_of(artifacts)["reasons"]
         assert reason.startswith("the held-out rows are used up")
-        assert read_entries(artifacts)[-1].row_sketch == (), "it could not pass, so it used nothing"
+        assert read_receipt_log(artifacts)[-1].row_sketch == (), "it could not pass, so it used nothing"
     assert evaluated(artifacts, recipe, WORSE) == ("keep", 2.0)
     assert "worse than the champion's" in blessing_of(artifacts)["reasons"][0], "it has had its comparison"
     assert releases.publish(artifacts, recipe).status == "kept"

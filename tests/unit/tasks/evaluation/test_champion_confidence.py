@@ -16,9 +16,9 @@ from params import Recipe, load
 from params.foundation.artifacts import Artifacts
 from params.schema import Drift, Validation
 from tasks.drift.report import ChampionConfidence, DriftReport
-from tasks.evaluation.champion import compare_confidence, measure_confidence
-from tasks.evaluation.report import Details
-from tasks.evaluation.scoring import Scores
+from tasks.evaluation.champion import compare_champion_confidence, measure_champion_confidence
+from tasks.evaluation.report import EvaluationDetails
+from tasks.evaluation.scoring import RowScores
 from tasks.history.run_record import RunRecorder
 from tasks.publishing.model_card import card_text
 from tasks.publishing.provenance import provenance
@@ -74,7 +74,7 @@ def prepare(artifacts: Artifacts, new: list[tuple[str, str]], customers: int = 0
 
 
 def confidence_of(artifacts: Artifacts) -> ChampionConfidence:
-    found = read_report(artifacts, Details).champion_confidence
+    found = read_report(artifacts, EvaluationDetails).champion_confidence
     assert found is not None
     return found
 
@@ -111,7 +111,7 @@ def mean_confidence(folder: Path, recipe: Recipe, texts: list[str]) -> float:
     from transformers import AutoTokenizer
 
     model, tokenizer = (
-        load_trained_model(folder, objectives.build(recipe.objective).model_class()).eval(),
+        load_trained_model(folder, objectives.build_objective(recipe.objective).model_class()).eval(),
         AutoTokenizer.from_pretrained(folder),
     )
     with torch.no_grad():
@@ -256,13 +256,15 @@ def test_reason_of_validate_is_given(project: tuple[Artifacts, str]) -> None:
 def test_scores_that_are_not_finite_are_a_reason(project: tuple[Artifacts, str]) -> None:
     artifacts, _ = project
     recipe = prepare(artifacts, UNCLEAR)
-    objective = objectives.build(recipe.objective)
+    objective = objectives.build_objective(recipe.objective)
     network = load_trained_model(artifacts.model, objective.model_class())
     torch.nn.init.constant_(network.classifier.bias, torch.nan)
-    encoder = Encoder(objective, tokens.read_tokenizer(artifacts.tokens), 32, tokens.read_state(artifacts.tokens))
+    encoder = Encoder(
+        objective, tokens.read_tokenizer(artifacts.tokens), 32, tokens.read_objective_state(artifacts.tokens)
+    )
     drift = read_report(artifacts, ValidationReport).drift
     assert drift is not None
-    found = measure_confidence(
+    found = measure_champion_confidence(
         network,
         encoder,
         drift,
@@ -275,17 +277,17 @@ def test_scores_that_are_not_finite_are_a_reason(project: tuple[Artifacts, str])
     assert found.reason.startswith("champion on new rows: scores of 60 of 60 rows are not finite")
 
 
-def scores(confidence: Any, groups: Any = None) -> Scores:
+def scores(confidence: Any, groups: Any = None) -> RowScores:
     values = np.array(confidence, float)
-    return Scores(np.arange(len(values)), {"confidence": values}, None if groups is None else np.array(groups))
+    return RowScores(np.arange(len(values)), {"confidence": values}, None if groups is None else np.array(groups))
 
 
-CLASSIFIER = objectives.build(Recipe.model_validate(RECIPE).objective)
+CLASSIFIER = objectives.build_objective(Recipe.model_validate(RECIPE).objective)
 DRIFT = DriftReport(status="compared", repo_id="tests/tiny", revision="release-1", confidence=0.95)
 
 
-def compared(held_out: Scores, new: Scores, drift: DriftReport = DRIFT) -> ChampionConfidence:
-    return compare_confidence(CLASSIFIER, drift, held_out, new, split="test", seed=1)
+def compared(held_out: RowScores, new: RowScores, drift: DriftReport = DRIFT) -> ChampionConfidence:
+    return compare_champion_confidence(CLASSIFIER, drift, held_out, new, split="test", seed=1)
 
 
 def test_rows_that_belong_together_count_as_one() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from params.schema import Gate
 from tasks.evaluation import gate
-from tasks.evaluation.report import Comparison, Details, RowUse, SliceResult
+from tasks.evaluation.report import EvaluationDetails, HeldOutRowUse, MetricComparison, SliceResult
 
 METRICS = {"accuracy": 0.9, "loss": 0.4}
 DIRECTIONS: dict[str, Any] = {"accuracy": "max", "loss": "min"}
@@ -21,9 +21,9 @@ class Judged(NamedTuple):
     reasons: tuple[str, ...]
 
 
-def gain(value: float, low: float, high: float, **changes: Any) -> Comparison:
+def gain(value: float, low: float, high: float, **changes: Any) -> MetricComparison:
     fields = {"against": "champion", "metric": "accuracy", "p_value": None, "rows": 1000} | changes
-    return Comparison(gain=value, low=low, high=high, **fields)
+    return MetricComparison(gain=value, low=low, high=high, **fields)
 
 
 def slice_result(name: str = "a", **changes: Any) -> SliceResult:
@@ -52,14 +52,14 @@ START = gain(0.5, 0.4, 0.6, against="untrained", p_value=0.0001)
 
 def judge(
     settings: Gate | None = None,
-    *comparisons: Comparison,
+    *comparisons: MetricComparison,
     slices: Sequence[SliceResult] = (),
     has_champion: bool = True,
     is_champion: bool = False,
     rolled_back_reason: str | None = None,
-    row_use: RowUse | None = None,
+    row_use: HeldOutRowUse | None = None,
 ) -> Judged:
-    details = Details(
+    details = EvaluationDetails(
         confidence=0.95,
         resamples=100,
         directions=DIRECTIONS,
@@ -69,7 +69,7 @@ def judge(
         worst=[],
         calibration=None,
     )
-    verdict, reasons = gate.judge(
+    verdict, reasons = gate.judge_candidate(
         settings or Gate(),
         details,
         metric="accuracy",
@@ -128,9 +128,9 @@ def test_without_an_interval_the_champion_stays_and_a_first_release_is_refused(
     refused = judge(settings, nothing.model_copy(update={"against": "untrained"}), has_champion=False)
     assert refused.verdict == "refuse"
     assert refused.reasons[0].endswith(f"accuracy is 0.3 better than before training, but {says}: add held-out rows")
-    read_again = Comparison.model_validate_json(nothing.model_dump_json())
+    read_again = MetricComparison.model_validate_json(nothing.model_dump_json())
     assert not read_again.has_interval
-    assert not gate.passes(read_again, settings)
+    assert not gate.gain_passes_bar(read_again, settings)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_without_an_interval_the_champion_stays_and_a_first_release_is_refused(
     ],
 )
 def test_lower_end_of_the_interval_must_be_above_the_bar(settings: Gate, low: float, *, published: bool) -> None:
-    assert gate.passes(gain(0.02, low, 0.1), settings) is published
+    assert gate.gain_passes_bar(gain(0.02, low, 0.1), settings) is published
     assert judge(settings, gain(0.02, low, 0.1)).verdict == ("publish" if published else "keep")
 
 
@@ -154,9 +154,9 @@ def test_lower_end_of_the_interval_must_be_above_the_bar(settings: Gate, low: fl
     ("settings", "published"), [(Gate(), False), (Gate(gain=0.001), True), (Gate(margin=0.01), True)]
 )
 def test_mcnemar_p_value_counts_only_where_the_bar_is_zero(settings: Gate, *, published: bool) -> None:
-    assert gate.passes(gain(0.02, 0.002, 0.1, p_value=0.06), settings) is published
-    assert gate.passes(gain(0.02, 0.002, 0.1, p_value=0.04), settings)
-    assert gate.passes(gain(0.02, 0.002, 0.1, p_value=0.06), Gate(confidence=0.9))
+    assert gate.gain_passes_bar(gain(0.02, 0.002, 0.1, p_value=0.06), settings) is published
+    assert gate.gain_passes_bar(gain(0.02, 0.002, 0.1, p_value=0.04), settings)
+    assert gate.gain_passes_bar(gain(0.02, 0.002, 0.1, p_value=0.06), Gate(confidence=0.9))
 
 
 def test_champions_own_weights_are_kept_before_any_other_check() -> None:
@@ -277,9 +277,9 @@ def test_error_is_shared_by_the_planned_comparisons() -> None:
 
 def test_comparison_is_judged_and_described_at_its_share_of_the_error() -> None:
     one = gain(0.02, 0.002, 0.1, p_value=0.005)  # 0.05 / 12 = 0.0042
-    assert gate.passes(one, Gate())
-    assert not gate.passes(one, OVER_ROWS)
-    assert gate.passes(gain(0.02, 0.002, 0.1, p_value=0.004), OVER_ROWS)
+    assert gate.gain_passes_bar(one, Gate())
+    assert not gate.gain_passes_bar(one, OVER_ROWS)
+    assert gate.gain_passes_bar(gain(0.02, 0.002, 0.1, p_value=0.004), OVER_ROWS)
     verdict = judge(OVER_ROWS, gain(0.02, 0.002, 0.1, p_value=0.004))
     assert "(99.58% interval 0.002 to 0.1 better; McNemar p = 0.004)" in verdict.reasons[0]
 
@@ -302,7 +302,7 @@ def test_slices_are_tested_at_the_gates_confidence_over_test_rows_too() -> None:
     ],
 )
 def test_rows_are_used_up_after_the_planned_comparisons(uses: float, word: str, says: str | None) -> None:
-    use = RowUse(uses=uses, comparisons=12)
+    use = HeldOutRowUse(uses=uses, comparisons=12)
     verdict = judge(OVER_ROWS, row_use=use)
     assert verdict.verdict == word
     found = [reason for reason in verdict.reasons if "held-out rows" in reason]
@@ -313,8 +313,8 @@ def test_rows_are_used_up_after_the_planned_comparisons(uses: float, word: str, 
 
 
 def test_first_release_is_refused_when_the_rows_are_used_up() -> None:
-    verdict = judge(OVER_ROWS, START, has_champion=False, row_use=RowUse(uses=12.0, comparisons=12))
+    verdict = judge(OVER_ROWS, START, has_champion=False, row_use=HeldOutRowUse(uses=12.0, comparisons=12))
     assert (verdict.verdict, len(verdict.reasons)) == ("refuse", 1)
     assert verdict.reasons[0].startswith("the held-out rows are used up")
-    fresh = judge(OVER_ROWS, START, has_champion=False, row_use=RowUse(uses=9.0, comparisons=12))
+    fresh = judge(OVER_ROWS, START, has_champion=False, row_use=HeldOutRowUse(uses=9.0, comparisons=12))
     assert (fresh.verdict, len(fresh.reasons)) == ("publish", 3)

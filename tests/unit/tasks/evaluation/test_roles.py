@@ -21,7 +21,7 @@ from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.digests import PROVENANCE
 from tasks.evaluation import champion
 from tasks.evaluation.reading import ModelInputReader
-from tasks.evaluation.report import Champion
+from tasks.evaluation.report import ChampionReference
 from tasks.publishing.provenance import provenance
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
@@ -30,7 +30,7 @@ from tests.support import releases, tiny
 from tests.support.tiny_releases import CHAT, KINDS, conversations
 from trainer import objectives
 from trainer.data import tokens
-from trainer.objectives.bases.likelihood import contains_texts_in_order
+from trainer.objectives.bases.likelihood import tokens_contain_texts_in_order
 
 SIZES = {"train": 40, "validation": 8, "test": 16}
 LENGTH = 96
@@ -121,7 +121,7 @@ class Released:
     folder: Path
 
     def champion(self) -> champion.ChampionStatus:
-        found = Champion(endpoint="local", repo_id="tests/tiny", commit="c0ffee", tag=None, weights="0" * 64)
+        found = ChampionReference(endpoint="local", repo_id="tests/tiny", commit="c0ffee", tag=None, weights="0" * 64)
         return champion.ChampionStatus(found, self.folder, None)
 
 
@@ -169,13 +169,15 @@ def test_a_champion_has_the_scores_that_it_had_as_a_candidate(
         changes = {**changes, "tokenization.tokenizer": {"kind": "pretrained", "path": str(before.folder)}}
     artifacts, recipe = prepared(tmp_path, kind, changes, new_label=day == "labels")
     releases.learn(artifacts, recipe, 1, seed=5)
-    monkeypatch.setattr(champion, "fetch", lambda *_, **__: before.champion())
+    monkeypatch.setattr(champion, "fetch_champion", lambda *_, **__: before.champion())
     releases.evaluate(artifacts, recipe, compare_untrained=False)
     assert_equal(scores_of(artifacts, "champion"), scores_of(before.artifacts, "model"))
     found, columns = before.champion().champion, SplitRows(artifacts.rows / "test").schema.names
     assert found
-    read = champion.champion_reading(before.folder, recipe.objective, max_length=9, champion=found, columns=columns)
-    on_card = objectives.build(before.recipe.objective).call_arguments
+    read = champion.build_champion_reader(
+        before.folder, recipe.objective, max_length=9, champion=found, columns=columns
+    )
+    on_card = objectives.build_objective(before.recipe.objective).call_arguments
     assert read.objective.call_arguments == on_card
     if day not in {"shorter", "targets", "template, shorter"} or kind == "sequence_classification":
         return
@@ -184,7 +186,7 @@ def test_a_champion_has_the_scores_that_it_had_as_a_candidate(
     kept = {key: value for key, value in changes.items() if not key.endswith("_length")}
     whole, longer = prepared(tmp_path / "whole", kind, kept)
     shutil.copytree(artifacts.model, whole.model)
-    monkeypatch.setattr(champion, "fetch", lambda *_, **__: champion.ChampionStatus(None, None, None))
+    monkeypatch.setattr(champion, "fetch_champion", lambda *_, **__: champion.ChampionStatus(None, None, None))
     releases.evaluate(whole, longer, compare_untrained=False)
     assert_equal(candidate, scores_of(whole, "model"))
 
@@ -197,7 +199,7 @@ def test_a_base_has_the_scores_that_it_had_as_a_candidate(
     changes = {"model.config": ..., "model.pretrained": str(before.folder)}
     artifacts, recipe = prepared(tmp_path, kind, changes)
     releases.learn(artifacts, recipe, 1)
-    monkeypatch.setattr(champion, "fetch", lambda *_, **__: champion.ChampionStatus(None, None, None))
+    monkeypatch.setattr(champion, "fetch_champion", lambda *_, **__: champion.ChampionStatus(None, None, None))
     releases.evaluate(artifacts, recipe)
     # dpo's rewards are relative to the base, which is another one than that of the release
     but = frozenset({"loss", "chosen_reward", "rejected_reward"} if kind == "dpo" else ())
@@ -205,7 +207,7 @@ def test_a_base_has_the_scores_that_it_had_as_a_candidate(
 
 
 def against(monkeypatch: pytest.MonkeyPatch, before: Released) -> None:
-    monkeypatch.setattr(champion, "fetch", lambda *_, **__: before.champion())
+    monkeypatch.setattr(champion, "fetch_champion", lambda *_, **__: before.champion())
 
 
 def comparisons_of(artifacts: Artifacts) -> dict[str, dict[str, Any]]:
@@ -331,7 +333,7 @@ def test_bytes_are_those_of_the_row_whatever_the_tokenizer_writes(
 ) -> None:
     before = release("sft")
     rows = list(SplitRows(before.artifacts.rows / "test").rows())
-    objective = objectives.build(before.recipe.objective)
+    objective = objectives.build_objective(before.recipe.objective)
     tokenizer = AutoTokenizer.from_pretrained(lower_casing(tmp_path))
     upper = [{**row, "label": row["label"].upper() + "ﬁ"} for row in rows]
     found = [encoded.examples[0]["bytes"] for encoded in objective.encode(upper, tokenizer, LENGTH, {})]
@@ -404,7 +406,7 @@ def test_a_record_of_another_shape_is_named(
     found = before.champion().champion
     assert found
     with pytest.raises(ModelError) as caught:
-        champion.champion_reading(folder, before.recipe.objective, max_length=9, champion=found, columns=[])
+        champion.build_champion_reader(folder, before.recipe.objective, max_length=9, champion=found, columns=[])
     assert caught.value.where == "local/tests/tiny"
     expected = f"the champion, c0ffee, cannot be scored: its {PROVENANCE} cannot be used: {wrong}"
     assert caught.value.what.startswith(expected)
@@ -572,7 +574,9 @@ def test_positions_that_a_configuration_does_not_limit(tmp_path: Path) -> None:
     """XLNet says -1."""
     config = XLNetConfig(vocab_size=10, d_model=8, n_layer=1, n_head=2, d_inner=8)
     config.save_pretrained(tmp_path)
-    reading = ModelInputReader(objectives.build(ObjectiveChoice(name="causal_lm")), None, tmp_path, 8, "a model")  # type: ignore[arg-type]
+    reading = ModelInputReader(
+        objectives.build_objective(ObjectiveChoice(name="causal_lm")), None, tmp_path, 8, "a model"
+    )  # type: ignore[arg-type]
     assert reading.readable(99) == 99
 
 
@@ -582,4 +586,4 @@ def test_positions_that_a_configuration_does_not_limit(tmp_path: Path) -> None:
 )
 def test_a_text_is_said_to_its_last_space(text: str, is_said: bool) -> None:
     tokenizer = train_tokenizer(["It is 7"], TrainTokenizer(kind="train", vocab_size=280))
-    assert contains_texts_in_order(tokenizer(" It is 7")["input_ids"], [text], tokenizer) == is_said
+    assert tokens_contain_texts_in_order(tokenizer(" It is 7")["input_ids"], [text], tokenizer) == is_said

@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 
 from params.schema import Gate, ObjectiveChoice
 from tasks.evaluation.receipt_log import ReceiptLogEntry
-from tasks.evaluation.row_use import ComparisonId, read_row_hashes, row_hashes, row_use, share_in, sketch_of
+from tasks.evaluation.row_use import (
+    ComparisonId,
+    estimate_share_in_sketch,
+    hash_rows_of_split,
+    hash_texts,
+    make_row_sketch,
+    measure_row_use,
+)
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 from trainer import objectives
@@ -20,7 +27,7 @@ TODAY = ComparisonId("tests/tiny", "local", "today", "c0", "d0", "accuracy")
 
 
 def rows(first: int, end: int) -> NDArray[np.uint64]:
-    return row_hashes(f"row {i}" for i in range(first, end))
+    return hash_texts(f"row {i}" for i in range(first, end))
 
 
 def verdict(hashes: NDArray[np.uint64], weights: str = "other", **changes: object) -> ReceiptLogEntry:
@@ -35,31 +42,33 @@ def verdict(hashes: NDArray[np.uint64], weights: str = "other", **changes: objec
         "data": "d0",
         "metric": "accuracy",
         "confidence": GATE.comparison_confidence,
-        "row_sketch": sketch_of(hashes),
+        "row_sketch": make_row_sketch(hashes),
         "row_sketch_of": "inputs",
     }
     return ReceiptLogEntry.model_validate(fields | changes)
 
 
 def uses(today: NDArray[np.uint64], entries: Sequence[ReceiptLogEntry], gate: Gate = GATE) -> float:
-    return row_use(gate, {"inputs": today}, entries, TODAY).uses
+    return measure_row_use(gate, {"inputs": today}, entries, TODAY).uses
 
 
 def test_sketch_is_small_and_of_the_content_only(tmp_path) -> None:
     hashes = rows(0, 1000)
-    assert len(sketch_of(hashes)) == 64
-    assert sketch_of(hashes) == tuple(sorted(sketch_of(hashes))) == sketch_of(rows(0, 1000))
-    assert sketch_of(row_hashes(["b", "a", "a"])) == sketch_of(row_hashes(["a", "b"]))
+    assert len(make_row_sketch(hashes)) == 64
+    assert make_row_sketch(hashes) == tuple(sorted(make_row_sketch(hashes))) == make_row_sketch(rows(0, 1000))
+    assert make_row_sketch(hash_texts(["b", "a", "a"])) == make_row_sketch(hash_texts(["a", "b"]))
     tiny.write_splits(tmp_path, {"train": {"text": ["x"]}, "test": {"text": ["a", "b", "c"], "seen": [1, 2, 3]}})
-    objective = objectives.build(ObjectiveChoice(name="causal_lm"))
-    found = read_row_hashes(SplitRows(tmp_path / "test"), np.array([1, 2]), objective)["inputs"]
-    assert sketch_of(found) == sketch_of(row_hashes(["a", "b"])), "neither row_id, nor other columns, nor other rows"
+    objective = objectives.build_objective(ObjectiveChoice(name="causal_lm"))
+    found = hash_rows_of_split(SplitRows(tmp_path / "test"), np.array([1, 2]), objective)["inputs"]
+    assert make_row_sketch(found) == make_row_sketch(hash_texts(["a", "b"])), (
+        "neither row_id, nor other columns, nor other rows"
+    )
 
 
 @pytest.mark.parametrize("size", [10, 63, 64, 65, 5000])
 def test_same_rows_are_used_as_a_whole_and_other_rows_not_at_all(size: int) -> None:
-    assert share_in(sketch_of(rows(0, size)), rows(0, size)) == 1
-    assert share_in(sketch_of(rows(0, size)), rows(size, 2 * size)) == 0
+    assert estimate_share_in_sketch(make_row_sketch(rows(0, size)), rows(0, size)) == 1
+    assert estimate_share_in_sketch(make_row_sketch(rows(0, size)), rows(size, 2 * size)) == 0
 
 
 @pytest.mark.parametrize(
@@ -74,7 +83,7 @@ def test_same_rows_are_used_as_a_whole_and_other_rows_not_at_all(size: int) -> N
     ],
 )
 def test_share_of_rows_is_estimated(earlier: tuple[int, int], today: tuple[int, int], share: float) -> None:
-    found = share_in(sketch_of(rows(*earlier)), rows(*today))
+    found = estimate_share_in_sketch(make_row_sketch(rows(*earlier)), rows(*today))
     assert found == pytest.approx(share, abs=0.2)  # three standard errors of 64 rows
     if earlier[1] < 64:
         assert found == share
@@ -83,9 +92,9 @@ def test_share_of_rows_is_estimated(earlier: tuple[int, int], today: tuple[int, 
 def test_estimate_is_unbiased() -> None:
     """Over 100 pairs of splits, a mean of 0.5 has a standard error of 0.005."""
     shares = [
-        share_in(
-            sketch_of(row_hashes(f"{i} {seed}" for i in range(600))),
-            row_hashes(f"{i} {seed}" for i in range(300, 900)),
+        estimate_share_in_sketch(
+            make_row_sketch(hash_texts(f"{i} {seed}" for i in range(600))),
+            hash_texts(f"{i} {seed}" for i in range(300, 900)),
         )
         for seed in range(100)
     ]
@@ -95,7 +104,7 @@ def test_estimate_is_unbiased() -> None:
 def test_a_few_rows_after_very_many_count_as_used() -> None:
     """No hash of the new rows is below the largest in the sketch: nothing can be said about them."""
     one = rows(0, 5)[-1:]
-    assert share_in(sketch_of(rows(100, 100_000)), one) == 1
+    assert estimate_share_in_sketch(make_row_sketch(rows(100, 100_000)), one) == 1
 
 
 def test_every_earlier_comparison_on_these_rows_counts() -> None:
@@ -138,19 +147,21 @@ def test_repeated_verdict_counts_once_with_its_largest_error() -> None:
 def test_errors_add_up_although_the_plan_was_changed() -> None:
     hashes = rows(0, 100)
     half = [verdict(hashes, str(i)) for i in range(6)]  # half of the error for 12
-    doubled = row_use(Gate(over="test_rows", comparisons=24), {"inputs": hashes}, half, TODAY)
+    doubled = measure_row_use(Gate(over="test_rows", comparisons=24), {"inputs": hashes}, half, TODAY)
     assert (doubled.uses, doubled.left) == (pytest.approx(12), pytest.approx(12))
     full = [verdict(hashes, str(i)) for i in range(12)]
-    assert row_use(Gate(over="test_rows", comparisons=24), {"inputs": hashes}, full, TODAY).is_up
-    assert not row_use(Gate(over="test_rows", comparisons=12, confidence=0.9), {"inputs": hashes}, full, TODAY).is_up
+    assert measure_row_use(Gate(over="test_rows", comparisons=24), {"inputs": hashes}, full, TODAY).is_up
+    assert not measure_row_use(
+        Gate(over="test_rows", comparisons=12, confidence=0.9), {"inputs": hashes}, full, TODAY
+    ).is_up
 
 
 @pytest.mark.parametrize("comparisons", [1, 3, 12, 365])
 def test_exactly_so_many_comparisons_fit(comparisons: int) -> None:
     gate, hashes = Gate(over="test_rows", comparisons=comparisons), rows(0, 100)
     entries = [verdict(hashes, str(i), confidence=gate.comparison_confidence) for i in range(comparisons)]
-    assert not row_use(gate, {"inputs": hashes}, entries[1:], TODAY).is_up
-    assert row_use(gate, {"inputs": hashes}, entries, TODAY).is_up
+    assert not measure_row_use(gate, {"inputs": hashes}, entries[1:], TODAY).is_up
+    assert measure_row_use(gate, {"inputs": hashes}, entries, TODAY).is_up
 
 
 def made(gate: Gate, splits: Iterator[tuple[int, int]]) -> tuple[float, float]:
@@ -161,7 +172,7 @@ def made(gate: Gate, splits: Iterator[tuple[int, int]]) -> tuple[float, float]:
         hashes = rows(first, end)
         turnovers += (end - max(largest, first)) / (end - first)
         largest = end
-        if not row_use(gate, {"inputs": hashes}, entries, TODAY).is_up:
+        if not measure_row_use(gate, {"inputs": hashes}, entries, TODAY).is_up:
             entries.append(verdict(hashes, str(i), confidence=gate.comparison_confidence))
     return len(entries), turnovers
 
@@ -181,24 +192,24 @@ def pairs(folder, chosen: list[str], prompts: list[str]) -> dict:
     columns = {"prompt": prompts, "chosen": chosen, "rejected": ["no"] * len(prompts)}
     tiny.write_splits(folder, {"train": columns, "test": columns})
     rows = SplitRows(folder / "test")
-    objective = objectives.build(ObjectiveChoice(name="dpo"))
-    return read_row_hashes(rows, np.array(rows.table()["row_id"]), objective)
+    objective = objectives.build_objective(ObjectiveChoice(name="dpo"))
+    return hash_rows_of_split(rows, np.array(rows.table()["row_id"]), objective)
 
 
 def test_a_corrected_target_makes_no_row_a_new_one(tmp_path) -> None:
     before = pairs(tmp_path / "a", ["yes"] * 40, [f"question {i}" for i in range(40)])
     after = pairs(tmp_path / "b", ["corrected"] * 40, [f"question {i}" for i in range(40)])
-    assert row_use(GATE, after, [verdict(before["inputs"])], TODAY).uses == 1
+    assert measure_row_use(GATE, after, [verdict(before["inputs"])], TODAY).uses == 1
 
 
 def test_lines_of_earlier_versions_count_by_whole_texts(tmp_path) -> None:
     today = pairs(tmp_path / "a", ["yes"] * 40, [f"question {i}" for i in range(40)])
-    assert row_use(GATE, today, [verdict(today["texts"], row_sketch_of="texts")], TODAY).uses == 1
-    assert row_use(GATE, today, [verdict(today["texts"])], TODAY).uses == 0
+    assert measure_row_use(GATE, today, [verdict(today["texts"], row_sketch_of="texts")], TODAY).uses == 1
+    assert measure_row_use(GATE, today, [verdict(today["texts"])], TODAY).uses == 0
     old = ReceiptLogEntry.model_validate(verdict(today["texts"]).model_dump(exclude={"row_sketch_of"}))
     assert old.row_sketch_of == "texts"
 
 
 def test_rows_without_an_input_are_known_by_their_whole_texts(tmp_path) -> None:
     before, after = (pairs(tmp_path / name, [f"{name} {i}" for i in range(40)], [""] * 40) for name in "ab")
-    assert row_use(GATE, after, [verdict(before["inputs"])], TODAY).uses == 0
+    assert measure_row_use(GATE, after, [verdict(before["inputs"])], TODAY).uses == 0

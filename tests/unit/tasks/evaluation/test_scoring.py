@@ -16,7 +16,7 @@ from datasets import Dataset
 from params import ModelError
 from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice, TrainTokenizer
-from tasks.evaluation.scoring import Scores, score
+from tasks.evaluation.scoring import RowScores, score_rows
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import preferences, releases, tiny
 from tests.support.training import curve, run_train
@@ -41,15 +41,15 @@ class Bench:
     """A model of random weights in double precision, and the sequences of a split."""
 
     def __init__(self, artifacts: Artifacts, recipe: Any) -> None:
-        self.objective = objectives.build(recipe.objective)
-        self.state = tokens.read_state(artifacts.tokens)
+        self.objective = objectives.build_objective(recipe.objective)
+        self.state = tokens.read_objective_state(artifacts.tokens)
         self.tokenizer = tokens.read_tokenizer(artifacts.tokens)
         self.sequences = tokens.read_split(artifacts.tokens, "test")
         self.model = self.network(recipe, 11)
         self.objective.set_reference(lambda: self.network(recipe, 12))
 
     def network(self, recipe: Any, seed: int) -> Any:
-        made = network.initial_model(
+        made = network.build_model_to_train(
             recipe.model, objective=self.objective, state=self.state, tokenizer=self.tokenizer, seed=seed
         )
         return made.double()
@@ -57,8 +57,8 @@ class Bench:
     def metrics(self) -> EvaluationMetrics:
         return EvaluationMetrics(self.objective, state=self.state, tokenizer=self.tokenizer, metrics=None)
 
-    def score(self, batch_size: int, sequences: Dataset | None = None) -> Scores:
-        return score(
+    def score(self, batch_size: int, sequences: Dataset | None = None) -> RowScores:
+        return score_rows(
             self.model,
             self.sequences if sequences is None else sequences,
             objective=self.objective,
@@ -86,7 +86,7 @@ def bench(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(artifacts, recipe)
 
 
-def assert_equal(one: Scores, other: Scores) -> None:
+def assert_equal(one: RowScores, other: RowScores) -> None:
     assert one.row_ids.tolist() == other.row_ids.tolist()
     assert one.columns.keys() == other.columns.keys()
     for name, column in one.columns.items():
@@ -181,19 +181,19 @@ class Flat(torch.nn.Module):
         return types.SimpleNamespace(logits=self.logits.expand(*input_ids.shape, -1))
 
 
-def flat_scores(objective: Any, tokenizer: Any, rows: list[dict[str, Any]], max_length: int) -> Scores:
+def flat_scores(objective: Any, tokenizer: Any, rows: list[dict[str, Any]], max_length: int) -> RowScores:
     encoded = objective.encode([{"row_id": i, **row} for i, row in enumerate(rows)], tokenizer, max_length, {})
     sequences = [example for examples, _ in encoded for example in examples]
     accumulator = EvaluationMetrics(objective, state={}, tokenizer=tokenizer, metrics=None)
     flat: Any = Flat(tokenizer)
-    return score(
+    return score_rows(
         flat, Dataset.from_list(sequences), objective=objective, metrics=accumulator, batch_size=2, name="model"
     )
 
 
 def test_bits_per_byte_does_not_depend_on_the_tokenizer() -> None:
     """9 bits per byte and 12 for the end of each text, however many tokens it has."""
-    objective = objectives.build(ObjectiveChoice(name="sft"))
+    objective = objectives.build_objective(ObjectiveChoice(name="sft"))
     rows = [{"prompt": "say ", "completion": text} for text in TEXTS]
     size = sum(len(text.encode()) for text in TEXTS)
     found = {}
@@ -212,7 +212,7 @@ def test_bits_per_byte_does_not_depend_on_the_tokenizer() -> None:
 @pytest.mark.parametrize("vocabulary", [260, 340])
 def test_byte_counts_are_those_of_the_predicted_tokens(vocabulary: int, max_length: int) -> None:
     """The first token of a window is not predicted. A character split by a border counts in the window where it begins."""
-    objective, tokenizer = objectives.build(ObjectiveChoice(name="causal_lm")), letters(vocabulary)
+    objective, tokenizer = objectives.build_objective(ObjectiveChoice(name="causal_lm")), letters(vocabulary)
     by_id = {i: len(token) for token, i in tokenizer.get_vocab().items()}
     rows = [{"text": text} for text in TEXTS]
     for row in rows:
@@ -241,7 +241,7 @@ class FixedClassifier(torch.nn.Module):
 
 
 def remap(model: FixedClassifier, *labels: str) -> Any:
-    objective = objectives.build(ObjectiveChoice(name="sequence_classification"))
+    objective = objectives.build_objective(ObjectiveChoice(name="sequence_classification"))
     return objective.remap_labels(model, {"labels": list(labels)})  # type: ignore[arg-type]
 
 
@@ -264,7 +264,7 @@ def test_remapped_classifier_uses_the_labels_of_the_run() -> None:
 
 def test_only_rows_of_an_unknown_label_cost_more() -> None:
     """As much as a blind guess among the five labels that there are: `x` is the champion's own."""
-    objective = objectives.build(ObjectiveChoice(name="sequence_classification"))
+    objective = objectives.build_objective(ObjectiveChoice(name="sequence_classification"))
     shares = {"a": 0.5, "b": 0.2, "c": 0.2, "x": 0.1}
     model = FixedClassifier(**{name: math.log(share) for name, share in shares.items()})
     objective.remap_labels(model, {"labels": ["a", "b", "c", "new"]})  # type: ignore[arg-type]
@@ -276,7 +276,7 @@ def test_only_rows_of_an_unknown_label_cost_more() -> None:
 
 def test_label_unknown_to_the_run_counts_as_wrong() -> None:
     """The champion predicts `x`, which the rows no longer have."""
-    objective = objectives.build(ObjectiveChoice(name="sequence_classification"))
+    objective = objectives.build_objective(ObjectiveChoice(name="sequence_classification"))
     champion = remap(FixedClassifier(x=5.0, b=1.0, a=0.0), "a", "b")
     logits = champion().logits.expand(2, -1)
     columns = objective.score_logits(logits, torch.tensor([0, 1])).numpy().T
@@ -304,7 +304,7 @@ def test_two_process_training_and_the_evaluate_stage_agree_on_metrics(tmp_path: 
     artifacts, recipe = tiny.tokenized(tmp_path, content, {"train": 60, "validation": 37, "test": 12})
     assert recipe.launch.num_processes == 2
     run_train(artifacts, recipe)
-    objective = objectives.build(recipe.objective)
+    objective = objectives.build_objective(recipe.objective)
     best = recipe.training.best_metric
     sign = 1 if objective.metrics[best] == "max" else -1
     reached = max(curve(artifacts, "validation"), key=lambda line: sign * line[best])

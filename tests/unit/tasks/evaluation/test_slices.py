@@ -13,7 +13,7 @@ import pytest
 
 from params import DataError, RecipeError
 from params.schema import SliceBy
-from tasks.evaluation.analysis import read_texts, slice_positions
+from tasks.evaluation.analysis import find_slice_positions, read_shortened_texts
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 
@@ -49,7 +49,7 @@ def rows(tmp_path: Path, monkeypatch: Any) -> Iterator[SplitRows]:
 def sliced(
     rows: SplitRows, *slices: SliceBy, row_ids: tuple[int, ...] = (2, 3, 5, 7, 11)
 ) -> dict[str, dict[str, list[int]]]:
-    found = slice_positions(rows, slices, np.array(row_ids))
+    found = find_slice_positions(rows, slices, np.array(row_ids))
     return {name: {one: positions.tolist() for one, positions in slices.items()} for name, slices in found}
 
 
@@ -96,6 +96,6 @@ def test_failing_slice_function_is_an_error_with_the_row(rows: SplitRows) -> Non
 
 
 def test_read_texts_of_chosen_rows(rows: SplitRows) -> None:
-    assert read_texts(rows, [11, 3], lambda row: row["text"].upper()) == ["C", "A LONG TEXT"]
+    assert read_shortened_texts(rows, [11, 3], lambda row: row["text"].upper()) == ["C", "A LONG TEXT"]
     with pytest.raises(DataError, match="has no row with row_id 4"):
-        read_texts(rows, [3, 4, 6], lambda row: row["text"])
+        read_shortened_texts(rows, [3, 4, 6], lambda row: row["text"])

@@ -18,7 +18,7 @@ from tests.support import releases, tiny
 from tests.support.memory import peak_anonymous_mib
 from trainer import objectives
 from trainer.data import tokens
-from trainer.model.network import initial_model, load_trained_model
+from trainer.model.network import build_model_to_train, load_trained_model
 
 SIZES = {"train": 60, "validation": 12, "test": 30}
 
@@ -26,10 +26,10 @@ SIZES = {"train": 60, "validation": 12, "test": 30}
 def with_model(root, content, seed=11):
     """Tokens, and a model of random weights that are not those of the untrained one."""
     artifacts, recipe = tiny.tokenized(root, content, SIZES)
-    network = initial_model(
+    network = build_model_to_train(
         recipe.model,
-        objective=objectives.build(recipe.objective),
-        state=tokens.read_state(artifacts.tokens),
+        objective=objectives.build_objective(recipe.objective),
+        state=tokens.read_objective_state(artifacts.tokens),
         tokenizer=tokens.read_tokenizer(artifacts.tokens),
         seed=seed,
     )
@@ -68,7 +68,7 @@ def test_rows_that_belong_together_are_one_observation(tmp_path):
 def test_metrics_match_a_plain_loop_over_the_rows(prepared):
     artifacts, recipe = prepared
     report = run(artifacts, recipe)
-    objective = objectives.build(recipe.objective)
+    objective = objectives.build_objective(recipe.objective)
     model = load_trained_model(artifacts.model, objective.model_class()).eval()
     nll, right, count, rows = 0.0, 0, 0, {}
     for sequence in tokens.read_split(artifacts.tokens, "test"):  # one at a time: no padding, no mask, no batch
@@ -103,7 +103,7 @@ def test_scores_have_one_line_per_row(tmp_path):
     assert table.column("row_id").to_pylist() == sorted({s["row_id"] for s in sequences})
     assert (report.rows, report.sequences) == (table.num_rows, len(sequences))
     assert report.rows < report.sequences
-    objective = objectives.build(recipe.objective)
+    objective = objectives.build_objective(recipe.objective)
     assert table.column_names == ["row_id", *objective.score_names({}), *objective.example_counts]
     labels = {}
     for sequence in sequences:  # the first token of each window is not predicted
@@ -249,7 +249,7 @@ def test_recipe_chooses_the_split(prepared):
 def test_nonfinite_scores_are_an_error_and_the_earlier_report_stays(tmp_path, kind, share):
     artifacts, recipe = with_model(tmp_path, tiny.recipe() if kind == "causal_lm" else tiny.recipe(**tiny.CLASSES))
     before = run(artifacts, recipe)
-    network = load_trained_model(artifacts.model, objectives.build(recipe.objective).model_class())
+    network = load_trained_model(artifacts.model, objectives.build_objective(recipe.objective).model_class())
     with torch.no_grad():
         weights = network.get_input_embeddings().weight
         last = tokens.read_split(artifacts.tokens, "test")[0]["input_ids"][-2]
@@ -281,9 +281,9 @@ def test_evaluation_memory_does_not_grow_with_the_rows(tmp_path):
         content["model"]["config"]["vocab_size"] = 8000  # logits of 16 x 32 x 8000 floats a batch: 16 MiB
         root = tmp_path / str(rows)
         artifacts, recipe = tiny.tokenized(root, content, SIZES | {"test": rows})
-        network = initial_model(
+        network = build_model_to_train(
             recipe.model,
-            objective=objectives.build(recipe.objective),
+            objective=objectives.build_objective(recipe.objective),
             state={},
             tokenizer=tokens.read_tokenizer(artifacts.tokens),
             seed=1,

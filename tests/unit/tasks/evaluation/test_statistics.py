@@ -12,28 +12,28 @@ from scipy.special import bdtr
 from scipy.stats import binomtest, norm, ttest_1samp
 
 from params.schema import ObjectiveChoice
-from tasks.drift.two_sample import holm
+from tasks.drift.two_sample import holm_rejections
 from tasks.evaluation import statistics
 from tasks.evaluation.jackknife import Jackknife
-from tasks.evaluation.report import least_observations
-from tasks.evaluation.scoring import Scores
-from tasks.evaluation.statistics import Resampler, accuracy_gain, mcnemar, score_test
+from tasks.evaluation.report import min_interval_observations
+from tasks.evaluation.scoring import RowScores
+from tasks.evaluation.statistics import Resampler, accuracy_gain, mcnemar_p_value, paired_share_score_test
 from trainer import objectives
 
-CAUSAL = objectives.build(ObjectiveChoice(name="causal_lm"))
-CLASSES = objectives.build(ObjectiveChoice(name="sequence_classification"))
+CAUSAL = objectives.build_objective(ObjectiveChoice(name="causal_lm"))
+CLASSES = objectives.build_objective(ObjectiveChoice(name="sequence_classification"))
 LABELS = {"labels": ["a", "b", "c"]}
 DIRECTIONS: dict[str, Any] = {**CAUSAL.metrics, **CAUSAL.evaluate_only_metrics, **CLASSES.metrics}
 
 
-def texts(rows: int, seed: int = 0) -> Scores:
+def texts(rows: int, seed: int = 0) -> RowScores:
     draw = np.random.default_rng(seed)
     size = np.exp(draw.normal(4.0, 0.5, rows))
     nll = size * draw.gamma(20.0, 0.05, rows)
-    return Scores(np.arange(rows), {"nll": nll, "tokens": size / 4, "correct": size / 8, "bytes": size})
+    return RowScores(np.arange(rows), {"nll": nll, "tokens": size / 4, "correct": size / 8, "bytes": size})
 
 
-def labelled(rows: int, seed: int = 0, right: float = 0.7) -> Scores:
+def labelled(rows: int, seed: int = 0, right: float = 0.7) -> RowScores:
     draw = np.random.default_rng(seed)
     label = np.random.default_rng(99).integers(0, 3, rows)
     predicted = np.where(draw.random(rows) < right, label, (label + 1) % 3)
@@ -43,7 +43,7 @@ def labelled(rows: int, seed: int = 0, right: float = 0.7) -> Scores:
         "prediction": predicted,
         "confidence": draw.uniform(0.4, 1, rows),
     }
-    return Scores(np.arange(rows), {name: np.asarray(column, float) for name, column in columns.items()})
+    return RowScores(np.arange(rows), {name: np.asarray(column, float) for name, column in columns.items()})
 
 
 def resampler(objective: Any = CAUSAL, *, resamples: int = 400, seed: int = 3, state: Any = LABELS) -> Resampler:
@@ -58,11 +58,11 @@ def rows_of(one: int, other: int, both: int, neither: int) -> tuple[np.ndarray, 
 
 def test_mcnemar_matches_agrestis_example() -> None:
     """Agresti, Categorical Data Analysis, table 10.1: approval of a prime minister; 150 and 86 changed their minds."""
-    assert mcnemar(150, 86) == pytest.approx(3.7e-5, rel=0.03)
-    assert mcnemar(1, 6) == pytest.approx(2 * (1 + 7) / 2**7)
-    assert mcnemar(0, 0) == 1.0
-    assert mcnemar(3, 8) == mcnemar(8, 3)
-    assert accuracy_gain(*rows_of(1, 6, 10, 10), 0.95).p_value == mcnemar(1, 6)
+    assert mcnemar_p_value(150, 86) == pytest.approx(3.7e-5, rel=0.03)
+    assert mcnemar_p_value(1, 6) == pytest.approx(2 * (1 + 7) / 2**7)
+    assert mcnemar_p_value(0, 0) == 1.0
+    assert mcnemar_p_value(3, 8) == mcnemar_p_value(8, 3)
+    assert accuracy_gain(*rows_of(1, 6, 10, 10), 0.95).p_value == mcnemar_p_value(1, 6)
 
 
 @pytest.mark.parametrize("only_one", [0, 1, 5, 12, 100])
@@ -70,20 +70,20 @@ def test_mcnemar_is_twice_the_smaller_binomial_tail(only_one: int) -> None:
     """The formula, computed with the binomial distribution function."""
     for only_other in (1, 4, 5, 13, 400):
         tail = bdtr(float(min(only_one, only_other)), only_one + only_other, 0.5)
-        assert mcnemar(only_one, only_other) == pytest.approx(min(1.0, 2 * float(tail)), rel=1e-9)
+        assert mcnemar_p_value(only_one, only_other) == pytest.approx(min(1.0, 2 * float(tail)), rel=1e-9)
 
 
 def test_holm_by_hand() -> None:
     """0.01 and 0.005 against 0.05 / 3 and 0.05 / 4; 0.03 misses 0.05 / 2, so 0.04 is not tested."""
-    assert holm([0.01, 0.04, 0.03, 0.005], 0.05) == [True, False, False, True]
-    assert holm([0.04, 0.02], 0.05) == [True, True]
-    assert holm([0.04, 0.03], 0.05) == [False, False]
-    assert holm([], 0.05) == []
+    assert holm_rejections([0.01, 0.04, 0.03, 0.005], 0.05) == [True, False, False, True]
+    assert holm_rejections([0.04, 0.02], 0.05) == [True, True]
+    assert holm_rejections([0.04, 0.03], 0.05) == [False, False]
+    assert holm_rejections([], 0.05) == []
 
 
 def test_score_test_at_zero_is_mcnemars() -> None:
-    assert score_test(16, 4, 100, 0.0) == pytest.approx(norm.sf((12 - 1) / 20**0.5))
-    assert score_test(16, 4, 5000, 0.0) == pytest.approx(score_test(16, 4, 100, 0.0)), (
+    assert paired_share_score_test(16, 4, 100, 0.0) == pytest.approx(norm.sf((12 - 1) / 20**0.5))
+    assert paired_share_score_test(16, 4, 5000, 0.0) == pytest.approx(paired_share_score_test(16, 4, 100, 0.0)), (
         "rows on which both agree do not count"
     )
 
@@ -92,7 +92,7 @@ def test_score_test_by_hand() -> None:
     """Both models are right on the same rows; were one worse by d, they would differ on a share d of the rows."""
     rows, worse = 200, 0.01
     z = (rows * worse - 1) / (rows * worse * (1 - worse)) ** 0.5
-    assert score_test(0, 0, rows, -worse) == pytest.approx(norm.sf(z))
+    assert paired_share_score_test(0, 0, rows, -worse) == pytest.approx(norm.sf(z))
 
 
 @pytest.mark.parametrize(("one", "other", "rows"), [(30, 20, 1000), (0, 0, 200), (5, 0, 80), (0, 9, 90), (3, 4, 7)])
@@ -100,7 +100,7 @@ def test_interval_inverts_the_score_test(one: int, other: int, rows: int) -> Non
     gain = accuracy_gain(*rows_of(one, other, rows - one - other, 0), 0.95)
     assert gain.value == pytest.approx((one - other) / rows)
     assert gain.low <= gain.value <= gain.high
-    assert gain.low == -1 or score_test(one, other, rows, gain.low) == pytest.approx(0.025, abs=1e-6)
+    assert gain.low == -1 or paired_share_score_test(one, other, rows, gain.low) == pytest.approx(0.025, abs=1e-6)
     assert gain.high == 1 or gain.at_most(gain.high) == pytest.approx(0.025, abs=1e-6)
     mirrored = accuracy_gain(*rows_of(other, one, rows - one - other, 0), 0.95)
     assert (mirrored.low, mirrored.high) == pytest.approx((-gain.high, -gain.low))
@@ -164,12 +164,12 @@ def test_rows_that_only_rounding_tells_apart_are_equal() -> None:
 
 def test_least_observations_are_those_of_the_sign_test() -> None:
     for confidence in (0.8, 0.9, 0.95, 0.99, 1 - 0.05 / 12):
-        least = least_observations(confidence)
+        least = min_interval_observations(confidence)
         assert 0.5**least <= (1 - confidence) / 2 < 0.5 ** (least - 1)
-    assert [least_observations(one) for one in (0.75, 0.95, 1 - 0.05 / 12)] == [3, 6, 9]
+    assert [min_interval_observations(one) for one in (0.75, 0.95, 1 - 0.05 / 12)] == [3, 6, 9]
 
 
-def few(scores: Any, rows: int, *, groups: bool, seed: int) -> Scores:
+def few(scores: Any, rows: int, *, groups: bool, seed: int) -> RowScores:
     """So many rows, or twice as many in so many groups."""
     found = scores(2 * rows if groups else rows, seed)
     return replace(found, groups=np.arange(2 * rows) // 2) if groups else found
@@ -309,11 +309,11 @@ def test_intervals_cover_the_true_value(rows: int) -> None:
     assert 0.92 < covered / 600 < 0.975
 
 
-def copies(scores: Scores, times: int, *, are_known: bool) -> Scores:
+def copies(scores: RowScores, times: int, *, are_known: bool) -> RowScores:
     """Each row several times, in an order of its own; with `are_known`, the copies of a row are a group."""
     order = np.random.default_rng(5).permutation(len(scores) * times)
     taken = scores.take(order % len(scores))
-    return Scores(np.arange(len(taken)), taken.columns, taken.row_ids if are_known else None)
+    return RowScores(np.arange(len(taken)), taken.columns, taken.row_ids if are_known else None)
 
 
 @pytest.mark.parametrize(("objective", "scores"), [(CAUSAL, texts), (CLASSES, labelled)], ids=["texts", "labels"])

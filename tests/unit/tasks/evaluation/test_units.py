@@ -9,34 +9,34 @@ import pytest
 from scipy.stats import spearmanr
 
 from params.schema import ObjectiveChoice
-from tasks.evaluation.scoring import Scores, resampling_units
+from tasks.evaluation.scoring import RowScores, resampling_units
 from tasks.evaluation.statistics import Resampler
 from tests.support import new_objectives
 from trainer import objectives
 
 with new_objectives.known():
-    RANKING = objectives.build(ObjectiveChoice(name="ranking"))
-    SIMILARITY = objectives.build(ObjectiveChoice(name="similarity"))
+    RANKING = objectives.build_objective(ObjectiveChoice(name="ranking"))
+    SIMILARITY = objectives.build_objective(ObjectiveChoice(name="similarity"))
 
 
 def resampler(objective: Any, resamples: int = 200) -> Resampler:
     return Resampler(objective, {}, resamples=resamples, confidence=0.9, seed=1)
 
 
-def ranked(queries: int, skill: float, seed: int = 0, documents: int = 4) -> Scores:
+def ranked(queries: int, skill: float, seed: int = 0, documents: int = 4) -> RowScores:
     """Each query has one relevant document; the rows are in any order."""
     rows, draw = queries * documents, np.random.default_rng(seed)
     order = np.random.default_rng(5).permutation(rows)
     query, relevant = order // documents + 100.0, (order % documents == 0).astype(float)
     score = draw.normal(size=rows) + skill * relevant
     columns = {"nll": np.abs(score), "score": score, "relevant": relevant, "query": query}
-    return Scores(np.arange(rows), columns, resampling_units(None, query))
+    return RowScores(np.arange(rows), columns, resampling_units(None, query))
 
 
-def paired(rows: int, noise: float, seed: int = 0) -> Scores:
+def paired(rows: int, noise: float, seed: int = 0) -> RowScores:
     given = np.random.default_rng(7).random(rows)
     predicted = given + noise * np.random.default_rng(seed).normal(size=rows)
-    return Scores(np.arange(rows), {"error": (predicted - given) ** 2, "predicted": predicted, "given": given})
+    return RowScores(np.arange(rows), {"error": (predicted - given) ** 2, "predicted": predicted, "given": given})
 
 
 def test_metric_of_groups_is_the_mean_over_groups_whatever_the_order_of_rows() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from params.foundation.artifacts import STAGES, Artifacts
-from tasks.history.run_log import DecidingMetric, RunEntry, RunError, StageRun
+from tasks.history.run_log import DecidingMetric, RunEntry, RunErrorRecord, StageRun
 from tasks.history.run_record import _KILLED
 
 FIRST = datetime(2026, 1, 1, 3, 0, tzinfo=UTC)
@@ -19,7 +19,7 @@ WHY = {
     "refused": "accuracy 0.412 is below 0.6, the recipe's floor",
     "evaluated": "accuracy is 0.02 better than the champion's (95% interval 0.004 to 0.036 better)",
 }
-ERROR = RunError(
+ERROR = RunErrorRecord(
     type="DataError",
     where="validate@tiny: data/sentences.csv",
     what="40 of 300 rows fail expect_column_values_to_not_be_null(column='text')",

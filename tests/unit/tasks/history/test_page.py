@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from params.foundation.artifacts import Artifacts
-from tasks.history.cells import age, markdown_table, terminal_table
-from tasks.history.page import render, write_page
-from tasks.history.recipe_history import RecipeHistory, Schedule, read_histories
+from tasks.history.cells import age_text, markdown_table, terminal_table
+from tasks.history.page import render_history_page, write_history_page
+from tasks.history.recipe_history import RecipeHistory, Schedule, read_recipe_histories
 from tasks.history.run_log import RunEntry
 from tasks.report.formatting import MISSING, signed_gain
 from tests.support.browser import needs_browser, open_page
@@ -32,7 +32,7 @@ def history(entries: list[RunEntry], *, recipe: str = "tiny", succeeded: bool = 
 
 
 def page_of(*histories: RecipeHistory, root: Path = Path("nowhere"), now=NOW) -> str:
-    page = render(root, histories, now=now)
+    page = render_history_page(root, histories, now=now)
     outline = Outline(page)
     assert {"script", "link", "img", "iframe", "object", "base", "form", "image", "foreignobject"}.isdisjoint(
         outline.tags
@@ -69,7 +69,7 @@ def table(page: str) -> list[list[str]]:
 def test_numbers_on_the_page_are_those_of_the_log(tmp_path):
     entries = runs(30)
     example.write(Artifacts("tiny", tmp_path), entries)
-    (read,) = read_histories(tmp_path, {"tiny": [NIGHTLY]}, {})
+    (read,) = read_recipe_histories(tmp_path, {"tiny": [NIGHTLY]}, {})
     page = page_of(read, root=tmp_path)
     shown = table(page)
     assert len(shown) == 30
@@ -245,11 +245,11 @@ def test_drift_is_shown_where_something_moved():
      (172_799, "47 h"), (172_800, "2 days"), (-5, "less than a minute")],
 )  # fmt: skip
 def test_age(seconds, shown):
-    assert age(seconds) == shown
+    assert age_text(seconds) == shown
 
 
 def test_a_page_is_written_whole(tmp_path):
-    path = write_page(tmp_path, [history(runs(3))], now=NOW)
+    path = write_history_page(tmp_path, [history(runs(3))], now=NOW)
     assert path == tmp_path / "runs/index.html"
     assert path.read_text(encoding="utf-8") == page_of(history(runs(3)), root=tmp_path)
 
@@ -258,7 +258,7 @@ def test_a_page_is_written_whole(tmp_path):
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True), (360, False)])
 def test_page_loads_nothing_and_fits(tmp_path, width, dark):
     others = history(runs(3, seed=4, recipe="other"), recipe="other")
-    page = write_page(tmp_path, [history(runs(30)), others, history([], recipe="third")], now=NOW)
+    page = write_history_page(tmp_path, [history(runs(30)), others, history([], recipe="third")], now=NOW)
     visit = open_page(page, width=width, dark=dark)
     assert visit.console == []
     assert visit.requests == [page.as_uri()]

@@ -10,7 +10,7 @@ import pytest
 
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.receipt_log import ReceiptLogEntry
-from tasks.history.recipe_history import RecipeHistory, Schedule, read_histories, read_runs_with_receipts
+from tasks.history.recipe_history import RecipeHistory, Schedule, read_recipe_histories, read_runs_with_receipts
 from tests.unit.tasks.history.example import FIRST, entry, write
 
 
@@ -108,7 +108,7 @@ def test_the_last_success_is_the_latest_that_anyone_knows(artifacts):
     write(artifacts, [entry(1), entry(2, outcome="failed")])
 
     def succeeded(known: dict[str, datetime]) -> datetime | None:
-        (found,) = read_histories(artifacts.root, {}, known)
+        (found,) = read_recipe_histories(artifacts.root, {}, known)
         return found.succeeded
 
     assert succeeded({}) == entry(1).ended
@@ -128,6 +128,6 @@ def test_every_recipe_and_every_log_has_a_history(tmp_path):
     write(Artifacts("c", tmp_path), [entry(1, recipe="c")])
     write(Artifacts("gone", tmp_path), [entry(1, recipe="gone")])
     write_receipts(Artifacts("older", tmp_path), receipt("published", FIRST))
-    found = read_histories(tmp_path, {}, {})
+    found = read_recipe_histories(tmp_path, {}, {})
     assert [(one.recipe, len(one.runs)) for one in found] == [("a", 0), ("c", 1), ("gone", 1), ("older", 1)]
-    assert read_histories(Path(tmp_path / "nowhere"), {}, {}) == []
+    assert read_recipe_histories(Path(tmp_path / "nowhere"), {}, {}) == []

@@ -14,10 +14,10 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from params import EvergreenError, HubRefusedError
 from params.foundation.artifacts import Artifacts
-from params.schema import HubDataset
+from params.schema import RowsFromHubDataset
 from tasks.hub_client.connection import LOCAL, open_repository
-from tasks.hub_client.repository import upload_without_xet
-from tasks.hub_client.token import token_for
+from tasks.hub_client.repository import disable_xet_where_missing
+from tasks.hub_client.token import find_token_for_hub
 from tasks.ingestion.source import open_source
 from tests.support.faulty_hub import quick_client
 
@@ -80,7 +80,7 @@ def test_token_reaches_only_the_hub_that_the_environment_names(
         opened = open_repository(Artifacts("tiny", root=tmp_path), repo_id=REPO, endpoint=endpoint)
         with opened as repository, pytest.raises(HfHubHTTPError):
             repository.api.model_info(REPO)
-        dataset = HubDataset(kind="hub", repo_id=REPO, revision="0" * 40, train="*.csv", endpoint=endpoint)
+        dataset = RowsFromHubDataset(kind="hub", repo_id=REPO, revision="0" * 40, train="*.csv", endpoint=endpoint)
         with pytest.raises(EvergreenError):
             next(iter(open_source(dataset).batches("train")))
     assert len(seen) >= 2
@@ -118,7 +118,7 @@ def test_token_belongs_to_one_hub(
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     if own:
         monkeypatch.setenv("HF_ENDPOINT", own)
-    assert token_for(endpoint) == ("hf_secret" if is_sent else None)
+    assert find_token_for_hub(endpoint) == ("hf_secret" if is_sent else None)
 
 
 @contextlib.contextmanager
@@ -164,12 +164,12 @@ def test_hub_is_asked_whether_it_has_xet_storage(
     """A Hub without it gets large files by git-lfs; any other decides as the client does."""
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     with asked_hub(status, headers) as (endpoint, seen):
-        with upload_without_xet(HfApi(endpoint, token="hf_own"), REPO, "a/b", create_pr=True):
+        with disable_xet_where_missing(HfApi(endpoint, token="hf_own"), REPO, "a/b", create_pr=True):
             assert constants.HF_HUB_DISABLE_XET is is_off
         assert constants.HF_HUB_DISABLE_XET is False
         assert seen == [f"/api/models/{REPO}/xet-write-token/a%2Fb?create_pr=1"]
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        with upload_without_xet(HfApi(endpoint), REPO, "main"):
+        with disable_xet_where_missing(HfApi(endpoint), REPO, "main"):
             assert constants.HF_HUB_DISABLE_XET is True
         assert len(seen) == 1, "the user has chosen"
 
@@ -180,6 +180,6 @@ def test_refused_question_is_not_taken_for_a_hub_without_xet(monkeypatch: pytest
     with (
         asked_hub(status, {}) as (endpoint, _),
         pytest.raises(HfHubHTTPError),
-        upload_without_xet(HfApi(endpoint, token="hf_own"), REPO, "main"),
+        disable_xet_where_missing(HfApi(endpoint, token="hf_own"), REPO, "main"),
     ):
         pytest.fail("it was taken for an answer")

@@ -15,8 +15,8 @@ from huggingface_hub.utils import get_session
 
 from params.foundation.errors import TransientError
 from tasks.hub_client import time_limits
-from tasks.hub_client.repository import Repository
-from tasks.hub_client.time_limits import OutOfTimeError, time_limit
+from tasks.hub_client.repository import HubRepository
+from tasks.hub_client.time_limits import RequestDeadlineError, limit_hub_requests
 from tasks.publishing.exactly_once import publish_release
 from tests.support.faulty_hub import Clock, Fault, FaultyHub
 from tests.support.publications import REPO, TOKEN, plan, publish
@@ -69,7 +69,7 @@ def drip(first: bytes) -> Callable[[socket.socket], None]:
 )
 def test_deadline_ends_a_slow_answer(folder: Path, behave: Callable[[socket.socket], None]) -> None:
     with peer(behave) as endpoint:
-        repository = Repository(HfApi(endpoint=endpoint, token=TOKEN), REPO, timeout_s=0.6)
+        repository = HubRepository(HfApi(endpoint=endpoint, token=TOKEN), REPO, timeout_s=0.6)
         before = time.monotonic()
         for call in (
             lambda: publish_release(repository, plan(folder)),
@@ -82,15 +82,15 @@ def test_deadline_ends_a_slow_answer(folder: Path, behave: Callable[[socket.sock
 
 
 def test_deadline_ends_a_slow_upload() -> None:
-    with peer(lambda connection: connection.recv(1) and None) as endpoint, time_limit(0.6):
+    with peer(lambda connection: connection.recv(1) and None) as endpoint, limit_hub_requests(0.6):
         before = time.monotonic()
-        with pytest.raises(OutOfTimeError):
+        with pytest.raises(RequestDeadlineError):
             get_session().put(f"{endpoint}/uploads/x", content=bytes(50 << 20))
         assert 0.55 <= time.monotonic() - before < 2
 
 
 def test_no_request_starts_after_the_deadline(hub: FaultyHub) -> None:
-    with time_limit(0.0), pytest.raises(OutOfTimeError):
+    with limit_hub_requests(0.0), pytest.raises(RequestDeadlineError):
         HfApi(endpoint=hub.endpoint, token=TOKEN).whoami()
     assert HfApi(endpoint=hub.endpoint, token=TOKEN).whoami()["name"] == "alice", "outside there is no deadline"
 

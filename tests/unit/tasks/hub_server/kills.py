@@ -24,11 +24,11 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from tasks.hub_server.errors import HubError
-from tasks.hub_server.git_objects import Change, Delete, PutFile, PutLargeFile
-from tasks.hub_server.names import ref_name
+from tasks.hub_server.git_objects import Change, DeletePath, PutFile, PutLargeFile
+from tasks.hub_server.names import to_full_ref
 from tasks.hub_server.pull_requests import PullRequests
-from tasks.hub_server.repositories import Repository
-from tasks.hub_server.store import Store
+from tasks.hub_server.repositories import BareRepository
+from tasks.hub_server.store import RepositoryStore
 
 WRITES = frozenset([
     "open", "write", "writelines", "flush", "close", "__exit__", "truncate", "ftruncate", "fsync", "fdatasync",
@@ -41,16 +41,16 @@ SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 State = dict[str, object]
 
 
-def opened(root: Path) -> Repository:
-    return Store(root).open("models", "alice", "model")
+def opened(root: Path) -> BareRepository:
+    return RepositoryStore(root).open("models", "alice", "model")
 
 
-def head(repository: Repository) -> str:
+def head(repository: BareRepository) -> str:
     return repository.resolve("main")
 
 
 def create(root: Path) -> None:
-    Store(root).create("models", "alice", "new", private=True, user="alice")
+    RepositoryStore(root).create("models", "alice", "new", private=True, user="alice")
 
 
 async def blocks(content: bytes) -> AsyncIterator[bytes]:
@@ -62,9 +62,9 @@ def text(path: str, content: str) -> PutFile:
     return PutFile(path=path, content=content)
 
 
-def put(repository: Repository, *changes: Change, parent: str | None = None) -> None:
+def put(repository: BareRepository, *changes: Change, parent: str | None = None) -> None:
     with repository.writing() as git:
-        repository.commit(git, ref_name("heads", "main"), changes, message="first", parent=parent, user="alice")
+        repository.commit(git, to_full_ref("heads", "main"), changes, message="first", parent=parent, user="alice")
 
 
 def commit(root: Path) -> None:
@@ -74,7 +74,7 @@ def commit(root: Path) -> None:
     if repository.large_files.size(SHA256) is None:
         asyncio.run(repository.large_files.receive(SHA256, len(WEIGHTS), blocks(WEIGHTS)))
     large = PutLargeFile(path="m.safetensors", oid=SHA256, size=len(WEIGHTS))
-    put(repository, text("a/b.txt", "new"), large, text("d/e/f.txt", "f"), Delete(path="old.txt"), parent=known)
+    put(repository, text("a/b.txt", "new"), large, text("d/e/f.txt", "f"), DeletePath(path="old.txt"), parent=known)
 
 
 def tag(root: Path) -> None:
@@ -86,7 +86,7 @@ def untag(root: Path) -> None:
 
 
 def delete(root: Path) -> None:
-    Store(root).delete("models", "alice", "model")
+    RepositoryStore(root).delete("models", "alice", "model")
 
 
 def pull_requests(root: Path) -> PullRequests:
@@ -96,7 +96,7 @@ def pull_requests(root: Path) -> PullRequests:
 def propose(root: Path) -> None:
     """Make a pull request, as a client that looks first whether it is there."""
     if "proposal" not in [found.title for found in pull_requests(root).all()]:
-        changes = [text("p.txt", "p"), Delete(path="old.txt")]
+        changes = [text("p.txt", "p"), DeletePath(path="old.txt")]
         pull_requests(root).create(changes, title="proposal", description="d", parent=None)
 
 
@@ -120,7 +120,7 @@ def hide(root: Path) -> None:
 
 
 def rename(root: Path) -> None:
-    Store(root).move("models", "alice", "model", "team", "other")
+    RepositoryStore(root).move("models", "alice", "model", "team", "other")
 
 
 OPERATIONS: dict[str, Callable[[Path], None]] = {
@@ -136,7 +136,7 @@ LANDED |= {propose: None, extend: 412, merge: 409, close: 409, hide: None, renam
 
 
 def prepare(root: Path) -> None:
-    store = Store(root)
+    store = RepositoryStore(root)
     store.create("models", "alice", "model", private=False, user="alice")
     repository = opened(root)
     large = PutLargeFile(path="rows.bin", oid=hashlib.sha256(ROWS).hexdigest(), size=len(ROWS))
@@ -152,7 +152,7 @@ def prepare(root: Path) -> None:
 def state(root: Path) -> State:
     """Everything that a client can see, except commit ids, which depend on the time."""
     found: State = {}
-    for namespace, name, repository in Store(root).list("models"):
+    for namespace, name, repository in RepositoryStore(root).list("models"):
         seen: State = {"private": repository.private}
         for kind in ("heads", "tags"):
             for ref, sha in repository.refs(kind).items():
@@ -223,7 +223,7 @@ def main(name: str, root: Path, stride: int) -> None:
         landed += left == after
         assert repeat(operation, copy) == (LANDED[operation] if left == after else None), f"before write {fatal}"
         assert state(copy) == after, f"killed before write {fatal}: the repetition did not land"
-        Store(copy).remove_leftovers()
+        RepositoryStore(copy).remove_leftovers()
         for repository in (copy / "models").glob("*/*.git"):
             done = subprocess.run(
                 ["git", "-C", repository, "fsck", "--full", "--strict", "--no-dangling"], capture_output=True

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from tasks.hub_server import routes_repositories
-from tasks.hub_server.card_metadata import NO_METADATA, read_card
+from tasks.hub_server.card_metadata import NO_METADATA, parse_card
 from tasks.hub_server.page_templates import render_markdown
 from tasks.hub_server.server import LocalHub
 
@@ -62,7 +62,7 @@ RESULT = "task: {type: t}, dataset: {type: d, name: D}, metrics: [{type: accurac
     ],
 )  # fmt: skip
 def test_metadata_is_validated_as_on_the_hub(metadata: str, error: str | None) -> None:
-    read = read_card(card(metadata))
+    read = parse_card(card(metadata))
     assert read.warnings == []
     assert (read.errors == []) if error is None else (error in read.errors[0])
     assert read.body == "# Title\n"
@@ -72,11 +72,11 @@ def test_metadata_is_validated_as_on_the_hub(metadata: str, error: str | None) -
     "text", ["# Title\n", "---\n---\n# Title\n", "---\n{}\n---\n# Title\n", "---\nlicense: mit\n", ""]
 )
 def test_card_without_metadata_gets_a_warning(text: str) -> None:
-    assert (read_card(text).errors, read_card(text).warnings) == ([], [NO_METADATA])
+    assert (parse_card(text).errors, parse_card(text).warnings) == ([], [NO_METADATA])
 
 
 def test_datasets_have_no_model_index() -> None:
-    assert read_card(card("model-index: none"), is_model=False).errors == []
+    assert parse_card(card("model-index: none"), is_model=False).errors == []
 
 
 def html(text: str, folder: str = "") -> str:
@@ -168,14 +168,14 @@ HEADS = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 def test_metadata_that_grows_is_refused_before_it_is_built(head: str) -> None:
-    (error,) = read_card(f"---\n{head}\n---\n# A model\n").errors
+    (error,) = parse_card(f"---\n{head}\n---\n# A model\n").errors
     assert "too many values" in error or "merge key" in error
 
 
 def test_aliases_are_read() -> None:
     head = "base: &base {type: a, name: b}\nlist: [*base, *base]"
     base = {"type": "a", "name": "b"}
-    assert read_card(f"---\n{head}\n---\n").metadata == {"base": base, "list": [base, base]}
+    assert parse_card(f"---\n{head}\n---\n").metadata == {"base": base, "list": [base, base]}
 
 
 def test_anonymous_requests_to_validate_cards_are_limited(hub: LocalHub) -> None:

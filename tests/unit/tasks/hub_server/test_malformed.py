@@ -14,7 +14,7 @@ from huggingface_hub import CommitOperationAdd as Add
 from huggingface_hub import HfApi
 
 from tasks.hub_server import routes_uploads
-from tasks.hub_server.card_metadata import Card
+from tasks.hub_server.card_metadata import ParsedCard
 from tasks.hub_server.server import LocalHub
 
 REPO = "alice/model"
@@ -237,7 +237,7 @@ def test_cards_that_no_answer_can_hold(
     sent = {"content": card, "repoType": "model"}
     assert httpx2.post(f"{hub.endpoint}/api/validate-yaml", json=sent).status_code == 400
     assert httpx2.post(f"{hub.endpoint}{API}/commit/main", content=content, headers=HEADERS).status_code == 400
-    monkeypatch.setattr(routes_uploads, "read_card", lambda *_, **__: Card(""))
+    monkeypatch.setattr(routes_uploads, "parse_card", lambda *_, **__: ParsedCard(""))
     assert httpx2.post(f"{hub.endpoint}{API}/commit/main", content=content, headers=HEADERS).status_code == 200
     assert [model.id for model in filled.list_models(full=True, cardData=True)] == [REPO]
     assert filled.model_info(REPO).card_data is None or not filled.model_info(REPO).card_data.to_dict()

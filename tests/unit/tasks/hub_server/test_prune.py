@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from tasks.hub_server.server import LocalHub
-from tasks.hub_server.store import Store
+from tasks.hub_server.store import RepositoryStore
 from tests.unit.tasks.hub_server.contract import lfs_batch
 
 REPO = "alice/model"
@@ -62,7 +62,7 @@ def fsck(git: Path) -> str:
 
 
 def test_only_what_nothing_leads_to_is_deleted(root: Path, git: Path, alice: HfApi) -> None:
-    store = Store(root)
+    store = RepositoryStore(root)
     assert store.prune(remove=True) == 0, "an upload may still wait for its commit"
     age(git)
     gone = sum(len(text) for text in ("gone", "uncommitted", "unfinished"))
@@ -92,7 +92,7 @@ def test_pull_requests_keep_their_files(root: Path, git: Path, alice: HfApi) -> 
         if status == "merged":
             alice.merge_pull_request(REPO, number)
     age(git)
-    assert Store(root).prune(remove=True) > 0
+    assert RepositoryStore(root).prune(remove=True) > 0
     assert [large(git, text).exists() for text in ("open", "closed", "merged", "gone")] == [True] * 3 + [False]
     for number, name in enumerate(("open", "closed", "merged"), start=1):
         file = alice.hf_hub_download(
@@ -111,7 +111,7 @@ def test_object_that_an_upload_counts_on_stays(root: Path, git: Path, hub: Local
     sha256 = hashlib.sha256(b"gone").hexdigest()
     (answer,) = lfs_batch(hub.endpoint, REPO, (sha256, 4))
     assert "actions" not in answer, "it is stored"
-    Store(root).prune(remove=True)
+    RepositoryStore(root).prune(remove=True)
     assert large(git, "gone").exists()
     assert not large(git, "uncommitted").exists()
     add(alice, "main.safetensors", "gone")
@@ -119,8 +119,8 @@ def test_object_that_an_upload_counts_on_stays(root: Path, git: Path, hub: Local
 
 def test_deleted_repository_is_passed_over(root: Path, git: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     age(git)
-    store = Store(root)
+    store = RepositoryStore(root)
     listed = list(store.list("models"))
-    monkeypatch.setattr(Store, "list", lambda _, kind: listed if kind == "models" else [])
+    monkeypatch.setattr(RepositoryStore, "list", lambda _, kind: listed if kind == "models" else [])
     store.delete("models", "alice", "model")
     assert store.prune(remove=True) == 0

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from tasks.inference.answer import Answer, Label, Span
+from tasks.inference.answer import ModelAnswer, PredictedLabel, PredictedSpan
 
-SPANS = (Span("who", 4, 8, "king", 0.9), Span("when", 12, 15, "now", 0.5))
+SPANS = (PredictedSpan("who", 4, 8, "king", 0.9), PredictedSpan("when", 12, 15, "now", 0.5))
 
 
 def test_classes_are_a_table():
-    answer = Answer("x", labels=[Label("a long name", 0.75), Label("b", 0.25)], note="cut")
+    answer = ModelAnswer("x", labels=[PredictedLabel("a long name", 0.75), PredictedLabel("b", 0.25)], note="cut")
     assert answer.lines() == ["a long name  0.750", "b            0.250", "note: cut"]
     assert answer.said == "a long name"
 
 
 def test_spans_are_marked_and_listed():
-    answer = Answer("The king is now", spans=SPANS)
+    answer = ModelAnswer("The king is now", spans=SPANS)
     assert answer.lines() == [
         "The [king](who) is [now](when)",
         "who: 4 to 8, 'king', 0.900",
         "when: 12 to 15, 'now', 0.500",
     ]
     assert list(answer.pieces()) == [("The ", ""), ("king", "who"), (" is ", ""), ("now", "when")]
-    assert Answer("The\nend", spans=()).lines() == ["The", "end", "no spans"]
+    assert ModelAnswer("The\nend", spans=()).lines() == ["The", "end", "no spans"]
 
 
 def test_answers_are_the_same_if_they_say_the_same():
-    surer = [Span(one.label, one.start, one.end, one.text, 1.0) for one in SPANS]
-    assert Answer("The king is now", spans=surer).said == Answer("The king is now", spans=SPANS).said
-    assert Answer("The king is now", spans=surer[:1]).said != Answer("The king is now", spans=SPANS).said
-    assert Answer("x", generated="a").said != Answer("x", generated="b").said
+    surer = [PredictedSpan(one.label, one.start, one.end, one.text, 1.0) for one in SPANS]
+    assert ModelAnswer("The king is now", spans=surer).said == ModelAnswer("The king is now", spans=SPANS).said
+    assert ModelAnswer("The king is now", spans=surer[:1]).said != ModelAnswer("The king is now", spans=SPANS).said
+    assert ModelAnswer("x", generated="a").said != ModelAnswer("x", generated="b").said
 
 
 def test_nothing_steers_the_terminal():
-    assert Answer("x", generated="a\x1b[31mb\nc\u202e").lines() == ["a\ufffd[31mb", "c\ufffd"]
-    assert Answer("x", generated="").lines() == ["(no text)"]
+    assert ModelAnswer("x", generated="a\x1b[31mb\nc\u202e").lines() == ["a\ufffd[31mb", "c\ufffd"]
+    assert ModelAnswer("x", generated="").lines() == ["(no text)"]

@@ -15,7 +15,7 @@ import pytest
 from params import DataError, InputsChangedError
 from tasks.ingestion import formats
 from tasks.ingestion.files import FileIndex, FileRowRange, index_file
-from tasks.ingestion.formats import read_file
+from tasks.ingestion.formats import read_rows_of_file
 
 TEXTS = ["plain", "", "two\nlines", 'a "quote"', "comma, here", "ä\u2028ö\x1c", " lead", "carriage\rreturn", "{brace"]
 
@@ -72,7 +72,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pieces_have_the_rows_and_addresses_of_the_file(tmp_path: Path, name: str, count: int) -> None:
     path = tmp_path / name
     WRITERS[name](path, count)
-    whole = read(read_file(path, name, "line"))
+    whole = read(read_rows_of_file(path, name, "line"))
     index = index_file(path, name)
     assert index.rows == len(whole) == count
     for first in range(0, count, 3):

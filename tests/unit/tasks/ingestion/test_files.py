@@ -10,23 +10,23 @@ import pyarrow.parquet as pq
 import pytest
 
 from params import DataError
-from params.schema import Files
+from params.schema import RowsFromFiles
 from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.source import open_source
 
 
 def rows(root: Path, pattern: str, split: str = "train", **source: Any) -> list[dict[str, Any]]:
-    opened = open_source(Files(kind="files", train=pattern, **source), root)
+    opened = open_source(RowsFromFiles(kind="files", train=pattern, **source), root)
     return [row for batch in opened.batches(split) for row in batch.rows.to_pylist()]
 
 
 def addresses(root: Path, pattern: str, **source: Any) -> list[str]:
-    opened = open_source(Files(kind="files", train=pattern, **source), root)
+    opened = open_source(RowsFromFiles(kind="files", train=pattern, **source), root)
     return [batch.address(i) for batch in opened.batches("train") for i in range(len(batch.rows))]
 
 
 def revision(root: Path, pattern: str) -> str:
-    return open_source(Files(kind="files", train=pattern), root).revision
+    return open_source(RowsFromFiles(kind="files", train=pattern), root).revision
 
 
 def refused(root: Path, pattern: str, message: str) -> None:
@@ -80,7 +80,7 @@ def test_only_line_feeds_end_a_jsonl_line(tmp_path: Path) -> None:
 def test_parquet_keeps_types_and_decodes_dictionaries(tmp_path: Path) -> None:
     table = pa.table({"n": pa.array([1, 2], pa.int8()), "kind": pa.array(["a", "b"]).dictionary_encode()})
     pq.write_table(table, tmp_path / "a.parquet")
-    (source_batch,) = open_source(Files(kind="files", train="a.parquet"), tmp_path).batches("train")
+    (source_batch,) = open_source(RowsFromFiles(kind="files", train="a.parquet"), tmp_path).batches("train")
     batch, _ = to_readable_batch(source_batch)
     assert batch.rows.schema == pa.schema([("n", pa.int8()), ("kind", pa.string())])
     assert batch.rows.to_pylist() == [{"n": 1, "kind": "a"}, {"n": 2, "kind": "b"}]
@@ -237,7 +237,7 @@ def test_files_with_different_columns_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\nx,1\n")
     (tmp_path / "b.csv").write_text("text,lable\nx,1\n")
     refused(tmp_path, "*.csv", "b.csv: its columns differ from those of a.csv: it lacks `label` and adds `lable`")
-    source = open_source(Files(kind="files", train="a.csv", test="b.csv"), tmp_path)
+    source = open_source(RowsFromFiles(kind="files", train="a.csv", test="b.csv"), tmp_path)
     list(source.batches("train"))
     with pytest.raises(DataError, match=r"b.csv: its columns differ from those of a.csv"):
         list(source.batches("test"))
@@ -245,7 +245,7 @@ def test_files_with_different_columns_are_refused(tmp_path: Path) -> None:
 
 def test_file_deleted_after_opening_is_a_data_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
-    source = open_source(Files(kind="files", train="a.txt"), tmp_path)
+    source = open_source(RowsFromFiles(kind="files", train="a.txt"), tmp_path)
     (tmp_path / "a.txt").unlink()
     with pytest.raises(DataError, match=r"a.txt: cannot be read: .*No such file"):
         list(source.batches("train"))

@@ -12,7 +12,7 @@ import pytest
 from params import DataError, RecipeError, TransientError
 from params.foundation.artifacts import Artifacts
 from params.python_documentation import documentation
-from params.schema import Data, Function, Launch
+from params.schema import Data, Launch, RowsFromFunction
 from tasks.ingestion.source import open_source
 from tasks.ingestion.stage import ingest
 from tests.support.project import ROOT
@@ -45,7 +45,7 @@ NOT_CALLABLE = 3
 
 def call(name: str, **arguments: Any) -> list[dict[str, Any]]:
     name = name if ":" in name else f"{__name__}:{name}"
-    source = open_source(Function(kind="function", function=name, arguments=arguments))
+    source = open_source(RowsFromFunction(kind="function", function=name, arguments=arguments))
     return [row for batch in source.batches("train") for row in batch.rows.to_pylist()]
 
 
@@ -110,7 +110,7 @@ def test_unusable_rows_are_refused(name: str, arguments: dict[str, Any], message
 
 @pytest.mark.parametrize("at", [1, 700])
 def test_column_may_not_change_from_text_to_bytes(tmp_path: Path, at: int) -> None:
-    source = Function(kind="function", function=f"{__name__}:text_and_bytes", arguments={"at": at})
+    source = RowsFromFunction(kind="function", function=f"{__name__}:text_and_bytes", arguments={"at": at})
     with pytest.raises(DataError, match=rf"row {at}: column `a` is binary here, and string in the rows before"):
         ingest(Artifacts("r", tmp_path), data=Data(source=source), seed=1, launch=Launch(micro_batch_size=1))
 
@@ -127,7 +127,7 @@ def test_function_revision_follows_code_and_arguments(tmp_path: Path, monkeypatc
     def revision(code: str, **arguments: Any) -> str:
         (tmp_path / "revised_module.py").write_text(code)
         sys.modules.pop("revised_module", None)
-        return open_source(Function(kind="function", function="revised_module:f", arguments=arguments)).revision
+        return open_source(RowsFromFunction(kind="function", function="revised_module:f", arguments=arguments)).revision
 
     one = "def f(a=1): yield {}"
     assert revision(one) == revision(one)

@@ -12,7 +12,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
 from params import DataError, HubRefusedError, RecipeError, TransientError
 from params.foundation.artifacts import Artifacts
-from params.schema import Data, HubDataset, Launch
+from params.schema import Data, Launch, RowsFromHubDataset
 from tasks.hub_server.server import LocalHub
 from tasks.ingestion.source import open_source
 from tasks.ingestion.stage import ingest
@@ -56,12 +56,12 @@ def commit(hub: LocalHub) -> str:
     return done.oid
 
 
-def section(hub: LocalHub, commit: str, **source: Any) -> HubDataset:
+def section(hub: LocalHub, commit: str, **source: Any) -> RowsFromHubDataset:
     fields = {"kind": "hub", "repo_id": "alice/notes", "train": "data/train-*.jsonl", "endpoint": hub.endpoint}
-    return HubDataset.model_validate(fields | {"revision": commit} | source)
+    return RowsFromHubDataset.model_validate(fields | {"revision": commit} | source)
 
 
-def read(source: HubDataset, split: str = "train") -> list[str]:
+def read(source: RowsFromHubDataset, split: str = "train") -> list[str]:
     return [row["text"] for batch in open_source(source).batches(split) for row in batch.rows.to_pylist()]
 
 

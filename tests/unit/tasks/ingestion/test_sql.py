@@ -11,7 +11,7 @@ from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from params import DataError, RecipeError, TransientError
-from params.schema import Sql
+from params.schema import RowsFromSql
 from tasks.ingestion import sql
 from tasks.ingestion.source import open_source
 
@@ -29,13 +29,13 @@ def database(tmp_path: Path) -> Path:
 
 
 def query(root: Path, statement: str, url: str = "sqlite:///data.db") -> list[dict[str, Any]]:
-    source = open_source(Sql(kind="sql", url=url, query=statement), root)
+    source = open_source(RowsFromSql(kind="sql", url=url, query=statement), root)
     return [row for batch in source.batches("train") for row in batch.rows.to_pylist()]
 
 
 def test_query_returns_rows_in_batches(database: Path) -> None:
     statement = "select id, text, score from notes where text like '100% of :x%' order by id desc"
-    source = open_source(Sql(kind="sql", url="sqlite:///data.db", query=statement), database.parent)
+    source = open_source(RowsFromSql(kind="sql", url="sqlite:///data.db", query=statement), database.parent)
     batches = list(source.batches("train"))
     assert [len(batch.rows) for batch in batches] == [512, 512, 276]
     assert batches[0].rows.to_pylist()[0] == {"id": 1299, "text": "100% of :x 1299", "score": None}
@@ -190,6 +190,6 @@ def test_query_revision_does_not_depend_on_the_password(tmp_path: Path, monkeypa
     def revision(password: str, statement: str) -> str:
         monkeypatch.setenv("DB_PASSWORD", password)
         url = "leaky://me:${DB_PASSWORD}@host/db"
-        return open_source(Sql(kind="sql", url=url, query=statement), tmp_path).revision
+        return open_source(RowsFromSql(kind="sql", url=url, query=statement), tmp_path).revision
 
     assert revision("one", "select 1") == revision("two", "select 1") != revision("one", "select 2")

@@ -18,7 +18,7 @@ from params import DataError, InputsChangedError, RecipeError
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Data, Launch
 from tasks.ingestion import stage
-from tasks.ingestion.stage import canonical_json, ingest, split_of
+from tasks.ingestion.stage import assign_split, canonical_json, ingest
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 
@@ -387,7 +387,7 @@ class TestWorkInProportion:
         """The file is edited after it was hashed and before it is read; then the edit is undone."""
         path = write(tmp_path, suffix, rows_of(550))
         before = path.read_bytes()
-        cut = stage.split_files_into_parts
+        cut = stage.divide_files_into_parts
 
         def edit_after(files: Any) -> Any:
             parts = [*cut(files)]
@@ -396,10 +396,10 @@ class TestWorkInProportion:
             write(tmp_path, suffix, rows)
             return parts
 
-        monkeypatch.setattr(stage, "split_files_into_parts", edit_after)
+        monkeypatch.setattr(stage, "divide_files_into_parts", edit_after)
         with pytest.raises(InputsChangedError, match="changed while its rows were"):
             self.run(tmp_path, train=path.name)
-        monkeypatch.setattr(stage, "split_files_into_parts", cut)
+        monkeypatch.setattr(stage, "divide_files_into_parts", cut)
         path.write_bytes(before)
         self.run(tmp_path, train=path.name)
         kept = folder_bytes(tmp_path)
@@ -519,13 +519,13 @@ SHARES = {"test": 0.1, "validation": 0.1}
 
 def test_split_depends_on_the_seed() -> None:
     rows = [{"text": f"text {i}", "label": i % 3} for i in range(300)]
-    assert [split_of(row, SHARES, 1) for row in rows] != [split_of(row, SHARES, 2) for row in rows]
-    assert {split_of(row, SHARES, 1) for row in rows} == set(SPLITS)
+    assert [assign_split(row, SHARES, 1) for row in rows] != [assign_split(row, SHARES, 2) for row in rows]
+    assert {assign_split(row, SHARES, 1) for row in rows} == set(SPLITS)
 
 
 def test_split_of_known_rows_never_changes() -> None:
     # A change here moves rows of existing users between their splits.
-    found = [split_of({"text": f"text {i}"}, SHARES, 17) for i in range(40)]
+    found = [assign_split({"text": f"text {i}"}, SHARES, 17) for i in range(40)]
     assert [i for i, split in enumerate(found) if split == "test"] == [5, 19, 21, 23, 34, 38]
     assert [i for i, split in enumerate(found) if split == "validation"] == [11, 12, 13, 22, 27, 31]
 

@@ -55,8 +55,8 @@ class Machine:
             (staged / name).write_bytes(f"{name} at step {step}".encode())
         (staged / "trainer_state.json").write_text(json.dumps({"global_step": step}))
         tiny.position().save(staged)
-        (staged / sealed.IDENTITY).write_text(sealed.identity_text(self.job.identity))
-        sealed.seal(staged, folder / f"checkpoint-{step}")
+        (staged / sealed.IDENTITY).write_text(sealed.identity_to_json(self.job.identity))
+        sealed.seal_and_rename(staged, folder / f"checkpoint-{step}")
         return folder / f"checkpoint-{step}"
 
     def best(self, folder, step):
@@ -64,8 +64,8 @@ class Machine:
         staged = folder / ".best"
         staged.mkdir(parents=True)
         (staged / "model.safetensors").write_text(f"weights of step {step}")
-        (folder / sealed.IDENTITY).write_text(sealed.identity_text(self.job.identity))
-        sealed.seal_best(staged, step=step, metric="loss", value=1.0)
+        (folder / sealed.IDENTITY).write_text(sealed.identity_to_json(self.job.identity))
+        sealed.replace_best_weights(staged, step=step, metric="loss", value=1.0)
         return folder / f"best-{step}"
 
     def checkpoints(self):

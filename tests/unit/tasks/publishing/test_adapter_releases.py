@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from params import HubRefusedError, ModelError, RecipeError, StaleBlessingError
 from params.foundation.artifacts import Artifacts
 from params.loading import Recipe, load
-from tasks.hub_client.repository import Repository
+from tasks.hub_client.repository import HubRepository
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.hub_changes import is_blessing_current, is_still_published
 from tasks.publishing.provenance import FILE
@@ -154,7 +154,7 @@ def test_every_form_loads_elsewhere_as_the_trained_model(api, tmp_path, monkeypa
             assert releases.publish(artifacts, recipe).status == "published"
             if kind == "sft":
                 assert weights_and_configs(api, f"tests/{kind}-{form}") == files
-        model = load_trained_model(artifacts.model, objectives.build(recipe.objective).model_class()).eval()
+        model = load_trained_model(artifacts.model, objectives.build_objective(recipe.objective).model_class()).eval()
         inputs = token_ids(artifacts)
         with torch.no_grad():
             expected[kind] = model(**inputs).logits
@@ -201,7 +201,7 @@ def test_release_says_what_it_is(api, project, tmp_path):
             assert (named["base_model_name_or_path"], named["revision"]) == ("tests/llama", base)
         record = json.loads((Path(files) / FILE).read_text())
         assert record["adapter"] == form
-        tree = Repository(api, repo_id).tree(receipt.commit)
+        tree = HubRepository(api, repo_id).tree(receipt.commit)
         held = {path: file.lfs.sha256 for path, file in tree.items() if path.endswith(".safetensors")}
         assert record["weights"] == held, "reproduce compares these"
 
@@ -265,7 +265,7 @@ def test_rolled_back_form_and_model_stay_back(api, project):
     artifacts, recipe = project
     repo_id = recipe.publish.repo_id
     merged, adapter = (publish(project, form) for form in ("merged", "adapter"))
-    repository = Repository(api, repo_id)
+    repository = HubRepository(api, repo_id)
     roll_back(repository, merged.tag, by="Ada", why="our server cannot load adapters")
     with pytest.raises(StaleBlessingError, match="rolled back since its evaluation, by Ada: our server cannot load"):
         releases.publish(artifacts, recipe, adapter="adapter")
@@ -308,7 +308,7 @@ def test_champion_and_candidate_in_any_form(api, project, first, then):
     assert receipt.status == "published"
     assert weights_and_configs(api, recipe.publish.repo_id) == FORMS[then]
     made_from = json.loads(
-        Repository(api, recipe.publish.repo_id).read(receipt.commit, "evergreen-release.json", max_bytes=1 << 20)
+        HubRepository(api, recipe.publish.repo_id).read(receipt.commit, "evergreen-release.json", max_bytes=1 << 20)
     )
     blessing = json.loads(artifacts.blessing.read_text())
     assert made_from["made_from"]["replaces"] == blessing["champion"]["commit"]

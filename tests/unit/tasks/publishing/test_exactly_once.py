@@ -18,7 +18,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from params.foundation.errors import HubRefusedError, ModelError, StaleBlessingError, TransientError
-from tasks.hub_client.repository import Repository
+from tasks.hub_client.repository import HubRepository
 from tasks.publishing.release import Outcome, ReleasePlan
 from tests.support.faulty_hub import STRANGER, Clock, Fault, FaultyHub
 from tests.support.publications import REPO, TOKEN, assert_published_once, plan, publish
@@ -81,7 +81,7 @@ def test_release_lands_after_concurrent_foreign_commits(
     api: HfApi, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.create_repo(REPO)
-    commit, foreign = Repository.commit, iter(range(2))
+    commit, foreign = HubRepository.commit, iter(range(2))
 
     def foreign_commit_first(*args: Any, **options: Any) -> str:
         for number in foreign:
@@ -90,7 +90,7 @@ def test_release_lands_after_concurrent_foreign_commits(
             break
         return commit(*args, **options)
 
-    monkeypatch.setattr(Repository, "commit", foreign_commit_first)
+    monkeypatch.setattr(HubRepository, "commit", foreign_commit_first)
     release = plan(folder)
     clock = Clock()
     assert_published_once(api, release, publish(api, release, clock))
@@ -150,10 +150,10 @@ def test_release_removed_by_hand_is_published_again(
     second, second_tag = publish(api, plan(folder)), plan(folder).tag
     repository = running_hub[1] / "models/alice/model.git"
     subprocess.run(["git", "-C", str(repository), "update-ref", "refs/heads/main", first.commit], check=True)
-    assert not Repository(api, REPO).holds(second.commit)
+    assert not HubRepository(api, REPO).holds(second.commit)
     third = publish(api, plan(folder))
     assert third.how == "committed"
-    assert Repository(api, REPO).holds(third.commit)
+    assert HubRepository(api, REPO).holds(third.commit)
     assert publish(api, plan(folder)).commit == third.commit
     tags = {tag.name: tag.target_commit for tag in api.list_repo_refs(REPO).tags}
     assert tags == {first_tag: first.commit, second_tag: second.commit}, "a tag was moved"
@@ -171,7 +171,7 @@ def test_release_replaces_only_the_weights_it_was_compared_with(api: HfApi, fold
     weights(folder, b"second")
     second = plan(folder)
     for replaces in (None, second.weights, "0" * 64):
-        with pytest.raises(StaleBlessingError, match=Repository(api, REPO).head().commit) as raised:
+        with pytest.raises(StaleBlessingError, match=HubRepository(api, REPO).head().commit) as raised:
             publish(api, second, replaces=replaces)
     assert "evaluate again" in raised.value.fix
     assert len(api.list_repo_commits(REPO)) == 2
@@ -193,7 +193,7 @@ def test_concurrent_foreign_weights_stop_a_release(api: HfApi, folder: Path, mon
     first = plan(folder)
     publish(api, first)
     weights(folder, b"second")
-    commit, foreign = Repository.commit, iter(range(1))
+    commit, foreign = HubRepository.commit, iter(range(1))
 
     def foreign_commit_first(*args: Any, **options: Any) -> str:
         for _ in foreign:
@@ -201,7 +201,7 @@ def test_concurrent_foreign_weights_stop_a_release(api: HfApi, folder: Path, mon
             api.create_commit(REPO, operations, commit_message="by hand")
         return commit(*args, **options)
 
-    monkeypatch.setattr(Repository, "commit", foreign_commit_first)
+    monkeypatch.setattr(HubRepository, "commit", foreign_commit_first)
     with pytest.raises(StaleBlessingError):
         publish(api, plan(folder), replaces=first.weights)
     assert [commit.title for commit in api.list_repo_commits(REPO)][:2] == ["by hand", f"Publish {first.tag}"]
@@ -300,8 +300,8 @@ def test_wait_beyond_the_deadline_is_an_error(
 def test_commit_id_of_the_client_is_verified(api: HfApi, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     api.create_repo(REPO)
     initial = api.list_repo_commits(REPO)[0].commit_id
-    commit, lies = Repository.commit, iter([initial])
-    monkeypatch.setattr(Repository, "commit", lambda *args, **options: next(lies, None) or commit(*args, **options))
+    commit, lies = HubRepository.commit, iter([initial])
+    monkeypatch.setattr(HubRepository, "commit", lambda *args, **options: next(lies, None) or commit(*args, **options))
     release = plan(folder)
     published = publish(api, release, attempts=2)
     assert published.commit != initial

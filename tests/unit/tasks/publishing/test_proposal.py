@@ -14,8 +14,8 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.community import Discussion
 
 from params.foundation.errors import StaleBlessingError, TransientError
-from tasks.hub_client.release_file import RELEASE_FILE, ReleaseFile, release_file_content, release_id, release_tag
-from tasks.hub_client.release_log import main_commits
+from tasks.hub_client.release_file import RELEASE_FILE, ReleasedFile, release_id, release_record_bytes, release_tag
+from tasks.hub_client.release_log import read_main_commits
 from tasks.publishing.hub_changes import status_of
 from tasks.publishing.proposal import Proposals
 from tasks.publishing.release import Outcome, ReleasePlan
@@ -207,7 +207,7 @@ def test_other_files_of_the_same_size_are_no_release(
     api.merge_pull_request(REPO, 2)
     withdraw(api, "It is worse.")
     assert api.list_repo_refs(REPO).tags == []
-    assert [entry.kind for entry in main_commits(patient(api))] == ["other", "other"]
+    assert [entry.kind for entry in read_main_commits(patient(api))] == ["other", "other"]
     published = publish(api, release)
     assert published.how == "committed"
 
@@ -217,7 +217,7 @@ def test_release_that_lists_no_git_hashes_is_known_by_its_content(api: HfApi, fo
     release = without_git_hashes(plan(folder))
     propose(api, release)
     api.merge_pull_request(REPO, 1)
-    assert [entry.kind for entry in main_commits(patient(api))] == ["release", "other"]
+    assert [entry.kind for entry in read_main_commits(patient(api))] == ["release", "other"]
     withdraw(api, "It is worse.")
     assert [tag.name for tag in api.list_repo_refs(REPO).tags] == [release.tag]
 
@@ -228,10 +228,10 @@ def without_git_hashes(release: ReleasePlan) -> ReleasePlan:
     del body["publish_id"]
     for file in body["files"]:
         del file["git_sha1"]
-    publish_id, content = release_id(body), release_file_content(body)
+    publish_id, content = release_id(body), release_record_bytes(body)
     git_sha1 = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
     sha256 = hashlib.sha256(content).hexdigest()
-    described = ReleaseFile(path=RELEASE_FILE, size=len(content), sha256=sha256, git_sha1=git_sha1)
+    described = ReleasedFile(path=RELEASE_FILE, size=len(content), sha256=sha256, git_sha1=git_sha1)
     files = tuple(described if file.path == RELEASE_FILE else file for file in release.files)
     return replace(release, publish_id=publish_id, tag=release_tag(publish_id), files=files, record=content)
 

@@ -11,7 +11,7 @@ import pytest
 
 from params.foundation.artifacts import Artifacts
 from params.foundation.errors import ModelError
-from tasks.digests import release_digests, weight_file_hashes, weights_digest
+from tasks.digests import weight_file_hashes, weights_digest, weights_digest_by_form
 from tasks.publishing.release import RELEASE_FILE
 from tests.support.publications import REPO, plan
 
@@ -132,4 +132,4 @@ def test_weights_digest_covers_only_the_weights(folder: Path, tmp_path: Path) ->
     assert plan(folder).weights != both, "the digest includes the name"
     assert weights_digest({"README.md": sha256}) is None
     with pytest.raises(ModelError, match=r"no \.safetensors"):
-        release_digests(Artifacts("nothing", tmp_path))
+        weights_digest_by_form(Artifacts("nothing", tmp_path))

@@ -218,7 +218,7 @@ def test_row_that_was_cut_is_asked_only_if_the_call_cuts_it_alike(tmp_path, plan
 
     monkeypatch.setattr(served.EvaluationSettings, "_answer_scores", count)
     assert releases.publish(*of, dry_run=True).status == "dry-run"
-    cuts = objectives.build(of[1].objective).reader_cuts
+    cuts = objectives.build_objective(of[1].objective).reader_cuts
     assert bool(asked) == cuts, "all rows are longer than 8 tokens"
     asked.clear()
     plant(lambda folder: change(folder / "tokenizer_config.json", model_max_length=64))
@@ -283,7 +283,7 @@ def test_card_code_that_fails_is_an_error(prepared, plant):
 def test_card_asks_in_the_form_that_was_judged(prepared, kind):
     """The prompt on the card and the input of the comparison are the same text."""
     artifacts, recipe = prepared(kind)
-    objective = objectives.build(recipe.objective)
+    objective = objectives.build_objective(recipe.objective)
     form = objectives.prompt_form(recipe.objective.model_dump(mode="json"), has_template=kind == "conversations")
     for row in SplitRows(artifacts.rows / "test").pick(range(1000)):
         asked = objective.reader_input(row)

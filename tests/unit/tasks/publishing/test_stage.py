@@ -16,9 +16,9 @@ from transformers import AutoTokenizer
 
 from params.foundation.errors import GateRefusedError, HubRefusedError, TransientError
 from tasks.commands import main
-from tasks.evaluation.receipt_log import read_entries
+from tasks.evaluation.receipt_log import read_receipt_log
 from tasks.hub_server.server import LocalHub
-from tasks.inference.tried_model import AnswerOptions, TriedModel
+from tasks.inference.tried_model import AnsweringModel, AnswerOptions
 from tasks.publishing.hub_changes import is_still_published
 from tests.support import releases, tiny
 from tests.support.project import ROOT, free_port
@@ -115,7 +115,7 @@ def test_every_verdict_and_receipt_is_logged_once_with_metrics(tmp_path, monkeyp
     releases.evaluate(artifacts, recipe)
     run(prepared)
 
-    verdict, published, refused, again, kept = read_entries(artifacts)
+    verdict, published, refused, again, kept = read_receipt_log(artifacts)
     assert (verdict.event, verdict.verdict, verdict.commit) == ("verdict", "publish", None)
     assert (published.event, published.commit, published.tag) == ("published", receipt.commit, receipt.tag)
     assert (refused.event, refused.verdict, refused.reasons) == ("refused", "refuse", ("too slow",))
@@ -144,7 +144,7 @@ def test_publish_that_fails_through_dvc_leaves_the_log(tmp_path):
     assert dvc("init", "--no-scm").returncode == 0
     assert dvc("repro").returncode == 0
     receipt, log = artifacts.receipt.read_bytes(), artifacts.receipt_log.read_bytes()
-    assert [entry.event for entry in read_entries(artifacts)] == ["verdict", "published"]
+    assert [entry.event for entry in read_receipt_log(artifacts)] == ["verdict", "published"]
 
     failed = dvc("repro", "--force", HF_ENDPOINT=f"http://127.0.0.1:{free_port()}")
     assert failed.returncode
@@ -209,7 +209,7 @@ def test_from_pretrained_loads_the_trained_weights(tmp_path, kind):
     on_card = {names.get(r.metric_type, r.metric_type): r.metric_value for r in card.data.eval_results}
     assert on_card == pytest.approx(metrics, abs=1e-6)
     assert (card.data.license, card.data.library_name) == ("other", "transformers")
-    assert card.data.pipeline_tag == objectives.find(kind).pipeline_tag
+    assert card.data.pipeline_tag == objectives.import_objective_class(kind).pipeline_tag
     key = json.loads(artifacts.report("train").read_text())["run"]
     for text in (key, "c0ffee", "0123456789ab", "| rows before the checks | 41 | 8 | 8 |", "train" * 4):
         assert text in card.text
@@ -274,4 +274,4 @@ def test_several_chat_templates_are_published(tmp_path):
     with hub(prepared[0]) as running:
         folder = client(running).snapshot_download(REPO, revision=receipt.tag, local_dir=tmp_path / "downloaded")
     assert AutoTokenizer.from_pretrained(folder).chat_template == templates
-    assert TriedModel.load(Path(folder), REPO).answer("The cat", AnswerOptions(max_new_tokens=2))
+    assert AnsweringModel.load(Path(folder), REPO).answer("The cat", AnswerOptions(max_new_tokens=2))

@@ -6,7 +6,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from params import load
-from params.schema import HubDataset
+from params.schema import RowsFromHubDataset
 from tasks.releases.clone import (
     Clone,
     ProvenanceRecord,
@@ -42,7 +42,7 @@ def test_a_branch_of_a_dataset_is_replaced_by_the_recorded_commit(tmp_path: Path
     clone = Clone(tmp_path, tmp_path / "clone", tmp_path / "project")
     write_recipe(clone, path, ReproducibleRelease(f"alice/model@{COMMIT}", record, {}))
     found = load(path).data.source
-    assert isinstance(found, HubDataset)
+    assert isinstance(found, RowsFromHubDataset)
     assert found.revision == used
 
 

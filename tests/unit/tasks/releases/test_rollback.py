@@ -11,12 +11,12 @@ from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOpera
 
 from params.foundation.artifacts import Artifacts
 from params.foundation.errors import HubRefusedError, TransientError
-from tasks.evaluation.receipt_log import read_entries
+from tasks.evaluation.receipt_log import read_receipt_log
 from tasks.hub_client.release_file import RELEASE_FILE
-from tasks.hub_client.release_log import LogEntry, main_commits, rolled_back_reason, table
-from tasks.hub_client.repository import Repository, tree_weights
+from tasks.hub_client.release_log import MainCommit, find_rollback_reason, read_main_commits, release_table_lines
+from tasks.hub_client.repository import HubRepository, tree_weights_digest
 from tasks.hub_server import pull_requests
-from tasks.hub_server.store import Store
+from tasks.hub_server.store import RepositoryStore
 from tasks.publishing.release import Outcome
 from tasks.releases import commands
 from tasks.releases.rollback import RollbackResult, roll_back
@@ -42,7 +42,7 @@ def roll_back_to(api: HfApi, tag: str = "v1", *, by: str = "ann", why: str = "wr
 
 
 def blobs(api: HfApi, revision: str) -> dict[str, str]:
-    return {path: file.blob_id for path, file in Repository(api, REPO).tree(revision).items()}
+    return {path: file.blob_id for path, file in HubRepository(api, REPO).tree(revision).items()}
 
 
 def test_rollback_commits_the_files_of_the_tag(api: HfApi, hub: FaultyHub, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_rollback_commits_the_files_of_the_tag(api: HfApi, hub: FaultyHub, tmp_p
         "By: ann",
         "Reason: wrong answers",
     ]
-    champion = Repository(api, REPO).head()
+    champion = HubRepository(api, REPO).head()
     assert champion is not None
     assert champion.commit == done.commit
     assert champion.weights == plan(tmp_path / "model-1").weights
@@ -121,7 +121,7 @@ def test_landed_rollback_is_not_repeated_over_a_later_release(
 ) -> None:
     release(api, tmp_path, 1)
     release(api, tmp_path, 2)
-    commit = Repository.commit
+    commit = HubRepository.commit
 
     def commit_and_lose(*args: object, **more: object) -> str:
         monkeypatch.undo()
@@ -129,9 +129,9 @@ def test_landed_rollback_is_not_repeated_over_a_later_release(
         release(api, tmp_path, 3)
         raise TimeoutError("no answer")
 
-    monkeypatch.setattr(Repository, "commit", commit_and_lose)
+    monkeypatch.setattr(HubRepository, "commit", commit_and_lose)
     done = roll_back_to(api)
-    entries = main_commits(Repository(api, REPO))
+    entries = read_main_commits(HubRepository(api, REPO))
     assert [entry.kind for entry in entries] == ["release", "rollback", "release", "release", "other"]
     assert (entries[1].commit, entries[0].tags) == (done.commit, ("v3",))
 
@@ -150,7 +150,7 @@ def test_rollback_includes_a_concurrent_foreign_commit(
     hub.faults.append(Fault(request_line, "none", action=commit_another))
     done = roll_back_to(api)
     assert blobs(api, done.commit) == blobs(api, "main") == blobs(api, "v1")
-    entries = main_commits(Repository(api, REPO))
+    entries = read_main_commits(HubRepository(api, REPO))
     assert [entry.title for entry in entries[:2]] == ["Roll back to v1", "by hand"]
 
 
@@ -185,11 +185,11 @@ def test_log_lists_releases_rollbacks_and_other_commits(api: HfApi, tmp_path: Pa
     by_hand = api.create_commit(REPO, operations, commit_message="by hand\x1b[2J", commit_description="Thanks: to all")
     release(api, tmp_path, 2)
     done = roll_back_to(api, by="ann\nPublish-Id: 1", why="it said:\nRolled-Back-To: v2\x1b[31m")
-    entries = main_commits(Repository(api, REPO))
+    entries = read_main_commits(HubRepository(api, REPO))
     assert [entry.kind for entry in entries] == ["rollback", "release", "other", "release", "other"]
     back_entry, _, other, oldest, initial = entries
     made = api.list_repo_commits(REPO)[0].created_at.strftime("%Y-%m-%dT%H:%M:%SZ")
-    assert back_entry == LogEntry(
+    assert back_entry == MainCommit(
         commit=done.commit,
         tags=(),
         title="Roll back to v1",
@@ -201,7 +201,7 @@ def test_log_lists_releases_rollbacks_and_other_commits(api: HfApi, tmp_path: Pa
     )
     assert (oldest.commit, oldest.tags) == (first.commit, ("a-nickname", "v1"))
     assert (other.commit, other.by) == (by_hand.oid, None)
-    rows = table(entries)
+    rows = release_table_lines(entries)
     assert len(rows) == 6
     assert re.fullmatch(
         rf"\*  {done.commit[:12]}  \d{{4}}-\d\d-\d\d \d\d:\d\d  rollback  +to v1, by ann Publish-Id: 1: it said: .*",
@@ -238,7 +238,7 @@ def test_merged_words_make_neither_release_nor_rollback(
     api.merge_pull_request(REPO, number)
     message = api.list_repo_commits(REPO)[0].message
     assert ("Rolled-Back-To: v1" in message.splitlines()) is keeps
-    entries = main_commits(Repository(api, REPO))
+    entries = read_main_commits(HubRepository(api, REPO))
     assert [(entry.kind, entry.by) for entry in entries[:3]] == [
         ("other", None),
         ("release", None),
@@ -252,10 +252,10 @@ def test_rollback_counts_only_from_who_may_write_main(
     """A merged pull request may even bring back the files of an older release: its words are still its author's."""
     release(api, tmp_path, 1)
     second = release(api, tmp_path, 2)
-    weights = tree_weights(Repository(api, REPO).tree(second.commit))
+    weights = tree_weights_digest(HubRepository(api, REPO).tree(second.commit))
     assert weights is not None
     bob = HfApi(endpoint=hub.endpoint, token="token-of-bob")
-    old, new = (Repository(api, REPO).tree(tag) for tag in ("v1", "v2"))
+    old, new = (HubRepository(api, REPO).tree(tag) for tag in ("v1", "v2"))
     changes = [CommitOperationCopy(path, path, src_revision="v1") for path in old if path != ".gitattributes"]
     removed = [CommitOperationDelete(path) for path in new if path not in old]
     number = bob.create_commit(REPO, [*changes, *removed], commit_message="Old words", create_pr=True).pr_num
@@ -264,12 +264,12 @@ def test_rollback_counts_only_from_who_may_write_main(
     monkeypatch.setattr(pull_requests, "commit_message", lambda title, _: f"{title}\n\n{forged}")
     api.merge_pull_request(REPO, number)
     assert blobs(api, "main") == blobs(api, "v1")
-    assert main_commits(Repository(api, REPO))[0].kind == "other"
-    assert rolled_back_reason(Repository(api, REPO), [weights]) is None
+    assert read_main_commits(HubRepository(api, REPO))[0].kind == "other"
+    assert find_rollback_reason(HubRepository(api, REPO), [weights]) is None
     monkeypatch.undo()
     roll_back_to(api, "v2")
     roll_back_to(api, "v1", by="ann")
-    assert rolled_back_reason(Repository(api, REPO), [weights]) == "by ann: wrong answers"
+    assert find_rollback_reason(HubRepository(api, REPO), [weights]) == "by ann: wrong answers"
 
 
 def test_merged_release_is_one(api: HfApi, hub: FaultyHub, tmp_path: Path) -> None:
@@ -283,10 +283,10 @@ def test_merged_release_is_one(api: HfApi, hub: FaultyHub, tmp_path: Path) -> No
     )
     api.merge_pull_request(REPO, number)
     api.create_commit(REPO, [CommitOperationAdd("NOTES", b"x")], commit_message="by hand")
-    entries = main_commits(Repository(api, REPO))
+    entries = read_main_commits(HubRepository(api, REPO))
     assert [entry.kind for entry in entries[:3]] == ["other", "release", "release"]
     api.create_tag(REPO, tag=planned.tag, revision=entries[1].commit)
-    assert [entry.kind for entry in main_commits(Repository(api, REPO))[:3]] == ["other", "release", "release"]
+    assert [entry.kind for entry in read_main_commits(HubRepository(api, REPO))[:3]] == ["other", "release", "release"]
 
 
 @pytest.mark.parametrize(
@@ -295,18 +295,18 @@ def test_merged_release_is_one(api: HfApi, hub: FaultyHub, tmp_path: Path) -> No
 def test_damaged_release_files_are_no_releases(api: HfApi, tmp_path: Path, content: bytes) -> None:
     release(api, tmp_path, 1)
     api.create_commit(REPO, [CommitOperationAdd(RELEASE_FILE, content)], commit_message="by hand")
-    assert [entry.kind for entry in main_commits(Repository(api, REPO))] == ["other", "release", "other"]
+    assert [entry.kind for entry in read_main_commits(HubRepository(api, REPO))] == ["other", "release", "other"]
 
 
 def test_log_of_an_empty_repository(api: HfApi, hub: FaultyHub) -> None:
     with pytest.raises(HubRefusedError, match="no such repository"):
-        main_commits(Repository(api, REPO))
+        read_main_commits(HubRepository(api, REPO))
     api.create_repo(REPO)
-    (entry,) = main_commits(Repository(api, REPO))
+    (entry,) = read_main_commits(HubRepository(api, REPO))
     assert entry.kind == "other"
     hub.faults.append(Fault("commits", "before", 503, times=99))
     with pytest.raises(TransientError, match="503"):
-        main_commits(patient(api, attempts=2))
+        read_main_commits(patient(api, attempts=2))
 
 
 def test_rollback_is_logged_once_and_listed(
@@ -320,7 +320,7 @@ def test_rollback_is_logged_once_and_listed(
     recipe = tiny.write(tmp_path / "params" / "tiny.yaml", tiny.recipe(place))
     for _ in range(2):
         commands.roll_back("v1", recipe=recipe, by="ann", why="wrong answers")
-    (entry,) = read_entries(Artifacts("tiny"))
+    (entry,) = read_receipt_log(Artifacts("tiny"))
     assert (entry.event, entry.tag, entry.by, entry.reasons) == ("rollback", "v1", "ann", ("wrong answers",))
     assert (entry.endpoint, entry.repo_id, entry.commit) == (
         hub.endpoint,
@@ -356,7 +356,7 @@ def test_advice_for_leaked_rows_works_as_written(api: HfApi, hub: FaultyHub, tmp
     assert blobs(api, "main") == blobs(api, "v1")
     history = [entry.commit_id for entry in api.list_repo_commits(REPO)]
     assert {good.commit, leaked.commit, done.commit} <= set(history), "commits keep their ids"
-    assert [entry.commit for entry in main_commits(patient(api))][:1] == [done.commit]
+    assert [entry.commit for entry in read_main_commits(patient(api))][:1] == [done.commit]
 
     exec(move, names)
     release(api, tmp_path, 3)
@@ -367,7 +367,7 @@ def test_advice_for_leaked_rows_works_as_written(api: HfApi, hub: FaultyHub, tmp
 
 def hub_files(hub: FaultyHub, commit: str) -> Path:
     """The file in which the Hub keeps the weights of a commit."""
-    repository = Store(hub.root).open("models", *REPO.split("/"))
+    repository = RepositoryStore(hub.root).open("models", *REPO.split("/"))
     sha256 = repository.entry(commit, "model.safetensors").sha256
     assert sha256
     return repository.large_files.path(sha256)

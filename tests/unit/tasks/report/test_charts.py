@@ -11,7 +11,7 @@ import matplotlib as mpl
 import pytest
 from PIL import Image
 
-from tasks.evaluation.report import Comparison, SliceResult
+from tasks.evaluation.report import MetricComparison, SliceResult
 from tasks.report.canvas import png, svg
 from tasks.report.charts import (
     Panel,
@@ -27,7 +27,7 @@ from tests.unit.tasks.report import example
 
 
 def gain(metric, value, low, high):
-    return Comparison(against="champion", metric=metric, gain=value, low=low, high=high, p_value=None, rows=40)
+    return MetricComparison(against="champion", metric=metric, gain=value, low=low, high=high, p_value=None, rows=40)
 
 
 def slice_result(name, rows, value, low=None, high=None, champion=None):

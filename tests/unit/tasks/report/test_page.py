@@ -277,7 +277,7 @@ def test_nonfinite_values_are_shown_as_missing(run):
 
 
 def test_example_files_match_the_report_models():
-    from tasks.evaluation.report import Blessing, Details, EvaluationReport
+    from tasks.evaluation.report import Blessing, EvaluationDetails, EvaluationReport
     from tasks.hub_client.receipt import Receipt
     from tasks.ingestion.report import IngestReport
     from tasks.tokenization.report import TokenizationReport
@@ -290,7 +290,7 @@ def test_example_files_match_the_report_models():
         "tokens/statistics.json": TokenizationReport,
         "history/training.json": TrainingReport,
         "evaluation/metrics.json": EvaluationReport,
-        "evaluation/details.json": Details,
+        "evaluation/details.json": EvaluationDetails,
         "evaluation/blessing.json": Blessing,
         "release/receipt.json": Receipt,
     }

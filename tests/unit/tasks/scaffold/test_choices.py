@@ -6,7 +6,7 @@ import pytest
 
 from tasks.scaffold import choices
 from tasks.scaffold.proposal import Proposal, proposable_objectives
-from trainer.objectives.bases.advice import Choice
+from trainer.objectives.bases.advice import AdvisedValue
 
 CLASSES = Proposal("sequence_classification", {})
 
@@ -85,8 +85,8 @@ def test_what_an_objective_advises_reaches_the_recipe(name: str) -> None:
         choices.learning_rate(objective, 7_000_000_000, lora=True),
         choices.learning_rate(objective, None, lora=False),
         choices.global_batch_size(objective, 1_000_000),
-        Choice(objective.advice.scheduler),
-        objective.advice.weight_decay or Choice(0.01),
+        AdvisedValue(objective.advice.scheduler),
+        objective.advice.weight_decay or AdvisedValue(0.01),
     ]
     epochs = [choices.epochs(objective, rows, 1.0, is_new=False).value for rows in ROWS]
     assert (rates, [choice.value for choice in others], epochs) == ADVISED[name]

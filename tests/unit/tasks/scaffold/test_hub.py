@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from params import DataError, ModelError, TransientError
-from params.schema import HubDataset
+from params.schema import RowsFromHubDataset
 from tasks.hub_server.server import LocalHub
 from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.model_facts import model_facts
@@ -51,7 +51,7 @@ def test_a_dataset_is_followed_or_pinned(api: HfApi, tmp_path: Path) -> None:
         (f"alice/rows@{commit}", commit),
     ):
         found = find_source(Request("x", data), tmp_path)
-        assert isinstance(found.source, HubDataset)
+        assert isinstance(found.source, RowsFromHubDataset)
         assert (found.source.revision, found.watched) == (revision, "tasks/ingestion/hub_dataset.py")
         assert found.source.patterns == {"train": "data/train-*.jsonl", "test": "data/test.jsonl"}
     sample = read_source_sample(found.source)

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from params import DataError
-from params.schema import Files, Sql
+from params.schema import RowsFromFiles, RowsFromSql
 from tasks.scaffold import look as look_module
 from tasks.scaffold.look import Column, read_source_sample
 
@@ -66,30 +66,30 @@ def test_the_sample_has_rows_from_all_parts_of_a_sorted_file(tmp_path: Path, mon
         writer = csv.writer(file)
         writer.writerow(["text", "label"])
         writer.writerows([f"text {i}", f"label {i // 2000}"] for i in range(20_000))
-    sample = read_source_sample(Files(kind="files", train="rows.csv"), tmp_path)
+    sample = read_source_sample(RowsFromFiles(kind="files", train="rows.csv"), tmp_path)
     assert len(sample.rows["train"]) == 5 * 512
     assert sample.totals == {"train": 20_000}
     assert not sample.is_whole
     labels = Counter(row["label"] for row in sample.rows["train"])
     assert len(labels) >= 5
     monkeypatch.setattr(look_module, "_SCANNED_BYTES", 10)
-    sample = read_source_sample(Files(kind="files", train="rows.csv"), tmp_path)
+    sample = read_source_sample(RowsFromFiles(kind="files", train="rows.csv"), tmp_path)
     assert sample.totals == {"train": None}
     assert {row["label"] for row in sample.rows["train"]} == {"label 0", "label 1"}
 
 
 def test_parquet_and_text_and_a_database_give_rows(tmp_path: Path) -> None:
     pd.DataFrame({"text": ["a", "b"], "n": [1, 2]}).to_parquet(tmp_path / "rows.parquet")
-    sample = read_source_sample(Files(kind="files", train="rows.parquet"), tmp_path)
+    sample = read_source_sample(RowsFromFiles(kind="files", train="rows.parquet"), tmp_path)
     assert [dict(row) for row in sample.rows["train"]] == [{"text": "a", "n": 1}, {"text": "b", "n": 2}]
     (tmp_path / "rows.txt").write_text("a\nb\n")
-    sample = read_source_sample(Files(kind="files", train="rows.txt", text_unit="line"), tmp_path)
+    sample = read_source_sample(RowsFromFiles(kind="files", train="rows.txt", text_unit="line"), tmp_path)
     assert [row["text"] for row in sample.rows["train"]] == ["a", "b"]
     with sqlite3.connect(tmp_path / "rows.db") as database:
         database.execute("CREATE TABLE t (text, label)")
         database.executemany("INSERT INTO t VALUES (?, ?)", [("a", 1), ("b", 2), ("c", 3)])
     sample = read_source_sample(
-        Sql(kind="sql", url="sqlite:///rows.db", query="SELECT * FROM t ORDER BY label"), tmp_path
+        RowsFromSql(kind="sql", url="sqlite:///rows.db", query="SELECT * FROM t ORDER BY label"), tmp_path
     )
     assert [row["text"] for row in sample.rows["train"]] == ["a", "b", "c"]
     assert sample.totals == {"train": 3}
@@ -98,7 +98,7 @@ def test_parquet_and_text_and_a_database_give_rows(tmp_path: Path) -> None:
 def test_a_source_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("text,label\n")
     with pytest.raises(DataError, match="there are none"):
-        read_source_sample(Files(kind="files", train="rows.csv"), tmp_path)
+        read_source_sample(RowsFromFiles(kind="files", train="rows.csv"), tmp_path)
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "a"}) + "\n[1]\n")
     with pytest.raises(DataError, match=r"rows.jsonl:2: is an array"):
-        read_source_sample(Files(kind="files", train="rows.jsonl"), tmp_path)
+        read_source_sample(RowsFromFiles(kind="files", train="rows.jsonl"), tmp_path)

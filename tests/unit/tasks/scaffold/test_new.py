@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from params import EvergreenError, RecipeError, StorageError, load
-from params.dvc_files import item_in_recipes_yaml
+from params.dvc_files import read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts
 from tasks.commands import main
 from tasks.diagnostics.check import check
@@ -44,7 +44,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     # In this process, which is faster; the test of the command uses another one.
     monkeypatch.setattr(
-        config_check, "start_check", lambda *given: lambda: config_check.find_model_config_errors(*given)
+        config_check,
+        "start_config_and_name_check",
+        lambda *given: lambda: config_check.find_config_and_name_errors(*given),
     )
     for name in ("recipes.yaml", "prefect.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)
@@ -195,7 +197,7 @@ def test_rows_of_a_database(project: Path, models: Path) -> None:
     make(data="sqlite:///data/rows.db", query=query, model=str(models / "bert"))
     source = load(project / "params/topics.yaml").data.source
     assert source.model_dump() == {"kind": "sql", "url": "sqlite:///data/rows.db", "query": query}
-    assert item_in_recipes_yaml(Artifacts("topics", project))["data"] == "data/rows.db"
+    assert read_recipes_yaml_item(Artifacts("topics", project))["data"] == "data/rows.db"
 
 
 def test_repeated_and_messy_rows_show_in_the_recipe(project: Path, models: Path) -> None:
@@ -376,7 +378,7 @@ def test_labels_and_columns_of_any_characters(
     assert recipe.seed == 17
     assert recipe.objective.options["label_column"] == column
     assert [one.column for one in recipe.evaluation.slices] == [column]
-    assert item_in_recipes_yaml(Artifacts("topics"))["data"] == "data/it's: #1.jsonl"
+    assert read_recipes_yaml_item(Artifacts("topics"))["data"] == "data/it's: #1.jsonl"
 
 
 @pytest.mark.parametrize(("name", "kind"), cases(*DATA_SETS, slow=["gsm8k", "tinyshakespeare"]))

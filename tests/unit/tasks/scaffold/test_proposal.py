@@ -171,7 +171,7 @@ def test_labels_of_another_form_are_not_passed_over(labels: list[Any], what: str
     assert proposed(rows, "decoder", objective="causal_lm").columns == {"text": "text"}
 
 
-OWN = "advice = type('Own', (Advice,), {'meaning': 'own', 'columns': {'text': 'text'}, 'fit': lambda self, seen: Fit.SPANS})()"
+OWN = "advice = type('Own', (RecipeAdvice,), {'meaning': 'own', 'columns': {'text': 'text'}, 'fit': lambda self, seen: ObjectiveFit.SPANS})()"
 
 
 def test_an_objective_of_your_own_is_proposed_if_it_has_advice(own_objective: Any) -> None:
@@ -191,7 +191,7 @@ def test_an_objective_of_your_own_with_advice_is_proposed(own_objective: Any) ->
 def test_columns_of_an_objective_have_a_flag_and_an_option(name: str) -> None:
     columns = proposable_objectives()[name].columns
     assert set(columns) <= set(COLUMN_FLAGS)
-    assert set(columns.values()) <= set(objectives.find(name).options_class.model_fields)
+    assert set(columns.values()) <= set(objectives.import_objective_class(name).options_class.model_fields)
 
 
 def test_all_rows_in_one_object_get_the_command_that_writes_them_apart() -> None:

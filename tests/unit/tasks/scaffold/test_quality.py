@@ -21,7 +21,7 @@ def judged(
     train: list[dict[str, Any]], test: list[dict[str, Any]] | None = None, proposal: Proposal = CLASSES
 ) -> Quality:
     rows = {"train": train} | ({"test": test} if test else {})
-    objective = objectives.build(ObjectiveChoice(name=proposal.objective, **proposal.options))
+    objective = objectives.build_objective(ObjectiveChoice(name=proposal.objective, **proposal.options))
     return judge(Sample(rows, {split: len(found) for split, found in rows.items()}), proposal, objective)
 
 

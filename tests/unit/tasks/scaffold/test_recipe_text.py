@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from params import RecipeError
 from tasks.scaffold.project import _lines, scalar, to_comment_line, with_deployment, with_item
 from tests.support.project import ROOT
-from trainer.objectives.bases.advice import Choice
+from trainer.objectives.bases.advice import AdvisedValue
 
 RECIPES = "recipes:\n  default: {data: a, objective: b, base: c, code: d}\n"
 PREFECT = (ROOT / "prefect.yaml").read_text(encoding="utf-8")
@@ -32,7 +32,7 @@ ODD = st.text(
 @given(ODD, ODD, st.sampled_from([0, 2, 4]))
 def test_lines_of_a_recipe_say_what_was_meant(value: str, why: str, indent: int) -> None:
     """Whatever a row, a label, a column or a path has in it: a comment stays one, and a value the same."""
-    lines = [to_comment_line(line) for line in _lines({"key": Choice(value, why)}, " " * indent)]
+    lines = [to_comment_line(line) for line in _lines({"key": AdvisedValue(value, why)}, " " * indent)]
     assert YAML(typ="safe").load("\n".join([*lines, f"{' ' * indent}last: 1"])) == {"key": value, "last": 1}
 
 

@@ -281,7 +281,7 @@ def test_truncated_rows_are_counted(artifacts):
     assert 0 < longer < 60
     assert report.splits["train"].truncated_rows == longer
     assert report.splits["train"].learned_tokens == report.splits["train"].sequences == 60
-    assert tokens.read_state(artifacts.tokens) == {"labels": ["cat", "dog", "friend", "king"]}
+    assert tokens.read_objective_state(artifacts.tokens) == {"labels": ["cat", "dog", "friend", "king"]}
 
 
 def pretrained(artifacts, folder):

@@ -74,13 +74,13 @@ def test_column_of_another_type_is_refused(tmp_path, choice, column, values, mus
 def test_drift_compares_labels_of_lists_and_learned_numbers(tmp_path):
     artifacts = write_raw(tmp_path / "a", **topics(topics=[["a", "b"], [], ["a"], ["a"], ["b"], ["a"]]))
     rows = SplitRows(artifacts.raw / "train")
-    columns = ComparedColumns.of(rows, objectives.build(TOPICS), [])
+    columns = ComparedColumns.of(rows, objectives.build_objective(TOPICS), [])
     assert columns.labelled == ["topics"]
     assert sum(scanned(rows, columns).labels["topics"].values()) == 7  # two of them in one row, and one row without any
     pair = {"first": TEXTS, "second": TEXTS, "similarity": [0.1, 0.2, 0.3, 0.4, 0.5, 0.5]}
     one = {name: values[:1] for name, values in pair.items()}
     rows = SplitRows(write_raw(tmp_path / "b", train=pair, validation=one, test=one).raw / "train")
-    columns = ComparedColumns.of(rows, objectives.build(SIMILARITY), [])
+    columns = ComparedColumns.of(rows, objectives.build_objective(SIMILARITY), [])
     assert (columns.texts, columns.numbers) == (("first", "second"), ("similarity",))
     assert columns.content == ["first", "second", "similarity"]
     smallest = scanned(rows, columns).smallest

@@ -245,9 +245,9 @@ class TestEarlierRuns:
         assert len(self.run(LONG, objective=others)["objective"]) == 2 * 5
 
 
-@pytest.mark.parametrize("name", objectives.names())
+@pytest.mark.parametrize("name", objectives.objective_names())
 def test_objectives_can_be_sent_to_processes(name):
-    own = objectives.build(ObjectiveChoice(name=name))
+    own = objectives.build_objective(ObjectiveChoice(name=name))
     state = own.collect_state(own.example_rows)
     for function in (own.reject_reason, functools.partial(own.unseen_label, state=state)):
         sent = pickle.loads(pickle.dumps(functools.partial(checks_module.rejected_rows, function)))

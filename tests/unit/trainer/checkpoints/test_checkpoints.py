@@ -16,10 +16,10 @@ from params import CheckpointError, StorageError
 from params.foundation.hashing import file_sha256
 from tests.support import tiny
 from trainer.checkpoints import saver, sealed
-from trainer.checkpoints.resume import choose
-from trainer.checkpoints.saver import Snapshot, Writer, disk_full_handling
+from trainer.checkpoints.resume import prepare_resume
+from trainer.checkpoints.saver import BackgroundWorker, TensorSnapshotter, guard_disk_space
 
-RUN = sealed.identity_text({"seed": "3"})
+RUN = sealed.identity_to_json({"seed": "3"})
 
 
 def checkpoint_of(folder, step, content=b"weights", without=(), processes=1):
@@ -34,13 +34,13 @@ def checkpoint_of(folder, step, content=b"weights", without=(), processes=1):
     (staged / "run.json").write_text(RUN)
     for name in without:
         (staged / name).unlink()
-    sealed.seal(staged, folder / f"checkpoint-{step}")
+    sealed.seal_and_rename(staged, folder / f"checkpoint-{step}")
     return folder / f"checkpoint-{step}"
 
 
 def test_sealed_checkpoint_verifies(tmp_path):
     assert sealed.find_manifest_mismatch(checkpoint_of(tmp_path, 5)) is None
-    assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
+    assert sealed.find_newest_setting_broken_aside(tmp_path, RUN) == tmp_path / "checkpoint-5"
 
 
 def test_newest_checkpoint_has_the_highest_step(tmp_path):
@@ -48,8 +48,8 @@ def test_newest_checkpoint_has_the_highest_step(tmp_path):
         checkpoint_of(tmp_path, step)
     (tmp_path / "checkpoint-best").mkdir()
     (tmp_path / "broken-checkpoint-2000").mkdir()
-    assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-1000"
-    assert [p.name for p in sealed.all_checkpoints(tmp_path)] == ["checkpoint-1000", "checkpoint-900", "checkpoint-20"]
+    assert sealed.find_newest_setting_broken_aside(tmp_path, RUN) == tmp_path / "checkpoint-1000"
+    assert [p.name for p in sealed.list_checkpoints(tmp_path)] == ["checkpoint-1000", "checkpoint-900", "checkpoint-20"]
 
 
 def _truncate(checkpoint):
@@ -87,12 +87,12 @@ def test_damaged_checkpoint_is_set_aside_for_an_older_one(tmp_path, caplog, dama
     damage(checkpoint_of(tmp_path, 10))
     assert sealed.find_manifest_mismatch(tmp_path / "checkpoint-10") == message
     with caplog.at_level(logging.WARNING):
-        assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
+        assert sealed.find_newest_setting_broken_aside(tmp_path, RUN) == tmp_path / "checkpoint-5"
     assert (tmp_path / "broken-checkpoint-10").is_dir()
-    assert [p.name for p in sealed.all_checkpoints(tmp_path)] == ["checkpoint-5"]
+    assert [p.name for p in sealed.list_checkpoints(tmp_path)] == ["checkpoint-5"]
     assert f"set aside {tmp_path / 'broken-checkpoint-10'}: {message}" in caplog.text
     damage(checkpoint_of(tmp_path, 10))  # again: an earlier one set aside does not conflict
-    assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
+    assert sealed.find_newest_setting_broken_aside(tmp_path, RUN) == tmp_path / "checkpoint-5"
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES])
@@ -107,19 +107,19 @@ def test_bad_sector_is_damage_and_a_forbidden_file_is_not(tmp_path, monkeypatch,
 
     monkeypatch.setattr(sealed, "file_sha256", read)
     if error == errno.EIO:
-        assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
+        assert sealed.find_newest_setting_broken_aside(tmp_path, RUN) == tmp_path / "checkpoint-5"
         assert (tmp_path / "broken-checkpoint-10").is_dir()
     else:
         with pytest.raises(PermissionError):
-            sealed.newest_valid(tmp_path, RUN)
+            sealed.find_newest_setting_broken_aside(tmp_path, RUN)
 
 
 def test_newest_valid_is_none_without_a_valid_checkpoint(tmp_path):
-    assert sealed.newest_valid(tmp_path, RUN) is None
+    assert sealed.find_newest_setting_broken_aside(tmp_path, RUN) is None
     (tmp_path / ".staging" / "checkpoint-7").mkdir(parents=True)
-    assert sealed.newest_valid(tmp_path, RUN) is None, "it is not sealed"
+    assert sealed.find_newest_setting_broken_aside(tmp_path, RUN) is None, "it is not sealed"
     _flip(checkpoint_of(tmp_path, 5))
-    assert sealed.newest_valid(tmp_path, RUN) is None
+    assert sealed.find_newest_setting_broken_aside(tmp_path, RUN) is None
 
 
 def test_sealing_again_replaces_the_checkpoint(tmp_path):
@@ -132,21 +132,21 @@ def test_retain_keeps_the_newest(tmp_path):
     for step in (2, 4, 10, 8):
         checkpoint_of(tmp_path, step)
     sealed.delete_old_checkpoints(tmp_path, 2)
-    assert [p.name for p in sealed.all_checkpoints(tmp_path)] == ["checkpoint-10", "checkpoint-8"]
+    assert [p.name for p in sealed.list_checkpoints(tmp_path)] == ["checkpoint-10", "checkpoint-8"]
 
 
 def best_of(folder, step: int, value: float) -> None:
     staged = folder / ".best"
     staged.mkdir()
     (staged / "model.safetensors").write_text(f"weights of step {step}")
-    sealed.seal_best(staged, step=step, metric="loss", value=value)
+    sealed.replace_best_weights(staged, step=step, metric="loss", value=value)
 
 
 def test_better_weights_replace_the_best(tmp_path):
     best_of(tmp_path, 10, 2.0)
     best_of(tmp_path, 20, 1.0)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best-20"]
-    best = sealed.best_weights(tmp_path, "min")
+    best = sealed.find_best_weights(tmp_path, "min")
     assert (best.step, best.metric, best.value) == (20, "loss", 1.0)
 
 
@@ -156,7 +156,7 @@ def test_best_weights_of_another_run_are_ignored(tmp_path):
         (tmp_path / folder / "run.json").write_text(folder)
         best_of(tmp_path / folder, int(10 * value), value)
     shutil.copytree(tmp_path / "other" / "best-10", tmp_path / "run" / "best-10")
-    assert sealed.best_weights(tmp_path / "run", "min").value == 2.0
+    assert sealed.find_best_weights(tmp_path / "run", "min").value == 2.0
 
 
 def test_kill_between_two_best_weights_loses_neither(tmp_path):
@@ -165,11 +165,11 @@ def test_kill_between_two_best_weights_loses_neither(tmp_path):
     (tmp_path / "best-10").rename(tmp_path / "older")
     best_of(tmp_path, 20, 1.0)
     (tmp_path / "older").rename(tmp_path / "best-10")
-    assert sealed.best_weights(tmp_path, "min").step == 20
-    assert sealed.best_weights(tmp_path, "max").step == 10
+    assert sealed.find_best_weights(tmp_path, "min").step == 20
+    assert sealed.find_best_weights(tmp_path, "max").step == 10
     (tmp_path / "best-20" / "model.safetensors").write_text("incomplete")
-    assert sealed.best_weights(tmp_path, "min").step == 10
-    assert sealed.best_weights(tmp_path / "nowhere", "min") is None
+    assert sealed.find_best_weights(tmp_path, "min").step == 10
+    assert sealed.find_best_weights(tmp_path / "nowhere", "min") is None
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_incomplete_checkpoint_is_not_resumed(tmp_path, caplog, name, what):
     incomplete = checkpoint_of(tmp_path, 10, without=[name])
     assert sealed.find_manifest_mismatch(incomplete) is None
     assert sealed.find_checkpoint_defect(incomplete) == f"it lacks {what}"
-    assert sealed.newest_valid(tmp_path, RUN) == tmp_path / "checkpoint-5"
+    assert sealed.find_newest_setting_broken_aside(tmp_path, RUN) == tmp_path / "checkpoint-5"
     assert f"it lacks {what}" in caplog.text
 
 
@@ -202,7 +202,7 @@ def test_checkpoint_needs_the_random_state_of_every_process(tmp_path):
 
 def test_checkpoint_of_another_run_is_set_aside(tmp_path, caplog):
     checkpoint_of(tmp_path, 5)
-    assert sealed.newest_valid(tmp_path, sealed.identity_text({"seed": "4"})) is None
+    assert sealed.find_newest_setting_broken_aside(tmp_path, sealed.identity_to_json({"seed": "4"})) is None
     assert "it belongs to another run" in caplog.text
     assert (tmp_path / "broken-checkpoint-5").exists()
 
@@ -213,7 +213,7 @@ IDENTITY = {"seed": "3"}
 def choose_logged(tmp_path, caplog, resume="auto", run=IDENTITY, folder="run"):
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        found = choose(tmp_path / folder, run, resume)
+        found = prepare_resume(tmp_path / folder, run, resume)
     assert len([r for r in caplog.records if r.levelno == logging.INFO]) == 1, "one log line"
     return found, caplog.records[-1].getMessage()
 
@@ -264,18 +264,18 @@ def test_resume_from_a_named_checkpoint_until_the_run_has_a_later_one(tmp_path, 
 def test_unusable_named_checkpoint_is_an_error(tmp_path):
     named = checkpoint_of(tmp_path / "elsewhere", 5)
     with pytest.raises(CheckpointError, match="there is no such folder"):
-        choose(tmp_path / "run", IDENTITY, str(tmp_path / "nowhere"))
+        prepare_resume(tmp_path / "run", IDENTITY, str(tmp_path / "nowhere"))
     with pytest.raises(CheckpointError, match="of another run: seed was 3, is 4") as caught:
-        choose(tmp_path / "run", {"seed": "4"}, str(named))
+        prepare_resume(tmp_path / "run", {"seed": "4"}, str(named))
     assert "model.pretrained" in caught.value.fix
     _flip(named)
     with pytest.raises(CheckpointError, match=r"not as it was written: model\.safetensors"):
-        choose(tmp_path / "run", IDENTITY, str(named))
+        prepare_resume(tmp_path / "run", IDENTITY, str(named))
 
 
 def test_snapshot_copies_values_keeps_sharing_and_reuses_memory():
     weight = torch.arange(4.0)
-    snapshot = Snapshot()
+    snapshot = TensorSnapshotter()
     first = snapshot.take({"a": weight, "tied": weight, "n": 3, "part": weight[:2]})
     weight.add_(10)
     assert first["a"].tolist() == [0, 1, 2, 3]
@@ -296,7 +296,7 @@ def test_writer_works_in_order_and_raises_the_first_error_once():
     def fail():
         raise StorageError("here", "no room", "make some")
 
-    writer = Writer()
+    writer = BackgroundWorker()
     writer.submit(lambda: done.append(1))
     writer.submit(fail)
     writer.submit(lambda: done.append(3))
@@ -312,9 +312,9 @@ def test_save_without_space_is_an_error_and_cleans_up(tmp_path, monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(saver.shutil, "disk_usage", lambda _: usage(free=3 * 2**20))
     missing = r"a checkpoint needs 10.0 MiB and 3.0 MiB are free: 7.0 MiB are missing"
-    with pytest.raises(StorageError, match=missing), disk_full_handling(staging, 10 * 2**20):
+    with pytest.raises(StorageError, match=missing), guard_disk_space(staging, 10 * 2**20):
         pass
     assert not staging.exists()
-    with pytest.raises(StorageError, match="No space left"), disk_full_handling(staging, 10):
+    with pytest.raises(StorageError, match="No space left"), guard_disk_space(staging, 10):
         raise OSError(errno.ENOSPC, "No space left on device")
     shutil.rmtree(staging, ignore_errors=True)

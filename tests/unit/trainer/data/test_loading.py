@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from params.schema import Launch, Training
 from tests.support import tiny
 from tests.support.in_process import At, job, trainer_of
-from trainer.loop.arguments import conflicts
+from trainer.loop.arguments import find_launch_conflicts
 
 WORKERS = {"launch.dataloader_workers": 2, "training.max_steps": ..., "training.epochs": 2}
 
@@ -93,7 +93,7 @@ def test_prefetch_factor_limits_how_far_a_worker_reads_ahead(tmp_path, factor, b
 @pytest.mark.parametrize("arguments", [{"dataloader_persistent_workers": True}, {"dataloader_prefetch_factor": 2}])
 def test_worker_options_without_workers_are_refused(arguments):
     training = Training.model_validate(tiny.RECIPE["training"] | {"arguments": arguments})
-    (found,) = conflicts(training, Launch(micro_batch_size=4))
+    (found,) = find_launch_conflicts(training, Launch(micro_batch_size=4))
     assert found.key == ("training", "arguments", *arguments)
     assert found.fix == "set launch.dataloader_workers to 1 or more"
-    assert conflicts(training, Launch(micro_batch_size=4, dataloader_workers=1)) == []
+    assert find_launch_conflicts(training, Launch(micro_batch_size=4, dataloader_workers=1)) == []

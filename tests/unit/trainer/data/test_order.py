@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from params import CheckpointError, DataError
 from params.schema import Launch
-from trainer.data.loading import SeededDataset, TrainingData, seeded_collate
-from trainer.data.order import BatchShard, EpochOrder
+from trainer.data.loading import ResumableBatchSampler, SeededDataset, collate_with_seed
+from trainer.data.order import EpochOrder, GlobalBatchShard
 from trainer.data.randomness import seeded
 from trainer.data.streaming import ShuffledWindows, StreamByPosition
-from trainer.loop.batch import split_batch
+from trainer.loop.batch import micro_batch_and_accumulation
 
 
 @pytest.fixture(params=["stored", "computed"])
@@ -37,15 +37,17 @@ def order(rows=50, *, seed=3, batch=8, epoch=0, lengths=None):
 def training_data(shard, rows=50):
     """The rows of an epoch, or those of a stream if there are none."""
     source = DataLoader(range(rows), shuffle=True) if rows else DataLoader(Plain())
-    return TrainingData(source, shard, seed=3)
+    return ResumableBatchSampler(source, shard, seed=3)
 
 
 def steps_of(processes, *, rows=50, batch=8, max_micro_batch=2, at=(0, 0)):
     """The rows of each optimizer step from a position to the end of its epoch, over all processes."""
-    micro_batch, accumulation = split_batch(batch, Launch(num_processes=processes, micro_batch_size=max_micro_batch))
+    micro_batch, accumulation = micro_batch_and_accumulation(
+        batch, Launch(num_processes=processes, micro_batch_size=max_micro_batch)
+    )
     steps = []
     for process in range(processes):
-        sampler = training_data(BatchShard(micro_batch, accumulation, processes, process), rows)
+        sampler = training_data(GlobalBatchShard(micro_batch, accumulation, processes, process), rows)
         order = {"epoch": at[0], "batch": at[1], "global_batch_size": batch}
         sampler.load_state_dict({"order": order, "stream": None})
         batches = list(sampler)
@@ -87,7 +89,7 @@ def test_steps_do_not_depend_on_the_number_of_processes(processes):
 
 @pytest.mark.usefixtures("permutation")
 def test_position_advances_into_the_next_epoch():
-    sampler = training_data(BatchShard(4, 2, 1, 0))
+    sampler = training_data(GlobalBatchShard(4, 2, 1, 0))
     for _ in range(7):
         sampler.advance()
     assert sampler.state_dict()["order"] == {"epoch": 1, "batch": 1, "global_batch_size": 8}
@@ -95,7 +97,7 @@ def test_position_advances_into_the_next_epoch():
 
 
 def test_position_of_another_global_batch_is_refused():
-    sampler = training_data(BatchShard(4, 2, 1, 0))
+    sampler = training_data(GlobalBatchShard(4, 2, 1, 0))
     with pytest.raises(CheckpointError, match="written with a global batch of 16 sequences, this run has 8"):
         sampler.load_state_dict({"order": {"epoch": 0, "batch": 1, "global_batch_size": 16}, "stream": None})
 
@@ -113,7 +115,7 @@ def test_grouping_by_length_makes_similar_batches_of_all_rows():
 
 
 def test_sampler_of_a_stream_has_no_length():
-    sampler = training_data(BatchShard(2, 3, 2, 1), rows=0)
+    sampler = training_data(GlobalBatchShard(2, 3, 2, 1), rows=0)
     with pytest.raises(TypeError, match="no length"):
         len(sampler)
     batches = iter(sampler)
@@ -140,7 +142,7 @@ def test_augmentation_depends_only_on_epoch_and_row():
 
 
 def test_collator_randomness_depends_only_on_its_rows():
-    collate = partial(seeded_collate, lambda rows: {"x": torch.rand(len(rows))}, 3)
+    collate = partial(collate_with_seed, lambda rows: {"x": torch.rand(len(rows))}, 3)
     batch = [((0, 4), {"row_id": 104}), ((0, 5), {})]
     first, second = collate(batch), collate(batch)
     assert torch.equal(first["inputs"]["x"], second["inputs"]["x"])

@@ -15,7 +15,7 @@ OWN = '''"""Own: a classifier that learns by its model's own loss."""
 
 from params.schema import Section
 from trainer.objectives.bases.objective import EncodedRow, Objective
-from trainer.objectives.bases.texts import truncated_token_ids
+from trainer.objectives.bases.texts import tokenize_texts_truncated
 
 
 class Options(Section):
@@ -44,7 +44,7 @@ class Own(Objective[Options]):
         return {"labels": sorted(labels)}
 
     def encode(self, rows, tokenizer, max_length, state):
-        found = truncated_token_ids([row["text"] for row in rows], tokenizer, max_length)
+        found = tokenize_texts_truncated([row["text"] for row in rows], tokenizer, max_length)
         labels = [state["labels"].index(row["label"]) for row in rows]
         return [
             EncodedRow([{"row_id": row["row_id"], "input_ids": ids, "labels": label}], cut)

@@ -163,7 +163,7 @@ def test_two_processes_agree_with_custom_loss_and_metrics(tmp_path):
 
 def test_custom_trainer_that_breaks_a_guarantee_is_refused():
     with pytest.raises(RecipeError) as caught:
-        extensions.trainer_class(training(trainer=f"{OWN}:OwnStep"), EvergreenTrainer)
+        extensions.combine_trainer_class(training(trainer=f"{OWN}:OwnStep"), EvergreenTrainer)
     assert "overrides _save_checkpoint, training_step, on which" in caught.value.what
     assert "override only compute_loss" in caught.value.fix
 

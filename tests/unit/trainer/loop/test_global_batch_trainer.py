@@ -13,7 +13,7 @@ from tasks.tokenization.stage import tokenize
 from tests.support import in_process, new_objectives, tiny
 from tests.support.training import plan_job
 from trainer import job
-from trainer.data.order import BatchShard
+from trainer.data.order import GlobalBatchShard
 from trainer.loop.global_batch_trainer import GlobalBatchTrainer
 
 SECTIONS = {"objective": {"name": "contrast"}, "model": tiny.CLASSES["model"]}
@@ -87,7 +87,7 @@ def test_second_pass_has_the_dropout_of_the_first(tmp_path):
 
 
 def test_rows_of_all_processes_are_in_the_order_of_the_global_batch():
-    shards = [BatchShard(micro_batch=2, accumulation=3, processes=2, process=process) for process in range(2)]
+    shards = [GlobalBatchShard(micro_batch=2, accumulation=3, processes=2, process=process) for process in range(2)]
     own = [torch.tensor([[*shard.places(number)] for number in range(3)]) for shard in shards]
     gathered = SimpleNamespace(accelerator=SimpleNamespace(gather=lambda _: torch.stack(own)))
     for places in own:

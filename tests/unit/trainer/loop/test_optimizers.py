@@ -16,7 +16,7 @@ from params import DivergedError, ModelError, Recipe, RecipeError
 from tests.support import tiny
 from tests.support.in_process import At, job, losses, trained, trainer_of
 from tests.support.project import ROOT
-from trainer.checkpoints.sealed import best_weights
+from trainer.checkpoints.sealed import find_best_weights
 from trainer.loop import optimizer_check, optimizers
 
 RUN = {
@@ -29,7 +29,7 @@ RUN = {
     "launch.micro_batch_size": 8,
 }
 LOW_RANK = {"optim_target_modules": ["q_proj", "up_proj"], "optim_args": "rank=4,update_proj_gap=3"}
-RUNNABLE = [name for name in optimizers.known_optimizers() if optimizer_check.unavailable(name) is None]
+RUNNABLE = [name for name in optimizers.known_optimizers() if optimizer_check.why_optimizer_unavailable(name) is None]
 
 pytestmark = [
     # grokadamw 0.1.2, grokadamw.py: torch.cuda.amp.autocast() at each step, on any device
@@ -94,7 +94,7 @@ def test_unavailable_optimizers_are_known():
     assert set(optimizers.known_optimizers()) - set(RUNNABLE) == missing
 
 
-ONE_OF_EACH = {"adamw_torch_fused", *{optimizers.family(name): name for name in reversed(RUNNABLE)}.values()}
+ONE_OF_EACH = {"adamw_torch_fused", *{optimizers.optimizer_family(name): name for name in reversed(RUNNABLE)}.values()}
 """The default, and one of each family; `make slow` trains with all of them."""
 
 
@@ -137,7 +137,7 @@ def learns_and_resumes(tmp_path, settings, stop_at):
 
 
 def best(trainer):
-    return best_weights(Path(trainer.args.output_dir), "min")
+    return find_best_weights(Path(trainer.args.output_dir), "min")
 
 
 def same_bits(tensors, folder):
@@ -149,7 +149,7 @@ def test_adalomo_learns_and_resumes_with_the_same_bits(tmp_path, monkeypatch):
     """Its package uses CUDA only to create its moments; without that it runs on a CPU."""
     if not torch.cuda.is_available():
         monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
-        monkeypatch.setattr(optimizer_check, "unavailable", lambda name: None)
+        monkeypatch.setattr(optimizer_check, "why_optimizer_unavailable", lambda name: None)
     learns_and_resumes(tmp_path, changes("adalomo"), stop_at=5)
 
 
@@ -395,12 +395,16 @@ def test_check_accepts_every_available_optimizer(problems, name):
 def test_no_problem_of_a_plain_optimizer_is_missed_without_torch(name, monkeypatch):
     recipe = tiny.recipe(changes(name, **{"training.arguments": {"adam_beta1": 0.8}, "launch.num_processes": 2}))
     recipe = Recipe.model_validate(recipe)
-    quick = list(optimizer_check.problems(recipe.training, recipe.launch))
+    quick = list(optimizer_check.find_optimizer_problems(recipe.training, recipe.launch))
     monkeypatch.setattr(optimizer_check, "_PLAIN", ())
-    assert quick == list(optimizer_check.problems(recipe.training, recipe.launch)) == []
+    assert quick == list(optimizer_check.find_optimizer_problems(recipe.training, recipe.launch)) == []
 
 
-PACKAGES = {optimizers.family(n): n for n in reversed(RUNNABLE) if optimizers.family(n) in optimizer_check.PACKAGES}
+PACKAGES = {
+    optimizers.optimizer_family(n): n
+    for n in reversed(RUNNABLE)
+    if optimizers.optimizer_family(n) in optimizer_check.PACKAGES
+}
 
 
 @pytest.mark.parametrize(("family", "name"), PACKAGES.items(), ids=PACKAGES)

@@ -18,7 +18,7 @@ from tests.support.training import ElasticTraining, assert_same, metrics_log, pl
 from trainer import objectives
 from trainer.job import Job
 from trainer.loop.trainer import EvergreenTrainer
-from trainer.objectives.bases.rollout import GenerationOptions, Rollout, sample, token_logprobs
+from trainer.objectives.bases.rollout import GenerationOptions, Rollout, completion_token_logprobs, sample_completions
 
 N = 4
 BUFFERED = prompts.GRPO | {"steps_per_generation": N, "beta": 0.1}
@@ -67,14 +67,14 @@ def test_completions_do_not_depend_on_the_rest_of_the_batch() -> None:
 
     def drawn(part: slice, **options: Any) -> list[list[int]]:
         sampling = GenerationOptions(max_new_tokens=12, **options)
-        return sample(model, prompt_ids[part], tokenizer=tokenizer, options=sampling, keys=keys[part])[0]
+        return sample_completions(model, prompt_ids[part], tokenizer=tokenizer, options=sampling, keys=keys[part])[0]
 
     together = drawn(slice(4))
     assert [drawn(slice(i, i + 1))[0] for i in range(4)] == together
     assert drawn(slice(4), generation_batch_size=3) == together
     assert together[0] != together[3], "the same prompt, another key"
     assert drawn(slice(4), temperature=1e-5) == drawn(slice(4), top_k=1) == drawn(slice(4), top_p=1e-6)
-    greedy, ended = sample(
+    greedy, ended = sample_completions(
         model, prompt_ids, tokenizer=tokenizer, options=GenerationOptions(max_new_tokens=12), keys=None
     )
     assert greedy == drawn(slice(4), top_k=1)
@@ -88,7 +88,7 @@ def test_sampled_tokens_follow_the_models_distribution() -> None:
         logits = model(torch.tensor([[65]])).logits[0, -1]
     sampling = GenerationOptions(max_new_tokens=1, temperature=0.7, top_k=5)
     count = 8000
-    found, _ = sample(model, [[65]] * count, tokenizer=tokenizer, options=sampling, keys=list(range(count)))
+    found, _ = sample_completions(model, [[65]] * count, tokenizer=tokenizer, options=sampling, keys=list(range(count)))
     likeliest = logits.topk(5)
     expected = (likeliest.values / 0.7).softmax(-1).tolist()
     shares = [sum(ids == [token] for ids in found) / count for token in likeliest.indices.tolist()]
@@ -226,7 +226,7 @@ def test_too_few_positions_are_an_error_before_training(tmp_path: Path) -> None:
 
 
 def rounds(**options: Any) -> Any:
-    return objectives.build(ObjectiveChoice(name="iterative_sft", **options))
+    return objectives.build_objective(ObjectiveChoice(name="iterative_sft", **options))
 
 
 def test_select_completions() -> None:
@@ -291,7 +291,7 @@ def test_iterative_loss_is_the_next_token_loss(tmp_path: Path) -> None:
         for training_sample in samples:  # one by one, without padding
             ids = torch.tensor([[*training_sample.prompt, *training_sample.completion]])
             learned = torch.arange(ids.shape[1])[None] >= len(training_sample.prompt)
-            total = total - token_logprobs(model(ids).logits, ids, learned).sum()
+            total = total - completion_token_logprobs(model(ids).logits, ids, learned).sum()
         loss = total / sum(len(training_sample.completion) for training_sample in samples)
         loss.backward()
         assert len(samples) == 8

@@ -148,19 +148,19 @@ def test_checkpoint_needs_the_distribution_it_was_written_with(tmp_path, written
     (tmp_path / WRITTEN_FILES[written]).touch()
     tiny.position(processes=2).save(tmp_path)
     if written == used:
-        sharding.check_sharding(TRAINERS[used], tmp_path)
+        sharding.check_sharding_as_requested(TRAINERS[used], tmp_path)
         return
     with pytest.raises(CheckpointError, match=f"was written under {written}, and this start uses {used}"):
-        sharding.check_sharding(TRAINERS[used], tmp_path)
+        sharding.check_sharding_as_requested(TRAINERS[used], tmp_path)
 
 
 def test_only_deepspeed_needs_the_same_number_of_processes(tmp_path):
     (tmp_path / "global_step4").touch()
     tiny.position(processes=2).save(tmp_path)
     with pytest.raises(CheckpointError, match="was written by 2 processes, and DeepSpeed cannot resume with 4"):
-        sharding.check_sharding(fake_trainer(deepspeed=True, world_size=4), tmp_path)
+        sharding.check_sharding_as_requested(fake_trainer(deepspeed=True, world_size=4), tmp_path)
     (tmp_path / "global_step4").rename(tmp_path / "pytorch_model_fsdp_0")
-    sharding.check_sharding(fake_trainer(fsdp=True, world_size=4), tmp_path)
+    sharding.check_sharding_as_requested(fake_trainer(fsdp=True, world_size=4), tmp_path)
 
 
 def launch(configuration):

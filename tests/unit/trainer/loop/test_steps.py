@@ -13,7 +13,7 @@ from params import DivergedError
 from params.schema import Launch, Training
 from tests.support import tiny
 from tests.support.in_process import At, job, losses, trained, trainer_of
-from trainer.loop.arguments import conflicts
+from trainer.loop.arguments import find_launch_conflicts
 
 ONE = {
     "training.max_steps": 1,
@@ -139,7 +139,7 @@ def test_label_smoothing_applies_to_training_only(tmp_path, objective):
 def test_label_smoothing_with_a_custom_loss_is_refused():
     fields = {"arguments": {"label_smoothing_factor": 0.1}, "loss": {"name": "trainer.losses:cross_entropy"}}
     training = Training.model_validate(tiny.RECIPE["training"] | fields)
-    (found,) = conflicts(training, Launch(micro_batch_size=4))
+    (found,) = find_launch_conflicts(training, Launch(micro_batch_size=4))
     assert "does nothing: training.loss replaces the loss" in found.what
 
 

@@ -12,8 +12,8 @@ from params import RecipeError
 from params.schema import Launch, Recipe
 from tests.support import tiny
 from tests.support.in_process import job, trained, trainer_of
-from trainer.loop.arguments import build
-from trainer.loop.batch import split_batch
+from trainer.loop.arguments import build_training_arguments
+from trainer.loop.batch import micro_batch_and_accumulation
 from trainer.loop.trainer import EvergreenTrainer
 
 PRIVATE_HOOKS = (
@@ -44,14 +44,16 @@ PRIVATE_STATE = ("_tr_loss", "_globalstep_last_logged")
     ],
 )
 def test_split_batch_keeps_the_global_batch(processes, max_micro_batch, expected):
-    micro_batch, accumulation = split_batch(24, Launch(num_processes=processes, micro_batch_size=max_micro_batch))
+    micro_batch, accumulation = micro_batch_and_accumulation(
+        24, Launch(num_processes=processes, micro_batch_size=max_micro_batch)
+    )
     assert (micro_batch, accumulation) == expected
     assert micro_batch * accumulation * processes == 24
 
 
 def test_indivisible_batch_error_lists_the_possible_process_counts():
     with pytest.raises(RecipeError) as caught:
-        split_batch(12, Launch(num_processes=5, micro_batch_size=4))
+        micro_batch_and_accumulation(12, Launch(num_processes=5, micro_batch_size=4))
     assert caught.value.fix == "use one of [1, 2, 3, 4, 6, 12] processes, or another global batch"
 
 
@@ -71,7 +73,7 @@ def test_arguments_owned_by_the_pipeline_are_refused(tmp_path):
 
 
 def arguments(folder, training, launch, rows=240):
-    return build(folder=folder, seed=3, training=training, launch=launch, direction="min", rows=rows)
+    return build_training_arguments(folder=folder, seed=3, training=training, launch=launch, direction="min", rows=rows)
 
 
 def test_epochs_of_a_stream_become_steps(tmp_path):

@@ -18,7 +18,7 @@ from tests.support.in_process import job, losses, trained, trainer_of
 from tests.support.pretrained import write_model
 from tests.support.training import curve, run_train
 from trainer import objectives
-from trainer.checkpoints.sealed import best_weights
+from trainer.checkpoints.sealed import find_best_weights
 from trainer.data import tokens
 from trainer.model import network
 
@@ -34,14 +34,14 @@ def adapter_job(root, changes=None, **sections):
 
 
 def untrained(job):
-    return network.untrained_model(job.model, **parts(job))
+    return network.build_untrained_model(job.model, **parts(job))
 
 
 def parts(job):
     """What builds a model, apart from the recipe's `model` section."""
     return {
-        "objective": objectives.build(job.objective),
-        "state": tokens.read_state(job.tokens),
+        "objective": objectives.build_objective(job.objective),
+        "state": tokens.read_objective_state(job.tokens),
         "tokenizer": tokens.read_tokenizer(job.tokens),
         "seed": job.seed,
     }
@@ -49,7 +49,7 @@ def parts(job):
 
 def written(trained, root, job):
     """The trained model in `root`/published, its adapters by themselves in `root`/adapter; its number of parameters."""
-    return network.write_adapted(trained, root / "published", root / "adapter", job.model, **parts(job))
+    return network.write_merged_and_adapter(trained, root / "published", root / "adapter", job.model, **parts(job))
 
 
 CLASSES = tiny.CLASSES | {"training": tiny.RECIPE["training"]}
@@ -81,7 +81,7 @@ def test_adapters_are_trained_saved_and_merged_for_publishing(tmp_path, sections
     assert frozen.keys() == base.keys()
     assert all(torch.equal(weight, base[name]) for name, weight in frozen.items()), "the base model is unchanged"
 
-    best = best_weights(planned.folder, planned.direction)
+    best = find_best_weights(planned.folder, planned.direction)
     assert best.step == trainer.state.best_global_step
     whole = sum(weight.nbytes for weight in base.values())
     for folder in (best.folder, planned.folder / "checkpoint-6"):
@@ -101,7 +101,7 @@ def test_adapters_are_trained_saved_and_merged_for_publishing(tmp_path, sections
     }
     assert parameters == sum(weight.numel() for weight in published.parameters())
     assert published.state_dict().keys() == base.keys(), "no adapter weights remain"
-    objective = objectives.build(planned.objective)
+    objective = objectives.build_objective(planned.objective)
     rows = tokens.read_split(planned.tokens, "test")
     batch = objective.collate([rows[i] for i in range(4)], tokens.read_tokenizer(planned.tokens))
     batch.pop("labels")
@@ -120,7 +120,7 @@ def test_adapters_by_themselves_name_their_base_model(tmp_path):
         tmp_path, model={"pretrained": str(tmp_path / "base")}, **{k: CLASSES[k] for k in ("objective", "training")}
     )
     trained(planned)
-    best = best_weights(planned.folder, planned.direction)
+    best = find_best_weights(planned.folder, planned.direction)
     written(best.folder, tmp_path, planned)
     adapter = tmp_path / "adapter"
     config = json.loads((adapter / "adapter_config.json").read_text())
@@ -167,7 +167,7 @@ def test_a_configuration_that_asks_for_another_library_is_an_error(tmp_path, key
 def test_adapters_without_the_head_of_the_objective_are_refused(tmp_path):
     planned = adapter_job(tmp_path, model={"pretrained": str(write_model(tmp_path / "base", "llama"))})
     trained(planned)
-    best = best_weights(planned.folder, planned.direction)
+    best = find_best_weights(planned.folder, planned.direction)
     written(best.folder, tmp_path, planned)
     with pytest.raises(ModelError, match=r"neither the adapter nor its base model, .*, has score\.weight"):
         network.load_trained_model(tmp_path / "adapter", AutoModelForSequenceClassification)
@@ -230,7 +230,7 @@ def test_adapters_of_a_quantized_model_are_merged_into_the_full_model(tmp_path, 
     assert layer.weight.dtype in (torch.uint8, torch.int8)
     assert layer.weight.nbytes == 64 * 64 * bits // 8
 
-    best = best_weights(planned.folder, planned.direction)
+    best = find_best_weights(planned.folder, planned.direction)
     written(best.folder, tmp_path, planned)
     published = AutoModelForCausalLM.from_pretrained(tmp_path / "published")
     weights, base = published.state_dict(), untrained(planned).state_dict()
@@ -259,7 +259,7 @@ def test_resumed_run_on_a_quantized_model_ends_with_the_same_bits(tmp_path):
 def test_conflicts_of_adapters_and_quantization(monkeypatch):
     def found(launch=None, **model):
         sections = Model.model_validate(model), Launch.model_validate({"micro_batch_size": 1} | (launch or {}))
-        return [f"{'.'.join(p.key)}: {p.what}; {p.fix}" for p in network.conflicts(*sections)]
+        return [f"{'.'.join(p.key)}: {p.what}; {p.fix}" for p in network.find_model_conflicts(*sections)]
 
     config, few = {"model_type": "llama"}, {"bits": 4}
     assert found(pretrained="a/b", lora={}, quantization=few) == []

@@ -28,7 +28,7 @@ def letters():
 
 @pytest.fixture
 def objective():
-    return objectives.build(ObjectiveChoice(name="causal_lm"))
+    return objectives.build_objective(ObjectiveChoice(name="causal_lm"))
 
 
 def encode(objective, *texts, max_length=4):
@@ -107,7 +107,7 @@ def test_packed_block_has_the_row_id_of_its_first_token(objective):
 
 
 def test_pack_without_packing_changes_nothing():
-    objective = objectives.build(ObjectiveChoice(name="causal_lm", packing=False))
+    objective = objectives.build_objective(ObjectiveChoice(name="causal_lm", packing=False))
     examples = encode(objective, "ab", "c")
     assert list(objective.pack(examples, 4)) == examples
 

@@ -19,7 +19,7 @@ from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import in_process, preferences, releases
 from tests.support.training import assert_same, metrics_log, run_train, run_train_with_kills
 from trainer import objectives
-from trainer.checkpoints.sealed import all_checkpoints
+from trainer.checkpoints.sealed import list_checkpoints
 from trainer.data import tokens
 from trainer.loop.preference_trainer import PRECOMPUTED
 
@@ -28,7 +28,7 @@ TYPES = ("sigmoid", "ipo", "hinge", "robust", "exo_pair", "apo_zero", "apo_down"
 
 
 def objective(**options: Any) -> Any:
-    return objectives.build(ObjectiveChoice(name="dpo", **options))
+    return objectives.build_objective(ObjectiveChoice(name="dpo", **options))
 
 
 # beta is 0.5; the gains are 2 and -1 (chosen), -2 and 1 (rejected), so the margins are 2 and -1.
@@ -117,9 +117,9 @@ def test_loss_and_gradients_match_trl(kind: str, started: Any, tmp_path: Path) -
     gradients = {name: weight.grad.clone() for name, weight in trained.named_parameters()}
     assert max(float(gradient.abs().max()) for gradient in gradients.values()) > 1e-3
 
-    from trainer.model.network import initial_model
+    from trainer.model.network import build_model_to_train
 
-    start = initial_model(job.model, objective=ours, state={}, tokenizer=tokenizer, seed=job.seed)
+    start = build_model_to_train(job.model, objective=ours, state={}, tokenizer=tokenizer, seed=job.seed)
     for name, network in (("start", start), ("trained", trained)):
         network.save_pretrained(tmp_path / name)
     rows = [
@@ -180,7 +180,7 @@ def test_gradients_do_not_depend_on_the_micro_batch(tmp_path: Path) -> None:
             log, folder = metrics_log(artifacts), artifacts.checkpoint
         else:
             trainer = in_process.trained(preferences.job(tmp_path / name.replace(" ", "-"), EXACT | changes))
-            log, folder = trainer.state.log_history, all_checkpoints(Path(trainer.args.output_dir))[0]
+            log, folder = trainer.state.log_history, list_checkpoints(Path(trainer.args.output_dir))[0]
         losses = [(entry["loss"], entry["grad_norm"]) for entry in log if "loss" in entry]
         found[name] = losses, load_file(folder / "model.safetensors")
     golden, weights = found.pop("4 at once")
@@ -231,7 +231,7 @@ def test_precomputed_logprobs_are_reused_by_later_starts(tmp_path: Path) -> None
     known = json.loads(path.read_text())
     assert len(known) == preferences.SIZES["train"] + preferences.SIZES["validation"]
     path.write_text(json.dumps({row: [-1.0, -float(row)] for row in known}))
-    again = job.model_copy(update={"checkpoint": all_checkpoints(job.folder)[0], "stop_at_step": 4})
+    again = job.model_copy(update={"checkpoint": list_checkpoints(job.folder)[0], "stop_at_step": 4})
     trainer = in_process.trained(again)
     batch = trainer.data_collator([trainer.train_dataset[i] for i in (5, 3)])
     assert trainer.objective.reference_logprobs(batch).tolist() == [[-1.0, -1.0], [-5.0, -3.0]]
@@ -252,7 +252,7 @@ def test_stopped_run_ends_with_the_same_bits(tmp_path: Path, changes: dict[str, 
     golden = Path(in_process.trained(preferences.job(tmp_path / "golden", changes)).args.output_dir)
     job = preferences.job(tmp_path / "stopped", changes, stop_at_step=3)
     in_process.trained(job)
-    (newest, *_) = all_checkpoints(job.folder)
+    (newest, *_) = list_checkpoints(job.folder)
     assert newest.name == "checkpoint-3"
     in_process.trained(job.model_copy(update={"checkpoint": newest, "stop_at_step": None}))
     names = {path.name for path in (golden / "checkpoint-6").iterdir()} - {"manifest.json", "trainer_state.json"}

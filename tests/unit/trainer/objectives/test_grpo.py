@@ -14,13 +14,13 @@ from params.schema import Launch, Model, ObjectiveChoice, Training, TrainTokeniz
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import prompts
 from trainer import objectives
-from trainer.objectives.bases.rollout import Rollout, TrainingSample, training_batch
+from trainer.objectives.bases.rollout import Rollout, TrainingSample, collate_training_samples
 
 REWARD = "trainer.rewards:numeric_answer"
 
 
 def objective(name: str = "grpo", **options: Any) -> Any:
-    return objectives.build(ObjectiveChoice(name=name, **options))
+    return objectives.build_objective(ObjectiveChoice(name=name, **options))
 
 
 def test_advantages_by_hand() -> None:
@@ -74,7 +74,7 @@ def test_loss_and_gradients_match_trl(kind: str, tmp_path: Path) -> None:
             logprobs = [-5.6 + 0.3 * torch.randn(len(c), generator=generator) for c in rollout.completions]
             setattr(rollout, name, logprobs)
     training_samples = [training_sample for rollout in GROUPS for training_sample in ours.training_samples(rollout)]
-    batch = training_batch(training_samples, 0)
+    batch = collate_training_samples(training_samples, 0)
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     losses, metrics = ours.losses(logits, batch)
     loss = losses.sum() / ours.loss_denominator(sequences=6, tokens=14)
@@ -205,7 +205,7 @@ def test_prompt_is_filled_from_columns() -> None:
         ("{", "braces"),
         ("{0}", "not a column name"),
     ):
-        (found,) = objectives.option_problems(ObjectiveChoice(name="grpo", prompt=prompt))
+        (found,) = objectives.find_option_problems(ObjectiveChoice(name="grpo", prompt=prompt))
         assert message in found.what
 
 

@@ -16,11 +16,11 @@ from trainer import objectives
 LABELS = {"labels": ["a", "b", "c", "d", "e"]}
 TAGS = {"labels": ["O", "B-x", "I-x", "B-y", "I-y"]}
 STATES = {"sequence_classification": LABELS, "token_classification": TAGS}
-NAMES = objectives.names()
+NAMES = objectives.objective_names()
 
 
 def build(name: str) -> Any:
-    return objectives.build(ObjectiveChoice(name=name))
+    return objectives.build_objective(ObjectiveChoice(name=name))
 
 
 def random_scores(objective: Any, rows: int, seed: int = 0) -> dict[str, np.ndarray]:

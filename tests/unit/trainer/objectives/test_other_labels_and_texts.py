@@ -19,7 +19,7 @@ SMALL = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidd
 @pytest.mark.parametrize("known", [["a", "b"], ["a", "b", "c", "z"]], ids=["lacks a label", "has one more"])
 def test_champion_of_other_labels_can_be_scored_on_lists_of_labels(known):
     with new_objectives.known():
-        topics = objectives.build(ObjectiveChoice(name="topics"))
+        topics = objectives.build_objective(ObjectiveChoice(name="topics"))
     torch.manual_seed(0)
     config = BertConfig(**SMALL, num_labels=len(known), id2label=dict(enumerate(known)))
     state = {"labels": ["a", "b", "c"]}

@@ -16,8 +16,8 @@ from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics, MetricAccumulator
-from trainer.model.network import initial_model
-from trainer.objectives.seq2seq import score_text
+from trainer.model.network import build_model_to_train
+from trainer.objectives.seq2seq import exact_match_and_rouge
 
 ROWS = [
     {"row_id": 0, "input": "three plus four", "target": "seven"},
@@ -33,11 +33,11 @@ BART = {"model_type": "bart", "d_model": 16, "encoder_layers": 1, "decoder_layer
 
 
 def objective(**options: Any) -> Any:
-    return objectives.build(ObjectiveChoice(name="seq2seq", **options))
+    return objectives.build_objective(ObjectiveChoice(name="seq2seq", **options))
 
 
 def model(config: dict[str, Any], task: Any) -> Any:
-    return initial_model(Model(config=config), objective=task, state={}, tokenizer=TOKENIZER, seed=5).eval()
+    return build_model_to_train(Model(config=config), objective=task, state={}, tokenizer=TOKENIZER, seed=5).eval()
 
 
 def encode(task: Any, row: dict[str, Any], max_length: int = 64) -> dict[str, Any]:
@@ -112,16 +112,16 @@ def test_generation_is_deterministic_and_independent_of_the_batch(beams):
 
 
 def test_score_text():
-    exact, *rouge = score_text("The cat sat on the mat.", "the cat was on the mat")
+    exact, *rouge = exact_match_and_rouge("The cat sat on the mat.", "the cat was on the mat")
     assert exact == 0.0
     # 5 of 6 words; "the cat", "on the", "the mat" of 5 pairs; "the cat on the mat" in this order
     assert rouge == pytest.approx([5 / 6, 3 / 5, 5 / 6], rel=1e-6)
-    assert score_text(" it is four\n", "it is four") == [1.0, 1.0, 1.0, 1.0]
-    assert score_text("four is it", "it is four") == pytest.approx([0.0, 1.0, 0.0, 1 / 3], rel=1e-6)
-    assert score_text("", "four") == [0.0, 0.0, 0.0, 0.0]
-    assert score_text("a b c d", "a")[1] == pytest.approx(2 * 1 / 4 / (1 + 1 / 4), rel=1e-6)
+    assert exact_match_and_rouge(" it is four\n", "it is four") == [1.0, 1.0, 1.0, 1.0]
+    assert exact_match_and_rouge("four is it", "it is four") == pytest.approx([0.0, 1.0, 0.0, 1 / 3], rel=1e-6)
+    assert exact_match_and_rouge("", "four") == [0.0, 0.0, 0.0, 0.0]
+    assert exact_match_and_rouge("a b c d", "a")[1] == pytest.approx(2 * 1 / 4 / (1 + 1 / 4), rel=1e-6)
     assert (
-        score_text("Добрый день", "добрый вечер")[1] == 0.5
+        exact_match_and_rouge("Добрый день", "добрый вечер")[1] == 0.5
     )  # the usual tokenization of ROUGE knows only Latin letters
 
 
@@ -163,11 +163,11 @@ def first_token(prediction: Any) -> dict[str, float]:
 
 @pytest.mark.parametrize("generate", [True, False])
 def test_custom_metrics_get_the_generated_tokens(generate):
-    from params.schema import Metrics
+    from params.schema import OwnMetrics
 
     task = objective(generate=generate)
     network = model(T5, task)
-    metrics = Metrics(function=f"{__name__}:first_token", directions={"first": "max", "width": "max"})
+    metrics = OwnMetrics(function=f"{__name__}:first_token", directions={"first": "max", "width": "max"})
     evaluation = EvaluationMetrics(task, state={}, tokenizer=TOKENIZER, metrics=metrics)
     batch = task.collate([encode(task, row) for row in ROWS], TOKENIZER)
     with torch.inference_mode():

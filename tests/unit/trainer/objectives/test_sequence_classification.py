@@ -31,7 +31,7 @@ def words():
 
 @pytest.fixture
 def objective():
-    return objectives.build(ObjectiveChoice(name="sequence_classification", label_column="kind"))
+    return objectives.build_objective(ObjectiveChoice(name="sequence_classification", label_column="kind"))
 
 
 def rows(*labels):

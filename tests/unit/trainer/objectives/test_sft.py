@@ -44,7 +44,7 @@ def letters():
 
 
 def build(**options):
-    return objectives.build(ObjectiveChoice(name="sft", **options))
+    return objectives.build_objective(ObjectiveChoice(name="sft", **options))
 
 
 def encode(objective, tokenizer, *rows, max_length=200):
@@ -232,7 +232,7 @@ def examples_of(*sizes):
 
 
 def test_pack_puts_each_example_into_the_fullest_sequence_with_room():
-    packed = list(packing.pack(examples_of(5, 3, 4, 3, 2), 8))
+    packed = list(packing.pack_examples(examples_of(5, 3, 4, 3, 2), 8))
     assert [p["input_ids"] for p in packed] == [
         [0, 0, 0, 0, 0, 1, 1, 1],  # full, so it comes first
         [2, 2, 2, 2, 3, 3, 3],
@@ -255,11 +255,11 @@ def test_pack_loses_nothing_with_bounded_memory_and_is_reproducible():
             yield example
 
     packed, returned = [], 0
-    for sequence in packing.pack(counted(), 40):
+    for sequence in packing.pack_examples(counted(), 40):
         returned += len(sequence["lengths"])
         packed.append(sequence)
         assert read - returned <= packing.OPEN * 20, "memory does not grow with the rows"
-    assert packed == list(packing.pack(examples, 40))
+    assert packed == list(packing.pack_examples(examples, 40))
     found = sorted(i for p in packed for i in p["input_ids"])
     assert found == sorted(i for e in examples for i in e["input_ids"])
     assert sum(len(p["input_ids"]) for p in packed) / (40 * len(packed)) > 0.97
@@ -324,7 +324,7 @@ def test_packed_and_unpacked_have_the_same_loss_and_gradients(name):
         other, other_gradients = loss_and_gradients(model, packed | changes)
         assert abs(other - loss) > 1e-5, "the boundaries have an effect"
         assert (other_gradients - gradients).abs().max() > 1e-5
-    assert packing.packing_problem(model) is None
+    assert packing.find_packing_problem(model) is None
 
 
 @pytest.mark.parametrize(
@@ -349,13 +349,13 @@ def test_model_whose_positions_do_not_restart_is_refused():
     model = model_of("gpt2")
     table = model.transformer.wpe
     table.forward = lambda places: functools.partial(type(table).forward, table)(torch.arange(places.shape[1])[None])
-    assert "numbers the positions" in packing.packing_problem(model)
+    assert "numbers the positions" in packing.find_packing_problem(model)
 
 
 def test_model_that_computes_nan_is_not_trained_on_packed_sequences():
     model = model_of("gpt2")
     torch.nn.init.constant_(model.transformer.ln_f.weight, torch.nan)
-    assert "not finite" in packing.packing_problem(model)
+    assert "not finite" in packing.find_packing_problem(model)
 
 
 def test_packed_training_takes_the_steps_of_unpacked_training(tmp_path):

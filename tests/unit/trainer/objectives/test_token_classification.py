@@ -18,9 +18,14 @@ from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
 from trainer.loop.metrics import MetricAccumulator
-from trainer.objectives.token_classification import spans_from_bio_tags, spans_of_tags, split, tags_of_spans
+from trainer.objectives.token_classification import (
+    bio_tags_to_subword_spans,
+    spans_to_tags,
+    split_into_subwords,
+    tags_to_character_spans,
+)
 
-OBJECTIVE = objectives.build(ObjectiveChoice(name="token_classification"))
+OBJECTIVE = objectives.build_objective(ObjectiveChoice(name="token_classification"))
 ROW = {
     "row_id": 7,
     "text": "Table for 4 people on Friday",
@@ -55,8 +60,8 @@ def encode(row, tokenizer, max_length):
 
 
 def tags(tokenizer, text, *spans):
-    (pieces,) = split([text], tokenizer)
-    return dict(zip([tokenizer.decode([i]) for i in pieces.ids], tags_of_spans(pieces, spans), strict=True))
+    (pieces,) = split_into_subwords([text], tokenizer)
+    return dict(zip([tokenizer.decode([i]) for i in pieces.ids], spans_to_tags(pieces, spans), strict=True))
 
 
 def test_row_becomes_tags_without_special_tokens():
@@ -79,10 +84,10 @@ def test_labels_are_collected_from_the_rows():
 def test_span_covers_every_subword_it_touches():
     inside_a_word = tags(words(), "on friday", ("date", 4, 5))  # only the r
     assert inside_a_word == {"on": "O", "fri": "B-date", "##day": "O"}
-    two_in_one, shared = split(["people", "8pm"], words())
-    assert tags_of_spans(two_in_one, [("a", 0, 2), ("b", 2, 6)]) == ["B-a"]
-    assert tags_of_spans(shared, [("a", 0, 2), ("b", 2, 3)]) == ["B-a", "I-a", "B-b"]  # 8, ##p, ##m
-    assert tags_of_spans(shared, [("a", 0, 1), ("a", 1, 3)]) == [
+    two_in_one, shared = split_into_subwords(["people", "8pm"], words())
+    assert spans_to_tags(two_in_one, [("a", 0, 2), ("b", 2, 6)]) == ["B-a"]
+    assert spans_to_tags(shared, [("a", 0, 2), ("b", 2, 3)]) == ["B-a", "I-a", "B-b"]  # 8, ##p, ##m
+    assert spans_to_tags(shared, [("a", 0, 1), ("a", 1, 3)]) == [
         "B-a",
         "B-a",
         "I-a",
@@ -92,13 +97,13 @@ def test_span_covers_every_subword_it_touches():
 def test_leading_space_of_a_subword_belongs_to_no_span():
     text = "four people, on Friday"
     bpe = byte_pairs(*["four people on Friday people on Friday four"] * 4)
-    assert " people" in {bpe.decode([i]) for i in split([text], bpe)[0].ids}
+    assert " people" in {bpe.decode([i]) for i in split_into_subwords([text], bpe)[0].ids}
     assert tags(bpe, text, ("n", 0, 5))[" people"] == "O"  # the span ends with the space
     assert tags(bpe, text, ("n", 0, 6))[" people"] == "I-n"
     assert tags(bpe, text, ("n", 4, 11))[" people"] == "B-n"  # it begins with the space
     for start, end in ((0, 4), (5, 11), (16, 22), (0, 22)):
-        (pieces,) = split([text], bpe)
-        assert spans_of_tags(pieces, tags_of_spans(pieces, [("n", start, end)])) == [("n", start, end)]
+        (pieces,) = split_into_subwords([text], bpe)
+        assert tags_to_character_spans(pieces, spans_to_tags(pieces, [("n", start, end)])) == [("n", start, end)]
 
 
 TEXTS = [
@@ -114,10 +119,10 @@ def test_tags_restore_the_character_span(text):
     bpe = byte_pairs(*TEXTS)
     starts = [i for i, c in enumerate(text) if not c.isspace() and (i == 0 or text[i - 1].isspace())]
     ends = [i + 1 for i, c in enumerate(text) if not c.isspace() and (i + 1 == len(text) or text[i + 1].isspace())]
-    (pieces,) = split([text], bpe)
+    (pieces,) = split_into_subwords([text], bpe)
     for start in starts:
         for end in (e for e in ends if e > start):
-            assert spans_of_tags(pieces, tags_of_spans(pieces, [("x", start, end)])) == [("x", start, end)]
+            assert tags_to_character_spans(pieces, spans_to_tags(pieces, [("x", start, end)])) == [("x", start, end)]
 
 
 def entities(examples):
@@ -168,9 +173,9 @@ def test_spans_of_tags_are_those_of_seqeval():
     kinds = ["O", *(f"{kind}-{label}" for kind in "BI" for label in ("day", "name", "x-y"))]
     for _ in range(2000):
         tags = chance.choices(kinds, k=chance.randint(0, 12))
-        assert spans_from_bio_tags(tags) == [(label, start, last + 1) for label, start, last in get_entities(tags)], (
-            tags
-        )
+        assert bio_tags_to_subword_spans(tags) == [
+            (label, start, last + 1) for label, start, last in get_entities(tags)
+        ], tags
 
 
 @pytest.mark.parametrize("seed", range(30))

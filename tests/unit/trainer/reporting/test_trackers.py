@@ -16,7 +16,7 @@ from params.schema import Launch, Training
 from tests.support import tiny
 from tests.support.training import metrics_log, run_train
 from trainer.checkpoints.sealed import KILL_AT
-from trainer.conflicts import conflicts
+from trainer.conflicts import find_training_conflicts
 from trainer.loop import arguments
 from trainer.reporting import trackers
 
@@ -123,7 +123,7 @@ def test_missing_tracker_names_its_extra(monkeypatch):
     real = trackers.importlib.util.find_spec
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None if name == "wandb" else real(name))
     training = Training.model_validate(tiny.RECIPE["training"] | {"arguments": {"report_to": ["tensorboard", "wandb"]}})
-    (found,) = conflicts(objective=None, model=None, training=training, launch=Launch(micro_batch_size=4))
+    (found,) = find_training_conflicts(objective=None, model=None, training=training, launch=Launch(micro_batch_size=4))
     assert (found.what, found.fix) == ("wandb is not installed", "pip install 'evergreen[wandb]'")
 
 
@@ -136,13 +136,13 @@ def test_missing_tracker_names_its_extra(monkeypatch):
     ],
 )
 def test_unknown_tracker_is_refused(report_to, message):
-    (found,) = arguments.problems({"report_to": report_to})
+    (found,) = arguments.find_argument_problems({"report_to": report_to})
     assert message in f"{found.what}; {found.fix}"
 
 
 def test_environment_overrides_tracker_defaults(tmp_path, monkeypatch):
     monkeypatch.setattr(trackers.os, "environ", environment := {"WANDB_MODE": "online"})
-    trackers.prepare(tmp_path / "checkpoints" / "key", ["wandb"], "p")
+    trackers.set_tracker_environment(tmp_path / "checkpoints" / "key", ["wandb"], "p")
     assert environment["WANDB_MODE"] == "online"
     assert environment["WANDB_RUN_ID"] == "key"
     assert Path(environment["WANDB_DIR"]) == tmp_path / "reports"

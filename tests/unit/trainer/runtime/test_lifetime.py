@@ -15,7 +15,7 @@ import pytest
 
 from params import TransientError
 from tests.support.project import ROOT, wait_for
-from trainer.runtime.lifetime import hold_file_lock, stop_group
+from trainer.runtime.lifetime import hold_file_lock, stop_process_group
 
 HOLD = """\
 import os, subprocess, sys, time
@@ -40,7 +40,7 @@ def start(code: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    stop_group(process, 0.1)
+    stop_process_group(process, 0.1)
     assert process.stdout is not None
     process.stdout.close()
 
@@ -117,7 +117,7 @@ class TestStopGroup:
         assert process.stdout is not None
         process.stdout.readline()
         begin = time.monotonic()
-        stop_group(process, grace_s)
+        stop_process_group(process, grace_s)
         took_s = time.monotonic() - begin
         process.stdout.close()
         assert process.returncode == status
@@ -130,6 +130,6 @@ class TestStopGroup:
         child = int(process.stdout.readline())
         process.wait()
         assert is_alive(child)
-        stop_group(process, 10.0)
+        stop_process_group(process, 10.0)
         process.stdout.close()
         wait_for(lambda: not is_alive(child), "the end of the group", 5)

@@ -14,15 +14,15 @@ import pytest
 from params import ModelError
 from params.schema import Model, ObjectiveChoice
 from tasks.evaluation import champion
-from tasks.evaluation.report import Champion
-from tasks.inference.tried_model import TriedModel
+from tasks.evaluation.report import ChampionReference
+from tasks.inference.tried_model import AnsweringModel
 from tasks.tokenization.tokenizers import load_tokenizer
 from tests.support.pretrained import POINTER, write_model
 from trainer import objectives
 from trainer.data.tokens import read_tokenizer
 from trainer.iterative import configuration
-from trainer.model.network import load_trained_model, untrained_model
-from trainer.runtime.model_files import check_model_files
+from trainer.model.network import build_untrained_model, load_trained_model
+from trainer.runtime.model_files import check_model_file_references
 
 INDEX = "model.safetensors.index.json"
 
@@ -37,12 +37,14 @@ def changed(path: Path, **keys: Any) -> None:
 
 
 def readers(folder: Path, tokens: Path) -> dict[str, Callable[[], object]]:
-    published = Champion(endpoint="local", repo_id="a/b", commit="c" * 40, tag="release-1", weights="w")
+    published = ChampionReference(endpoint="local", repo_id="a/b", commit="c" * 40, tag="release-1", weights="w")
     choice: Any = None  # it does not come that far
     return {
-        "tried": lambda: TriedModel.load(folder, "bob/reader"),
+        "tried": lambda: AnsweringModel.load(folder, "bob/reader"),
         "tokenizer": lambda: load_tokenizer(str(folder), None),
-        "champion": lambda: champion.champion_reading(folder, choice, max_length=8, champion=published, columns=[]),
+        "champion": lambda: champion.build_champion_reader(
+            folder, choice, max_length=8, champion=published, columns=[]
+        ),
         "run": lambda: read_tokenizer(tokens),
         "script": lambda: configuration.load_tokenizer(str(folder)),
     }
@@ -71,7 +73,7 @@ def test_no_file_of_this_machine_becomes_a_vocabulary(usual: Path, tmp_path: Pat
 def test_pointer_of_git_lfs_is_named(usual: Path, tmp_path: Path, reader: str, file: str) -> None:
     folder = Path(shutil.copytree(usual, tmp_path / "tokens" / "tokenizer"))
     (folder / "pytorch_model.bin").write_text(POINTER)
-    assert check_model_files(folder) is None, "nobody reads it"
+    assert check_model_file_references(folder) is None, "nobody reads it"
     (folder / file).write_text(POINTER)
     with pytest.raises(ModelError, match=rf"{file} is a git-lfs pointer.*\n  fix: run `git -C \S+tokenizer lfs pull`"):
         readers(folder, tmp_path / "tokens")[reader]()
@@ -109,7 +111,7 @@ def test_files_that_are_not_its_own_are_refused(
         (tmp_path / name).touch()
     changed(folder / file, **keys)
     with pytest.raises(ModelError, match=file.replace(".", r"\.")):
-        check_model_files(folder)
+        check_model_file_references(folder)
 
 
 def test_usual_settings_are_accepted(usual: Path, tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_usual_settings_are_accepted(usual: Path, tmp_path: Path) -> None:
     )
     changed(folder / "config.json", _name_or_path="/home/somebody/model")
     (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "pytorch_model-1.bin"}}')
-    assert check_model_files(folder) is None
+    assert check_model_file_references(folder) is None
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,10 @@ def test_index_names_only_safetensors_of_its_folder(usual: Path, tmp_path: Path,
     torch.save(weights, folder / "weights.txt")
     named = name.format(other=tmp_path / "other") if isinstance(name, str) else name
     changed(folder / INDEX, metadata={}, weight_map=dict.fromkeys(weights, named))
-    for load in (lambda: load_trained_model(folder, AutoModelForCausalLM), lambda: TriedModel.load(folder, "bob/evil")):
+    for load in (
+        lambda: load_trained_model(folder, AutoModelForCausalLM),
+        lambda: AnsweringModel.load(folder, "bob/evil"),
+    ):
         with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json"):
             load()
 
@@ -168,7 +173,7 @@ def test_weights_in_parts_are_loaded_from_links_too(usual: Path, tmp_path: Path)
 def test_index_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / INDEX).write_text(text, encoding="utf-8")
     with pytest.raises(ModelError, match=r"cannot be read as JSON|has no weight_map"):
-        check_model_files(tmp_path)
+        check_model_file_references(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -187,11 +192,11 @@ def test_repository_on_the_hub_is_checked_at_the_commit_that_is_loaded(
 
     monkeypatch.setattr(hub, "resolve_revision", lambda *_, **__: "c" * 40)
     monkeypatch.setattr(hub, "cached_file", cached_file)
-    assert check_model_files("owner/name", "main") == "c" * 40
+    assert check_model_file_references("owner/name", "main") == "c" * 40
     assert set(asked) == {("owner/name", "c" * 40)}
     changed(tmp_path / file, **content)
     with pytest.raises(ModelError, match="owner/name: "):
-        check_model_files("owner/name", "main")
+        check_model_file_references("owner/name", "main")
 
 
 # Adapters
@@ -238,7 +243,7 @@ def test_adapters_are_lora_and_name_no_file_and_no_code(
     changed(adapter / "adapter_config.json", **keys)
     named = rf"adapter_config\.json: {next(iter(keys))} is .*\n  fix: "
     for load in (
-        lambda: TriedModel.load(adapter, "bob/adapter"),
+        lambda: AnsweringModel.load(adapter, "bob/adapter"),
         lambda: load_trained_model(adapter, AutoModelForCausalLM),
         lambda: load_tokenizer(str(adapter), None),
     ):
@@ -247,18 +252,18 @@ def test_adapters_are_lora_and_name_no_file_and_no_code(
     monkeypatch.setattr(hub, "resolve_revision", lambda *_, **__: "c" * 40)
     monkeypatch.setattr(hub, "cached_file", lambda _, name, **__: str(adapter / name) if "adapter" in name else None)
     with pytest.raises(ModelError, match=named):
-        check_model_files("bob/adapter", adapter=True)
+        check_model_file_references("bob/adapter", adapter=True)
 
 
 def test_usual_adapters_are_accepted(adapter: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     assert load_trained_model(adapter, AutoModelForCausalLM)
-    assert TriedModel.load(adapter, "bob/adapter")
+    assert AnsweringModel.load(adapter, "bob/adapter")
     assert load_tokenizer(str(adapter), None)
     of_other_versions: dict[str, Any] = {"merge_weights": False, "enable_lora": None, "later": {}, "number": 0.5}
     changed(adapter / "adapter_config.json", **of_other_versions)
-    assert check_model_files(adapter, adapter=True) is None
+    assert check_model_file_references(adapter, adapter=True) is None
 
 
 def test_adapters_are_no_base_model(
@@ -268,20 +273,20 @@ def test_adapters_are_no_base_model(
     from transformers import AutoModelForCausalLM
     from transformers.utils import hub
 
-    objective = objectives.build(ObjectiveChoice.model_validate({"name": "causal_lm"}))
+    objective = objectives.build_objective(ObjectiveChoice.model_validate({"name": "causal_lm"}))
     tokenizer = load_tokenizer(str(usual), None)
     above = Path(shutil.copytree(adapter, tmp_path / "above"))
     changed(above / "adapter_config.json", base_model_name_or_path=str(adapter))
     both = Path(shutil.copytree(usual, tmp_path / "both"))
     shutil.copy(adapter / "adapter_config.json", both)
     loads: tuple[Callable[[], object], ...] = (
-        lambda: untrained_model(
+        lambda: build_untrained_model(
             Model(pretrained=str(adapter)), objective=objective, state={}, tokenizer=tokenizer, seed=1
         ),
-        lambda: untrained_model(
+        lambda: build_untrained_model(
             Model(pretrained=str(both)), objective=objective, state={}, tokenizer=tokenizer, seed=1
         ),
-        lambda: configuration.load_model(str(adapter), None),
+        lambda: configuration.load_model_if_named(str(adapter), None),
         lambda: load_trained_model(above, AutoModelForCausalLM),
     )
     for load in loads:
@@ -290,7 +295,7 @@ def test_adapters_are_no_base_model(
     monkeypatch.setattr(hub, "resolve_revision", lambda *_, **__: "c" * 40)
     monkeypatch.setattr(hub, "cached_file", lambda _, name, **__: str(adapter / name) if "adapter" in name else None)
     with pytest.raises(ModelError, match="owner/name: holds adapters"):
-        check_model_files("owner/name")
+        check_model_file_references("owner/name")
 
 
 def test_configuration_by_another_name_is_refused(usual: Path, tmp_path: Path) -> None:
