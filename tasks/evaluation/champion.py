@@ -29,9 +29,9 @@ from tasks.evaluation.reading import ModelInputReader
 from tasks.evaluation.report import Champion
 from tasks.evaluation.scoring import RowGroups, Scores, score
 from tasks.hub_client.connection import chosen_endpoint, open_repository
-from tasks.progress import progress
+from tasks.progress import iterate_with_progress
 from tasks.shards.split_rows import SplitRows
-from tasks.tokenization.encoding import Encoder
+from tasks.tokenization.encoding import RowEncoder
 from tasks.tokenization.tokenizers import NO_LIMIT
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
@@ -182,7 +182,7 @@ def reason_not_comparable(objective: Objective[Any], drift: DriftReport | None, 
 
 def measure_confidence(
     network: PreTrainedModel,
-    encoder: Encoder,
+    encoder: RowEncoder,
     drift: DriftReport,
     held_out: Scores,
     *,
@@ -194,7 +194,7 @@ def measure_confidence(
     """Score the new rows, a sample that fits into memory, and compare; what goes wrong is a reason, because this only reports."""
     objective, ids = encoder.objective, drift.new_row_ids
     try:
-        picked = progress(train.pick(ids), what="evaluate: new rows for the champion", total=len(ids))
+        picked = iterate_with_progress(train.pick(ids), what="evaluate: new rows for the champion", total=len(ids))
         examples = [example for row in picked for encoded in encoder.encode([row]) for example in encoded.examples]
         if not examples:
             return ChampionConfidence(reason=f"{train.folder}: the new rows give no sequence of tokens")

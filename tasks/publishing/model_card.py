@@ -64,7 +64,7 @@ _HUB_METRICS: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
 """Type (from https://huggingface.co/metrics), name for readers and arguments of a metric on the Hub, by our name."""
 
 
-def card_text(
+def render_model_card(
     candidate: Candidate, record: Mapping[str, Any], replaced: Champion | None, *, pictures: Collection[str] = ()
 ) -> str:
     """Return the text of README.md: metadata for the Hub, then the card.
