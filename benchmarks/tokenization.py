@@ -34,7 +34,7 @@ from params.schema import Data, Launch, ObjectiveChoice, TrainTokenizer
 from tasks.ingestion.stage import ingest
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
-from tasks.tokenization.encoding import Encoder, encode_splits
+from tasks.tokenization.encoding import RowEncoder, encode_and_write_splits
 from tasks.tokenization.tokenizers import load_tokenizer, train_tokenizer
 from trainer import objectives
 from trainer.runtime.memory import reduce_garbage_collection
@@ -144,11 +144,11 @@ def times(work: Work, folder: Path, turn: int) -> dict[str, tuple[float, float]]
     dataset = Dataset.from_list([*rows.rows()])
     column = [row.get("text") or row["messages"] for row in work.rows]
     method = objectives.build_objective(work.objective)
-    encoder = Encoder(method, work.tokenizer, work.max_length, method.collect_state(rows.rows()))
+    encoder = RowEncoder(method, work.tokenizer, work.max_length, method.collect_state(rows.rows()))
 
     def here() -> None:
         with ShardWorkers(artifacts, "tokenize", Launch(micro_batch_size=1, data_workers=1)) as workers:
-            encode_splits({"train": rows}, folder, encoder, workers)
+            encode_and_write_splits({"train": rows}, folder, encoder, workers)
 
     ways: dict[str, Callable[[], object]] = {
         "here": here,

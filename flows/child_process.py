@@ -36,7 +36,7 @@ Logger: TypeAlias = "logging.Logger | logging.LoggerAdapter[logging.Logger]"
 GRACE_S = 20.0  # seconds between SIGTERM and SIGKILL for most commands; a Prefect worker gives the flow itself 30 s
 
 
-def start(
+def start_python_module(
     module: str, arguments: Sequence[str], output: int | IO[bytes], environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start `python -m module arguments`, to end with this process.
@@ -54,7 +54,7 @@ def start(
     )
 
 
-def run_child(
+def run_python_module(
     module: str,
     arguments: Sequence[str],
     artifacts: Artifacts,
@@ -76,7 +76,9 @@ def run_child(
         subprocess.TimeoutExpired: it took longer than `limit_s`.
         KeyboardInterrupt: Ctrl-C was pressed; it says what is kept.
     """
-    process = start(module, arguments, subprocess.PIPE, command_result.reserve_result_file(artifacts.command_result))
+    process = start_python_module(
+        module, arguments, subprocess.PIPE, command_result.reserve_result_file(artifacts.command_result)
+    )
     assert process.stdout is not None
     last = ""
     try:

@@ -24,19 +24,19 @@ import typer
 from jinja2.filters import do_filesizeformat
 
 from flows.dvc_project import cache as dvc_cache
-from flows.dvc_project.locks import clear_stale_locks
+from flows.dvc_project.locks import remove_dead_lock_owners
 from params import HubRefusedError, TransientError, load
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import LOCAL_FOLDER
 from tasks.hub_server.store import RepositoryStore
-from tasks.releases.recorded_data import recorded_data_hashes
-from tasks.training.run_folders import superseded
+from tasks.releases.recorded_data import fetch_release_data_hashes
+from tasks.training.run_folders import list_superseded_run_folders
 from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)
 
 
-class Unneeded(NamedTuple):
+class DeletableItem(NamedTuple):
     """Something that can be deleted: the folder that it is in, without links, what it is, and its bytes."""
 
     folder: Path
@@ -45,7 +45,7 @@ class Unneeded(NamedTuple):
     delete: Callable[[], object]
 
 
-def clean(*, releases: int, unfinished: bool, yes: bool) -> None:
+def delete_unneeded_if_confirmed(*, releases: int, unfinished: bool, yes: bool) -> None:
     """Show what nothing needs, ask, and delete it.
 
     Args:
@@ -74,41 +74,41 @@ def _needed_by_releases(last: int) -> set[str] | None:
     """Return the hashes of the data of the last releases; None if DVC's cache must be left alone, after saying why."""
     if not Path(".dvc").is_dir():
         return None
-    folder, shared = dvc_cache.folder()
+    folder, shared = dvc_cache.cache_folder_and_sharing()
     if shared:
         print(f"DVC's cache {folder} is left alone, because other projects may use it: {shared}.")
         return None
     if not last:
         return set()
-    places = dict.fromkeys(dvc_cache.find_published_repositories(), True)
+    places = dict.fromkeys(dvc_cache.find_published_hub_repositories(), True)
     for publish in (load(recipe.recipe_path).publish for recipe in _recipes()):
         places.setdefault((publish.repo_id, publish.endpoint), False)
     try:
-        hashes = (recorded_data_hashes(*place, last=last, must_exist=must) for place, must in places.items())
+        hashes = (fetch_release_data_hashes(*place, last=last, must_exist=must) for place, must in places.items())
         return set().union(*hashes)
     except (HubRefusedError, TransientError) as error:
         print(f"DVC's cache {folder} is left alone, because it is unknown what releases need: {error}")
         return None
 
 
-def _unneeded(needed: set[str] | None, *, unfinished: bool) -> Iterator[Unneeded]:
+def _unneeded(needed: set[str] | None, *, unfinished: bool) -> Iterator[DeletableItem]:
     for recipe in _recipes():
-        runs = superseded(recipe, keep=0 if unfinished else 1)
+        runs = list_superseded_run_folders(recipe, keep=0 if unfinished else 1)
         damaged = [path for path in recipe.checkpoints.glob("*/broken-*") if path.parent not in runs]
         whys = {"superseded run": runs, "damaged checkpoint": damaged, "of `verify-resume`": [recipe.verify_resume]}
         for why, folders in whys.items():
             for folder in filter(Path.exists, folders):
                 size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
                 delete = partial(shutil.rmtree, folder, ignore_errors=True)
-                yield Unneeded(recipe.scratch.parent.resolve(), f"{folder}: {why}", size, delete)
-    if needed is not None and (size := dvc_cache.measure_unused_objects(needed)):
-        cache, _ = dvc_cache.folder()
+                yield DeletableItem(recipe.scratch.parent.resolve(), f"{folder}: {why}", size, delete)
+    if needed is not None and (size := dvc_cache.measure_or_delete_unused_objects(needed)):
+        cache, _ = dvc_cache.cache_folder_and_sharing()
         what = f"{cache}: objects that nothing in git and no recent release uses"
-        yield Unneeded(cache, what, size, partial(dvc_cache.measure_unused_objects, needed, remove=True))
+        yield DeletableItem(cache, what, size, partial(dvc_cache.measure_or_delete_unused_objects, needed, remove=True))
     hub, place = RepositoryStore(Path(LOCAL_FOLDER)), Path(LOCAL_FOLDER).resolve()
     if size := hub.prune(remove=False):
         what = f"{place}: objects that no branch, tag or pull request leads to"
-        yield Unneeded(place, what, size, partial(hub.prune, remove=True))
+        yield DeletableItem(place, what, size, partial(hub.prune, remove=True))
 
 
 def _recipes() -> list[Artifacts]:
@@ -122,7 +122,7 @@ def _no_stage_runs() -> Iterator[None]:
         for recipe in _recipes():
             for path in (recipe.flow_lock, recipe.train_lock, recipe.mirror_lock, recipe.verify_resume_lock):
                 held.enter_context(hold_file_lock(path, f"a command of {recipe.recipe}"))
-        clear_stale_locks(logger)
+        remove_dead_lock_owners(logger)
         dvc_cache.refuse_running_experiment()
         owners = Path(".dvc/tmp/rwlock")
         if owners.exists() and any(json.loads(owners.read_text(encoding="utf-8")).values()):

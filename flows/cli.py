@@ -26,7 +26,7 @@ AnyRecipe = Annotated[str | None, commands.recipe_argument(recipe_name, "by defa
 
 
 @app.callback()
-def root_callback(context: typer.Context) -> None:
+def set_up_before_command(context: typer.Context) -> None:
     """Run a recipe or one of its stages, inspect a run, or work with its releases."""
     if context.invoked_subcommand not in {"run", "watch", "notice"}:  # there, Prefect decides on the log
         commands.set_up_command_output()
@@ -50,10 +50,10 @@ def run(
     """
     from contextlib import nullcontext
 
-    from flows.dvc_project.locks import recipe_lock
+    from flows.dvc_project.locks import hold_recipe_lock
     from flows.run import logs, nothing_new, stages
-    from flows.run.final_state import summary
-    from flows.server.own import Server, is_own_server_needed
+    from flows.run.final_state import format_run_summary
+    from flows.server.own import OwnPrefectServer, is_own_server_needed
     from trainer.runtime.memory import reduce_garbage_collection
 
     reduce_garbage_collection()
@@ -61,35 +61,37 @@ def run(
     if record:
         from flows.record import recording
 
-        branch = recording.Record.parse(record)
+        branch = recording.RecordTarget.parse(record)
     has_own_server, url = is_own_server_needed(), os.environ.get("PREFECT_API_URL")
     outcomes: Any = None
     if not force and (has_own_server or (url and not branch)):
-        outcomes = stages.unchanged_outcomes(STAGES[:-1] if no_publish else STAGES, artifacts)
+        outcomes = stages.outcomes_if_all_unchanged(STAGES[:-1] if no_publish else STAGES, artifacts)
         parameters = {"recipe": recipe, "publish": not no_publish, "force": force, "record": None}
         if outcomes and url and not nothing_new.add_unchanged_flow_run(url, artifacts, outcomes, parameters):
             outcomes = None
         if outcomes:
             artifacts.succeeded.touch()
     if not outcomes:
-        server = Server(artifacts.server_log) if has_own_server else None
+        server = OwnPrefectServer(artifacts.server_log) if has_own_server else None
         if server:
             _import_flow()
         else:
-            from flows.server.configured import configured_server
+            from flows.server.configured import open_configured_server_client
 
-            with configured_server() as client:  # a flow would end with an error of Prefect's that says less
+            with (
+                open_configured_server_client() as client
+            ):  # a flow would end with an error of Prefect's that says less
                 client.api_version()
         with server.used() if server else nullcontext(), logs.draw_stage_progress(artifacts):
             from flows.retrain import retrain
-            from flows.run.pauses import raise_user_termination
+            from flows.run.pauses import turn_user_stop_into_error
 
-            with raise_user_termination():
+            with turn_user_stop_into_error():
                 outcomes = retrain(recipe, publish=not no_publish, force=force, record=branch)
     elif branch:
-        with recipe_lock(artifacts, log):  # an earlier run may not be recorded yet
-            recording.record(artifacts, branch, log, outcomes)
-    print(summary(artifacts, outcomes))
+        with hold_recipe_lock(artifacts, log):  # an earlier run may not be recorded yet
+            recording.record_run_on_branch(artifacts, branch, log, outcomes)
+    print(format_run_summary(artifacts, outcomes))
 
 
 def _import_flow() -> None:
@@ -106,12 +108,12 @@ def releases(recipe: AnyRecipe = None) -> None:
     A pull request that somebody has merged or closed is recorded first: a merged release gets its tag and its receipt.
     """
     from flows.run.stages import record_pull_request_decision
-    from tasks.releases.commands import recipes, show_releases
+    from tasks.releases.commands import list_recipe_paths, print_releases
 
-    chosen = [Artifacts(recipe).recipe_path] if recipe else recipes()
+    chosen = [Artifacts(recipe).recipe_path] if recipe else list_recipe_paths()
     for path in chosen:
         record_pull_request_decision(Artifacts(path.stem))
-    show_releases(chosen, must_exist=recipe is not None)
+    print_releases(chosen, must_exist=recipe is not None)
 
 
 @app.command()
@@ -126,13 +128,13 @@ def history(
     The newest run comes first; the page is runs/index.html. A run with nothing to do is not logged. Rollbacks and what
     `dvc repro` published are in the list, too.
     """
-    from flows.run.history import history
+    from flows.run.history import print_history_and_write_page
 
-    history(recipe, as_json=as_json, last=last)
+    print_history_and_write_page(recipe, as_json=as_json, last=last)
 
 
-@app.command()
-def watch(
+@app.command("watch")
+def configure_server_watch(
     silence_s: Annotated[
         int, Argument(metavar="SECONDS", min=120, help="Seconds without a heartbeat, which come every minute.")
     ] = 900,
@@ -163,11 +165,11 @@ def watch(
     from flows.watch import automations
 
     if show or remove:
-        (automations.show if show else automations.remove)()
+        (automations.print_automations if show else automations.delete_automations)()
         return
     kinds = automations.select_message_kinds(only or (), without or ())
-    rules = automations.Rules(silence_s, kinds, max_hours * 3600, late_after, repeat_hours * 3600)
-    automations.create_automations(notify or (), rules)
+    rules = automations.WatchRules(silence_s, kinds, max_hours * 3600, late_after, repeat_hours * 3600)
+    automations.replace_server_automations(notify or (), rules)
 
 
 @app.command("password")
@@ -179,7 +181,7 @@ def make_password() -> None:
     """
     from flows.server import password
 
-    is_new, was_open = password.make_password(), password.restrict_env_permissions()
+    is_new, was_open = password.add_password_to_env(), password.restrict_env_permissions()
     print(f"{password.FILE}: {'has a new password' if is_new else 'has a password already, which is kept'}")
     if was_open:
         what = "every user of this machine could read it, and now only its owner can"
@@ -187,7 +189,7 @@ def make_password() -> None:
 
 
 @app.command("notice")
-def send_data_notice(
+def announce_new_data(
     recipe: Annotated[str, Argument(metavar="RECIPE", help="Name of the recipe.", show_default=False)],
     *,
     data: Annotated[
@@ -204,7 +206,7 @@ def send_data_notice(
     from flows.server import configured
 
     # Whatever delivers the data may be elsewhere; in the project, a wrong name is found out.
-    configured.send_data_notice(
+    configured.announce_new_data(
         recipe_name(recipe) if Path("params").is_dir() else recipe, {key: value for key, _, value in pairs}
     )
 
@@ -225,9 +227,9 @@ def clean(
     Checkpoints of superseded runs, data in DVC's cache that nothing in git and no recent release uses, and objects of the
     local Hub that no branch, tag or pull request leads to. Names the folders, and asks first.
     """
-    from flows.clean import clean
+    from flows.clean import delete_unneeded_if_confirmed
 
-    clean(releases=releases, unfinished=unfinished, yes=yes)
+    delete_unneeded_if_confirmed(releases=releases, unfinished=unfinished, yes=yes)
 
 
 app.registered_commands += commands.app.registered_commands

@@ -15,11 +15,11 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
 
 from flows.child_process import Logger
-from flows.dvc_project.locks import clear_stale_locks, recipe_lock
-from flows.record.recording import Record, ensure_recordable, recording
+from flows.dvc_project.locks import hold_recipe_lock, remove_dead_lock_owners
+from flows.record.recording import RecordTarget, check_or_record_before_publish, record_run_after_block
 from flows.run import history, logs, pauses, stages
 from flows.run.final_state import final_state, gate_refused_state
-from flows.run.prefect_artifacts import link_report, show_report
+from flows.run.prefect_artifacts import add_run_page_link, add_stage_report_artifact
 from params import GateRefusedError, InputsChangedError, StaleBlessingError, load
 from params.foundation.artifacts import STAGES, Artifacts
 from params.loading import recipe_name
@@ -31,30 +31,32 @@ from params.loading import recipe_name
     persist_result=False,
     retries=3,
     retry_delay_seconds=[5, 30, 120],
-    retry_condition_fn=stages.is_transient,
+    retry_condition_fn=stages.should_retry_stage,
 )
-def run_stage(stage: str, recipe: str, *, force: bool) -> Any:
+def bring_stage_up_to_date(stage: str, recipe: str, *, force: bool) -> Any:
     """Bring one stage up to date, and show its report in Prefect's UI."""
     if task_run.run_count > 1:
-        pauses.wait_until_running(get_run_logger())
-    clear_stale_locks(get_run_logger())
+        pauses.wait_while_paused(get_run_logger())
+    remove_dead_lock_owners(get_run_logger())
     outcome = stages.bring_up_to_date(stage, recipe, get_run_logger(), force=force)
-    show_report(stage, Artifacts(recipe), outcome)
+    add_stage_report_artifact(stage, Artifacts(recipe), outcome)
     return outcome
 
 
-def wait_until_ready(
-    stage: str, artifacts: Artifacts, record: Record | None, outcomes: Mapping[str, str], log: Logger
+def wait_until_stage_may_start(
+    stage: str, artifacts: Artifacts, record: RecordTarget | None, outcomes: Mapping[str, str], log: Logger
 ) -> None:
     """Return when a stage may start; an error if a person has stopped the run, or its release could not be recorded."""
-    pauses.wait_until_running(log)
+    pauses.wait_while_paused(log)
     if stage == "publish" and record:
-        ensure_recordable(artifacts, record, outcomes, log)
-        pauses.wait_until_running(log)  # a remote may have kept it waiting for long
+        check_or_record_before_publish(artifacts, record, outcomes, log)
+        pauses.wait_while_paused(log)  # a remote may have kept it waiting for long
 
 
 @flow(name="retrain", flow_run_name="retrain-{recipe}", persist_result=False)
-def retrain(recipe: str = "default", *, publish: bool = True, force: bool = False, record: Record | None = None) -> Any:
+def retrain(
+    recipe: str = "default", *, publish: bool = True, force: bool = False, record: RecordTarget | None = None
+) -> Any:
     """Bring the stages of one recipe up to date, and publish the model.
 
     Args:
@@ -63,27 +65,27 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
         force: run every stage, stale or not.
         record: the branch of a git remote that gets a commit with the record of the run, however it ends.
     """
-    logs.hide_tracebacks()
+    logs.hide_tracebacks_and_secrets()
     artifacts, log = Artifacts(recipe_name(recipe)), get_run_logger()
     requested = STAGES if publish else STAGES[:-1]
     outcomes: dict[str, str] = {}
 
     def run_stages(names: Sequence[str], *, force: bool) -> None:
         for stage in names:
-            wait_until_ready(stage, artifacts, record, outcomes, log)
-            named: Any = run_stage.with_options(name=stage, task_run_name=f"{stage}@{artifacts.recipe}")
+            wait_until_stage_may_start(stage, artifacts, record, outcomes, log)
+            named: Any = bring_stage_up_to_date.with_options(name=stage, task_run_name=f"{stage}@{artifacts.recipe}")
             with run.stage(stage, outcomes):
                 outcomes[stage] = named(stage, artifacts.recipe, force=force, return_state=True).result()
 
     try:
         with (
-            recipe_lock(artifacts, log),
-            recording(artifacts, record, outcomes, log),
-            history.log_flow_run(artifacts) as run,
+            hold_recipe_lock(artifacts, log),
+            record_run_after_block(artifacts, record, outcomes, log),
+            history.log_flow_run_of_block(artifacts) as run,
         ):
             load(artifacts.recipe_path)
             if force or stages.any_stale(requested, artifacts.recipe):
-                stages.check_recipe(artifacts.recipe, log)
+                stages.fetch_inputs_and_check_recipe(artifacts.recipe, log)
             try:
                 run_stages(requested, force=force)
             except StaleBlessingError as error:  # another model was published meanwhile: compare with that one
@@ -93,7 +95,7 @@ def retrain(recipe: str = "default", *, publish: bool = True, force: bool = Fals
                 log.warning("%s", error)
                 run_stages(requested, force=force)
             finally:
-                link_report(artifacts, renew=not publish)
+                add_run_page_link(artifacts, renew=not publish)
     except GateRefusedError as error:
         return gate_refused_state(artifacts, error)
     return final_state(artifacts, outcomes)

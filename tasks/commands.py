@@ -25,7 +25,7 @@ from params.foundation.artifacts import Artifacts
 from params.foundation.printable import make_stdout_printable
 from params.loading import find_recipe, recipe_names_with_prefix
 from tasks.scaffold import commands as scaffold
-from tasks.stage_command import run_stage
+from tasks.stage_command import run_stage_as_command
 from trainer.reporting import progress_bar
 
 app = typer.Typer(
@@ -70,7 +70,7 @@ def _stage_command(stage: str) -> Callable[[Path], None]:
         from trainer.runtime.imports import hide_unused_packages
 
         hide_unused_packages(load(recipe))
-        run_stage(stage, recipe)
+        run_stage_as_command(stage, recipe)
 
     return command
 
@@ -165,9 +165,9 @@ def write_report_page(recipe: RecipePath) -> None:
 
     The page shows the stages that have run so far.
     """
-    from tasks.report.page import write_report
+    from tasks.report.page import write_run_report_page
 
-    print(f"report: {write_report(Artifacts(recipe.stem))}")
+    print(f"report: {write_run_report_page(Artifacts(recipe.stem))}")
 
 
 @app.command("join")
@@ -180,9 +180,9 @@ def join_training(
 
     Run it on every machine but machine 0, which runs `train`. See docs/distributed.md.
     """
-    from tasks.training.machines import join
+    from tasks.training.machines import join_training_as_machine
 
-    join(recipe, machine=machine)
+    join_training_as_machine(recipe, machine=machine)
 
 
 @app.command("mirror")
@@ -229,9 +229,9 @@ def rollback(
 
     The files of that release become a new commit, with the reason and your name.
     """
-    from tasks.releases.commands import roll_back
+    from tasks.releases.commands import roll_back_and_log
 
-    roll_back(tag, recipe=recipe, by=by, why=why)
+    roll_back_and_log(tag, recipe=recipe, by=by, why=why)
 
 
 @app.command()

@@ -32,7 +32,7 @@ def note_progress() -> None:
 
 
 @contextlib.contextmanager
-def time_limit(stage: str, limit_s: float) -> Iterator[None]:
+def end_process_if_idle(stage: str, limit_s: float) -> Iterator[None]:
     """End this process and its children with a `StalledError` once the block makes no progress for `limit_s`.
 
     The process ends from another thread, because nothing else interrupts a call into a library, such as a query.
@@ -73,7 +73,9 @@ def _end(stage: str, idle_s: float, frame: FrameType) -> None:
     os._exit(error.exit_code)
 
 
-def progress(items: Iterable[T], *, what: str, total: int | None = None, every_s: float = 5.0) -> Iterator[T]:
+def iterate_with_progress(
+    items: Iterable[T], *, what: str, total: int | None = None, every_s: float = 5.0
+) -> Iterator[T]:
     """Yield `items`, and show their count by a bar, or log it every `every_s` seconds.
 
     `what` is a plural noun, such as `rows`. Work shorter than `every_s` logs nothing.

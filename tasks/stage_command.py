@@ -17,10 +17,10 @@ from params.foundation.artifacts import Artifacts
 from params.foundation.secrets import without_secrets
 
 
-def run_stage(stage: str, recipe: Path) -> None:
+def run_stage_as_command(stage: str, recipe: Path) -> None:
     """Run a stage and print its report."""
     from tasks import stages
-    from tasks.report.timings import Timing, record_timing
+    from tasks.report.timings import StageTiming, save_timing_drop_later_failures
 
     start = time.monotonic()
     print(f"{stage}: {recipe}", flush=True)
@@ -31,9 +31,9 @@ def run_stage(stage: str, recipe: Path) -> None:
         ):
             report = stages.run_stage(stage, recipe)
         if stage == "evaluate":
-            from tasks.training.stage import delete_finished_run_folder  # not before `run` has read the stage's inputs
+            from tasks.training.stage import delete_recorded_run_folder  # not before `run` has read the stage's inputs
 
-            delete_finished_run_folder(Artifacts(recipe.stem))
+            delete_recorded_run_folder(Artifacts(recipe.stem))
         _print(report.model_dump(mode="json"))
     except BaseException as error:
         failed = without_secrets(str(error)) or type(error).__name__
@@ -42,7 +42,7 @@ def run_stage(stage: str, recipe: Path) -> None:
     finally:
         seconds = time.monotonic() - start
         peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        timing = Timing(
+        timing = StageTiming(
             stage=stage,
             seconds=round(seconds, 2),
             peak_memory_mib=round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1),
@@ -50,7 +50,7 @@ def run_stage(stage: str, recipe: Path) -> None:
             error=failed,
         )
         with contextlib.suppress(EvergreenError):  # a full disk, which fails the stage itself if it needs to write
-            record_timing(Artifacts(recipe.stem), timing)
+            save_timing_drop_later_failures(Artifacts(recipe.stem), timing)
         if page_due:
             _write_page(Artifacts(recipe.stem))
     print(f"{stage}: done in {seconds:.1f} s", flush=True)
@@ -69,9 +69,9 @@ def _print(report: Mapping[str, Any], prefix: str = "  ") -> None:
 def _write_page(artifacts: Artifacts) -> None:
     """Write the run's page; that it cannot be written is no failure of the run."""
     try:
-        from tasks.report.page import write_report
+        from tasks.report.page import write_run_report_page
 
-        print(f"report: {write_report(artifacts)}", flush=True)
+        print(f"report: {write_run_report_page(artifacts)}", flush=True)
     except EvergreenError as error:
         print(f"report: {error.where}: {error.what}", flush=True)
     except Exception:

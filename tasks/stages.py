@@ -20,7 +20,7 @@ import pydantic
 from params import DataError, InputsChangedError, ModelError, Recipe, load
 from params.dvc_files import StageInputsSnapshot, check_recipe_unedited
 from params.foundation.artifacts import Artifacts, translate_storage_errors, write_text_atomically
-from tasks.progress import time_limit
+from tasks.progress import end_process_if_idle
 from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)
@@ -65,15 +65,15 @@ def import_stage_function(stage: str) -> Callable[..., Report]:
     return found
 
 
-def sections(stage: str) -> dict[str, str]:
+def sections_read_by_stage(stage: str) -> dict[str, str]:
     """The recipe's section for each parameter of `stage`, from its signature; `section.key` where it reads a single key."""
     names = inspect.signature(import_stage_function(stage)).parameters
     return {name: _SINGLE_KEYS.get(name, name) for name in names if name not in {"artifacts", "inputs"}}
 
 
-def arguments(stage: str, recipe: Recipe) -> dict[str, Any]:
+def stage_arguments_from_recipe(stage: str, recipe: Recipe) -> dict[str, Any]:
     """Return the arguments of `stage` beside its artifacts."""
-    return {name: attrgetter(section)(recipe) for name, section in sections(stage).items()}
+    return {name: attrgetter(section)(recipe) for name, section in sections_read_by_stage(stage).items()}
 
 
 def run_stage(stage: str, recipe_path: Path) -> Report:
@@ -100,7 +100,7 @@ def run_stage(stage: str, recipe_path: Path) -> Report:
             what = f"the model is that of run {trained}, which had another recipe, other code or other data"
             fix = f"run `evergreen train {recipe_path}`, or the whole flow"
             raise InputsChangedError(str(artifacts.report("train")), what, fix)
-    with time_limit(stage, idle_limit_s(stage, recipe)), translate_storage_errors(artifacts.run):
+    with end_process_if_idle(stage, idle_limit_s(stage, recipe)), translate_storage_errors(artifacts.run):
         if recipe.launch.data_cluster:  # its workers have other working directories
             artifacts = Artifacts(artifacts.recipe, Path.cwd())
         report = call_stage_function(stage, artifacts, recipe, inputs)
@@ -115,7 +115,7 @@ def call_stage_function(
     function, more = import_stage_function(stage), {}
     if "inputs" in inspect.signature(function).parameters:
         more["inputs"] = inputs or StageInputsSnapshot.read(stage, artifacts)
-    return function(artifacts, **arguments(stage, recipe), **more)
+    return function(artifacts, **stage_arguments_from_recipe(stage, recipe), **more)
 
 
 def idle_limit_s(stage: str, recipe: Recipe) -> float:
@@ -151,7 +151,7 @@ def read_report(artifacts: Artifacts, kind: type[ReportT]) -> ReportT:
     raise ModelError(str(path), what, fix)
 
 
-def append_to_log(
+def append_to_log_once(
     artifacts: Artifacts, path: Path, entry: ReportT, is_same: Callable[[ReportT, ReportT], bool]
 ) -> None:
     """Append an entry to a log that git keeps, a line of JSON, after the copy of it in `Artifacts.unrecorded`.
@@ -165,7 +165,7 @@ def append_to_log(
     with hold_file_lock(artifacts.log_lock, f"a write to {path}", wait_s=30.0):
         line = entry.model_dump_json()
         entry = type(entry).model_validate_json(line)  # as JSON has it: NaN becomes null, for example
-        if any(is_same(earlier, entry) for earlier in read_log(artifacts, path, type(entry))):
+        if any(is_same(earlier, entry) for earlier in read_log_and_unrecorded(artifacts, path, type(entry))):
             return
         for log in (artifacts.unrecorded / path.name, path):
             before = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
@@ -173,7 +173,7 @@ def append_to_log(
             write_text_atomically(log, f"{before}{end}{line}\n")
 
 
-def read_log(artifacts: Artifacts, path: Path, kind: type[ReportT]) -> list[ReportT]:
+def read_log_and_unrecorded(artifacts: Artifacts, path: Path, kind: type[ReportT]) -> list[ReportT]:
     """Return the entries of a log, without damaged lines; then those that no branch may have yet.
 
     `git reset` takes lines out of the log that were not recorded. What they say has happened all the same.

@@ -50,7 +50,7 @@ _NO_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 _POINTER: Final = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid sha256:([0-9a-f]{64})\n")
 
 
-def folder() -> tuple[Path, str | None]:
+def cache_folder_and_sharing() -> tuple[Path, str | None]:
     """Return the folder of the cache, and why other projects may use it; None if it is this project's alone."""
     with open_dvc_repository("DVC's cache") as repo:
         root, cache = Path(repo.root_dir).resolve(), Path(repo.cache.local_cache_dir).resolve()
@@ -59,7 +59,7 @@ def folder() -> tuple[Path, str | None]:
         return cache, "`cache.shared` says so" if repo.config["cache"].get("shared") else None
 
 
-def measure_unused_objects(needed: Collection[str], *, remove: bool = False) -> int:
+def measure_or_delete_unused_objects(needed: Collection[str], *, remove: bool = False) -> int:
     """Return the bytes of the objects that are not in use; with `remove`, delete them.
 
     In use are the objects that the project has or can go back to (`find_referenced_hashes`), and those in `needed` (MD5 hashes).
@@ -106,7 +106,7 @@ def find_referenced_hashes() -> set[str]:
     return {found[0] for text in _texts(("dvc.lock", ".dvc"), _LOCK) for found in _MD5.finditer(text)}
 
 
-def find_published_repositories() -> set[tuple[str, str]]:
+def find_published_hub_repositories() -> set[tuple[str, str]]:
     """Return where the logs of receipts say that a model was published: the repository's id, and the Hub.
 
     The logs are those of all recipes, also removed ones, in the same places as for `find_referenced_hashes`.

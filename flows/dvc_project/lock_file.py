@@ -9,7 +9,7 @@ from typing import Any
 from params import RecipeError
 
 
-def stages_of(text: str, recipe: str, *, where: str) -> Mapping[str, Any]:
+def parse_recipe_stages(text: str, recipe: str, *, where: str) -> Mapping[str, Any]:
     """Return the stages of `recipe` in the text of a dvc.lock, by name, such as `train@default`."""
     from dvc.utils.serialize import parse_yaml
 
@@ -17,7 +17,7 @@ def stages_of(text: str, recipe: str, *, where: str) -> Mapping[str, Any]:
     return {name: entry for name, entry in found.items() if _is_of(name, recipe)}
 
 
-def merge(theirs: str, ours: Mapping[str, Any], recipe: str, *, where: str) -> str:
+def replace_recipe_stages(theirs: str, ours: Mapping[str, Any], recipe: str, *, where: str) -> str:
     """Return `theirs`, the text of a dvc.lock, with the stages of `recipe` replaced by `ours`."""
     from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
 

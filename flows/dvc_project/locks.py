@@ -21,14 +21,14 @@ from trainer.runtime.lifetime import hold_file_lock
 
 
 @contextlib.contextmanager
-def recipe_lock(artifacts: Artifacts, log: Logger) -> Iterator[None]:
+def hold_recipe_lock(artifacts: Artifacts, log: Logger) -> Iterator[None]:
     """Hold the lock on the flow of this recipe; a `TransientError` if another flow holds it."""
     with hold_file_lock(artifacts.flow_lock, f"a flow of the recipe `{artifacts.recipe}`"):
-        clear_stale_locks(log)
+        remove_dead_lock_owners(log)
         yield
 
 
-def clear_stale_locks(log: Logger, root: Path = Path()) -> None:
+def remove_dead_lock_owners(log: Logger, root: Path = Path()) -> None:
     """Remove dead owners from DVC's lock file."""
     from dvc.lock import Lock
 

@@ -6,14 +6,14 @@ import sys
 from typing import Any
 
 from flows.dvc_project.remote import DvcRemote
-from flows.dvc_project.stage import act_on_repository
-from flows.dvc_project.update import refreshed_import_stages
+from flows.dvc_project.stage import run_action_for_exit_status
+from flows.dvc_project.update import find_import_stages_to_refresh
 from params import RemoteRefusedError
 from params.foundation.artifacts import STAGES
 from trainer.runtime.memory import reduce_garbage_collection
 
 
-def push(repo: Any, recipe: str) -> None:
+def push_recipe_outputs(repo: Any, recipe: str) -> None:
     """Send what dvc.lock records of a recipe, with the imported files that it refreshes, and say how much was new."""
     remote = DvcRemote.of(repo)
     if not remote:
@@ -22,10 +22,10 @@ def push(repo: Any, recipe: str) -> None:
         raise RemoteRefusedError("the default DVC remote", what, fix)
     with repo.lock:
         stages = [stage for name in STAGES for stage in repo.stage.collect(f"{name}@{recipe}")]
-        stages += [stage for stage in refreshed_import_stages(repo, recipe) if stage.outs_cached()]
+        stages += [stage for stage in find_import_stages_to_refresh(repo, recipe) if stage.outs_cached()]
         print(f"record: {remote} got {remote.push(stages)} new objects", flush=True)
 
 
 if __name__ == "__main__":
     reduce_garbage_collection()
-    sys.exit(act_on_repository(push, sys.argv[1]))
+    sys.exit(run_action_for_exit_status(push_recipe_outputs, sys.argv[1]))

@@ -18,7 +18,7 @@ from params.foundation.artifacts import as_storage_error
 _LATER = "run it again when the remote answers: nothing is lost"
 
 
-def default_remote() -> str | None:
+def read_default_remote_name() -> str | None:
     """Return the name of the default remote of the project in the working directory; None if none is configured."""
     from dvc.config import Config, ConfigError
 

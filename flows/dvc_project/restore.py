@@ -17,7 +17,7 @@ from flows.dvc_project.remote import DvcRemote
 from params import DataError, RemoteRefusedError, TransientError
 
 
-def is_stale(repo: Any, stage: Any) -> bool:
+def is_stale_or_drop_outdated(repo: Any, stage: Any) -> bool:
     """Return whether `stage` has to run, or its outputs have to be repaired.
 
     If not, what exists of another version or only in part, and is in DVC's cache, is removed, so that it is not mistaken for the

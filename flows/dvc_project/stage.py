@@ -4,7 +4,7 @@ The flow asks in its own process, in 0.03 s. It runs a stage in another process,
 a process: two stages that run in one process would share them.
 
 DVC's Python API gives errors as exceptions. Only the exit status of a stage's command is nowhere but in a message; a
-contract test compares `exit_status` with what the real DVC says.
+contract test compares `parse_exit_status` with what the real DVC says.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainer.runtime.memory import reduce_garbage_collection
 _CACHE = Path(".dvc", "cache")
 
 
-def is_stale(*names: str) -> bool:
+def is_any_stage_stale(*names: str) -> bool:
     """Return whether DVC would run one of the stages, for example `train@default`.
 
     With a DVC remote, a missing output makes no stage stale: it is restored when a stage needs it.
@@ -38,7 +38,7 @@ def is_stale(*names: str) -> bool:
         EvergreenError: DVC fails for another reason.
     """
     with open_dvc_repository(names[0]) as repo, repo.lock:  # once for all: DVC reads dvc.yaml and dvc.lock each time
-        return any(restore.is_stale(repo, *repo.stage.collect(name)) for name in names)
+        return any(restore.is_stale_or_drop_outdated(repo, *repo.stage.collect(name)) for name in names)
 
 
 def restore_inputs(name: str, path: Path | None = None) -> None:
@@ -61,10 +61,10 @@ def open_dvc_repository(name: str, *, log_level: int = logging.ERROR) -> Iterato
         with Repo(_wait_for_lock=True) as repo:
             yield repo
     except (DvcException, OSError) as error:
-        raise error_of(name, error) from None
+        raise to_evergreen_error(name, error) from None
 
 
-def act_on_repository(action: Callable[[Any, str], None], recipe: str) -> int:
+def run_action_for_exit_status(action: Callable[[Any, str], None], recipe: str) -> int:
     """Call `action` with the DVC repository and the recipe; report its error, and return an exit status."""
     try:
         with command_result.report_result_on_exit(), open_dvc_repository(recipe, log_level=logging.WARNING) as repo:
@@ -92,7 +92,7 @@ def main(name: str, *options: str) -> int:
         # 3 s would fail with its outputs uncommitted.
         with Repo(_wait_for_lock=True) as repo, lock_repo(repo):
             force = "--force" in options
-            if force or restore.is_stale(repo, *repo.stage.collect(name)):
+            if force or restore.is_stale_or_drop_outdated(repo, *repo.stage.collect(name)):
                 restore.restore_or_run(repo, name, force=force)
     except (DvcException, OSError, EvergreenError) as error:
         cause = (error.__cause__ or error) if isinstance(error, ReproductionError) else error
@@ -100,12 +100,12 @@ def main(name: str, *options: str) -> int:
         return os.EX_OK
     print(f"DVC: {cause}", file=sys.stderr, flush=True)
     if isinstance(cause, StageCmdFailedError):
-        status = exit_status(cause)
+        status = parse_exit_status(cause)
         return 128 - status if status < 0 else status
     if isinstance(cause, EvergreenError):
         found = (as_storage_error(logged.error, _CACHE) if logged.error else None) or cause
     else:
-        found = error_of(name, logged.error or cause)
+        found = to_evergreen_error(name, logged.error or cause)
     if path := os.environ.get(command_result.VARIABLE):
         command_result.write_result_file(Path(path), found)
     return found.exit_code
@@ -122,13 +122,13 @@ class _LoggedError(logging.Handler):
             self.error = self.error or error
 
 
-def exit_status(failure: Exception) -> int:
+def parse_exit_status(failure: Exception) -> int:
     """Return the exit status of a stage's command from DVC's error; negative if a signal ended it."""
     found = re.search(r"exited with (-?\d+)$", str(failure))
     return int(found[1]) if found else os.EX_SOFTWARE
 
 
-def error_of(name: str, error: BaseException) -> EvergreenError:
+def to_evergreen_error(name: str, error: BaseException) -> EvergreenError:
     """Return the error for a failure of DVC; only a lock that another process holds is worth a retry."""
     from dvc.lock import LockError
     from dvc.parsing import ResolveError

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from flows.dvc_project.restore import is_stale
-from flows.dvc_project.stage import act_on_repository, open_dvc_repository
+from flows.dvc_project.restore import is_stale_or_drop_outdated
+from flows.dvc_project.stage import open_dvc_repository, run_action_for_exit_status
 from params import DataError, EvergreenError, RecipeError, RemoteRefusedError, TransientError, load
 from params.foundation.artifacts import Artifacts, as_storage_error
 from params.schema import RowsFromFiles
@@ -29,7 +29,7 @@ _UNUSABLE: Final = {"ConfigError", "RemoteMissingDepsError", "ImportError", "NoS
 """Errors by the names of their classes: each kind of source has its own libraries."""
 
 
-def update(repo: Any, recipe: str) -> None:
+def update_imported_files(repo: Any, recipe: str) -> None:
     """Bring the imported files that a recipe reads up to date; those that do not exist locally only if the recipe or ingest is stale.
 
     Raises:
@@ -41,7 +41,7 @@ def update(repo: Any, recipe: str) -> None:
     """
     from dvc.repo import lock_repo
 
-    stages = refreshed_import_stages(repo, recipe)
+    stages = find_import_stages_to_refresh(repo, recipe)
     if not stages:
         what = "there is nothing to refresh: no .dvc file of `dvc import`, `import-url` or `import-db` has the source's files"
         fix = "import them, or remove `refresh`: DVC watches the files themselves"
@@ -55,7 +55,7 @@ def update(repo: Any, recipe: str) -> None:
     with lock_repo(repo):
         lacking = [name for name in names if not _collect(repo, name).outs[0].exists]
         readers = (_collect(repo, f"{stage}@{recipe}") for stage in ("resolve", "ingest"))
-        if lacking and any(is_stale(repo, stage) for stage in readers):
+        if lacking and any(is_stale_or_drop_outdated(repo, stage) for stage in readers):
             for name in lacking:
                 _update(repo, name)
 
@@ -140,7 +140,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def refreshed_import_stages(repo: Any, recipe: str) -> list[Any]:
+def find_import_stages_to_refresh(repo: Any, recipe: str) -> list[Any]:
     """Return DVC's import stages whose files the recipe keeps up to date; empty if the recipe cannot be read."""
     if not (source := _refreshed_source(recipe)):
         return []
@@ -149,12 +149,12 @@ def refreshed_import_stages(repo: Any, recipe: str) -> list[Any]:
     return [stage for path, stage in outs if any(path.is_relative_to(p) or p.is_relative_to(path) for p in places)]
 
 
-def refreshed_import_paths(recipe: str) -> list[str]:
-    """Return the paths of the .dvc files of `refreshed_import_stages`."""
+def find_dvc_files_to_refresh(recipe: str) -> list[str]:
+    """Return the paths of the .dvc files of `find_import_stages_to_refresh`."""
     if not _refreshed_source(recipe):
         return []
     with open_dvc_repository(recipe) as repo:
-        return [stage.relpath for stage in refreshed_import_stages(repo, recipe)]
+        return [stage.relpath for stage in find_import_stages_to_refresh(repo, recipe)]
 
 
 def _refreshed_source(recipe: str) -> RowsFromFiles | None:
@@ -165,7 +165,7 @@ def _refreshed_source(recipe: str) -> RowsFromFiles | None:
     return None
 
 
-def same_origin(ours: bytes, theirs: bytes) -> bool:
+def is_same_import_source(ours: bytes, theirs: bytes) -> bool:
     """Whether two versions of a .dvc file import the same thing, although at different times."""
     from dvc.utils.serialize import YAMLFileCorruptedError, parse_yaml
 
@@ -188,4 +188,4 @@ def _place(repo: Any, pattern: str) -> Path:
 
 if __name__ == "__main__":
     reduce_garbage_collection()
-    sys.exit(act_on_repository(update, sys.argv[1]))
+    sys.exit(run_action_for_exit_status(update_imported_files, sys.argv[1]))

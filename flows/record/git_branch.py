@@ -37,12 +37,12 @@ _MOVED = re.compile(r"fetch first|non-fast-forward|stale info|cannot lock ref|fa
 """Why a push is not accepted when another one came first, or may have."""
 
 
-class MovedError(Exception):
+class BranchMovedError(Exception):
     """The branch is not where it was: read its head again."""
 
 
 @dataclass(frozen=True)
-class GitBranch:
+class RemoteGitBranch:
     """A branch on a remote of the git repository in the working directory."""
 
     remote: str  # the remote's name in git's configuration, such as `origin`
@@ -87,7 +87,7 @@ class GitBranch:
         """Make `commit` the branch's head, if its parent still is; with `dry_run`, only ask whether this worker may push.
 
         Raises:
-            MovedError: its parent is not the head any more, or it is unclear whether the push has arrived.
+            BranchMovedError: its parent is not the head any more, or it is unclear whether the push has arrived.
             RemoteRefusedError: the branch is protected, or there is no access to it.
             TransientError: the remote does not answer.
         """
@@ -99,7 +99,7 @@ class GitBranch:
         if rejected is None:
             raise self._error(done, "push to")
         if _MOVED.search(rejected[1]) or self.fetch() != self._line("rev-parse", f"{commit}^"):
-            raise MovedError(rejected[1])
+            raise BranchMovedError(rejected[1])
         said = [line.partition("remote:")[2].strip() for line in _lines(done.stderr) if line.startswith("remote:")]
         what = "; ".join([f"refused the commit: {rejected[1]}", *filter(None, said)])
         raise RemoteRefusedError(str(self), what, "let this worker push to the branch, or record on another one")

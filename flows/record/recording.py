@@ -23,8 +23,8 @@ import pydantic
 from flows import child_process
 from flows.child_process import Logger
 from flows.dvc_project import lock_file, update
-from flows.dvc_project.remote import default_remote
-from flows.record.git_branch import GitBranch, MovedError
+from flows.dvc_project.remote import read_default_remote_name
+from flows.record.git_branch import BranchMovedError, RemoteGitBranch
 from params import EvergreenError, RecipeError, TransientError
 from params.foundation.artifacts import STAGES, Artifacts, write_text_atomically
 from tasks.evaluation.report import Blessing, EvaluationReport
@@ -37,7 +37,7 @@ _PUSHES = 30  # how often to try while other workers push to the branch
 _WAITS_S = (2.0, 10.0, 30.0)  # how long to wait for a remote that does not answer
 
 
-class Record(pydantic.BaseModel):
+class RecordTarget(pydantic.BaseModel):
     """Where the flow records its runs."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
@@ -45,7 +45,7 @@ class Record(pydantic.BaseModel):
     branch: str = pydantic.Field("main", pattern=r"^\w[\w./-]*$")  # name of a branch that is there
 
     @classmethod
-    def parse(cls, text: str) -> Record:
+    def parse(cls, text: str) -> RecordTarget:
         """Return what `remote/branch` names."""
         remote, _, branch = text.partition("/")
         try:
@@ -54,13 +54,15 @@ class Record(pydantic.BaseModel):
             what = f"{text!r} names no branch of a remote"
             raise RecipeError("--record", what, "write remote/branch, such as origin/main") from None
 
-    def git_branch(self, artifacts: Artifacts) -> GitBranch:
+    def git_branch(self, artifacts: Artifacts) -> RemoteGitBranch:
         """Return the branch, for the runs of one recipe."""
-        return GitBranch(self.remote, self.branch, user=artifacts.recipe)
+        return RemoteGitBranch(self.remote, self.branch, user=artifacts.recipe)
 
 
 @contextlib.contextmanager
-def recording(artifacts: Artifacts, to: Record | None, outcomes: Mapping[str, str], log: Logger) -> Iterator[None]:
+def record_run_after_block(
+    artifacts: Artifacts, to: RecordTarget | None, outcomes: Mapping[str, str], log: Logger
+) -> Iterator[None]:
     """Record the run in the block, however it ends. If the run fails, its own error stays the error.
 
     The block fills in `outcomes`, what became of each stage that has ended.
@@ -71,15 +73,17 @@ def recording(artifacts: Artifacts, to: Record | None, outcomes: Mapping[str, st
         if to:
             waits_s = _WAITS_S if isinstance(error, Exception) else ()  # who is being stopped has no time
             try:
-                record(artifacts, to, log, outcomes, error=error, waits_s=waits_s)
+                record_run_on_branch(artifacts, to, log, outcomes, error=error, waits_s=waits_s)
             except (EvergreenError, OSError) as failure:
                 log.error("the run was not recorded: %s", failure)  # noqa: TRY400  # it says all
         raise
     if to:
-        record(artifacts, to, log, outcomes)
+        record_run_on_branch(artifacts, to, log, outcomes)
 
 
-def ensure_recordable(artifacts: Artifacts, to: Record, outcomes: Mapping[str, str], log: Logger) -> None:
+def check_or_record_before_publish(
+    artifacts: Artifacts, to: RecordTarget, outcomes: Mapping[str, str], log: Logger
+) -> None:
     """Make sure that a run whose model is to be published can be recorded: what no record has, later runs do not know.
 
     With `evaluation.gate.over: test_rows`, the verdict is recorded first: it spends error, and a server applies its rules for a branch
@@ -89,20 +93,20 @@ def ensure_recordable(artifacts: Artifacts, to: Record, outcomes: Mapping[str, s
     if blessing.verdict != "publish":
         return
     if blessing.row_use:
-        record(artifacts, to, log, outcomes)
+        record_run_on_branch(artifacts, to, log, outcomes)
         return
     branch = to.git_branch(artifacts)
 
     def ask() -> None:
-        with contextlib.suppress(MovedError):  # another worker pushed: the remote answers
+        with contextlib.suppress(BranchMovedError):  # another worker pushed: the remote answers
             branch.push(branch.fetch(), dry_run=True)
 
     _patiently(ask, "ask whether the run can be recorded", log, _WAITS_S)
 
 
-def record(
+def record_run_on_branch(
     artifacts: Artifacts,
-    to: Record,
+    to: RecordTarget,
     log: Logger,
     outcomes: Mapping[str, str],
     *,
@@ -117,7 +121,7 @@ def record(
         DataError: objects that the record would name are neither here nor on the DVC remote.
         RecipeError: a dvc.lock or a .dvc file is damaged.
     """
-    message = record_message(artifacts, outcomes, error)
+    message = compose_commit_message(artifacts, outcomes, error)
     recorder = _Recorder(artifacts, to.git_branch(artifacts), log)
     _patiently(lambda: recorder.record(message), "record the run", log, waits_s)
 
@@ -137,7 +141,7 @@ class _Recorder:
     """What one recipe's run has left here, and the branch that gets it."""
 
     artifacts: Artifacts
-    branch: GitBranch
+    branch: RemoteGitBranch
     log: Logger
 
     @cached_property
@@ -145,7 +149,7 @@ class _Recorder:
         """The files that describe the recipe's last run, besides dvc.lock."""
         run = self.artifacts
         written = (run.resolved_recipe, run.blessing, run.receipt, run.report("evaluate"))
-        return [*map(str, written), *update.refreshed_import_paths(run.recipe)]
+        return [*map(str, written), *update.find_dvc_files_to_refresh(run.recipe)]
 
     def record(self, message: str) -> None:
         logs, is_sent = self.keep_logs(), False
@@ -158,7 +162,7 @@ class _Recorder:
                 commit = self.branch.commit(head, files, message)
                 try:
                     self.branch.push(commit)
-                except MovedError as error:
+                except BranchMovedError as error:
                     self.log.info("%s has moved meanwhile: %s", self.branch, error)
                     time.sleep(random.uniform(0, min(2.0, 0.05 * 2**attempt)))  # noqa: S311
                     continue
@@ -173,11 +177,11 @@ class _Recorder:
 
     def send_objects(self) -> None:
         """Send what dvc.lock records to the DVC remote, in a process of its own, as each of DVC's locks belongs to one."""
-        if not default_remote():
+        if not read_default_remote_name():
             self.log.info("no default DVC remote is configured: only git gets this run")
             return
         recipe = self.artifacts.recipe
-        child_process.run_child("flows.dvc_project.push", [recipe], self.artifacts, self.log, name="dvc push")
+        child_process.run_python_module("flows.dvc_project.push", [recipe], self.artifacts, self.log, name="dvc push")
 
     def keep_logs(self) -> dict[str, bytes]:
         """Return the logs, with the lines of runs that were not recorded; keep all where `git reset` does not reach them."""
@@ -196,11 +200,11 @@ class _Recorder:
         ours = self.state(_read, where=_LOCK)
         if ours[_LOCK] and not any(self.is_in(ours, commit) for commit in branch.known(head)):
             theirs = (branch.read(head, _LOCK) or b"").decode()
-            text = lock_file.merge(theirs, ours.pop(_LOCK), self.artifacts.recipe, where=str(branch))
+            text = lock_file.replace_recipe_stages(theirs, ours.pop(_LOCK), self.artifacts.recipe, where=str(branch))
             files |= {_LOCK: text.encode(), **{path: content for path, content in ours.items() if content is not None}}
             for path in filter(files.__contains__, self.paths):
                 edited = branch.read(head, path)  # somebody may import from elsewhere now
-                if path.endswith(".dvc") and edited and not update.same_origin(files[path], edited):
+                if path.endswith(".dvc") and edited and not update.is_same_import_source(files[path], edited):
                     del files[path]
         return {path: content for path, content in files.items() if content and content != branch.read(head, path)}
 
@@ -211,7 +215,7 @@ class _Recorder:
 
     def state(self, read: Callable[[str], bytes | None], *, where: str) -> dict[str, Any]:
         """Return what describes the recipe's last run: its stages in dvc.lock, and the content of the files beside it."""
-        recorded = lock_file.stages_of((read(_LOCK) or b"").decode(), self.artifacts.recipe, where=where)
+        recorded = lock_file.parse_recipe_stages((read(_LOCK) or b"").decode(), self.artifacts.recipe, where=where)
         return {_LOCK: recorded, **{path: read(path) for path in self.paths}}
 
 
@@ -229,7 +233,7 @@ def _read(path: str) -> bytes | None:
     return None
 
 
-def record_message(artifacts: Artifacts, outcomes: Mapping[str, str], error: BaseException | None) -> str:
+def compose_commit_message(artifacts: Artifacts, outcomes: Mapping[str, str], error: BaseException | None) -> str:
     """Return the message of the commit: how the run ended, the gate's verdict with its reasons, the main metric, the stages.
 
     It quotes no error, because errors quote rows.

@@ -16,7 +16,7 @@ from params import EvergreenError, GateRefusedError
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, EvaluationDetails, EvaluationReport
 from tasks.hub_client.receipt import Receipt
-from tasks.report.formatting import metrics_table
+from tasks.report.formatting import metrics_markdown_table
 from tasks.stages import read_report
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def gate_refused_state(artifacts: Artifacts, error: GateRefusedError) -> State[A
     """Return the state of a run that the gate's refusal ended."""
     from prefect.states import Failed
 
-    lines = outcome_lines(artifacts, read_report(artifacts, Blessing).reasons)
+    lines = run_result_lines(artifacts, read_report(artifacts, Blessing).reasons)
     return Failed(name=REFUSED, message="\n".join(lines), data=error)
 
 
@@ -54,24 +54,26 @@ def name_and_message(artifacts: Artifacts, outcomes: Mapping[str, str]) -> tuple
     """Return name and message of the state of a run whose stages ended with `outcomes`; no name is plain Completed."""
     receipt = read_report(artifacts, Receipt) if "publish" in outcomes else None
     name = _BY_STATUS.get(receipt.status) if receipt else None
-    lines = outcome_lines(artifacts, (receipt or read_report(artifacts, Blessing)).reasons, receipt)
+    lines = run_result_lines(artifacts, (receipt or read_report(artifacts, Blessing)).reasons, receipt)
     if outcomes["publish" if receipt else "evaluate"] == "unchanged":
         lines.insert(0, f"nothing has changed since the last run, which ended with: {name or 'Completed'}")
         name = NOTHING_NEW
     return name, "\n".join(lines)
 
 
-def summary(artifacts: Artifacts, outcomes: Mapping[str, str]) -> str:
+def format_run_summary(artifacts: Artifacts, outcomes: Mapping[str, str]) -> str:
     """Return the outcome of each stage, the metrics, the release, and where to read more."""
     lines = ["", "  ".join(f"{stage}: {outcome}" for stage, outcome in outcomes.items()), ""]
-    lines += [metrics_table(read_report(artifacts, EvaluationReport)), ""]
+    lines += [metrics_markdown_table(read_report(artifacts, EvaluationReport)), ""]
     if "publish" in outcomes:
         receipt = read_report(artifacts, Receipt)
         is_local = receipt.endpoint == "local"
         status = {"kept": "kept the champion", "proposed": "waits for approval"}.get(receipt.status, receipt.status)
         if outcomes["publish"] == "unchanged":
             lines.append("nothing has changed since the last run, which ended with")
-        lines.append(f"{status}: {receipt.repo_id} on {'the Hub in .hub' if is_local else release_url(receipt)}")
+        lines.append(
+            f"{status}: {receipt.repo_id} on {'the Hub in .hub' if is_local else release_or_pull_request_url(receipt)}"
+        )
         lines += [f"  {reason}" for reason in receipt.reasons]
         if receipt.commit:
             lines.append(f"revision: {receipt.commit} ({receipt.tag})")
@@ -84,7 +86,7 @@ def summary(artifacts: Artifacts, outcomes: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def outcome_lines(artifacts: Artifacts, reasons: Sequence[str], receipt: Receipt | None = None) -> list[str]:
+def run_result_lines(artifacts: Artifacts, reasons: Sequence[str], receipt: Receipt | None = None) -> list[str]:
     """Return a few lines for people: the reasons, the metric that decides, the release, where the report is.
 
     What this machine does not have, for example because DVC has not pulled it, is left out.
@@ -93,7 +95,9 @@ def outcome_lines(artifacts: Artifacts, reasons: Sequence[str], receipt: Receipt
     with contextlib.suppress(EvergreenError):
         lines += _metric_lines(artifacts, reasons)
     if receipt and receipt.status in {"published", "proposed"}:
-        link = f" {release_url(receipt)}" if receipt.endpoint.startswith("http") else " on the Hub in .hub"
+        link = (
+            f" {release_or_pull_request_url(receipt)}" if receipt.endpoint.startswith("http") else " on the Hub in .hub"
+        )
         lines.append(f"release: {receipt.repo_id} {receipt.tag}{link}")
     if artifacts.page.exists():
         lines.append(f"report: {artifacts.page.resolve().as_uri()} on {socket.gethostname()}")
@@ -113,7 +117,7 @@ def _metric_lines(artifacts: Artifacts, reasons: Sequence[str]) -> Iterator[str]
         yield sentence
 
 
-def release_url(receipt: Receipt) -> str:
+def release_or_pull_request_url(receipt: Receipt) -> str:
     """Return the address of a release's page on its Hub, or that of its pull request."""
     page = f"tree/{receipt.commit}" if receipt.commit else f"discussions/{receipt.pull_request}"
     return f"{receipt.endpoint}/{receipt.repo_id}/{page}"

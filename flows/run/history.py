@@ -26,7 +26,7 @@ from tasks.history.cells import markdown_table, terminal_table
 from tasks.history.recipe_history import RecipeHistory, Schedule, read_recipe_histories, read_runs_with_receipts
 from tasks.history.run_log import utc_now_to_second
 from tasks.history.run_record import RunRecorder
-from tasks.report.formatting import duration, one_line
+from tasks.report.formatting import format_duration, format_one_line
 
 logger = logging.getLogger(__name__)
 _FLOW = "flows/retrain.py:retrain"
@@ -35,7 +35,7 @@ _IN_PREFECT = 10  # runs in the table that Prefect's UI shows
 
 
 @contextlib.contextmanager
-def log_flow_run(artifacts: Artifacts) -> Iterator[RunRecorder]:
+def log_flow_run_of_block(artifacts: Artifacts) -> Iterator[RunRecorder]:
     """Log the flow run that the block does, if it does something, and bring the page of all runs up to date."""
     from prefect.runtime import flow_run
 
@@ -50,13 +50,13 @@ def log_flow_run(artifacts: Artifacts) -> Iterator[RunRecorder]:
 
 def _show(artifacts: Artifacts) -> None:
     """Write the page, and show the last runs in Prefect's UI; that this fails is no failure of the run."""
-    from flows.run.prefect_artifacts import show_history
+    from flows.run.prefect_artifacts import add_history_artifact
 
     try:
         _, page = _page(artifacts.root)
         runs = read_runs_with_receipts(artifacts)[: -_IN_PREFECT - 1 : -1]
         text = f"{markdown_table(runs)}\n\nAll runs: [{page}]({page.resolve().as_uri()})"
-        show_history(artifacts, text)
+        add_history_artifact(artifacts, text)
     except Exception as error:
         is_known = isinstance(error, EvergreenError)
         logger.warning("the page of all runs could not be written: %s", error, exc_info=not is_known)
@@ -66,12 +66,12 @@ def _page(root: Path) -> tuple[list[RecipeHistory], Path]:
     from tasks.history.page import write_history_page
 
     time = utc_now_to_second()
-    schedules = read_schedules(root, time)
-    histories = read_recipe_histories(root, schedules, last_successes(list(schedules)))
+    schedules = read_prefect_yaml_schedules(root, time)
+    histories = read_recipe_histories(root, schedules, fetch_last_success_times(list(schedules)))
     return histories, write_history_page(root, histories, now=time)
 
 
-def history(recipe: str | None, *, as_json: bool, last: int) -> None:
+def print_history_and_write_page(recipe: str | None, *, as_json: bool, last: int) -> None:
     """Print the last runs of one recipe or of all, newest first, and write the page of all runs."""
     if as_json:
         logging.basicConfig(stream=sys.stderr, format="%(message)s", force=True)  # standard output is only JSON
@@ -89,7 +89,7 @@ def history(recipe: str | None, *, as_json: bool, last: int) -> None:
     print(f"page: {page}")
 
 
-def read_schedules(root: Path, now: datetime) -> dict[str, list[Schedule]]:
+def read_prefect_yaml_schedules(root: Path, now: datetime) -> dict[str, list[Schedule]]:
     """Return the active schedules of each recipe, from the deployments in prefect.yaml."""
     try:
         content = YAML(typ="safe").load((root / "prefect.yaml").read_text(encoding="utf-8"))
@@ -115,15 +115,15 @@ def _mappings(content: Any, key: str) -> Iterator[Mapping[str, Any]]:
 def _schedule(item: Mapping[str, Any], now: datetime) -> Schedule:
     if "cron" in item:
         zone = str(item.get("timezone") or "UTC")
-        text = one_line(f"by cron {item['cron']}, {zone}", 100)
+        text = format_one_line(f"by cron {item['cron']}, {zone}", 100)
         return Schedule(text, _cron_limit(str(item["cron"]), zone, now))
     if "interval" in item:
         try:
             interval = pydantic.TypeAdapter(timedelta).validate_python(item["interval"])
         except pydantic.ValidationError:
-            return Schedule(one_line(f"every {item['interval']}", 100), None)
-        return Schedule(f"every {duration(interval.total_seconds())}", now - 2 * interval)
-    return Schedule(one_line(item.get("rrule", "at unknown times"), 100), None)
+            return Schedule(format_one_line(f"every {item['interval']}", 100), None)
+        return Schedule(f"every {format_duration(interval.total_seconds())}", now - 2 * interval)
+    return Schedule(format_one_line(item.get("rrule", "at unknown times"), 100), None)
 
 
 def _cron_limit(cron: str, zone: str, now: datetime) -> datetime | None:
@@ -144,7 +144,7 @@ def _cron_limit(cron: str, zone: str, now: datetime) -> datetime | None:
     return min(second, third + (here - last)).astimezone(UTC)
 
 
-def last_successes(recipes: Sequence[str]) -> dict[str, datetime]:
+def fetch_last_success_times(recipes: Sequence[str]) -> dict[str, datetime]:
     """Return when a run of each recipe last succeeded on any worker, as far as the configured Prefect server knows.
 
     It is empty without a server, or if the server does not answer at once.
@@ -158,12 +158,12 @@ def last_successes(recipes: Sequence[str]) -> dict[str, datetime]:
     from prefect.client.schemas.objects import StateType
     from prefect.client.schemas.sorting import FlowRunSort
 
-    from flows.server.configured import check_api_url
+    from flows.server.configured import probe_api_url
 
     found: dict[str, datetime] = {}
     completed = filters.FlowRunFilterStateType(any_=[StateType.COMPLETED])
     try:
-        check_api_url(url)
+        probe_api_url(url)
         quickly = {settings.PREFECT_CLIENT_MAX_RETRIES: 0, settings.PREFECT_API_REQUEST_TIMEOUT: _ANSWER_S}
         with settings.temporary_settings(quickly), get_client(sync_client=True) as client:
             for recipe in recipes:

@@ -32,7 +32,7 @@ class TracebackAndSecretFilter(logging.Filter):
         return True
 
 
-def hide_tracebacks() -> None:
+def hide_tracebacks_and_secrets() -> None:
     """Add the filter to Prefect's loggers of runs."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logger = logging.getLogger(name)

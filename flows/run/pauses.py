@@ -25,7 +25,7 @@ _STOPPED = (StateType.CANCELLING, StateType.CANCELLED, StateType.FAILED, StateTy
 """States that only a person, or the server for a person, gives to a run with a process."""
 
 
-def wait_until_running(log: Logger) -> None:
+def wait_while_paused(log: Logger) -> None:
     """Return when the flow run of this process may go on. One that is paused waits; while the server is away, so does any.
 
     Raises:
@@ -55,7 +55,7 @@ def wait_until_running(log: Logger) -> None:
 
 
 @contextlib.contextmanager
-def raise_user_termination() -> Iterator[None]:
+def turn_user_stop_into_error() -> Iterator[None]:
     """Turn the end that a person has given to the flow run in the block into an error."""
     try:
         yield

@@ -12,10 +12,10 @@ import httpx
 from prefect import get_run_logger
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
-from flows.run.final_state import release_url
+from flows.run.final_state import release_or_pull_request_url
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.receipt import Receipt
-from tasks.report.formatting import metrics_table
+from tasks.report.formatting import metrics_markdown_table
 from tasks.stages import read_report
 
 
@@ -29,7 +29,7 @@ def _unless_server_is_away() -> Iterator[None]:
 
 
 @_unless_server_is_away()
-def show_report(stage: str, artifacts: Artifacts, outcome: str) -> None:
+def add_stage_report_artifact(stage: str, artifacts: Artifacts, outcome: str) -> None:
     """Add the report of `stage` to the current task run as a Prefect artifact, and a link to the release."""
     path = artifacts.report(stage)
     if not path.exists():
@@ -40,34 +40,34 @@ def show_report(stage: str, artifacts: Artifacts, outcome: str) -> None:
     if stage == "evaluate":
         from tasks.evaluation.report import EvaluationReport
 
-        table = metrics_table(read_report(artifacts, EvaluationReport))
+        table = metrics_markdown_table(read_report(artifacts, EvaluationReport))
         create_markdown_artifact(table, key=key, description=description)
     else:
-        create_table_artifact(table_rows(report), key=key, description=description)
+        create_table_artifact(flatten_to_table_rows(report), key=key, description=description)
     if stage == "publish":
         receipt = read_report(artifacts, Receipt)
         if (receipt.commit or receipt.pull_request) and receipt.endpoint.startswith("http"):
-            link, text = release_url(receipt), receipt.repo_id
+            link, text = release_or_pull_request_url(receipt), receipt.repo_id
             create_link_artifact(link, link_text=text, key=f"{key}-link", description=description)
 
 
 @_unless_server_is_away()
-def link_report(artifacts: Artifacts, *, renew: bool) -> None:
+def add_run_page_link(artifacts: Artifacts, *, renew: bool) -> None:
     """Add a link to the run's page, which is on the machine that ran it, to the flow run.
 
     With `renew`, write the page first; the publish stage writes it, too.
     """
     if renew and artifacts.evaluation.exists():
-        from tasks.report.page import write_report
+        from tasks.report.page import write_run_report_page
 
-        write_report(artifacts)
+        write_run_report_page(artifacts)
     if artifacts.page.exists():
         link, key = artifacts.page.resolve().as_uri(), _artifact_key("report", artifacts)
         create_link_artifact(link, link_text=str(artifacts.page), key=key, description="verdict, metrics, lineage")
 
 
 @_unless_server_is_away()
-def show_history(artifacts: Artifacts, text: str) -> None:
+def add_history_artifact(artifacts: Artifacts, text: str) -> None:
     """Add the last runs of a recipe, as Markdown, to the flow run."""
     key = _artifact_key("history", artifacts)
     create_markdown_artifact(text, key=key, description=f"the last runs of {artifacts.recipe}")
@@ -77,11 +77,11 @@ def _artifact_key(what: str, artifacts: Artifacts) -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"{what}-{artifacts.recipe}".lower()).strip("-")
 
 
-def table_rows(report: object, prefix: str = "") -> list[dict[str, Any]]:
+def flatten_to_table_rows(report: object, prefix: str = "") -> list[dict[str, Any]]:
     """Return a nested report as rows of name and value."""
     if isinstance(report, dict):
         parts = ((value, f"{prefix}.{name}" if prefix else name) for name, value in report.items())
-        return [row for value, name in parts for row in table_rows(value, name)]
+        return [row for value, name in parts for row in flatten_to_table_rows(value, name)]
     if isinstance(report, list):
         report = ", ".join(map(str, report))
     return [{"name": prefix, "value": report}]

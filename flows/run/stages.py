@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from flows import child_process
 from flows.dvc_project import stage as dvc_stage
-from flows.dvc_project.locks import recipe_lock
+from flows.dvc_project.locks import hold_recipe_lock
 from flows.run import unwatched_sources
 from params import (
     EvergreenError,
@@ -31,7 +31,7 @@ from params.foundation.artifacts import Artifacts
 from tasks.history.run_log import RunEntry, read_runs
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
-from tasks.report.formatting import duration
+from tasks.report.formatting import format_duration
 from tasks.stages import idle_limit_s, read_report
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _END_S = 10.0
 """What a stopped training needs beyond `launch.grace_s`: to end its processes, and to report where it resumes."""
 
 
-def is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
+def should_retry_stage(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
     """Whether Prefect should retry a stage: not for bad data, for example, and not if an earlier stage must run first."""
     error = state.result(raise_on_failure=False)
     return isinstance(error, TransientError) and not isinstance(error, StaleBlessingError | InputsChangedError)
@@ -56,17 +56,17 @@ def is_transient(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
 
 def any_stale(stages: Sequence[str], recipe: str) -> bool:
     """Whether DVC would run one of `stages`, or has not seen the recipe yet."""
-    return dvc_stage.is_stale(*(f"{stage}@{recipe}" for stage in ("resolve", *stages)))
+    return dvc_stage.is_any_stage_stale(*(f"{stage}@{recipe}" for stage in ("resolve", *stages)))
 
 
-def unchanged_outcomes(stages: Sequence[str], artifacts: Artifacts) -> dict[str, StageOutcome]:
+def outcomes_if_all_unchanged(stages: Sequence[str], artifacts: Artifacts) -> dict[str, StageOutcome]:
     """Return the outcomes of a flow that would run none of `stages`; empty if it would, or if only it can tell."""
     if artifacts.unfinished_run.exists():  # the last run was killed, which the flow logs
         return {}
     try:
-        with recipe_lock(artifacts, logger):
+        with hold_recipe_lock(artifacts, logger):
             stale = (
-                unwatched_sources.reads_again(artifacts, logger)
+                unwatched_sources.refresh_imports_or_force_ingest(artifacts, logger)
                 or any_stale(stages, artifacts.recipe)
                 or any(_outdated_on_hub(stage, artifacts, logger) for stage in stages)
             )
@@ -75,45 +75,45 @@ def unchanged_outcomes(stages: Sequence[str], artifacts: Artifacts) -> dict[str,
     return {} if stale else dict.fromkeys(stages, "unchanged")
 
 
-def check_recipe(recipe: str, log: child_process.Logger) -> None:
+def fetch_inputs_and_check_recipe(recipe: str, log: child_process.Logger) -> None:
     """Find what is wrong with a recipe before any stage starts."""
     artifacts = Artifacts(recipe)
-    unwatched_sources.bring_missing_files(artifacts, log)
+    unwatched_sources.fetch_missing_source_files(artifacts, log)
     if (base := read_recipes_yaml_item(artifacts).get("base")) and not Path(base).exists():
         dvc_stage.restore_inputs(f"train@{recipe}", Path(base))
-    child_process.run_child("tasks", ["check", recipe], artifacts, log, name="check")
+    child_process.run_python_module("tasks", ["check", recipe], artifacts, log, name="check")
 
 
 def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, force: bool = False) -> StageOutcome:
     """Bring `stage` up to date; with `force`, run it whether it is stale or not. The first stage resolves the recipe before."""
     name, artifacts = f"{stage}@{recipe}", Artifacts(recipe)
     if stage == "ingest":
-        if dvc_stage.is_stale(resolve := f"resolve@{recipe}"):
-            child_process.run_child("flows.dvc_project.stage", [resolve], artifacts, log, name=resolve)
-        force = unwatched_sources.reads_again(artifacts, log, force=force)
-    if not force and not dvc_stage.is_stale(name):
+        if dvc_stage.is_any_stage_stale(resolve := f"resolve@{recipe}"):
+            child_process.run_python_module("flows.dvc_project.stage", [resolve], artifacts, log, name=resolve)
+        force = unwatched_sources.refresh_imports_or_force_ingest(artifacts, log, force=force)
+    if not force and not dvc_stage.is_any_stage_stale(name):
         outdated = _outdated_on_hub(stage, artifacts, log)
         if outdated is None:
             if stage == "train":
-                unwatched_sources.record_stage_run(stage, artifacts, None)
+                unwatched_sources.update_kept_rows_mark(stage, artifacts, None)
             log.info("%s: nothing has changed", name)
             return "unchanged"
         log.warning("%s: %s", name, outdated)
         force = True
     arguments = [name, *(["--force"] if force else [])]
-    grace_s, limit = _grace_s(stage, artifacts), time_limit(stage, artifacts)
+    grace_s, limit = _grace_s(stage, artifacts), time_limit_from_past_runs(stage, artifacts)
     limit_s = limit.seconds if limit else math.inf
     try:
-        has_run = child_process.run_child(
+        has_run = child_process.run_python_module(
             "flows.dvc_project.stage", arguments, artifacts, log, name=name, grace_s=grace_s, limit_s=limit_s
         )
     except subprocess.TimeoutExpired:
         assert limit
         raise limit.error(name) from None
     except EvergreenError as error:
-        unwatched_sources.record_stage_run(stage, artifacts, error)
+        unwatched_sources.update_kept_rows_mark(stage, artifacts, error)
         raise
-    unwatched_sources.record_stage_run(stage, artifacts, None)
+    unwatched_sources.update_kept_rows_mark(stage, artifacts, None)
     return "ran" if has_run else "restored"
 
 
@@ -125,7 +125,7 @@ def record_pull_request_decision(artifacts: Artifacts) -> None:
     if not artifacts.receipt.exists() or read_report(artifacts, Receipt).status != "proposed":
         return
     try:
-        with recipe_lock(artifacts, logger):
+        with hold_recipe_lock(artifacts, logger):
             if not any_stale(["publish"], artifacts.recipe) and _outdated_on_hub("publish", artifacts, logger):
                 bring_up_to_date("publish", artifacts.recipe, logger, force=True)
     except EvergreenError as error:
@@ -145,9 +145,9 @@ def _outdated_on_hub(stage: str, artifacts: Artifacts, log: child_process.Logger
     """What has changed on the Hub, which DVC cannot watch, since `stage` ran; None if nothing has, or it does not answer."""
     if stage not in ("evaluate", "publish"):
         return None
-    from tasks.publishing.hub_changes import is_blessing_current, is_still_published
+    from tasks.publishing.hub_changes import does_hub_match_receipt, is_blessing_current
 
-    is_up_to_date, reason = is_still_published, "the Hub no longer holds what the receipt says"
+    is_up_to_date, reason = does_hub_match_receipt, "the Hub no longer holds what the receipt says"
     if stage == "evaluate":
         is_up_to_date, reason = is_blessing_current, "another model has been published since the comparison"
     try:
@@ -157,7 +157,7 @@ def _outdated_on_hub(stage: str, artifacts: Artifacts, log: child_process.Logger
         return None
 
 
-class TimeLimit(NamedTuple):
+class StageTimeLimit(NamedTuple):
     """How long one start of a stage may take, and where the limit comes from, for people."""
 
     seconds: float
@@ -165,12 +165,12 @@ class TimeLimit(NamedTuple):
 
     def error(self, name: str) -> StalledError:
         """Return the error of the stage `name` that was ended after this time."""
-        what = f"was ended because it took longer than {duration(self.seconds)}: {self.origin}"
+        what = f"was ended because it took longer than {format_duration(self.seconds)}: {self.origin}"
         fix = "see in its log above what it did; if it only has more to do, raise launch.max_slowdown or set it to null"
         return StalledError(name, what, fix)
 
 
-def time_limit(stage: str, artifacts: Artifacts) -> TimeLimit | None:
+def time_limit_from_past_runs(stage: str, artifacts: Artifacts) -> StageTimeLimit | None:
     """Return the time limit of a stage; None if there is none.
 
     There is none if the stage's part of the recipe or its code has changed since its last run: then past runs say nothing.
@@ -185,11 +185,11 @@ def time_limit(stage: str, artifacts: Artifacts) -> TimeLimit | None:
         return None
     rows, least_s = _rows(stage, artifacts), idle_limit_s(stage, recipe)
     longest_s = max(seconds * max(1.0, rows / then if rows and then else 1.0) for seconds, then in past)
-    origin = f"{factor:g} times the longest of its last {len(past)} run(s), {duration(longest_s)}"
+    origin = f"{factor:g} times the longest of its last {len(past)} run(s), {format_duration(longest_s)}"
     if longest_s > max(seconds for seconds, _ in past):
         origin += ", scaled up to the rows of today"
-    origin += f" (launch.max_slowdown), but not less than the {duration(least_s)} that it may make no progress"
-    return TimeLimit(max(factor * longest_s, least_s), origin)
+    origin += f" (launch.max_slowdown), but not less than the {format_duration(least_s)} that it may make no progress"
+    return StageTimeLimit(max(factor * longest_s, least_s), origin)
 
 
 def _whole_runs(stage: str, runs: Sequence[RunEntry]) -> Iterator[tuple[float, int]]:

@@ -25,7 +25,7 @@ _GIVES_UP: Final = (DataError, ModelError, RecipeError)  # errors that the same 
 _UP_TO_TRAINING: Final = ("validate", "tokenize", "train")
 
 
-def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bool:
+def refresh_imports_or_force_ingest(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bool:
     """Whether the flow must run ingest although nothing that DVC watches has changed.
 
     Imported files are brought up to date here; DVC then sees whether they have changed. With `force`, ingest runs in any case, and
@@ -46,7 +46,9 @@ def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bo
         log.info("%s: keeps the rows of %.1f hours ago, because their run is not finished; %s", name, age_h, until)
         return False
     if isinstance(source, RowsFromFiles):
-        child_process.run_child("flows.dvc_project.update", [artifacts.recipe], artifacts, log, name="dvc update")
+        child_process.run_python_module(
+            "flows.dvc_project.update", [artifacts.recipe], artifacts, log, name="dvc update"
+        )
         return force
     if not force and isinstance(source, RowsFromHubDataset) and not _has_new_commit(source, artifacts, log):
         return False
@@ -55,7 +57,7 @@ def reads_again(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bo
     return True
 
 
-def bring_missing_files(artifacts: Artifacts, log: Logger) -> None:
+def fetch_missing_source_files(artifacts: Artifacts, log: Logger) -> None:
     """Bring files of the source that do not exist locally, as in a new clone: the check of a recipe reads some of its rows."""
     source = load(artifacts.recipe_path).data.source
     if not isinstance(source, RowsFromFiles) or all(
@@ -64,7 +66,7 @@ def bring_missing_files(artifacts: Artifacts, log: Logger) -> None:
     ):
         return
     if source.refresh:
-        reads_again(artifacts, log)
+        refresh_imports_or_force_ingest(artifacts, log)
     else:
         dvc_stage.restore_inputs(f"ingest@{artifacts.recipe}")
 
@@ -75,7 +77,7 @@ def _age_of_kept_rows_h(artifacts: Artifacts) -> float | None:
         age_h = (time.time() - artifacts.rows_taken.stat().st_mtime) / 3600
     except FileNotFoundError:
         return None
-    is_unfinished = dvc_stage.is_stale(*(f"{stage}@{artifacts.recipe}" for stage in _UP_TO_TRAINING))
+    is_unfinished = dvc_stage.is_any_stage_stale(*(f"{stage}@{artifacts.recipe}" for stage in _UP_TO_TRAINING))
     return age_h if is_unfinished else None
 
 
@@ -90,7 +92,7 @@ def _has_new_commit(source: RowsFromHubDataset, artifacts: Artifacts, log: Logge
     return not report.exists() or HubSource(source).revision != read_report(artifacts, IngestReport).revision
 
 
-def record_stage_run(stage: str, artifacts: Artifacts, error: EvergreenError | None) -> None:
+def update_kept_rows_mark(stage: str, artifacts: Artifacts, error: EvergreenError | None) -> None:
     """Record that a stage has run, with its error if it failed: rows are kept from ingest until train."""
     if stage == "ingest" and error is None:
         artifacts.rows_taken.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ _ANSWER_S = 5.0
 
 
 @contextlib.contextmanager
-def configured_server() -> Iterator[SyncPrefectClient]:
+def open_configured_server_client() -> Iterator[SyncPrefectClient]:
     """Open a client of the server that PREFECT_API_URL or a profile of Prefect's names.
 
     Raises:
@@ -29,8 +29,8 @@ def configured_server() -> Iterator[SyncPrefectClient]:
     if not url:
         fix = "start a server, `export PREFECT_API_URL=http://127.0.0.1:4200/api`, and try again (docs/deployment.md)"
         raise EvergreenError("PREFECT_API_URL", "names no Prefect server", fix)
-    check_api_url(url)
-    where = f"Prefect's server at {url_without_credentials(url)}"
+    probe_api_url(url)
+    where = f"Prefect's server at {scheme_host_and_port(url)}"
     try:
         with get_client(sync_client=True) as client:
             yield client
@@ -45,18 +45,18 @@ def configured_server() -> Iterator[SyncPrefectClient]:
         raise TransientError(where, what, "start it, or set PREFECT_API_URL to another one") from error
 
 
-def send_data_notice(recipe: str, data: Mapping[str, str]) -> None:
+def announce_new_data(recipe: str, data: Mapping[str, str]) -> None:
     """Tell the server that a recipe has new data, with `data` as the event's payload; return when the server has it."""
     from prefect.events import Event
 
     labels = {"prefect.resource.id": f"evergreen.recipe.{recipe}", "prefect.resource.name": recipe}
     event = Event(event=DATA_ARRIVED, resource=labels, payload=dict(data))
-    with configured_server() as client:  # not emit_event, which does not say whether the server has got it
+    with open_configured_server_client() as client:  # not emit_event, which does not say whether the server has got it
         client.request("POST", "/events", json=[event.model_dump(mode="json")])
     print(f"told {DATA_ARRIVED} of {recipe}")
 
 
-def check_api_url(url: str) -> None:
+def probe_api_url(url: str) -> None:
     """Check that an address is that of a server's API, not of its pages, which answer every request in their own way."""
     try:
         parts = urlsplit(url)
@@ -67,12 +67,12 @@ def check_api_url(url: str) -> None:
         return
     is_page = answer.status_code == httpx.codes.OK and answer.content.strip() != b"true"
     if is_page or answer.status_code == httpx.codes.NOT_FOUND:
-        place = url_without_credentials(url) + parts.path
+        place = scheme_host_and_port(url) + parts.path
         fix = f"export PREFECT_API_URL={place.rstrip('/')}/api"
         raise EvergreenError("PREFECT_API_URL", f"{place} is not the API: /api is missing", fix)
 
 
-def is_without_password() -> bool:
+def answers_without_password() -> bool:
     """Whether the configured server answers to everybody, without a password."""
     url = get_current_settings().api.url or ""
     try:
@@ -81,7 +81,7 @@ def is_without_password() -> bool:
         return False
 
 
-def url_without_credentials(url: str) -> str:
+def scheme_host_and_port(url: str) -> str:
     """Return scheme, host and port of an address: a password or a token in the rest of it is not shown."""
     parts = urlsplit(url)
     port = f":{parts.port}" if parts.port else ""

@@ -24,7 +24,7 @@ from trainer.runtime.memory import reduce_garbage_collection
 _STARTUP_S = 90.0
 
 
-class Server:
+class OwnPrefectServer:
     """A server that is starting; it ends with this process."""
 
     def __init__(self, log_file: Path) -> None:
@@ -37,7 +37,7 @@ class Server:
         self._password = password.generate_credentials()
         with log_file.open("wb") as log:
             own = {password.SERVER: self._password}
-            self.process = child_process.start("flows.server.own", [str(port)], log, own)
+            self.process = child_process.start_python_module("flows.server.own", [str(port)], log, own)
         # Not sooner: Prefect sends events at exit. At once: what the server has answered is in its database.
         atexit.register(stop_process_group, self.process, 0)
 

@@ -23,7 +23,7 @@ def generate_credentials() -> str:
     return f"evergreen:{secrets.token_urlsafe(32)}"
 
 
-def make_password() -> bool:
+def add_password_to_env() -> bool:
     """Add a new password for server and clients to `.env`, which then only its owner can read.
 
     Returns:

@@ -39,9 +39,9 @@ from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
 from flows.run import final_state
-from flows.server.configured import configured_server, is_without_password, url_without_credentials
+from flows.server.configured import answers_without_password, open_configured_server_client, scheme_host_and_port
 from params import EvergreenError
-from tasks.report.formatting import duration
+from tasks.report.formatting import format_duration
 
 T = TypeVar("T")
 FLOW: Final = "retrain"  # the flow whose runs are reported
@@ -54,7 +54,7 @@ _OWN = "evergreen-watch-"  # how the names of our own blocks begin; a number fol
 _OWN_TYPE = CustomWebhookNotificationBlock.get_block_type_slug()
 
 
-class Destination(NamedTuple):
+class MessageDestination(NamedTuple):
     """A block that sends messages."""
 
     label: str  # what may be shown of it
@@ -62,7 +62,7 @@ class Destination(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rules:
+class WatchRules:
     """When the server acts."""
 
     silence_s: float = 900  # seconds without an event after which a run is lost
@@ -72,8 +72,11 @@ class Rules:
     repeat_s: float = 3600  # before that, the same trouble of the same recipe is not reported again
 
 
-def automations(
-    rules: Rules, to: Sequence[Destination] = (), deployments: Sequence[DeploymentResponse] = (), ui_url: str = ""
+def build_automations(
+    rules: WatchRules,
+    to: Sequence[MessageDestination] = (),
+    deployments: Sequence[DeploymentResponse] = (),
+    ui_url: str = "",
 ) -> list[AutomationCore]:
     """Return the automation that marks lost runs, and for each kind of message the one that sends it to `to`.
 
@@ -81,7 +84,7 @@ def automations(
     """
     late = []
     for deployment in deployments if "late" in rules.kinds else ():
-        interval = None if deployment.paused else longest_interval(deployment.schedules)
+        interval = None if deployment.paused else longest_interval_between_runs(deployment.schedules)
         if interval is not None:
             late.append((deployment, max(rules.late_after * interval.total_seconds(), rules.max_s)))
     template = Environment(  # noqa: S701  # YAML
@@ -101,21 +104,21 @@ def automations(
         destinations=to,
         late=late,
         ui_url=ui_url,
-        duration=duration,
+        duration=format_duration,
     )
     return [AutomationCore.model_validate(one) for one in YAML(typ="safe").load(text)]
 
 
-def create_automations(notify: Sequence[str], rules: Rules) -> None:
-    """Have the server mark lost runs as crashed, and send messages to `notify` (see `destinations`)."""
-    with configured_server() as client:
-        found = resolve_destinations(client, notify)
+def replace_server_automations(notify: Sequence[str], rules: WatchRules) -> None:
+    """Have the server mark lost runs as crashed, and send messages to `notify` (see `create_or_find_destinations`)."""
+    with open_configured_server_client() as client:
+        found = create_or_find_destinations(client, notify)
         of_flow = FlowFilter(name=FlowFilterName(any_=[FLOW]))
         deployments = list(_all(partial(client.read_deployments, flow_filter=of_flow))) if found else ()
-        _bring_up_to_date(client, automations(rules, found, deployments, get_current_settings().ui_url or ""))
-        delete_unused(client, found)
-    if is_without_password():
-        where = url_without_credentials(get_current_settings().api.url or "")
+        _bring_up_to_date(client, build_automations(rules, found, deployments, get_current_settings().ui_url or ""))
+        delete_unused_blocks(client, found)
+    if answers_without_password():
+        where = scheme_host_and_port(get_current_settings().api.url or "")
         print(f"Prefect's server at {where} has no password: whoever reaches it can let its workers run any command")
         print("  make one with `evergreen password`, and restart server and workers (docs/operation.md)")
 
@@ -128,18 +131,18 @@ def select_message_kinds(only: Sequence[str], without: Sequence[str]) -> list[st
     return [kind for kind in only or KINDS if kind not in without]
 
 
-def show() -> None:
-    """Print the automations that `create_automations` has made."""
-    with configured_server() as client:
+def print_automations() -> None:
+    """Print the automations that `replace_server_automations` has made."""
+    with open_configured_server_client() as client:
         for automation in _made(client):
             _print(automation)
 
 
-def remove() -> None:
-    """Delete all that `create_automations` has made."""
-    with configured_server() as client:
+def delete_automations() -> None:
+    """Delete all that `replace_server_automations` has made."""
+    with open_configured_server_client() as client:
         _bring_up_to_date(client, [])
-        delete_unused(client, [])
+        delete_unused_blocks(client, [])
 
 
 def _bring_up_to_date(client: SyncPrefectClient, wanted: Sequence[AutomationCore]) -> None:
@@ -178,7 +181,7 @@ def _print(automation: AutomationCore) -> None:
     print(f"{automation.name}: {automation.description}")
 
 
-def longest_interval(schedules: Sequence[DeploymentSchedule]) -> timedelta | None:
+def longest_interval_between_runs(schedules: Sequence[DeploymentSchedule]) -> timedelta | None:
     """Return the longest time between two coming runs of the active schedules together; None if there are not two."""
     from prefect.server.schemas.schedules import SCHEDULE_TYPES  # the classes of the client compute no dates
 
@@ -191,7 +194,7 @@ def longest_interval(schedules: Sequence[DeploymentSchedule]) -> timedelta | Non
     return max((later - earlier for earlier, later in itertools.pairwise(due)), default=None)
 
 
-def resolve_destinations(client: SyncPrefectClient, notify: Sequence[str]) -> list[Destination]:
+def create_or_find_destinations(client: SyncPrefectClient, notify: Sequence[str]) -> list[MessageDestination]:
     """Return the destinations that the user names: addresses, ids of blocks, or types and names such as `slack-webhook/team`.
 
     Makes a block for each address.
@@ -200,7 +203,7 @@ def resolve_destinations(client: SyncPrefectClient, notify: Sequence[str]) -> li
     return [_of_address(one, f"{_OWN}{next(numbers)}") if "://" in one else _of_block(client, one) for one in notify]
 
 
-def delete_unused(client: SyncPrefectClient, used: Sequence[Destination]) -> None:
+def delete_unused_blocks(client: SyncPrefectClient, used: Sequence[MessageDestination]) -> None:
     """Delete the blocks that an earlier `watch` made and that no message uses any more."""
     with contextlib.suppress(ObjectNotFound):
         for document in client.read_block_documents_by_type(_OWN_TYPE, include_secrets=False):
@@ -208,7 +211,7 @@ def delete_unused(client: SyncPrefectClient, used: Sequence[Destination]) -> Non
                 client.delete_block_document(document.id)
 
 
-def _of_address(address: str, name: str) -> Destination:
+def _of_address(address: str, name: str) -> MessageDestination:
     with contextlib.suppress(ValueError):  # of the port, for example
         parts = urlsplit(address)
         if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
@@ -220,12 +223,12 @@ def _of_address(address: str, name: str) -> Destination:
             )
             saved = block.save(name, overwrite=True)
             assert isinstance(saved, UUID), "it is not awaited here"
-            return Destination(url_without_credentials(address), saved)
+            return MessageDestination(scheme_host_and_port(address), saved)
     what = "an address does not have the form https://host/path"  # it is not shown: it may have a password in it
     raise EvergreenError("--notify", what, "write the whole address, or name a block: slack-webhook/team")
 
 
-def _of_block(client: SyncPrefectClient, name: str) -> Destination:
+def _of_block(client: SyncPrefectClient, name: str) -> MessageDestination:
     slug, _, document_name = name.partition("/")
     try:
         if document_name:
@@ -238,4 +241,4 @@ def _of_block(client: SyncPrefectClient, name: str) -> Destination:
     if not document.block_schema or "notify" not in document.block_schema.capabilities:
         fix = "name a notification block, such as slack-webhook/team, or write the address of a webhook"
         raise EvergreenError(f"--notify {name}", "the block cannot notify", fix)
-    return Destination(name, document.id)
+    return MessageDestination(name, document.id)

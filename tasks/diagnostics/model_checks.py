@@ -103,7 +103,7 @@ def find_adapter_publishing_problems(model: Model, publish: Publish) -> Iterator
     """Find out whether others could load adapters that are published by themselves; asks the Hub only then."""
     from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
     from tasks.hub_client.repository import RetryPolicy
-    from tasks.publishing.candidate import find_sharing_problem, require_readable
+    from tasks.publishing.candidate import require_readable_base_model, why_adapter_not_shareable
 
     key = ("publish", "adapter")
     if publish.adapter == "merged":
@@ -112,14 +112,14 @@ def find_adapter_publishing_problems(model: Model, publish: Publish) -> Iterator
         resolve_hub_endpoint(publish.endpoint)
     except HubRefusedError:  # which another check says
         return
-    if found := find_sharing_problem(model):
+    if found := why_adapter_not_shareable(model):
         yield Problem(key, *found)
         return
     try:
         with open_repository(Artifacts("check"), repo_id=publish.repo_id, endpoint=publish.endpoint) as opened:
             hurried = replace(opened, timeout_s=_HUB_S, retries=RetryPolicy(attempts=2))
             base = BaseModelReference(str(model.pretrained), model.revision)
-            require_readable(hurried, base, private=publish.private)
+            require_readable_base_model(hurried, base, private=publish.private)
     except HubRefusedError as error:
         yield Problem.of(error, key)
     except TransientError as error:

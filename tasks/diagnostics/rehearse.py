@@ -30,7 +30,7 @@ from tasks.diagnostics.check import check
 from tasks.hub_client.connection import LOCAL
 from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.source import OpenedSource, open_source
-from tasks.report.formatting import duration
+from tasks.report.formatting import format_duration
 from tasks.stages import read_report
 from tasks.tokenization.report import TokenizationReport
 from tasks.validation.checks import BY_KEY, ROW_BY_ROW
@@ -299,15 +299,15 @@ def _estimate(
     seconds["evaluate"] = usual.seconds["evaluate"] + models * total[recipe.evaluation.split] / speed
     seconds["publish"] = usual.seconds["publish"]
     all_s, is_busy = sum(seconds.values()), usual.slowdown > _BUSY
-    alone = f"; without other programs at most {duration(all_s / usual.slowdown)}" if is_busy else ""
-    by_stage = ", ".join(f"{stage} {duration(one)}" for stage, one in seconds.items())
+    alone = f"; without other programs at most {format_duration(all_s / usual.slowdown)}" if is_busy else ""
+    by_stage = ", ".join(f"{stage} {format_duration(one)}" for stage, one in seconds.items())
     memory = f"{max(clock.memory_bytes, hardest.clock.memory_bytes) / 2**30:.1f} GiB"
     if on_gpu := max(clock.gpu_memory_bytes, hardest.clock.gpu_memory_bytes):
         memory += f", and {on_gpu / 2**30:.1f} GiB of its GPU"
     disk = usual.disk_bytes * (training.keep_checkpoints + 1) / 2**30
     return [
-        f"time: about {duration(all_s)} ({by_stage}; {steps:,} steps){alone}",
-        f"the time follows from {len(usual.steps_s)} steps of {duration(step_s)} and evaluations of {speed:,.0f} rows/s",
+        f"time: about {format_duration(all_s)} ({by_stage}; {steps:,} steps){alone}",
+        f"the time follows from {len(usual.steps_s)} steps of {format_duration(step_s)} and evaluations of {speed:,.0f} rows/s",
         f"memory: {memory} for each training process, with the longest rows",
         f"disk: {disk:.1f} GiB for checkpoints",
         *([_ADVICE] if is_busy and "OMP_WAIT_POLICY" not in os.environ else []),

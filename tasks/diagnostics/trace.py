@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 from params import DataError, Recipe, load
 from params.foundation.artifacts import SPLITS, Artifacts
 from tasks.shards.split_rows import SplitRows
-from tasks.tokenization.encoding import Encoder
+from tasks.tokenization.encoding import RowEncoder
 from trainer import objectives
 from trainer.data import tokens
 from trainer.model import network
@@ -59,7 +59,7 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
         return
     tokenizer = tokens.read_tokenizer(artifacts.tokens)
     state, seed = tokens.read_objective_state(artifacts.tokens), recipe.seed
-    encoder = Encoder(objective, tokenizer, recipe.tokenization.max_length, state)
+    encoder = RowEncoder(objective, tokenizer, recipe.tokenization.max_length, state)
     (examples, _), *_ = encoder.encode([row])
     for i, example in enumerate(examples, start=1):
         yield f"tokens  (sequence {i} of {len(examples)}; * has a loss)", token_lines(encoder, example)
@@ -104,7 +104,7 @@ def _raw_row(artifacts: Artifacts, row_id: int) -> tuple[str, dict[str, Any]]:
     raise DataError(str(artifacts.raw), f"there is no row {row_id}", f"use a row_id from 0 to {count - 1}")
 
 
-def token_lines(encoder: Encoder, example: Example) -> list[str]:
+def token_lines(encoder: RowEncoder, example: Example) -> list[str]:
     """Return a line for each of the first tokens of a sequence, and its label."""
     ids, labels, names = example["input_ids"], example.get("labels"), encoder.state.get("labels")
     if encoder.objective.has_target_text:
@@ -124,14 +124,14 @@ def token_lines(encoder: Encoder, example: Example) -> list[str]:
     return _numbered(encoder, ids, *(mark.ljust(width) for mark in marks))
 
 
-def _numbered(encoder: Encoder, ids: Sequence[int], *marks: str) -> list[str]:
+def _numbered(encoder: RowEncoder, ids: Sequence[int], *marks: str) -> list[str]:
     """Return a line for each of the first tokens with its mark, or all with the same one."""
     texts = [repr(encoder.tokenizer.decode([token_id])) for token_id in ids]
     lines = [f"{i:4d} {ids[i]:7d} {marks[i % len(marks)]} {text}" for i, text in enumerate(texts)]
     return _shortened(lines)
 
 
-def _loss_lines(encoder: Encoder, example: Example, losses: Any) -> list[str]:
+def _loss_lines(encoder: RowEncoder, example: Example, losses: Any) -> list[str]:
     if losses.dim() == 0:
         return [f"{float(losses):.4f}"]
     if isinstance(example["labels"][0], float):

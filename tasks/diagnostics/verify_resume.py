@@ -26,7 +26,7 @@ import psutil
 from params import DataError, KilledError, ModelError, PreemptedError, Recipe, RecipeError, load
 from params.foundation.artifacts import Artifacts
 from tasks.diagnostics.compare_runs import ComponentComparison, compare_training_runs, earliest_differing_comparison
-from tasks.training.supervisor import supervise
+from tasks.training.supervisor import supervise_training
 from trainer.checkpoints.resume import prepare_resume
 from trainer.checkpoints.sealed import newest_checkpoint_step
 from trainer.data import tokens
@@ -204,7 +204,7 @@ def _train(job: Job, kill: PlannedKill | None = None) -> bool:
     with ThreadPoolExecutor(1) as pool:
         was_killed = pool.submit(_kill_when_due, job, kill, is_over) if kill else None
         try:
-            supervise(job, lambda: prepare_resume(job.folder, job.identity, "auto"))
+            supervise_training(job, lambda: prepare_resume(job.folder, job.identity, "auto"))
         except KilledError:
             is_over.set()
             if was_killed is None or not was_killed.result():

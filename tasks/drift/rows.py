@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from pyarrow import types
 
 from tasks.progress import note_progress
-from tasks.shards.kept_work import ShardWorkers, Work, settings_key
-from tasks.shards.split_rows import SplitRows, group_of
+from tasks.shards.kept_work import ShardWork, ShardWorkers, hash_settings
+from tasks.shards.split_rows import SplitRows, group_values_of_row
 from trainer import objectives
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.objective import Objective
@@ -165,7 +165,7 @@ def scan_rows(rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers) 
     types = [(name, str(rows.schema.field(name).type)) for name in columns.content]
     options = columns.objective.options.model_dump(mode="json") if columns.objective else {}
     settings = {"work": "drift", "types": types, "labels": columns.labelled, "options": options}
-    works = [Work(own, settings_key(shard=own.shard.sha256, **settings)) for own in rows.shards]
+    works = [ShardWork(own, hash_settings(shard=own.shard.sha256, **settings)) for own in rows.shards]
     smallest, labels = SmallestHashes(), {column: Counter[int]() for column in columns.labelled}
     all_found = workers.run(partial(scan_shard, columns), works, what="shards (drift)")
     for shard, found in zip(rows.manifest.shards, all_found, strict=True):
@@ -231,7 +231,7 @@ def _compared(columns: ComparedColumns, work: tuple[SplitRows, NDArray[np.int64]
     for row in rows.pick(row_ids, [*columns.content, *columns.numbers, *columns.group_by]):
         texts = [join_texts_in_value(row[column]) for column in columns.texts]
         found[row[ROW_ID]] = (
-            hash_row_values((group_of(row, columns.group_by) or {ROW_ID: row[ROW_ID]}).values()),
+            hash_row_values((group_values_of_row(row, columns.group_by) or {ROW_ID: row[ROW_ID]}).values()),
             columns.labels_of(row),
             [len(text) for text in texts],
             [np.nan if row[column] is None else row[column] for column in columns.numbers],

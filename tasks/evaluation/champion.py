@@ -29,9 +29,9 @@ from tasks.evaluation.reading import ModelInputReader
 from tasks.evaluation.report import ChampionReference
 from tasks.evaluation.scoring import RowGroups, RowScores, score_rows
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
-from tasks.progress import progress
+from tasks.progress import iterate_with_progress
 from tasks.shards.split_rows import SplitRows
-from tasks.tokenization.encoding import Encoder
+from tasks.tokenization.encoding import RowEncoder
 from tasks.tokenization.tokenizers import NO_LIMIT
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
@@ -190,7 +190,7 @@ def why_confidence_not_comparable(
 
 def measure_champion_confidence(
     network: PreTrainedModel,
-    encoder: Encoder,
+    encoder: RowEncoder,
     drift: DriftReport,
     held_out: RowScores,
     *,
@@ -202,7 +202,7 @@ def measure_champion_confidence(
     """Score the new rows, a sample that fits into memory, and compare; what goes wrong is a reason, because this only reports."""
     objective, ids = encoder.objective, drift.new_row_ids
     try:
-        picked = progress(train.pick(ids), what="evaluate: new rows for the champion", total=len(ids))
+        picked = iterate_with_progress(train.pick(ids), what="evaluate: new rows for the champion", total=len(ids))
         examples = [example for row in picked for encoded in encoder.encode([row]) for example in encoded.examples]
         if not examples:
             return ChampionConfidence(reason=f"{train.folder}: the new rows give no sequence of tokens")

@@ -23,7 +23,7 @@ import numpy as np
 from params import DataError, ModelError
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
-from tasks.tokenization.encoding import IS_CUT, SAYS_ALL, Encoder, encode_splits
+from tasks.tokenization.encoding import IS_CUT, SAYS_ALL, RowEncoder, encode_and_write_splits
 from trainer.data.shards import ROW_ID, Manifest
 from trainer.data.tokens import Sequences
 from trainer.model import adapters
@@ -100,7 +100,7 @@ class ModelInputReader:
         own, theirs = ({name: getattr(each.objective.options, name) for name in names} for each in (self, other))
         return self.has_tokens_of(other) and own == theirs
 
-    def encode(self, rows: SplitRows, encoder: Encoder, folder: Path, workers: ShardWorkers) -> Path:
+    def encode(self, rows: SplitRows, encoder: RowEncoder, folder: Path, workers: ShardWorkers) -> Path:
         """Encode the rows of a split, and return the folder of the sequences.
 
         Raises:
@@ -108,19 +108,19 @@ class ModelInputReader:
         """
         folder.mkdir(parents=True)
         try:
-            encode_splits({"rows": rows}, folder, encoder, workers)
+            encode_and_write_splits({"rows": rows}, folder, encoder, workers)
         except DataError as error:
             what = f"cannot read the held-out rows as it learned to read: {error.where}: {error.what}"
             fix = "set such rows aside by validation.expectations, or publish to another repository (publish.repo_id)"
             raise ModelError(self.where, what, fix) from error
         return folder / "rows"
 
-    def encoder(self, limit: int | None, state: ObjectiveState, *, marks_rows: bool = False) -> Encoder:
+    def encoder(self, limit: int | None, state: ObjectiveState, *, marks_rows: bool = False) -> RowEncoder:
         """Return what encodes rows as this model reads them, with its own limits or with one for all of a row's texts."""
         if limit is None:
-            return Encoder(self.objective, self.tokenizer, self.max_length, state, marks_rows)
+            return RowEncoder(self.objective, self.tokenizer, self.max_length, state, marks_rows)
         objective = self.objective.with_options(dict.fromkeys(self.objective.limits))
-        return Encoder(objective, self.tokenizer, limit, state, marks_rows)
+        return RowEncoder(objective, self.tokenizer, limit, state, marks_rows)
 
     def readable(self, wanted: int) -> int:
         """Return how many of the tokens that are wanted this model can read; those of its own limits it can."""
@@ -215,7 +215,7 @@ def _whole_rows(sequences: Sequences, *, one_window: bool) -> NDArray[np.int64]:
     return found[whole & (counts == 1)] if one_window else found[whole]
 
 
-def _refusal(rows: Iterable[Row], encoders: Sequence[Encoder]) -> str:
+def _refusal(rows: Iterable[Row], encoders: Sequence[RowEncoder]) -> str:
     """Return why one of the models cannot read the first of some rows that it cannot read at all; empty if there is none."""
     try:
         for row in rows:

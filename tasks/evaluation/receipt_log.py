@@ -13,7 +13,7 @@ import pydantic
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, EvaluationReport, Verdict
 from tasks.hub_client.receipt import Receipt
-from tasks.stages import Report, append_to_log, read_log
+from tasks.stages import Report, append_to_log_once, read_log_and_unrecorded
 
 SketchOf = Literal["texts", "inputs"]
 """What a sketch of rows has the hashes of: inputs; in lines of earlier versions whole texts, with the targets of some objectives."""
@@ -106,19 +106,19 @@ def append_to_receipt_log(artifacts: Artifacts, entry: ReceiptLogEntry) -> None:
     """Append an entry with the current time, unless the log has it with another time.
 
     Raises:
-        StorageError, TransientError: as `append_to_log`.
+        StorageError, TransientError: as `append_to_log_once`.
     """
     timed = entry.model_copy(update={"time": datetime.now(UTC).isoformat(timespec="seconds")})
 
     def is_same(one: ReceiptLogEntry, other: ReceiptLogEntry) -> bool:
         return one.model_copy(update={"time": other.time}) == other
 
-    append_to_log(artifacts, artifacts.receipt_log, timed, is_same)
+    append_to_log_once(artifacts, artifacts.receipt_log, timed, is_same)
 
 
 def read_receipt_log(artifacts: Artifacts) -> list[ReceiptLogEntry]:
     """Return the entries of the log, oldest first, without damaged lines."""
-    return read_log(artifacts, artifacts.receipt_log, ReceiptLogEntry)
+    return read_log_and_unrecorded(artifacts, artifacts.receipt_log, ReceiptLogEntry)
 
 
 def format_receipt_log_entry(entry: ReceiptLogEntry) -> str:

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params import ModelError
-from tasks.progress import progress
-from tasks.shards.split_rows import SplitRows, group_of
+from tasks.progress import iterate_with_progress
+from tasks.shards.split_rows import SplitRows, group_values_of_row
 from trainer.data.shards import ROW_ID
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class RowGroups:
         columns = [ROW_ID, *rows.group_by]
         ids, numbers, known = list[int](), list[int](), dict[str | int, int]()
         for row in rows.rows(columns) if row_ids is None else rows.pick(row_ids, columns):
-            values = group_of(row, rows.group_by)
+            values = group_values_of_row(row, rows.group_by)
             key = row[ROW_ID] if values is None else json.dumps(list(values.values()), default=str, sort_keys=True)
             numbers.append(known.setdefault(key, len(known)))
             ids.append(row[ROW_ID])
@@ -152,7 +152,7 @@ def score_rows(
     measured: list[NDArray[np.float64]] = []  # (B, K) each
     batches = metrics.batches(model, sequences, batch_size=batch_size)
     total = math.ceil(len(sequences) / batch_size)
-    for examples, parts in progress(batches, what=f"evaluate: {name} batches", total=total):
+    for examples, parts in iterate_with_progress(batches, what=f"evaluate: {name} batches", total=total):
         metrics.update(parts)
         known = [[example.get(key, 0) for key in objective.example_counts] for example in examples]
         row_ids.append(np.array([example["row_id"] for example in examples]))

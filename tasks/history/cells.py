@@ -9,15 +9,15 @@ from typing import Final, Literal
 
 from tasks.history.run_log import Outcome, RunEntry
 from tasks.report.formatting import (
-    duration,
-    finite,
+    count_with_noun,
+    finite_or_none,
+    format_duration,
+    format_interval,
     format_money,
-    interval,
-    number,
-    one_line,
-    plural,
-    signed_gain,
-    truncate,
+    format_number,
+    format_one_line,
+    format_signed_gain,
+    truncate_and_escape,
 )
 
 Tone = Literal["good", "note", "bad", "plain"]
@@ -51,9 +51,9 @@ def outcome_reason(run: RunEntry) -> str:
     """Return why a run ended as it did, on one line; empty if there is nothing to say."""
     if run.error:
         place = f"{run.error.where}: " if run.error.where else ""
-        return one_line(f"{run.error.type}: {place}{run.error.what}", _MAX_REASON)
+        return format_one_line(f"{run.error.type}: {place}{run.error.what}", _MAX_REASON)
     to = f"to {run.tag} " if run.outcome == "rolled back" and run.tag else ""
-    return one_line(to + "; ".join(run.reasons), _MAX_REASON)
+    return format_one_line(to + "; ".join(run.reasons), _MAX_REASON)
 
 
 def outcome_reasons_and_fixes(run: RunEntry) -> list[str]:
@@ -63,21 +63,21 @@ def outcome_reasons_and_fixes(run: RunEntry) -> list[str]:
         found = [outcome_reason(run), *([f"fix: {run.error.fix}"] if run.error.fix else [])]
     elif run.outcome == "rolled back":
         found = [outcome_reason(run)]
-    return [truncate(each, _MAX_PARAGRAPH) for each in found]
+    return [truncate_and_escape(each, _MAX_PARAGRAPH) for each in found]
 
 
 def gain_and_interval_texts(run: RunEntry) -> tuple[str, str]:
     """Return the gain over the champion or the model before training, and its interval; empty if there was no comparison."""
     found = run.evaluated
-    if found is None or finite(found.gain) is None:
+    if found is None or finite_or_none(found.gain) is None:
         return "", ""
-    ends = interval(found.gain_low, found.gain_high, signed=True)
-    return signed_gain(found.gain, found.gain_low, found.gain_high), ends
+    ends = format_interval(found.gain_low, found.gain_high, signed=True)
+    return format_signed_gain(found.gain, found.gain_low, found.gain_high), ends
 
 
 def valid_row_count_text(run: RunEntry) -> str:
     """Return the number of rows that passed validation."""
-    return number(sum(count for split, count in run.rows.items() if split != "quarantined")) if run.rows else ""
+    return format_number(sum(count for split, count in run.rows.items() if split != "quarantined")) if run.rows else ""
 
 
 def age_text(seconds: float) -> str:
@@ -85,14 +85,14 @@ def age_text(seconds: float) -> str:
     for unit, length in (("day", 86_400), ("h", 3_600), ("min", 60)):
         count = int(seconds // length)
         if count >= 2 or (count == 1 and unit != "day"):
-            return plural(count, unit) if unit == "day" else f"{count} {unit}"
+            return count_with_noun(count, unit) if unit == "day" else f"{count} {unit}"
     return "less than a minute"
 
 
 def longest_stage_text(run: RunEntry) -> str:
     """Return the stage that took longest, for example `train 1 h 2 min`; empty if none took a second."""
     name, stage = max(run.stages.items(), key=lambda item: item[1].seconds, default=("", None))
-    return f"{name} {duration(stage.seconds)}" if stage and stage.seconds >= 1 else ""
+    return f"{name} {format_duration(stage.seconds)}" if stage and stage.seconds >= 1 else ""
 
 
 def terminal_table(runs: Sequence[RunEntry]) -> list[str]:
@@ -117,13 +117,13 @@ def _cells(run: RunEntry) -> tuple[str, ...]:
         start_time_text(run),
         run.recipe,
         run.outcome,
-        f"{one_line(found.metric, 40)} {number(found.value)}" if found else "",
+        f"{format_one_line(found.metric, 40)} {format_number(found.value)}" if found else "",
         f"{difference} ({ends})" if ends else difference,
         valid_row_count_text(run),
-        one_line(run.drift, 60) if run.drift else "",
-        "" if run.seconds is None else duration(run.seconds),
+        format_one_line(run.drift, 60) if run.drift else "",
+        "" if run.seconds is None else format_duration(run.seconds),
         "" if run.cost is None else format_money(run.cost),
-        one_line(outcome_reason(run), _MAX_TERMINAL),
+        format_one_line(outcome_reason(run), _MAX_TERMINAL),
     )
 
 
@@ -131,4 +131,4 @@ def summarize_outcomes(runs: Sequence[RunEntry]) -> str:
     """Return how many runs there were, and how they ended, for example `12 runs: 3 published, 9 kept`."""
     ended = Counter(run.outcome for run in runs)
     parts = [f"{ended[outcome]} {outcome}" for outcome in TONES if outcome in ended]
-    return f"{plural(len(runs), 'run')}: {', '.join(parts)}" if parts else "no run"
+    return f"{count_with_noun(len(runs), 'run')}: {', '.join(parts)}" if parts else "no run"

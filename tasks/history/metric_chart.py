@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from tasks.history.run_log import DecidingMetric, RunEntry
-from tasks.report.canvas import BAD, CANDIDATE, CARD, CHAMPION, LINE, SOFT, empty_figure, style
-from tasks.report.formatting import number, plural
+from tasks.report.canvas import BAD, CANDIDATE, CARD, CHAMPION, LINE, SOFT, empty_figure, use_report_style
+from tasks.report.formatting import count_with_noun, format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ def draw_metric_history(runs: Sequence[RunEntry]) -> Figure:
     low, high = axis_range(found)
     first, last = runs[0].started, runs[-1].started
     margin = max((last - first) * 0.02, timedelta(hours=1))
-    with style():
+    with use_report_style():
         figure = empty_figure(_WIDTH, _HEIGHT, _description(metric, found, len(failed)))
         size = ((_WIDTH - _LEFT - _RIGHT) / _WIDTH, (_HEIGHT - _TOP - _BOTTOM) / _HEIGHT)
         axes = figure.add_axes((_LEFT / _WIDTH, _BOTTOM / _HEIGHT, *size))
@@ -125,11 +125,11 @@ def _label_axes(axes: Axes, span: timedelta) -> None:
 
 def _description(metric: str | None, found: Judged, failed: int) -> str:
     (first, one), (last, other) = found[0], found[-1]
-    text = f"{metric} of {plural(len(found), 'candidate')}"
-    text += f" from {first.started:%Y-%m-%d} ({number(one.value)}) to {last.started:%Y-%m-%d} ({number(other.value)})"
+    text = f"{metric} of {count_with_noun(len(found), 'candidate')}"
+    text += f" from {first.started:%Y-%m-%d} ({format_number(one.value)}) to {last.started:%Y-%m-%d} ({format_number(other.value)})"
     if other.champion is not None:
-        text += f", the champion's last value {number(other.champion)}"
-    return f"{text}; {plural(failed, 'run')} without a candidate."
+        text += f", the champion's last value {format_number(other.champion)}"
+    return f"{text}; {count_with_noun(failed, 'run')} without a candidate."
 
 
 def _days(time: datetime) -> float:

@@ -16,7 +16,7 @@ from params.foundation.artifacts import STAGES, Artifacts, write_text_atomically
 from tasks.history import cells
 from tasks.history.metric_chart import axis_range, draw_metric_history, runs_with_deciding_metric
 from tasks.history.recipe_history import RecipeHistory
-from tasks.report.canvas import svg
+from tasks.report.canvas import figure_as_svg
 from tasks.report.templates import render_template
 from trainer.runtime.lifetime import hold_file_lock
 
@@ -62,6 +62,6 @@ def _recipe(root: Path, history: RecipeHistory, now: datetime) -> dict[str, Any]
         "metric": metric,
         "judged": [one for _, one in reversed(judged)],
         "range": axis_range(judged) if judged else None,
-        "chart": svg(draw_metric_history(history.runs)) if judged else None,
+        "chart": figure_as_svg(draw_metric_history(history.runs)) if judged else None,
         "shown": list(reversed(history.runs))[:ROWS],
     }

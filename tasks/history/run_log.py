@@ -16,7 +16,7 @@ from params.foundation.artifacts import Artifacts
 from params.schema import Direction
 from tasks.evaluation.report import Opponent, Verdict
 from tasks.hub_client.receipt import Status
-from tasks.stages import Report, append_to_log, read_log
+from tasks.stages import Report, append_to_log_once, read_log_and_unrecorded
 
 _OtherEnd = Literal[
     "evaluated", "unchanged", "refused", "budget spent", "failed", "cancelled", "crashed", "rolled back"
@@ -140,15 +140,15 @@ def append_run(artifacts: Artifacts, entry: RunEntry) -> None:
     """Append an entry, unless the log has the run already.
 
     Raises:
-        StorageError, TransientError: as `append_to_log`.
+        StorageError, TransientError: as `append_to_log_once`.
     """
-    append_to_log(artifacts, artifacts.run_log, entry, lambda one, other: _identity(one) == _identity(other))
+    append_to_log_once(artifacts, artifacts.run_log, entry, lambda one, other: _identity(one) == _identity(other))
 
 
 def read_runs(artifacts: Artifacts) -> list[RunEntry]:
     """Return the runs in the log in the order in which they started, each once, without damaged lines."""
     found: dict[object, RunEntry] = {}
-    for entry in read_log(artifacts, artifacts.run_log, RunEntry):
+    for entry in read_log_and_unrecorded(artifacts, artifacts.run_log, RunEntry):
         found.setdefault(_identity(entry), entry)
     return sorted(found.values(), key=lambda entry: entry.started)
 

@@ -30,10 +30,10 @@ from tasks.history.run_log import (
     utc_now_to_second,
 )
 from tasks.hub_client.receipt import Receipt
-from tasks.report.formatting import finite
-from tasks.report.run_results import RunResults, read_recipe
+from tasks.report.formatting import finite_or_none
+from tasks.report.run_results import RunResults, read_recipe_or_none
 from tasks.report.timings import read_timings
-from tasks.training.versions import git_commit
+from tasks.training.versions import git_commit_with_dirty_mark
 
 logger = logging.getLogger(__name__)
 _DONE = {"ran", "restored", "unchanged"}
@@ -109,7 +109,7 @@ class RunRecorder:
     def _log_lost_run(self) -> None:
         try:
             lost = RunEntry.model_validate_json(self.artifacts.unfinished_run.read_bytes())
-            cost = _cost(lost, read_recipe(self.artifacts))
+            cost = _cost(lost, read_recipe_or_none(self.artifacts))
             append_run(self.artifacts, lost.model_copy(update={"cost": cost}))
         except FileNotFoundError:
             pass
@@ -140,7 +140,7 @@ class RunRecorder:
             endpoint=release.endpoint if release else None,
             commit=receipt.commit if receipt else None,
             tag=receipt.tag if receipt else None,
-            git_commit=git_commit(self.artifacts.root, recipe) if recipe else None,
+            git_commit=git_commit_with_dirty_mark(self.artifacts.root, recipe) if recipe else None,
         )
         return entry.model_copy(update={"cost": _cost(entry, recipe)})
 
@@ -192,8 +192,8 @@ def _evaluated(results: RunResults, blessing: Blessing) -> DecidingMetric | None
         high=high,
         champion=results.value("model" if blessing.is_champion else "champion", metric),
         against=against if compared else None,
-        gain=finite(compared.gain) if compared else None,
-        gain_low=finite(compared.low) if compared else None,
-        gain_high=finite(compared.high) if compared else None,
+        gain=finite_or_none(compared.gain) if compared else None,
+        gain_low=finite_or_none(compared.low) if compared else None,
+        gain_high=finite_or_none(compared.high) if compared else None,
         confidence=details.confidence,
     )

@@ -33,7 +33,7 @@ from tasks.ingestion.formats import (
     translate_read_errors,
 )
 from tasks.progress import note_progress
-from tasks.shards.executor import usable_cpus
+from tasks.shards.executor import count_usable_cpus
 
 INDEXED = (".csv", *JSON_SUFFIXES, ".parquet")
 """Suffixes of the formats that can be read from any row on."""
@@ -152,7 +152,7 @@ def _are_ascending(offsets: Sequence[int]) -> bool:
 
 def _hashes(path: Path, offsets: Sequence[int]) -> list[str]:
     """Return the hash of a file's bytes from each of the offsets to the next one. Threads do it side by side, without Python's lock."""
-    threads = usable_cpus()
+    threads = count_usable_cpus()
     size = -(-len(offsets) // threads)
     parts = [[*offsets[i : i + size + 1]] for i in range(0, len(offsets), size)]
     parts[-1].append(_END)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from params.foundation.artifacts import GROUP_BY
 from params.foundation.hashing import file_sha256
 from tasks.ingestion.batches import SourceBatch, common_type, differing_type_error
-from tasks.shards.split_rows import SCHEMA, conform
+from tasks.shards.split_rows import SCHEMA, conform_to_schema
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
 
 GROUP_ROWS = 8192
@@ -56,7 +56,7 @@ def write_part_shards(batches: Iterable[tuple[SourceBatch, Sequence[str]]], fold
         places = pa.array(range(rows, rows + len(batch.rows)), pa.int32())
         rows += len(batch.rows)
         table = pa.Table.from_batches([batch.rows]).append_column(ROW, places)
-        table = conform(table, _schema(columns), batch.address(0))
+        table = conform_to_schema(table, _schema(columns), batch.address(0))
         for split in dict.fromkeys(splits):
             chosen = [row for row, of in enumerate(splits) if of == split]
             tables.setdefault(split, []).append(table if len(chosen) == len(table) else table.take(chosen))
@@ -64,7 +64,9 @@ def write_part_shards(batches: Iterable[tuple[SourceBatch, Sequence[str]]], fold
     for split, own in tables.items():
         path = folder / split / part_file_name(number)
         path.parent.mkdir(exist_ok=True)
-        whole = pa.concat_tables([conform(table, _schema(columns), path.stem) for table in own]).combine_chunks()
+        whole = pa.concat_tables(
+            [conform_to_schema(table, _schema(columns), path.stem) for table in own]
+        ).combine_chunks()
         pq.write_table(whole, path, compression="zstd", row_group_size=GROUP_ROWS)
         shards[split] = Shard(name=path.name, rows=len(whole), first_row_id=0, sha256=file_sha256(path))
     return WrittenPart(rows, columns, shards)
@@ -128,4 +130,4 @@ def check_shards_fit_columns(manifest: Manifest, columns: Mapping[str, SourceCol
                 [(name, columns[name].type) for name in types if not types[name].equals(columns[name].type)]
             )
             for batch in file.iter_batches(GROUP_ROWS, columns=wider.names) if wider.names else ():
-                conform(pa.Table.from_batches([batch]), wider, f"{path.parent.name}/{shard.name}")
+                conform_to_schema(pa.Table.from_batches([batch]), wider, f"{path.parent.name}/{shard.name}")

@@ -43,9 +43,9 @@ from tasks.ingestion.parquet import (
 )
 from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import OpenedSource, open_source
-from tasks.progress import progress
-from tasks.shards.kept_work import ShardWorkers, Work
-from tasks.shards.split_rows import SplitRows, group_of
+from tasks.progress import iterate_with_progress
+from tasks.shards.kept_work import ShardWork, ShardWorkers
+from tasks.shards.split_rows import SplitRows, group_values_of_row
 from tasks.stages import save_report
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard, folder_sha256
 
@@ -117,18 +117,20 @@ def _write_parts(
     source: OpenedSource, division: SplitAssigner, folder: Path, workers: ShardWorkers
 ) -> Iterator[WrittenPart]:
     """Write the parts of a split of the source."""
-    split, works = division.source_split, list[Work[tuple[int, Sequence[FileRowRange]]]]()
+    split, works = division.source_split, list[ShardWork[tuple[int, Sequence[FileRowRange]]]]()
     files = source.indexes(split)
     if files is None:
         with contextlib.closing(source.batches(split)) as batches:
             parts = enumerate(divide_into_parts(batches))
-            yield from progress(map(partial(_write, division, folder), parts), what=f"ingest: parts of {split}")
+            yield from iterate_with_progress(
+                map(partial(_write, division, folder), parts), what=f"ingest: parts of {split}"
+            )
         return
     for number, pieces in enumerate(divide_files_into_parts(files)):
         key = f"{number} {[piece.key for piece in pieces]} {division}"
         # the source has the other splits
         paths = [folder / own / part_file_name(number) for own in (split, *division.shares)]
-        works.append(Work((number, pieces), key, paths))
+        works.append(ShardWork((number, pieces), key, paths))
     yield from workers.run(partial(_write_files, division, folder), works, what=f"parts of {split}")
 
 
@@ -248,7 +250,7 @@ class SplitAssigner:
         """Return the split of each row."""
         if not self.shares:
             return [self.source_split] * len(rows)
-        return [assign_split(group_of(row, self.group_by) or row, self.shares, self.seed) for row in rows]
+        return [assign_split(group_values_of_row(row, self.group_by) or row, self.shares, self.seed) for row in rows]
 
 
 def assign_split(row: Mapping[str, Any], shares: Mapping[str, float], seed: int) -> str:

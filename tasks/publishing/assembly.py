@@ -19,21 +19,21 @@ from params.schema import AdapterForm
 from tasks.evaluation.report import ChampionReference
 from tasks.publishing import served
 from tasks.publishing.candidate import Candidate
-from tasks.publishing.model_card import card_text, code_block_fence
-from tasks.publishing.provenance import FILE, provenance
+from tasks.publishing.model_card import code_block_fence, render_model_card
+from tasks.publishing.provenance import FILE, collect_provenance
 from tasks.publishing.release import ReleasePlan, plan_release
-from tasks.report.formatting import metrics_table
-from tasks.report.page import render
-from tasks.report.sections import card_pictures
+from tasks.report.formatting import metrics_markdown_table
+from tasks.report.page import render_report_page
+from tasks.report.sections import draw_card_charts
 
 
-def plan_candidate_release(
+def assemble_and_plan_release(
     candidate: Candidate, replaced: ChampionReference | None, inputs: StageInputsSnapshot
 ) -> ReleasePlan:
     """Assemble the files of the release that replaces a model, and plan it; whoever reads it gets the answers that were judged."""
     blessing, publish = candidate.blessing, candidate.publish
-    record = provenance(candidate.artifacts, publish.adapter)
-    folder = assemble(candidate, record, replaced)
+    record = collect_provenance(candidate.artifacts, publish.adapter)
+    folder = assemble_release_folder(candidate, record, replaced)
     inputs.check()  # the release holds the recipe as it is now
     made_from = {
         "run": record["run"],
@@ -55,22 +55,24 @@ def plan_candidate_release(
     )
 
 
-def assemble(candidate: Candidate, record: Mapping[str, Any], replaced: ChampionReference | None) -> Path:
+def assemble_release_folder(
+    candidate: Candidate, record: Mapping[str, Any], replaced: ChampionReference | None
+) -> Path:
     """Collect the files of a release that replaces a model, with its provenance as `record`, and return their folder.
 
     Rows of the data are quoted only if the repository is private. A public release has the profile, from which numbers can be
     read, only if the recipe sets `validation.drift`.
     """
     artifacts, publish = candidate.artifacts, candidate.publish
-    pictures = card_pictures(artifacts)
+    pictures = draw_card_charts(artifacts)
     asks_for_drift = "drift" in load(artifacts.recipe_path).validation.model_fields_set
     texts = {
         FILE: json.dumps(record, indent=1) + "\n",
-        "report.html": render(artifacts, timings=None, quote_rows=publish.private),
-        "README.md": card_text(candidate, record, replaced, pictures=pictures),
+        "report.html": render_report_page(artifacts, timings=None, quote_rows=publish.private),
+        "README.md": render_model_card(candidate, record, replaced, pictures=pictures),
     }
     with replace_folder_atomically(artifacts.staged_release) as folder:
-        copy_model(artifacts, publish.adapter, folder, max_length=candidate.evaluated.max_length)
+        copy_model_for_release(artifacts, publish.adapter, folder, max_length=candidate.evaluated.max_length)
         if artifacts.data_profile.exists() and (publish.private or asks_for_drift):
             shutil.copy(artifacts.data_profile, folder)
         for name, content in {**pictures, **{name: text.encode() for name, text in texts.items()}}.items():
@@ -95,11 +97,13 @@ full report of the run (report.html).
 {text}
 {marks}
 
-{metrics_table(candidate.evaluated)}
+{metrics_markdown_table(candidate.evaluated)}
 """
 
 
-def copy_model(artifacts: Artifacts, form: AdapterForm, folder: Path, *, max_length: int | None = None) -> None:
+def copy_model_for_release(
+    artifacts: Artifacts, form: AdapterForm, folder: Path, *, max_length: int | None = None
+) -> None:
     """Copy the model that a release in a form holds, with its tokenizer, into `folder`.
 
     `max_length`: the tokens up to which it was evaluated, if that is another limit than its tokenizer's. Then its release does not cut shorter.

@@ -67,7 +67,7 @@ class Candidate:
             RecipeError: the recipe asks for a form that nobody else could load.
             ModelError: the model has no such form, or the blessing is for something else.
         """
-        if self.publish.adapter != "merged" and (found := find_sharing_problem(model)):
+        if self.publish.adapter != "merged" and (found := why_adapter_not_shareable(model)):
             raise RecipeError("publish.adapter", *found)
         if self.publish.adapter not in self.forms:
             what = "the adapters are not there by themselves: the base model lacks layers that they do not hold, its commit was not known"
@@ -121,7 +121,7 @@ class Candidate:
         return reason is not None
 
 
-def find_sharing_problem(model: Model) -> tuple[str, str] | None:
+def why_adapter_not_shareable(model: Model) -> tuple[str, str] | None:
     """Return why nobody else could load an adapter of this model, and the fix; None if a Hub must be asked."""
     if model.lora is None:
         what = "there are no adapters to publish: without `model.lora`, all weights are trained"
@@ -134,7 +134,7 @@ def find_sharing_problem(model: Model) -> tuple[str, str] | None:
     return None
 
 
-def require_readable(repository: HubRepository, base: BaseModelReference, *, private: bool) -> None:
+def require_readable_base_model(repository: HubRepository, base: BaseModelReference, *, private: bool) -> None:
     """Refuse an adapter in `repository` if those who may read it cannot read its base model on the same Hub.
 
     A release that is not `private` is for everybody, so the base model is asked for without a token.

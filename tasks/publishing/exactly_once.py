@@ -23,13 +23,13 @@ from tasks.hub_client.faults import InconsistentStateError
 from tasks.hub_client.release_file import HUBS_OWN_FILES, RELEASE_FILE, ReleasedFile
 from tasks.hub_client.release_log import PUBLISH_ID
 from tasks.hub_client.repository import MAIN, HubRepository, Tree, tree_weights_digest
-from tasks.publishing.release import ANY_WEIGHTS, Outcome, ReleasePlan
+from tasks.publishing.release import ANY_WEIGHTS, ReleaseOutcome, ReleasePlan
 
 _IN_MEMORY_BYTES = 10 << 20
 """Files up to this size are read once, compared with the plan and sent from memory."""
 
 
-def publish_release(repository: HubRepository, release: ReleasePlan) -> Outcome:
+def publish_release(repository: HubRepository, release: ReleasePlan) -> ReleaseOutcome:
     """Publish a release, unless the Hub has it.
 
     Args:
@@ -43,17 +43,17 @@ def publish_release(repository: HubRepository, release: ReleasePlan) -> Outcome:
         ModelError: a file was changed since the release was planned.
     """
 
-    def look_and_act() -> Outcome:
+    def look_and_act() -> ReleaseOutcome:
         state = RepositoryState.read(repository, release)
         if found := state.find_release():
             return found
         state.refuse_stale()
         title, trailers = f"Publish {release.tag}", {PUBLISH_ID: release.publish_id}
         commit = repository.commit(state.operations(), parent=state.head, title=title, trailers=trailers)
-        if difference(release, repository.tree(commit)):
+        if files_to_write_or_remove(release, repository.tree(commit)):
             raise InconsistentStateError(f"commit {commit}, which the client returned, does not hold the release")
         state.tag(commit)
-        return Outcome("published", commit, "committed")
+        return ReleaseOutcome("published", commit, "committed")
 
     fix = "publish again later: what has landed is found, and nothing lands twice"
     published = repository.retry_until_clear(look_and_act, fix=fix)
@@ -79,7 +79,7 @@ class RepositoryState:
         """Return what a repository holds; create it if it is not there."""
         branches, tags = repository.ensure_exists(private=release.private)
         tagged, head = tags.get(release.tag), branches.get(MAIN)
-        if tagged and difference(release, repository.tree(tagged)):
+        if tagged and files_to_write_or_remove(release, repository.tree(tagged)):
             what = f"the tag {release.tag} holds other files, at {tagged}"
             raise HubRefusedError(
                 repository.where, what, "choose another tag; a tag that others may use is never moved"
@@ -89,7 +89,7 @@ class RepositoryState:
             raise HubRefusedError(repository.where, what, "create one, or remove the repository")
         return cls(repository, release, tagged, head, repository.tree(head))
 
-    def find_release(self, *, merged: Sequence[str] = ()) -> Outcome | None:
+    def find_release(self, *, merged: Sequence[str] = ()) -> ReleaseOutcome | None:
         """Return the release if main's history has it, and tag it; None if it has not landed.
 
         `merged` are commits with which pull requests of its name were merged.
@@ -100,15 +100,15 @@ class RepositoryState:
         )  # another release followed, or it was rolled back
         note = "it was published before, and main holds another model now" if superseded else ""
         if self.tagged in {commit.commit_id for commit in commits}:
-            return Outcome("published", self.tagged, "found by its tag", note=note)
+            return ReleaseOutcome("published", self.tagged, "found by its tag", note=note)
         trailer = f"{PUBLISH_ID}: {release.publish_id}"
         landed = [commit.commit_id for commit in commits[::-1] if trailer in commit.message.splitlines()]
         places = [*((commit, "merged") for commit in merged), *((commit, "found by its id") for commit in landed)]
         for commit, how in [*places, (self.head, "found on main")]:
             # Whoever proposes a change words its commit: only the files say whether it is this release.
-            if not difference(release, self.files if commit == self.head else repository.tree(commit)):
+            if not files_to_write_or_remove(release, self.files if commit == self.head else repository.tree(commit)):
                 self.tag(commit)
-                return Outcome("published", commit, how, note=note)
+                return ReleaseOutcome("published", commit, how, note=note)
             if how != "found on main":
                 told = f"has the id of {release.tag} and other files: it is not this release"
                 repository.log(f"{repository.where}: commit {commit} {told}")
@@ -130,11 +130,11 @@ class RepositoryState:
         """Return the operations of a commit that makes main hold the release; new ones for each attempt."""
         return [
             CommitOperationDelete(change) if isinstance(change, str) else _addition(self.release, change)
-            for change in difference(self.release, self.files)
+            for change in files_to_write_or_remove(self.release, self.files)
         ]
 
 
-def difference(release: ReleasePlan, current: Tree) -> list[ReleasedFile | str]:
+def files_to_write_or_remove(release: ReleasePlan, current: Tree) -> list[ReleasedFile | str]:
     """Return what separates a commit from the release: files to write, and paths to remove."""
     planned = {file.path for file in release.files} | HUBS_OWN_FILES
     write = [file for file in release.files if file.path not in current or not file.is_held(current[file.path])]

@@ -15,7 +15,7 @@ from tasks.publishing.proposal import WAITING
 from tasks.stages import read_report
 
 
-def is_still_published(artifacts: Artifacts, publish: Publish) -> bool:
+def does_hub_match_receipt(artifacts: Artifacts, publish: Publish) -> bool:
     """Whether the Hub still holds what the receipt says."""
     receipt = read_report(artifacts, Receipt)
     if receipt.status == "dry-run":
@@ -26,7 +26,7 @@ def is_still_published(artifacts: Artifacts, publish: Publish) -> bool:
         if receipt.commit is not None:
             return repository.holds(receipt.commit)
         assert receipt.pull_request is not None, receipt
-        status = status_of(repository, receipt.pull_request)
+        status = fetch_pull_request_status(repository, receipt.pull_request)
         return status in WAITING if receipt.status == "proposed" else status == "closed"
 
 
@@ -41,7 +41,7 @@ def is_blessing_current(artifacts: Artifacts, publish: Publish) -> bool:
     return blessing.is_in_release(head.weights) or compared == (resolve_hub_endpoint(publish.endpoint), head.weights)
 
 
-def status_of(repository: HubRepository, number: int) -> str | None:
+def fetch_pull_request_status(repository: HubRepository, number: int) -> str | None:
     """Return the status of a pull request: `open`, `draft`, `closed` or `merged`; None if it is not there."""
 
     def attempt() -> str | None:

@@ -70,7 +70,7 @@ _HUB_METRICS: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
 """Type (from https://huggingface.co/metrics), name for readers and arguments of a metric on the Hub, by our name."""
 
 
-def card_text(
+def render_model_card(
     candidate: Candidate,
     record: Mapping[str, Any],
     replaced: ChampionReference | None,

@@ -23,8 +23,8 @@ from tasks.hub_client.faults import InconsistentStateError
 from tasks.hub_client.release_file import ReleaseRecord
 from tasks.hub_client.release_log import PUBLISH_ID
 from tasks.hub_client.repository import HubRepository, Tree, tree_weights_digest
-from tasks.publishing.exactly_once import RepositoryState, difference
-from tasks.publishing.release import Outcome, ReleasePlan
+from tasks.publishing.exactly_once import RepositoryState, files_to_write_or_remove
+from tasks.publishing.release import ReleaseOutcome, ReleasePlan
 
 WAITING: Final = frozenset({"open", "draft"})
 """Statuses of a pull request that a person may merge or close."""
@@ -34,13 +34,13 @@ _TITLE = re.compile(r"Publish (?P<tag>\S+) of (?P<recipe>\S+)")
 
 
 @dataclass(frozen=True)
-class Proposals:
+class ReleaseProposals:
     """The pull requests that propose the models of a recipe."""
 
     repository: HubRepository
     recipe: str
 
-    def propose(self, release: ReleasePlan) -> Outcome:
+    def propose(self, release: ReleasePlan) -> ReleaseOutcome:
         """Propose a release, unless it was proposed before; return what became of it.
 
         Raises:
@@ -61,14 +61,16 @@ class Proposals:
 
         self.repository.retry_until_clear(attempt, missing=lambda: None)
 
-    def _look_and_act(self, release: ReleasePlan, *, created: bool = False) -> Outcome:
+    def _look_and_act(self, release: ReleasePlan, *, created: bool = False) -> ReleaseOutcome:
         """Make one attempt; it can be repeated whatever it raises."""
         repository, state = self.repository, RepositoryState.read(self.repository, release)
         proposals = self._of_any_recipe()
         ours = [found for found in proposals if _named(found)["recipe"] == self.recipe]
         same = [found for found in ours if _named(found)["tag"] == release.tag]
         is_open = [found for found in ours if found.status in WAITING]
-        waiting = [found for found in is_open if found in same and not difference(release, self._files(found))]
+        waiting = [
+            found for found in is_open if found in same and not files_to_write_or_remove(release, self._files(found))
+        ]
         self._tag_merged([found for found in ours if found not in same])
         if published := state.find_release(merged=self._merge_commits(same)):
             self._close(is_open, f"{release.tag} is published.")
@@ -79,7 +81,7 @@ class Proposals:
             self._close(is_open, f"{error.what[0].upper()}{error.what[1:]}.")
             raise
         if not waiting and (number := self._find_rejection(proposals, {release.weights or "", *release.forms})):
-            return Outcome("rejected", pull_request=number, note=f"pull request {number} was closed")
+            return ReleaseOutcome("rejected", pull_request=number, note=f"pull request {number} was closed")
         for found in is_open:
             if found in same and found not in waiting:
                 self._close([found], f"It holds other files than {release.tag}.")
@@ -87,7 +89,7 @@ class Proposals:
                 self._close([found], f"A newer model of this recipe is proposed as {release.tag}.")
         if waiting:
             number = waiting[0].num
-            return Outcome("proposed", pull_request=number, note=f"pull request {number} waits for approval")
+            return ReleaseOutcome("proposed", pull_request=number, note=f"pull request {number} waits for approval")
         if created:
             raise InconsistentStateError("the pull request was created and is not visible")
         repository.commit(

@@ -28,7 +28,7 @@ _PASSWORD = re.compile(r"[A-Za-z][\w+.-]*://[^\s/:@\"']*:(?!\$\{\w+\}@)[^\s/@\"'
 """A password in a URL, unless it is the placeholder of an environment variable."""
 
 
-def provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") -> dict[str, Any]:
+def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") -> dict[str, Any]:
     """Return everything that decided the weights of a trained run, as JSON values: the content of `FILE`.
 
     `adapter` is the form of the release.

@@ -65,7 +65,7 @@ class ReleasePlan:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReleaseOutcome:
     """What became of a release."""
 
     status: Literal["dry-run", "published", "proposed", "rejected"]

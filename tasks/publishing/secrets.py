@@ -44,7 +44,7 @@ def find_secrets(name: str, content: Path | bytes) -> list[str]:
 
 def _search(name: str, data: bytes | mmap.mmap) -> list[str]:
     found: dict[str, int] = {}
-    for token in tokens_in_use():
+    for token in read_hub_tokens():
         for shown in (token.encode(), b"\0".join(bytes([byte]) for byte in token.encode())):  # the second one in UTF-16
             if (start := data.find(shown)) >= 0:
                 found.setdefault(f"holds {_IN_USE}", start)
@@ -56,7 +56,7 @@ def _search(name: str, data: bytes | mmap.mmap) -> list[str]:
     return [f"{name}:{line}: {what}" for what, line in lines.items()]
 
 
-def tokens_in_use() -> set[str]:
+def read_hub_tokens() -> set[str]:
     """Return the Hub tokens of this machine: from environment variables, and from the files that a login writes."""
     found = [os.environ.get(name, "") for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")]
     for path, pattern in (

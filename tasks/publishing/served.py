@@ -23,7 +23,7 @@ import numpy as np
 from params import ModelError, TransientError
 from params.foundation.artifacts import write_text_atomically
 from params.foundation.hashing import file_sha256
-from tasks.progress import progress
+from tasks.progress import iterate_with_progress
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.release import ReleasePlan
 from tasks.shards.split_rows import SplitRows
@@ -50,7 +50,7 @@ _CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
-class LoadedCardCode:
+class ModelLoadedByCard:
     """What one piece of the card's code has loaded."""
 
     network: PreTrainedModel
@@ -59,7 +59,7 @@ class LoadedCardCode:
 
 
 @dataclass(frozen=True)
-class JudgedRow:
+class EvaluatedRow:
     """A row as the evaluate stage scored it."""
 
     row: Row
@@ -93,7 +93,7 @@ def check_same_answers(candidate: Candidate, release: ReleasePlan) -> None:
     if report.max_length:
         objective = objective.with_options(dict.fromkeys(objective.limits))
     limit = report.max_length or tokenizer.model_max_length
-    evaluation = EvaluationSettings(objective, state, tokenizer, limit, str(folder))
+    evaluation = AnswerChecker(objective, state, tokenizer, limit, str(folder))
     sequences = tokens.read_split(artifacts.tokens, report.split)
     judged = evaluation.rows(scores, SplitRows(artifacts.rows / report.split), sequences)
     card = (folder / "README.md").read_text(encoding="utf-8")
@@ -102,7 +102,7 @@ def check_same_answers(candidate: Candidate, release: ReleasePlan) -> None:
     write_text_atomically(artifacts.served_release, key)
 
 
-def load_with_card_code(folder: Path, repo_id: str, card: str) -> Iterator[LoadedCardCode]:
+def load_with_card_code(folder: Path, repo_id: str, card: str) -> Iterator[ModelLoadedByCard]:
     """Yield what each piece of code in the card's section `Use` loads from `folder`; only one model is in memory at a time."""
     from transformers import Pipeline
 
@@ -129,12 +129,12 @@ def load_with_card_code(folder: Path, repo_id: str, card: str) -> Iterator[Loade
         assert tokenizer is not None, "the first piece of code loads a tokenizer"
         network = pipeline.model if pipeline else names["model"]
         names.clear()
-        yield LoadedCardCode(network.eval(), tokenizer, pipeline)
+        yield ModelLoadedByCard(network.eval(), tokenizer, pipeline)
         del network, pipeline
 
 
 @dataclass(frozen=True)
-class EvaluationSettings:
+class AnswerChecker:
     """How the evaluate stage read rows, with which a reader's answers are compared."""
 
     objective: Objective[Any]
@@ -145,7 +145,7 @@ class EvaluationSettings:
     where: str
     """The release in messages."""
 
-    def rows(self, scores: Path, rows: SplitRows, sequences: Sequences) -> list[JudgedRow]:
+    def rows(self, scores: Path, rows: SplitRows, sequences: Sequences) -> list[EvaluatedRow]:
         """Return the rows to read again: the longest that were evaluated, then others evenly over the split."""
         import pyarrow.parquet as pq
 
@@ -159,19 +159,19 @@ class EvaluationSettings:
         for row in rows.pick(chosen):
             (encoded,) = self.objective.encode([row], self.tokenizer, self.max_length, self.state)
             (known,) = table.slice(int(np.searchsorted(ids, row["row_id"])), 1).drop_columns("row_id").to_pylist()
-            found.append(JudgedRow(row, encoded, known))
+            found.append(EvaluatedRow(row, encoded, known))
         found.sort(key=lambda one: len(one.encoded.examples))
         sizes = np.cumsum([len(one.encoded.examples) for one in found])
         return found[: max(1, int((sizes <= _MAX_SEQUENCES).sum()))]
 
-    def check(self, reader: LoadedCardCode, rows: Sequence[JudgedRow]) -> None:
+    def check(self, reader: ModelLoadedByCard, rows: Sequence[EvaluatedRow]) -> None:
         """Compare what a reader gets of each row with its scores; ModelError if it is something else."""
         import torch
 
         own = self.objective.served_scores
         for what, measure in self._comparisons(reader):
             differing: dict[int, str] = {}
-            for one in progress(rows, what=f"publish: {what}", total=len(rows)):
+            for one in iterate_with_progress(rows, what=f"publish: {what}", total=len(rows)):
                 row_id = int(one.row["row_id"])
                 try:
                     with torch.inference_mode():
@@ -189,14 +189,16 @@ class EvaluationSettings:
                 row_id, told = next(iter(differing.items()))
                 raise self._refusal(row_id, f"{told}; {len(differing)} of {len(rows)} rows differ", reader)
 
-    def _comparisons(self, reader: LoadedCardCode) -> Iterator[tuple[str, Callable[[JudgedRow], Mapping[str, float]]]]:
+    def _comparisons(
+        self, reader: ModelLoadedByCard
+    ) -> Iterator[tuple[str, Callable[[EvaluatedRow], Mapping[str, float]]]]:
         yield "rows asked as on the card", partial(self._answer_scores, reader)
         if self.objective.served_scores:
             network = self.objective.remap_labels(reader.network, self.state)
             self.objective.set_reference(lambda: network)
             yield "rows scored as the release reads them", partial(self._row_scores, replace(reader, network=network))
 
-    def _row_scores(self, reader: LoadedCardCode, one: JudgedRow) -> Mapping[str, float]:
+    def _row_scores(self, reader: ModelLoadedByCard, one: EvaluatedRow) -> Mapping[str, float]:
         """Return the `served_scores` of a row under a model, as the reader's own tokenizer encodes the row."""
         import torch
 
@@ -211,7 +213,7 @@ class EvaluationSettings:
         found = dict(zip(objective.score_names(self.state), torch.stack(parts).double().sum(0).tolist(), strict=True))
         return {name: found[name] for name in objective.served_scores}
 
-    def _answer_scores(self, reader: LoadedCardCode, one: JudgedRow) -> Mapping[str, float]:
+    def _answer_scores(self, reader: ModelLoadedByCard, one: EvaluatedRow) -> Mapping[str, float]:
         """Return the scores of a row that follow from the call on the card; empty if the row is left out.
 
         Rows that the evaluation cut are left out if that call does not cut them at the same place, and so are those that it split.
@@ -235,7 +237,7 @@ class EvaluationSettings:
 
         return objective.answer_scores(ask, one.row, one.encoded.examples[0], tokenizer)
 
-    def _refusal(self, row_id: int, told: str, reader: LoadedCardCode) -> ModelError:
+    def _refusal(self, row_id: int, told: str, reader: ModelLoadedByCard) -> ModelError:
         what = f"the release would answer otherwise than it was judged: row_id {row_id}: {told}"
         fix = "load these files to see more"
         if reasons := list(self._reasons(reader)):
@@ -243,7 +245,7 @@ class EvaluationSettings:
             fix = "correct that in the base model or the recipe, and run it again"
         return ModelError(self.where, what, f"{fix}; nothing was sent, and the files are still there")
 
-    def _reasons(self, reader: LoadedCardCode) -> Iterator[str]:
+    def _reasons(self, reader: ModelLoadedByCard) -> Iterator[str]:
         """Yield what about a release is not as it was when it was evaluated."""
         import torch
 

@@ -22,7 +22,7 @@ from params.schema import Evaluation, Model, ObjectiveChoice, Publish
 from tasks.evaluation.receipt_log import log_receipt, log_verdict
 from tasks.hub_client.connection import current_dvc_experiment
 from tasks.hub_client.receipt import Receipt
-from tasks.publishing.candidate import Candidate, require_readable
+from tasks.publishing.candidate import Candidate, require_readable_base_model
 from tasks.stages import save_report
 from trainer.model.adapters import BaseModelReference
 
@@ -90,33 +90,35 @@ def publish(
 def _withdraw_proposals(candidate: Candidate) -> None:
     if candidate.publish.approval == "none" or candidate.publish.dry_run:
         return
-    from tasks.publishing.proposal import Proposals
+    from tasks.publishing.proposal import ReleaseProposals
 
     reason = f"The gate no longer lets this model replace the published one: {'; '.join(candidate.blessing.reasons)}"
     with candidate.open() as repository:
-        Proposals(repository, candidate.artifacts.recipe).withdraw(reason)
+        ReleaseProposals(repository, candidate.artifacts.recipe).withdraw(reason)
 
 
 def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> Receipt | None:
     """Plan the release, and send it; None if main holds it, or somebody rolled back from it."""
-    from tasks.publishing.assembly import plan_candidate_release
+    from tasks.publishing.assembly import assemble_and_plan_release
     from tasks.publishing.exactly_once import publish_release
-    from tasks.publishing.proposal import Proposals
-    from tasks.publishing.release import Outcome
+    from tasks.publishing.proposal import ReleaseProposals
+    from tasks.publishing.release import ReleaseOutcome
 
     publish, endpoint, artifacts = candidate.publish, candidate.endpoint, candidate.artifacts
     if publish.dry_run:
-        release = plan_candidate_release(candidate, candidate.blessing.champion, inputs)
+        release = assemble_and_plan_release(candidate, candidate.blessing.champion, inputs)
         logger.info("publish: dry run: %d files would go to %s on %s", len(release.files), release.repo_id, endpoint)
-        outcome = Outcome("dry-run")
+        outcome = ReleaseOutcome("dry-run")
     else:
         with candidate.open() as repository:
             if publish.adapter != "merged":
-                require_readable(repository, BaseModelReference.of(artifacts.adapter), private=publish.private)
+                require_readable_base_model(
+                    repository, BaseModelReference.of(artifacts.adapter), private=publish.private
+                )
             replaced = candidate.replaced(repository)
             if replaced and (replaced.weights == candidate.weights or candidate.is_rolled_back(repository)):
                 return None
-            release = plan_candidate_release(candidate, replaced, inputs)
+            release = assemble_and_plan_release(candidate, replaced, inputs)
             logger.info("publish: %s to %s on %s", release.tag, release.repo_id, endpoint)
             patient = replace(
                 repository, timeout_s=publish.timeout_s, log=lambda line: logger.info("publish: %s", line)
@@ -124,7 +126,7 @@ def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> Receipt | Non
             if publish.approval == "none":
                 outcome = publish_release(patient, release)
             else:
-                outcome = Proposals(patient, artifacts.recipe).propose(release)
+                outcome = ReleaseProposals(patient, artifacts.recipe).propose(release)
     shutil.rmtree(artifacts.staged_release)
     return Receipt(
         status=outcome.status,

@@ -85,7 +85,7 @@ class ReproducibleRelease:
 
 
 @dataclass(frozen=True)
-class Clone:
+class ProjectClone:
     """The project at the commit of a release."""
 
     folder: Path
@@ -129,7 +129,9 @@ class Clone:
 
 
 @contextlib.contextmanager
-def cloned(root: Path, commit: str, release: ReproducibleRelease, *, keep: bool) -> Iterator[Clone]:
+def clone_project_in_block(
+    root: Path, commit: str, release: ReproducibleRelease, *, keep: bool
+) -> Iterator[ProjectClone]:
     """Clone the project at `commit`, and remove the clone at the end.
 
     Raises:
@@ -153,7 +155,7 @@ def cloned(root: Path, commit: str, release: ReproducibleRelease, *, keep: bool)
     try:
         git("it cannot be cloned", "clone", "--quiet", "--shared", "--no-checkout", str(top), str(target))
         git("it cannot be checked out", "-C", str(target), "checkout", "--quiet", "--detach", commit)
-        yield Clone(folder, target / inside, top / inside)
+        yield ProjectClone(folder, target / inside, top / inside)
     finally:
         if keep:
             logger.info("reproduce: the clone stays in %s", folder)
@@ -161,7 +163,7 @@ def cloned(root: Path, commit: str, release: ReproducibleRelease, *, keep: bool)
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_recipe(clone: Clone, path: Path, release: ReproducibleRelease) -> None:
+def write_recipe_and_link_files(clone: ProjectClone, path: Path, release: ReproducibleRelease) -> None:
     """Write the release's recipe to `path`, and link the files that it names into the clone."""
     recipe = release.record.recipe
     own = clone.original / "params" / path.name
@@ -199,7 +201,7 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(inner)
 
 
-def _link(clone: Clone, name: str, *, own_run: Path) -> None:
+def _link(clone: ProjectClone, name: str, *, own_run: Path) -> None:
     """If a text of the recipe names files of this project that the clone lacks, link them into the clone.
 
     Not what a stage could write to: the project itself, its hidden folders, the recipe's own run.
@@ -220,7 +222,7 @@ def _link(clone: Clone, name: str, *, own_run: Path) -> None:
             target.symlink_to(source.resolve())
 
 
-def fetch_base_model(clone: Clone, release: ReproducibleRelease) -> None:
+def restore_or_link_base_model(clone: ProjectClone, release: ReproducibleRelease) -> None:
     """Bring the model of another recipe that the recipe starts from: from DVC by the recorded lock, else from this project."""
     base = (release.record.recipe.dvc_item or {}).get("base", "").rstrip("/")
     if not (maker := re.fullmatch(r"runs/([A-Za-z0-9][\w.-]*)/model", base)):
@@ -243,7 +245,7 @@ def fetch_base_model(clone: Clone, release: ReproducibleRelease) -> None:
     target.symlink_to(here.resolve())
 
 
-def fetch_rows(clone: Clone, made: Artifacts, release: ReproducibleRelease) -> None:
+def restore_or_ingest_rows(clone: ProjectClone, made: Artifacts, release: ReproducibleRelease) -> None:
     """Bring the rows of the release into the clone: from DVC by the recorded lock, else by running ingest."""
     stage, rows, recorded = f"ingest@{made.recipe}", f"runs/{made.recipe}/raw", release.record.data
 
@@ -268,7 +270,7 @@ def fetch_rows(clone: Clone, made: Artifacts, release: ReproducibleRelease) -> N
         raise DataError(release.where, what, fix)
 
 
-def _fetch(clone: Clone, release: ReproducibleRelease, stage: str, kind: str, *, maker: str, path: str) -> bool:
+def _fetch(clone: ProjectClone, release: ReproducibleRelease, stage: str, kind: str, *, maker: str, path: str) -> bool:
     """Whether DVC has restored an output of the stage `maker` in the clone, from the project's cache or remotes.
 
     The record of `stage` in dvc.lock has its hash, among its `outs` or `deps`.

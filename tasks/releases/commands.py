@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def show_releases(chosen: Sequence[Path], *, must_exist: bool) -> None:
+def print_releases(chosen: Sequence[Path], *, must_exist: bool) -> None:
     """Print the releases of recipes; HubRefusedError if a repository cannot be read that `must_exist`."""
     from tasks.evaluation.receipt_log import format_receipt_log_entry, read_receipt_log
     from tasks.hub_client.release_log import read_main_commits, release_table_lines, to_one_printable_line
@@ -46,14 +46,14 @@ def show_releases(chosen: Sequence[Path], *, must_exist: bool) -> None:
             print(f"  log: {to_one_printable_line(format_receipt_log_entry(entry))}")
 
 
-def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> None:
+def roll_back_and_log(tag: str, *, recipe: Path | None, by: str | None, why: str) -> None:
     """Publish the files of an older release again, as a new commit that says who asked for it and why.
 
     Running it again is safe.
 
     Raises:
         RecipeError: the repositories of several recipes have this tag.
-        HubRefusedError, TransientError: as `rollback.roll_back`.
+        HubRefusedError, TransientError: as `rollback.commit_rollback`.
     """
     from tasks.evaluation.receipt_log import ReceiptLogEntry, append_to_receipt_log
     from tasks.releases import rollback
@@ -65,7 +65,7 @@ def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> Non
         if not by:  # as git or else this machine knows the user
             found = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, check=False).stdout
             by = found.strip() or getpass.getuser()
-        commit, changed = rollback.roll_back(repository, tag, by=by, why=why)
+        commit, changed = rollback.commit_rollback(repository, tag, by=by, why=why)
     if changed:
         where = {"repo_id": publish.repo_id, "endpoint": resolve_hub_endpoint(publish.endpoint), "commit": commit}
         append_to_receipt_log(
@@ -74,7 +74,7 @@ def roll_back(tag: str, *, recipe: Path | None, by: str | None, why: str) -> Non
     print(f"{publish.repo_id} {'is rolled back to' if changed else 'holds already the files of'} {tag}, at {commit}")
 
 
-def recipes() -> Sequence[Path]:
+def list_recipe_paths() -> Sequence[Path]:
     """Return the recipes in params/, by name."""
     return sorted(Path("params").glob("*.yaml"))
 
@@ -87,7 +87,7 @@ def _open(recipe: Path, publish: Publish, *, to_write: bool = False) -> Abstract
 def _recipe_with(tag: str) -> Path:
     """Return the recipe whose repository has a tag."""
     found: dict[tuple[str, str], Path] = {}
-    for path in recipes():
+    for path in list_recipe_paths():
         publish = load(path).publish
         with _open(path, publish) as repository, contextlib.suppress(HubRefusedError):
             if tag in repository.retry_until_clear(repository.refs).tags:

@@ -18,7 +18,7 @@ _TIMEOUT_S: Final = 120.0
 _MD5: Final = re.compile(r'"md5": ?"([0-9a-f]{32}(?:\.dir)?)"')
 
 
-def recorded_data_hashes(repo_id: str, endpoint: str, *, last: int, must_exist: bool) -> set[str]:
+def fetch_release_data_hashes(repo_id: str, endpoint: str, *, last: int, must_exist: bool) -> set[str]:
     """Return the MD5 hashes, as in dvc.lock, of the last releases, of what main holds, and of what waits for approval.
 
     A release is known by its record, the file `FILE`, whoever made the commit: that of a merge has a person's message.

@@ -28,12 +28,12 @@ from tasks.publishing.provenance import FILE, MAX_BYTES, REBUILT
 from tasks.releases.clone import (
     ProvenanceRecord,
     ReproducibleRelease,
-    cloned,
-    fetch_base_model,
-    fetch_rows,
-    write_recipe,
+    clone_project_in_block,
+    restore_or_ingest_rows,
+    restore_or_link_base_model,
+    write_recipe_and_link_files,
 )
-from tasks.training.versions import versions
+from tasks.training.versions import training_library_versions
 
 logger = logging.getLogger(__name__)
 _TARGET = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)@([A-Za-z0-9][\w./-]*)")
@@ -60,11 +60,11 @@ def reproduce(root: Path, target: str, *, endpoint: str, keep: bool = False) -> 
         if commit and commit.endswith("+"):
             what = f"cannot be made again: its code was commit {commit[:-1]} with uncommitted changes"
         raise ModelError(release.where, what, "commit, train again and publish that model")
-    with _end_on_sigterm(), cloned(root, commit, release, keep=keep) as clone:
-        write_recipe(clone, clone.project / "params" / f"{recipe.name}.yaml", release)
+    with _end_on_sigterm(), clone_project_in_block(root, commit, release, keep=keep) as clone:
+        write_recipe_and_link_files(clone, clone.project / "params" / f"{recipe.name}.yaml", release)
         made = Artifacts(recipe.name, clone.project)
-        fetch_base_model(clone, release)
-        fetch_rows(clone, made, release)
+        restore_or_link_base_model(clone, release)
+        restore_or_ingest_rows(clone, made, release)
         for stage in REBUILT[1:]:
             clone.stage(stage, recipe.name)
         rebuilt = files_in_release_form(record.adapter, weight_file_hashes(made.model))
@@ -137,7 +137,7 @@ def _causes(release: ReproducibleRelease, rebuilt: Mapping[str, str], run: str) 
     if altered := [name for name, digest in record.weights.items() if release.weights.get(name) != digest]:
         same = " (the rebuilt weights are the published ones)" if rebuilt == record.weights else ""
         yield f"the Hub does not hold the weights that were published{same}: {', '.join(altered)}"
-    here = versions()
+    here = training_library_versions()
     for name, then in record.versions.items():
         if (now := here.get(name, "none")) != then:
             yield f"{name} was {then} and is {now}"

@@ -3,7 +3,7 @@
 What was published stays in the history under its tag, so a rollback can be undone by another one. The gate is not asked.
 Files that the Hub has are not sent again.
 
-    roll_back(HubRepository(HfApi(), "me/model"), "release-0123456789ab", by="me", why="answers in the wrong language")
+    commit_rollback(HubRepository(HfApi(), "me/model"), "release-0123456789ab", by="me", why="answers in the wrong language")
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RollbackResult(NamedTuple):
     """Whether a commit was made; false if main held the files of the tag already."""
 
 
-def roll_back(repository: HubRepository, tag: str, *, by: str, why: str) -> RollbackResult:
+def commit_rollback(repository: HubRepository, tag: str, *, by: str, why: str) -> RollbackResult:
     """Give main the files of a tag again, by one commit, unless it holds them.
 
     After an unclear answer, running it again is safe.

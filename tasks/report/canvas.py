@@ -73,7 +73,7 @@ _XLINK = "{http://www.w3.org/1999/xlink}"
 
 
 @contextlib.contextmanager
-def style() -> Iterator[None]:
+def use_report_style() -> Iterator[None]:
     """Use the report's style inside the block, whatever the user's matplotlib settings are."""
     from matplotlib.style import context
 
@@ -102,15 +102,15 @@ def figure_with_pixel_axes(width: float, height: float, description: str) -> tup
     return figure, axes
 
 
-def short(text: str, limit: int) -> str:
+def shorten_label(text: str, limit: int) -> str:
     """Return a label of at most `limit` characters."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def svg(figure: Figure) -> str:
+def figure_as_svg(figure: Figure) -> str:
     """Return a figure as an `<svg>` element for an HTML page that defines the colours as CSS variables."""
     text = io.StringIO()
-    with style():
+    with use_report_style():
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     description = str(figure.get_label())
     root = ET.fromstring(text.getvalue())  # noqa: S314 (drawn here)
@@ -124,10 +124,10 @@ def svg(figure: Figure) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
-def png(figure: Figure) -> bytes:
+def figure_as_png(figure: Figure) -> bytes:
     """Return a figure as PNG on white, at twice its size."""
     content = io.BytesIO()
-    with style():
+    with use_report_style():
         figure.savefig(
             content,
             format="png",

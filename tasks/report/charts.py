@@ -24,10 +24,17 @@ from tasks.report.canvas import (
     WIDTH,
     empty_figure,
     figure_with_pixel_axes,
-    short,
-    style,
+    shorten_label,
+    use_report_style,
 )
-from tasks.report.formatting import interval, number, one_line, percent, plural, signed_gain
+from tasks.report.formatting import (
+    count_with_noun,
+    format_interval,
+    format_number,
+    format_one_line,
+    format_percent,
+    format_signed_gain,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +56,7 @@ def draw_gain(one: MetricComparison, *, against: str, bar: float | None = None) 
     `bar`: what the gate demands the lower end to be above.
     """
     gain, ends = _texts(one)
-    with style():
+    with use_report_style():
         figure, axes = figure_with_pixel_axes(
             260, 44, f"Gain in {one.metric} over the {against}: {gain}, interval {ends}."
         )
@@ -61,14 +68,14 @@ def draw_gain(one: MetricComparison, *, against: str, bar: float | None = None) 
 def draw_gains(gains: Sequence[MetricComparison], *, against: str, bars: Mapping[str, float]) -> Figure:
     """Draw the gains over one model with their intervals, each on its own scale around zero; `bars` as in `draw_gain`, by metric."""
     text = "; ".join("{} {} ({})".format(one.metric, *_texts(one)) for one in gains)
-    with style():
+    with use_report_style():
         figure, axes = figure_with_pixel_axes(
             WIDTH, 46 * len(gains) + 20, f"Gain over the {against}, with intervals: {text}."
         )
         left, right = 6.0, WIDTH - 6
         for i, one in enumerate(gains):
             top = 46.0 * i
-            axes.text(left, top + 13, short(one_line(one.metric, 60), 18), weight="bold")
+            axes.text(left, top + 13, shorten_label(format_one_line(one.metric, 60), 18), weight="bold")
             axes.text(right, top + 13, "{}  ({})".format(*_texts(one)), ha="right", color=_colour(one))
             _strip(axes, one, bars.get(one.metric), y=top + 29, left=left, right=right)
         _sides(axes, y=46.0 * len(gains) + 14, left=left, right=right)
@@ -78,22 +85,22 @@ def draw_gains(gains: Sequence[MetricComparison], *, against: str, bars: Mapping
 def draw_comparison(metrics: Mapping[str, Values]) -> Figure:
     """Draw the models' metrics side by side with their intervals, each metric on its own scale."""
     text = "; ".join(
-        f"{metric}: {', '.join(f'{NAMES[model]} {number(value)}' for model, (value, _, _) in values.items())}"
+        f"{metric}: {', '.join(f'{NAMES[model]} {format_number(value)}' for model, (value, _, _) in values.items())}"
         for metric, values in metrics.items()
     )
     height = sum(26 + 20 * len(values) for values in metrics.values()) + 4
-    with style():
+    with use_report_style():
         figure, axes = figure_with_pixel_axes(WIDTH, height, f"Metrics side by side. {text}.")
         left, right, top = 102.0, WIDTH - 62, 0.0
         for metric, values in metrics.items():
             shown = [end for ends in values.values() for end in ends if end is not None]
             low, width = min(shown), (max(shown) - min(shown)) or 1.0
-            axes.text(6, top + 14, short(one_line(metric, 60), 34), weight="bold")
+            axes.text(6, top + 14, shorten_label(format_one_line(metric, 60), 34), weight="bold")
             for i, (model, (value, *ends)) in enumerate(values.items()):
                 y = top + 30 + 20 * i
                 colour, marker = MODELS[model]
                 axes.text(6, y, NAMES[model], color=SOFT, va="center")
-                axes.text(WIDTH - 6, y, number(value), ha="right", va="center", color=colour, weight="bold")
+                axes.text(WIDTH - 6, y, format_number(value), ha="right", va="center", color=colour, weight="bold")
                 axes.plot([left, right], [y, y], color=LINE, linewidth=1)
                 at = [left + (right - left) * (end - low) / width for end in ends if end is not None]
                 if len(at) == 2:
@@ -114,10 +121,10 @@ def draw_slices(
 
     `overall` is the value on all rows; `scale` is by default the range of what is drawn.
     """
-    text = "; ".join(f"{one.slice} {number(one.value)} of {plural(one.rows, 'row')}" for one in slices)
+    text = "; ".join(f"{one.slice} {format_number(one.value)} of {count_with_noun(one.rows, 'row')}" for one in slices)
     rows = math.ceil(len(slices) / columns)
     head, row = 24.0, 38.0
-    with style():
+    with use_report_style():
         figure, axes = figure_with_pixel_axes(
             WIDTH * columns, head + row * rows + 2, f"By slice, with intervals: {text}."
         )
@@ -132,11 +139,13 @@ def draw_slices(
             x += 30 + 6 * len(name)
         for i, one in enumerate(slices):
             x = WIDTH * (i // rows)
-            _slice(axes, one, overall, scale=scale or value_range(slices, overall), x=x, top=head + row * (i % rows))
+            _slice(
+                axes, one, overall, scale=scale or slice_value_range(slices, overall), x=x, top=head + row * (i % rows)
+            )
     return figure
 
 
-def value_range(slices: Sequence[SliceResult], overall: float | None) -> tuple[float, float]:
+def slice_value_range(slices: Sequence[SliceResult], overall: float | None) -> tuple[float, float]:
     """Return the smallest and the largest value that a chart of slices shows."""
     shown = [overall, *(end for one in slices for end in (one.value, one.low, one.high, one.champion))]
     known = [value for value in shown if value is not None]
@@ -151,8 +160,8 @@ def _slice(
     def at(value: float) -> float:
         return left + (right - left) * (value - scale[0]) / ((scale[1] - scale[0]) or 1.0)
 
-    axes.text(left - 4, top + 13, short(one.slice, 32))
-    axes.text(right + 4, top + 13, f"{number(one.value)} of {one.rows:,}", ha="right", color=SOFT)
+    axes.text(left - 4, top + 13, shorten_label(one.slice, 32))
+    axes.text(right + 4, top + 13, f"{format_number(one.value)} of {one.rows:,}", ha="right", color=SOFT)
     axes.plot([left, right], [y, y], color=LINE, linewidth=1)
     if overall is not None:
         axes.plot([at(overall)] * 2, [y - 6, y + 6], color=SOFT, linewidth=1.2)
@@ -169,8 +178,8 @@ def draw_calibration(bins: Sequence[Mapping[str, float]]) -> Figure:
 
     confidence, accuracy, rows = ([one[name] for one in bins] for name in ("confidence", "accuracy", "rows"))
     pairs = list(zip(confidence, accuracy, strict=True))
-    text = "; ".join(f"confidence {percent(sure)}, right {percent(right)}" for sure, right in pairs)
-    with style():
+    text = "; ".join(f"confidence {format_percent(sure)}, right {format_percent(right)}" for sure, right in pairs)
+    with use_report_style():
         figure = empty_figure(WIDTH, 320, f"Accuracy by confidence: {text}.")
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
         figure.subplots_adjust(left=0.135, right=0.965, top=0.93, bottom=0.13, hspace=0.22)
@@ -193,7 +202,7 @@ def draw_calibration(bins: Sequence[Mapping[str, float]]) -> Figure:
 
 def _texts(one: MetricComparison) -> tuple[str, str]:
     """A gain and its interval."""
-    return signed_gain(one.gain, one.low, one.high), interval(one.low, one.high, signed=True)
+    return format_signed_gain(one.gain, one.low, one.high), format_interval(one.low, one.high, signed=True)
 
 
 def _colour(one: MetricComparison) -> str:
@@ -222,7 +231,7 @@ def _sides(axes: Axes, *, y: float, left: float, right: float) -> None:
 
 
 @dataclass(frozen=True)
-class Panel:
+class MetricCurves:
     """The curves of one metric."""
 
     title: str
@@ -233,9 +242,9 @@ class Panel:
     """The step whose weights were kept."""
 
 
-def draw_curves(panels: Sequence[Panel]) -> Figure:
+def draw_curves(panels: Sequence[MetricCurves]) -> Figure:
     """Draw panels side by side; the step whose weights were kept is marked."""
-    with style():
+    with use_report_style():
         figure = empty_figure(WIDTH * len(panels), 230, " ".join(_description(panel) for panel in panels))
         for i, panel in enumerate(panels):
             axes = figure.add_axes(
@@ -245,14 +254,14 @@ def draw_curves(panels: Sequence[Panel]) -> Figure:
     return figure
 
 
-def _description(panel: Panel) -> str:
+def _description(panel: MetricCurves) -> str:
     lines = [("training", panel.train), ("validation", panel.validation)]
-    last = [f"{name} {number(curve[-1][1])}" for name, curve in lines if curve]
-    best = f"; best weights at step {number(panel.best_step)}" if panel.best_step is not None else ""
+    last = [f"{name} {format_number(curve[-1][1])}" for name, curve in lines if curve]
+    best = f"; best weights at step {format_number(panel.best_step)}" if panel.best_step is not None else ""
     return f"{panel.title} over the training; final values: {', '.join(last)}{best}."
 
 
-def _curve(axes: Axes, panel: Panel) -> None:
+def _curve(axes: Axes, panel: MetricCurves) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
     values = [value for _, value in (*panel.train, *panel.validation)]
@@ -260,7 +269,7 @@ def _curve(axes: Axes, panel: Panel) -> None:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_title(short(one_line(panel.title, 60), 22))
+    axes.set_title(shorten_label(format_one_line(panel.title, 60), 22))
     if panel.best_step is not None:
         axes.axvline(panel.best_step, color=SOFT, linewidth=1, linestyle=(0, (3, 3)))
     if panel.train:
@@ -271,7 +280,7 @@ def _curve(axes: Axes, panel: Panel) -> None:
         axes.plot(*curve, color=CANDIDATE, marker=marker, markersize=3.5, label="validation")
     if best := [(step, value) for step, value in panel.validation if step == panel.best_step]:
         axes.plot(*best[-1], "o", color=CANDIDATE, markerfacecolor=CARD, markersize=8)
-        axes.set_title(f"kept: {number(best[-1][1])}", loc="right", color=CANDIDATE, fontsize=11)
+        axes.set_title(f"kept: {format_number(best[-1][1])}", loc="right", color=CANDIDATE, fontsize=11)
     axes.set_xlabel("optimizer step")
     axes.xaxis.grid(visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))

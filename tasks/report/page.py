@@ -18,12 +18,12 @@ from params.foundation.artifacts import SPLITS, STAGES, Artifacts, write_text_at
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.receipt import Receipt
 from tasks.report import sections
-from tasks.report.canvas import svg
+from tasks.report.canvas import figure_as_svg
 from tasks.report.charts import draw_curves, draw_gain
-from tasks.report.formatting import truncate
+from tasks.report.formatting import truncate_and_escape
 from tasks.report.run_results import RunResults
 from tasks.report.templates import render_template
-from tasks.report.timings import Timing, read_timings
+from tasks.report.timings import StageTiming, read_timings
 
 Tone = Literal["good", "note", "bad", "plain"]
 _RELEASED: Mapping[str, tuple[Tone, str, str]] = {
@@ -37,26 +37,28 @@ _STATUSES = {"publish": set(_RELEASED), "keep": {"kept", "dry-run"}, "refuse": {
 """The statuses that the receipt of a verdict may have."""
 
 
-def write_report(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None = None) -> Path:
+def write_run_report_page(artifacts: Artifacts, *, timings: Mapping[str, StageTiming] | None = None) -> Path:
     """Write the page of a run, by default with its recorded timings, and return its path.
 
     Raises:
         StorageError: the disk is full or read-only.
     """
-    page = render(artifacts, timings=read_timings(artifacts) if timings is None else timings)
+    page = render_report_page(artifacts, timings=read_timings(artifacts) if timings is None else timings)
     write_text_atomically(artifacts.page, page)
     return artifacts.page
 
 
-def render(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None, quote_rows: bool = True) -> str:
+def render_report_page(
+    artifacts: Artifacts, *, timings: Mapping[str, StageTiming] | None, quote_rows: bool = True
+) -> str:
     """Return the page as HTML.
 
     Without `timings` it is the page for the release, which has no times and nothing of the receipt: publishing the same
     run again gives the same page.
     """
     results = RunResults(artifacts, local=timings is not None)
-    top = headline(results, timings)
-    receipt = None if top.failed else current_receipt(results)
+    top = derive_headline(results, timings)
+    receipt = None if top.failed else receipt_of_this_verdict(results)
     checked = (artifacts.failed_validation if top.failed == "validate" else artifacts.validated) / "report.html"
     source = artifacts.recipe_path
     address = Path(os.path.relpath(checked, artifacts.run)).as_posix()
@@ -71,10 +73,10 @@ def render(artifacts: Artifacts, *, timings: Mapping[str, Timing] | None, quote_
         "validation_page": address if results.local and checked.is_file() else "",
         "quote_rows": quote_rows,
         "splits": SPLITS,
-        "comparison": sections.comparison_section(results),
-        "slices": sections.slices_section(results),
-        "calibration": sections.calibration_section(results),
-        "curves": [("", svg(draw_curves([panel]))) for panel in sections.curve_panels(results)],
+        "comparison": sections.comparison_section_content(results),
+        "slices": sections.slices_section_content(results),
+        "calibration": sections.calibration_section_content(results),
+        "curves": [("", figure_as_svg(draw_curves([panel]))) for panel in sections.read_metric_curves(results)],
         "timings": timings or {},
         "outputs": outputs[:200],
         "recipe_text": source.read_text(encoding="utf-8", errors="replace") if source.is_file() else "",
@@ -97,7 +99,7 @@ class Headline:
     """The stages that the run did not reach, but whose results of an earlier run are on the page."""
 
 
-def headline(results: RunResults, timings: Mapping[str, Timing] | None) -> Headline:
+def derive_headline(results: RunResults, timings: Mapping[str, StageTiming] | None) -> Headline:
     """Return how the run ended, from its results and from what its stages recorded."""
     failed = next((timing for timing in (timings or {}).values() if timing.failed), None)
     blessing, finished = results.blessing, results.finished
@@ -107,7 +109,7 @@ def headline(results: RunResults, timings: Mapping[str, Timing] | None) -> Headl
         sentence = f"The run failed in {failed.stage}; the published model has not changed."
         if failed.stage == "publish":
             sentence = "The model is ready, but publishing it failed; the next run tries again."
-        reasons = [truncate(failed.error, 4000)] if failed.error else []
+        reasons = [truncate_and_escape(failed.error, 4000)] if failed.error else []
         return Headline("bad", f"Failed in {failed.stage}", sentence, reasons, failed.stage, stale)
     if blessing:
         return _judged(results, blessing)
@@ -121,7 +123,7 @@ def headline(results: RunResults, timings: Mapping[str, Timing] | None) -> Headl
 
 
 def _judged(results: RunResults, blessing: Blessing) -> Headline:
-    reasons = [truncate(reason, 1200) for reason in blessing.reasons]
+    reasons = [truncate_and_escape(reason, 1200) for reason in blessing.reasons]
     if blessing.verdict == "refuse":
         return Headline("bad", "Refused", "The candidate misses a demand of the gate and is not published.", reasons)
     if blessing.verdict == "keep":
@@ -129,13 +131,13 @@ def _judged(results: RunResults, blessing: Blessing) -> Headline:
             return Headline("good", "Published already", "The published model has the same weights.", reasons)
         sentence = "The candidate did not pass the gate; the published model stays."
         return Headline("note", "Kept the champion", sentence, reasons)
-    receipt = current_receipt(results)
+    receipt = receipt_of_this_verdict(results)
     tone, title, then = _RELEASED.get(receipt.status if receipt else "", ("good", "To be published", ""))
     sentence = f"The candidate passed the gate.{then.format(receipt.pull_request if receipt else None)}"
     return Headline(tone, title, sentence, reasons)
 
 
-def current_receipt(results: RunResults) -> Receipt | None:
+def receipt_of_this_verdict(results: RunResults) -> Receipt | None:
     """Return the receipt if it belongs to this verdict; the receipt of an earlier run may still exist."""
     receipt, blessing = results.receipt, results.blessing
     if receipt is None or blessing is None:
@@ -148,13 +150,13 @@ def current_receipt(results: RunResults) -> Receipt | None:
 def _decided(results: RunResults) -> dict[str, Any] | None:
     """Return the gain that decides: over the champion or, if there is none, over the model before training."""
     for against, name in sections.OPPONENTS.items():
-        if found := [one for one in sections.gains_over(results, against) if one.metric == results.metric]:
-            bar = sections.gate_bars(results, against).get(found[0].metric)
+        if found := [one for one in sections.gains_over_opponent(results, against) if one.metric == results.metric]:
+            bar = sections.gate_gain_thresholds(results, against).get(found[0].metric)
             return {
                 "by": found[0],
                 "against": name,
                 "bar": bar,
-                "chart": svg(draw_gain(found[0], against=name, bar=bar)),
+                "chart": figure_as_svg(draw_gain(found[0], against=name, bar=bar)),
             }
     return None
 

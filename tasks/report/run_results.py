@@ -23,7 +23,7 @@ from tasks.evaluation.report import (
 )
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
-from tasks.report.formatting import finite
+from tasks.report.formatting import finite_or_none
 from tasks.stages import ReportT, read_report
 from tasks.tokenization.report import TokenizationReport
 from tasks.training.report import TrainingReport
@@ -33,7 +33,7 @@ Curve = Sequence[Mapping[str, float]]
 """Rows of a curve: `step`, and the finite values by name."""
 
 
-class Quarantine(NamedTuple):
+class QuarantineSummary(NamedTuple):
     """The rows that were set aside."""
 
     reasons: Sequence[tuple[str, int]]
@@ -60,7 +60,7 @@ class RunResults:
         self.details = self._read(EvaluationDetails)
         self.blessing = self._read(Blessing)
         self.receipt = self._read(Receipt) if local else None
-        self.recipe = read_recipe(artifacts)
+        self.recipe = read_recipe_or_none(artifacts)
 
     def _read(self, kind: type[ReportT]) -> ReportT | None:
         path = self.artifacts.report(kind.saved_as)
@@ -83,7 +83,7 @@ class RunResults:
         return {name: body for name, body in stages.items() if name.endswith(f"@{self.artifacts.recipe}")}
 
     @cached_property
-    def quarantine(self) -> Quarantine | None:
+    def quarantine(self) -> QuarantineSummary | None:
         """The rows that were set aside."""
         path = self.artifacts.validated / "quarantine.parquet"
         if not path.is_file():
@@ -96,7 +96,7 @@ class RunResults:
                 for reasons in batch.column(0).to_pylist():
                     counts.update(dict.fromkeys(map(_kind_of_reason, reasons or ()), 1))
             first = next(file.iter_batches(5), None)
-            return Quarantine(counts.most_common(), first.to_pylist() if first else [])
+            return QuarantineSummary(counts.most_common(), first.to_pylist() if first else [])
 
     @property
     def metric(self) -> str | None:
@@ -120,7 +120,7 @@ class RunResults:
 
     def value(self, model: str, metric: str | None) -> float | None:
         """Return a model's value of a metric, if it is finite."""
-        return finite(self.model_metrics(model).get(metric or ""))
+        return finite_or_none(self.model_metrics(model).get(metric or ""))
 
     def comparison(self, against: Opponent, metric: str | None) -> MetricComparison | None:
         """Return the comparison with another model in one metric, if there is one."""
@@ -130,7 +130,7 @@ class RunResults:
     def interval(self, model: str, metric: str | None) -> tuple[float | None, float | None]:
         """Return the ends of the interval of a model's metric."""
         found = self.details.intervals.get(model, {}).get(metric or "") if self.details else None
-        return (finite(found.low), finite(found.high)) if found else (None, None)
+        return (finite_or_none(found.low), finite_or_none(found.high)) if found else (None, None)
 
     def slices_worst_first(self) -> list[SliceResult]:
         """Return the slices, the worst first; slices with too few rows for an interval come last."""
@@ -139,14 +139,14 @@ class RunResults:
         directions = self.details.directions
 
         def order(one: SliceResult) -> tuple[bool, bool, float]:
-            value = finite(one.value)
+            value = finite_or_none(one.value)
             sign = -1 if directions.get(one.metric) == "min" else 1
-            return finite(one.low) is None, value is None, sign * (value or 0.0)
+            return finite_or_none(one.low) is None, value is None, sign * (value or 0.0)
 
         return sorted(self.details.slices, key=order)
 
 
-def read_recipe(artifacts: Artifacts) -> Recipe | None:
+def read_recipe_or_none(artifacts: Artifacts) -> Recipe | None:
     """Return the recipe of a run; None where it cannot be read."""
     try:
         return load(artifacts.recipe_path)
@@ -154,7 +154,7 @@ def read_recipe(artifacts: Artifacts) -> Recipe | None:
         return None
 
 
-def read_curve(path: Path) -> Curve:
+def read_curve_csv(path: Path) -> Curve:
     """Return the rows of a CSV file, without values that are missing or not finite."""
     if not path.is_file():
         return []
@@ -166,7 +166,7 @@ def read_curve(path: Path) -> Curve:
 
 def _parse(text: object) -> float | None:
     try:
-        return finite(float(str(text)))
+        return finite_or_none(float(str(text)))
     except ValueError:
         return None
 

@@ -11,21 +11,21 @@ from typing import Any
 
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import MetricComparison, Opponent, SliceResult
-from tasks.report.canvas import png, svg
+from tasks.report.canvas import figure_as_png, figure_as_svg
 from tasks.report.charts import (
     MODELS,
     NAMES,
-    Panel,
+    MetricCurves,
     Values,
     draw_calibration,
     draw_comparison,
     draw_curves,
     draw_gains,
     draw_slices,
-    value_range,
+    slice_value_range,
 )
-from tasks.report.formatting import finite, gain_class, one_line, plural
-from tasks.report.run_results import RunResults, read_curve
+from tasks.report.formatting import classify_gain, count_with_noun, finite_or_none, format_one_line
+from tasks.report.run_results import RunResults, read_curve_csv
 
 Section = dict[str, Any]
 MAX_PANELS = 6
@@ -35,39 +35,39 @@ OPPONENTS: Mapping[Opponent, str] = {"champion": "champion", "untrained": "model
 """What the candidate is compared with, the one that decides first, and its name."""
 
 
-def curve_panels(results: RunResults) -> list[Panel]:
+def read_metric_curves(results: RunResults) -> list[MetricCurves]:
     """Return the curves of the loss, of the metric that chose the weights, and of other metrics, in this order."""
     trained, folder = results.trained, results.artifacts.history
     best_step, best_metric = (float(trained.best_step), trained.best_metric) if trained else (None, None)
-    training, validation = read_curve(folder / "train.csv"), read_curve(folder / "validation.csv")
+    training, validation = read_curve_csv(folder / "train.csv"), read_curve_csv(folder / "validation.csv")
     names = {name for row in validation for name in row} - {"step"}
     names |= {"loss"} if any("loss" in row for row in training) else set()
     panels = []
     for name in sorted(names, key=lambda name: (name != "loss", name != best_metric, name))[:MAX_PANELS]:
         train, held_out = ([(row["step"], row[name]) for row in rows if name in row] for rows in (training, validation))
-        panels.append(Panel(name, train if name == "loss" else [], held_out, best_step))
+        panels.append(MetricCurves(name, train if name == "loss" else [], held_out, best_step))
     return panels
 
 
-def drawn_slices(results: RunResults) -> list[SliceResult]:
+def slices_for_chart(results: RunResults) -> list[SliceResult]:
     """Return the slices that have a value, the worst first, each with a name for a chart and with finite numbers only."""
     ordered = results.slices_worst_first()
     several = len({one.slice_by for one in ordered}) > 1
     found = []
     for one in ordered:
-        name = f"{one_line(one.slice_by, 40)}: " if several else ""
-        ends = {key: finite(getattr(one, key)) for key in ("low", "high", "champion")}
-        found.append(one.model_copy(update={"slice": name + one_line(one.slice, 200), **ends}))
+        name = f"{format_one_line(one.slice_by, 40)}: " if several else ""
+        ends = {key: finite_or_none(getattr(one, key)) for key in ("low", "high", "champion")}
+        found.append(one.model_copy(update={"slice": name + format_one_line(one.slice, 200), **ends}))
     return [one for one in found if isfinite(one.value)]
 
 
-def calibration_bins(results: RunResults) -> list[dict[str, float]]:
+def filled_calibration_bins(results: RunResults) -> list[dict[str, float]]:
     """Return the bins of the reliability diagram that have rows."""
     bins = (results.details.calibration if results.details else None) or ()
     return [one for one in bins if one.get("rows") and isfinite(one["confidence"]) and isfinite(one["accuracy"])]
 
 
-def model_values(results: RunResults, most: int) -> dict[str, Values]:
+def metric_values_of_models(results: RunResults, most: int) -> dict[str, Values]:
     """Return the values of all models by metric, the metric that decides first, of so many metrics."""
     values: dict[str, Values] = {}
     for metric in results.metric_names:
@@ -77,13 +77,13 @@ def model_values(results: RunResults, most: int) -> dict[str, Values]:
     return dict(list(values.items())[:most])
 
 
-def gains_over(results: RunResults, against: Opponent) -> list[MetricComparison]:
+def gains_over_opponent(results: RunResults, against: Opponent) -> list[MetricComparison]:
     """Return the gains over one model that have an interval, the metric that decides first."""
     found = [results.comparison(against, metric) for metric in results.metric_names]
     return [one for one in found if one and one.has_interval and isfinite(one.gain)]
 
 
-def gate_bars(results: RunResults, against: Opponent) -> dict[str, float]:
+def gate_gain_thresholds(results: RunResults, against: Opponent) -> dict[str, float]:
     """Return what the gate demands the lower end of the gain to be above, by the metric that decides; empty if another model does."""
     decides = "champion" if results.blessing and results.blessing.champion else "untrained"
     if not results.recipe or not results.metric or against != decides:
@@ -97,35 +97,35 @@ def sliced_metric(results: RunResults) -> str:
     return next((one.metric for one in results.details.slices), "") if results.details else ""
 
 
-def card_pictures(artifacts: Artifacts) -> dict[str, bytes]:
+def draw_card_charts(artifacts: Artifacts) -> dict[str, bytes]:
     """Return the charts of the model card as PNG by file name; a chart without data is left out."""
     results = RunResults(artifacts, local=False)
     drawn = {}
-    if panels := curve_panels(results):
+    if panels := read_metric_curves(results):
         drawn["curves.png"] = draw_curves(panels[:3])
-    if values := model_values(results, 6):
+    if values := metric_values_of_models(results, 6):
         drawn["comparison.png"] = draw_comparison(values)
-    if slices := drawn_slices(results):
+    if slices := slices_for_chart(results):
         overall = results.value("model", sliced_metric(results))
         drawn["slices.png"] = draw_slices(slices[:MAX_SLICES], overall=overall, columns=2)
-    if bins := calibration_bins(results):
+    if bins := filled_calibration_bins(results):
         drawn["calibration.png"] = draw_calibration(bins)
-    return {name: png(figure) for name, figure in drawn.items()}
+    return {name: figure_as_png(figure) for name, figure in drawn.items()}
 
 
-def comparison_section(results: RunResults) -> Section | None:
+def comparison_section_content(results: RunResults) -> Section | None:
     """Return what compares the candidate with the champion and the model before training."""
     if results.evaluated is None or not results.metric_names:
         return None
-    where = f"on {plural(results.evaluated.rows, 'row')} of the {results.evaluated.split} split"
+    where = f"on {count_with_noun(results.evaluated.rows, 'row')} of the {results.evaluated.split} split"
     against = [model for model in OPPONENTS if any(results.comparison(model, name) for name in results.metric_names)]
     charts = []
-    if values := model_values(results, MAX_METRICS):
-        charts.append(("Side by side", svg(draw_comparison(values))))
+    if values := metric_values_of_models(results, MAX_METRICS):
+        charts.append(("Side by side", figure_as_svg(draw_comparison(values))))
     for model in against:
-        if gains := gains_over(results, model)[:MAX_METRICS]:
-            drawn = draw_gains(gains, against=OPPONENTS[model], bars=gate_bars(results, model))
-            charts.append((f"Gain over the {OPPONENTS[model]}", svg(drawn)))
+        if gains := gains_over_opponent(results, model)[:MAX_METRICS]:
+            drawn = draw_gains(gains, against=OPPONENTS[model], bars=gate_gain_thresholds(results, model))
+            charts.append((f"Gain over the {OPPONENTS[model]}", figure_as_svg(drawn)))
     return {
         "lead": _comparison_lead(results, against, where),
         "models": {model: NAMES[model] for model in ("model", *OPPONENTS) if results.model_metrics(model)},
@@ -139,35 +139,38 @@ def _comparison_lead(results: RunResults, against: Sequence[Opponent], where: st
         return f"Metrics of the candidate {where}, which it was not trained on."
     model = against[0]
     compared = [one for name in results.metric_names if (one := results.comparison(model, name))]
-    found = [gain_class(one.low, one.high) for one in compared]
+    found = [classify_gain(one.low, one.high) for one in compared]
     counts = {word: found.count(word) for word in ("better", "worse", "undecided") if word in found}
-    result = ", ".join(f"{word} in {count}" for word, count in counts.items()) + f" of {plural(len(found), 'metric')}"
+    result = (
+        ", ".join(f"{word} in {count}" for word, count in counts.items())
+        + f" of {count_with_noun(len(found), 'metric')}"
+    )
     if len(counts) == 1:
         result = f"{found[0]} in {'all metrics' if len(found) > 1 else 'the only metric'}"
     return f"Compared with the {OPPONENTS[model]} {where}, the candidate is {result}."
 
 
-def slices_section(results: RunResults) -> Section | None:
+def slices_section_content(results: RunResults) -> Section | None:
     """Return every slice, the worst first."""
-    ordered, drawn = results.slices_worst_first(), drawn_slices(results)
+    ordered, drawn = results.slices_worst_first(), slices_for_chart(results)
     if not drawn:
         return None
     metric = sliced_metric(results)
     overall = results.value("model", metric)
     shown = drawn[:MAX_SLICES]
     half = max(5, (len(shown) + 1) // 2)
-    scale = value_range(shown, overall)
+    scale = slice_value_range(shown, overall)
     parts = (shown[i : i + half] for i in range(0, len(shown), half))
-    charts = [("", svg(draw_slices(part, overall=overall, scale=scale))) for part in parts]
+    charts = [("", figure_as_svg(draw_slices(part, overall=overall, scale=scale))) for part in parts]
     worst = next((one for one in drawn if one.low is not None), drawn[0])
     return {"metric": metric, "overall": overall, "worst": worst, "all": ordered, "charts": charts}
 
 
-def calibration_section(results: RunResults) -> Section | None:
+def calibration_section_content(results: RunResults) -> Section | None:
     """Return how often the model is right, by its confidence."""
-    bins = calibration_bins(results)
+    bins = filled_calibration_bins(results)
     if not bins:
         return None
     differences = [one["rows"] * (one["confidence"] - one["accuracy"]) for one in bins]
     error = 100 * sum(map(abs, differences)) / sum(one["rows"] for one in bins)
-    return {"error": error, "excess": sum(differences), "chart": svg(draw_calibration(bins)), "bins": bins}
+    return {"error": error, "excess": sum(differences), "chart": figure_as_svg(draw_calibration(bins)), "bins": bins}

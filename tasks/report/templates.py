@@ -8,11 +8,20 @@ from typing import Any
 
 from tasks.evaluation.report import format_confidence_level
 from tasks.report import formatting
-from tasks.validation.report import escape_direction
+from tasks.validation.report import escape_direction_characters
 
 _FILTERS = (
-    *("duration", "finite", "format_money", "gain_class", "interval", "memory", "number", "one_line"),
-    *("p_value", "percent", "plural", "release_link", "signed_gain"),
+    *(
+        "format_duration",
+        "finite_or_none",
+        "format_money",
+        "classify_gain",
+        "format_interval",
+        "format_mib",
+        "format_number",
+        "format_one_line",
+    ),
+    *("format_p_value", "format_percent", "count_with_noun", "release_name_and_address", "format_signed_gain"),
 )
 
 
@@ -29,5 +38,5 @@ def render_template(template: str, content: Mapping[str, Any]) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {name: getattr(formatting, name) for name in _FILTERS}
-    environment.filters |= {"at_most": formatting.truncate, "confidence_text": format_confidence_level}
-    return escape_direction(environment.get_template(template).render(content))
+    environment.filters |= {"at_most": formatting.truncate_and_escape, "confidence_text": format_confidence_level}
+    return escape_direction_characters(environment.get_template(template).render(content))

@@ -10,7 +10,7 @@ from params.foundation.artifacts import STAGES, Artifacts
 from tasks.stages import Report, save_report
 
 
-class Timing(Report):
+class StageTiming(Report):
     """Time and memory of a stage's last run."""
 
     stage: str
@@ -29,7 +29,7 @@ class Timing(Report):
         return self.outcome == "failed"
 
 
-def record_timing(artifacts: Artifacts, timing: Timing) -> None:
+def save_timing_drop_later_failures(artifacts: Artifacts, timing: StageTiming) -> None:
     """Save time and memory of a stage, and delete failures of later stages, which belong to an earlier run.
 
     Raises:
@@ -41,12 +41,12 @@ def record_timing(artifacts: Artifacts, timing: Timing) -> None:
             (artifacts.timings / f"{stage}.json").unlink()
 
 
-def read_timings(artifacts: Artifacts) -> dict[str, Timing]:
+def read_timings(artifacts: Artifacts) -> dict[str, StageTiming]:
     """Return time and memory by stage, in the order of the stages; a stage without a record is left out."""
     found = {}
     for stage in STAGES:
         try:
-            found[stage] = Timing.model_validate_json((artifacts.timings / f"{stage}.json").read_bytes())
+            found[stage] = StageTiming.model_validate_json((artifacts.timings / f"{stage}.json").read_bytes())
         except (FileNotFoundError, pydantic.ValidationError):
             continue
     return found

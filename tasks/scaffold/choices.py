@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from tasks.report.formatting import magnitude
-from tasks.scaffold.proposal import Proposal
+from tasks.report.formatting import format_large_number
+from tasks.scaffold.proposal import ObjectiveProposal
 from trainer.objectives.bases.advice import AdvisedValue, UpTo
 
 EVALUATIONS: Final = 20
@@ -29,7 +29,7 @@ _MEMORY_SHARE: Final = 0.5
 """Share of the memory that these may take; activations and the system need the rest."""
 
 
-def learning_rate(proposal: Proposal, parameters: int | None, *, lora: bool) -> AdvisedValue:
+def choose_learning_rate(proposal: ObjectiveProposal, parameters: int | None, *, lora: bool) -> AdvisedValue:
     """Return the peak learning rate; `parameters` is None for a model from random weights."""
     advice = proposal.advice
     if parameters is None:
@@ -40,7 +40,7 @@ def learning_rate(proposal: Proposal, parameters: int | None, *, lora: bool) -> 
     return AdvisedValue(_up_to_size(advice.rates, parameters), why)
 
 
-def why_lora(parameters: int, memory_bytes: float) -> str | None:
+def reason_to_use_lora(parameters: int, memory_bytes: float) -> str | None:
     """Return why only adapters are trained: all weights would not fit into the memory of this machine; None if they fit."""
     needed, there = parameters * _BYTES_PER_PARAMETER, memory_bytes / 2**30
     if needed <= _MEMORY_SHARE * memory_bytes:
@@ -55,7 +55,7 @@ def has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def memory_bytes() -> float:
+def training_memory_bytes() -> float:
     """Return the memory that a training here has."""
     import psutil
     import torch
@@ -63,7 +63,7 @@ def memory_bytes() -> float:
     return float(torch.cuda.get_device_properties(0).total_memory if has_gpu() else psutil.virtual_memory().total)
 
 
-def precision() -> AdvisedValue:
+def choose_precision() -> AdvisedValue:
     """Return the number format of the passes."""
     import torch
 
@@ -73,7 +73,7 @@ def precision() -> AdvisedValue:
     return AdvisedValue("fp32", "the GPU here has no bf16" if has_gpu() else without)
 
 
-def split_shares(rows: int, *, has_validation: bool, has_test: bool) -> dict[str, AdvisedValue]:
+def choose_split_shares(rows: int, *, has_validation: bool, has_test: bool) -> dict[str, AdvisedValue]:
     """Return the shares of the training rows for the splits that have no files."""
     shares = {}
     if not has_validation:
@@ -85,7 +85,7 @@ def split_shares(rows: int, *, has_validation: bool, has_test: bool) -> dict[str
     return shares
 
 
-def max_length(lengths: Sequence[int], positions: int | None) -> AdvisedValue:
+def choose_max_length(lengths: Sequence[int], positions: int | None) -> AdvisedValue:
     """Return the length that covers the rows, a multiple of 8, and never more than the model's positions."""
     ordered = sorted(lengths)
     longest = ordered[-1]
@@ -100,22 +100,22 @@ def max_length(lengths: Sequence[int], positions: int | None) -> AdvisedValue:
     return AdvisedValue(chosen, why)
 
 
-def context_length(total_tokens: float, positions: int | None, *, is_new: bool) -> AdvisedValue:
+def choose_context_length(total_tokens: float, positions: int | None, *, is_new: bool) -> AdvisedValue:
     """Return the length of packed sequences of running text."""
     wanted = 128 if is_new and total_tokens < 5e6 else 256 if is_new else 1024
     chosen = min(wanted, positions) if positions else wanted
     return AdvisedValue(chosen, "texts are joined and cut into sequences of this length: longer ones need more memory")
 
 
-def vocabulary(characters: int) -> AdvisedValue:
+def choose_vocabulary_size(characters: int) -> AdvisedValue:
     """Return the size of a tokenizer's vocabulary that is trained on the rows."""
     size = _up_to_size(_VOCABULARIES, characters)
     return AdvisedValue(
-        size, f"for about {magnitude(characters)} characters: each token needs enough places to be learned"
+        size, f"for about {format_large_number(characters)} characters: each token needs enough places to be learned"
     )
 
 
-def global_batch_size(proposal: Proposal, sequences: int) -> AdvisedValue:
+def choose_global_batch_size(proposal: ObjectiveProposal, sequences: int) -> AdvisedValue:
     """Return the sequences of an optimizer step: the usual number, or fewer where an epoch would have under 50 steps."""
     usual = proposal.advice.batch
     fitting = 2 ** int(math.log2(max(1, sequences / 50)))
@@ -124,7 +124,7 @@ def global_batch_size(proposal: Proposal, sequences: int) -> AdvisedValue:
     return AdvisedValue(max(2, fitting), f"so that an epoch of {sequences:,} sequences has at least 50 steps")
 
 
-def micro_batch_size(batch: int, length: int, device: str) -> AdvisedValue:
+def choose_micro_batch_size(batch: int, length: int, device: str) -> AdvisedValue:
     """Return the most sequences of one forward pass, so that their tokens fit into memory."""
     limit = _MICRO_TOKENS[device]
     size = min(batch, 2 ** int(math.log2(max(1, limit / length))))
@@ -132,24 +132,26 @@ def micro_batch_size(batch: int, length: int, device: str) -> AdvisedValue:
     return AdvisedValue(size, why)
 
 
-def epochs(proposal: Proposal, rows: int, tokens: float, *, is_new: bool) -> AdvisedValue:
+def choose_epochs(proposal: ObjectiveProposal, rows: int, tokens: float, *, is_new: bool) -> AdvisedValue:
     """Return the passes over the training rows."""
     if is_new:
         number = _up_to_size(_NEW_EPOCHS, tokens)
-        return AdvisedValue(number, f"for {magnitude(tokens)} tokens from random weights; the best checkpoint is kept")
+        return AdvisedValue(
+            number, f"for {format_large_number(tokens)} tokens from random weights; the best checkpoint is kept"
+        )
     number = _up_to_size(proposal.advice.epochs, rows)
     return AdvisedValue(
         number, f"usual for {rows:,} rows; the best checkpoint is kept, so more does no harm but takes time"
     )
 
 
-def eval_steps(steps: int) -> AdvisedValue:
+def choose_eval_steps(steps: int) -> AdvisedValue:
     """Return the steps between evaluations: a round number, about `EVALUATIONS` of them in a run."""
-    every = round_number(steps / EVALUATIONS)
+    every = round_to_readable_number(steps / EVALUATIONS)
     return AdvisedValue(every, f"about {max(1, steps // every)} evaluations in {steps:,} steps")
 
 
-def max_quarantined(share: float) -> AdvisedValue:
+def choose_max_quarantined(share: float) -> AdvisedValue:
     """Return the largest share of rows that may be set aside: twice that of the sample, and at least 1 %."""
     if share == 0:
         return AdvisedValue(0.01, "none in the sample; a night with more bad rows than this fails")
@@ -161,7 +163,7 @@ def _up_to_size(values: UpTo, size: float) -> float:
     return next(value for limit, value in values if size <= limit)
 
 
-def round_number(number: float) -> int:
+def round_to_readable_number(number: float) -> int:
     """Return a round number close to another: 59.2 becomes 60, and 7 becomes 5."""
     if number < 10:
         return min((1, 2, 5, 10), key=lambda rounded: abs(rounded - number))

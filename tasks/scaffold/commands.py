@@ -45,16 +45,18 @@ def new(
     recipes.yaml and its deployment in prefect.yaml. The same call again changes nothing; `remove` undoes it.
     """
     from params.foundation import command_result
-    from tasks.scaffold.new import new
-    from tasks.scaffold.request import COLUMN_FLAGS, Request
+    from tasks.scaffold.new import create_recipe
+    from tasks.scaffold.request import COLUMN_FLAGS, NewRecipeRequest
 
     given = dict(zip(COLUMN_FLAGS, (text, label, spans, prompt, completion, messages, chosen, rejected), strict=True))
     columns = {flag: column for flag, column in given.items() if column}
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
-    request = Request(name, data, query, test, validation, model, objective, columns, repo_id, schedule, may_ask)
+    request = NewRecipeRequest(
+        name, data, query, test, validation, model, objective, columns, repo_id, schedule, may_ask
+    )
     kept = f"the recipe {name} is written as a whole or not at all\n  start again"
     with command_result.explain_keyboard_interrupt(kept):
-        new(request)
+        create_recipe(request)
 
 
 def remove(

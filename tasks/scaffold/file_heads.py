@@ -30,7 +30,7 @@ _DELIMITERS: Final = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _MANY_FILES: Final = 20
 
 
-def check_head(path: Path) -> None:
+def refuse_misreadable_file(path: Path) -> None:
     """Refuse a file whose beginning shows that it would be misread; the error has the command that converts it.
 
     Raises:
@@ -58,7 +58,7 @@ def check_head(path: Path) -> None:
             raise DataError(str(path), "has JSON objects over several lines, and must have one object per line", fix)
 
 
-def text_unit(paths: Sequence[Path]) -> tuple[Literal["line", "paragraph", "file"], str]:
+def guess_text_unit(paths: Sequence[Path]) -> tuple[Literal["line", "paragraph", "file"], str]:
     """Return what one row of these text files should be, and why."""
     if len(paths) > _MANY_FILES:
         return "file", f"there are {len(paths)} files, so each is taken for one text"

@@ -16,7 +16,7 @@ from params.schema import RowsFromFiles, RowsFromHubDataset, RowsFromSql
 from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.files import FileIndex
 from tasks.ingestion.source import open_source
-from tasks.scaffold.sources import matching
+from tasks.scaffold.sources import list_matching_files
 
 SAMPLE_ROWS: Final = 20_000
 """The most rows of a split that are looked at."""
@@ -31,7 +31,7 @@ _MAX_LABELS: Final = 1000
 
 
 @dataclass(frozen=True)
-class Column:
+class SampledColumn:
     """What a column holds, in the sample of the training rows."""
 
     name: str
@@ -89,7 +89,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Sample:
+class RowSample:
     """Some rows of each split of a source."""
 
     rows: Mapping[str, Sequence[Row]]
@@ -97,10 +97,10 @@ class Sample:
     """Rows of each split; None if only the beginning was read."""
 
     @cached_property
-    def columns(self) -> dict[str, Column]:
+    def columns(self) -> dict[str, SampledColumn]:
         """The columns of the training rows."""
         names = dict.fromkeys(name for row in self.rows["train"] for name in row)
-        return {name: Column(name, [row.get(name) for row in self.rows["train"]]) for name in names}
+        return {name: SampledColumn(name, [row.get(name) for row in self.rows["train"]]) for name in names}
 
     @property
     def is_whole(self) -> bool:
@@ -112,7 +112,7 @@ class Sample:
         return self.totals.get(split) or len(self.rows.get(split, ()))
 
 
-def read_source_sample(source: RowsFromFiles | RowsFromHubDataset | RowsFromSql, root: Path = Path()) -> Sample:
+def read_source_sample(source: RowsFromFiles | RowsFromHubDataset | RowsFromSql, root: Path = Path()) -> RowSample:
     """Read a sample of each split of a source.
 
     Raises:
@@ -126,7 +126,7 @@ def read_source_sample(source: RowsFromFiles | RowsFromHubDataset | RowsFromSql,
     for split in opened.splits:
         is_scanned = isinstance(source, RowsFromHubDataset)
         if isinstance(source, RowsFromFiles):
-            sizes = ((root / name).stat().st_size for name in matching(source.patterns[split], root))
+            sizes = ((root / name).stat().st_size for name in list_matching_files(source.patterns[split], root))
             is_scanned = sum(sizes) <= _SCANNED_BYTES
         indexes = opened.indexes(split) if is_scanned else None
         if indexes is not None:
@@ -138,7 +138,7 @@ def read_source_sample(source: RowsFromFiles | RowsFromHubDataset | RowsFromSql,
             rows[split], totals[split] = read, len(read) if len(read) < SAMPLE_ROWS else None
         if not rows[split]:
             raise DataError(f"the {split} rows", "there are none", "give files, or a query, with rows")
-    return Sample(rows, totals)
+    return RowSample(rows, totals)
 
 
 def _spread(indexes: Sequence[FileIndex]) -> Iterator[Row]:

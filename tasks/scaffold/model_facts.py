@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from params import ModelError
 from params.schema import repo_id_problem
-from tasks.report.formatting import magnitude
+from tasks.report.formatting import format_large_number
 from tasks.scaffold import hub
 from trainer.objectives.bases.advice import ModelKind
 from trainer.runtime.model_files import check_model_file_references
@@ -45,10 +45,10 @@ class ModelFacts:
     @property
     def size(self) -> str:
         """The number of parameters, for people: `22.7 M`."""
-        return magnitude(self.parameters)
+        return format_large_number(self.parameters)
 
 
-def model_facts(model: str, root: Path = Path()) -> ModelFacts:
+def read_model_facts(model: str, root: Path = Path()) -> ModelFacts:
     """Return what a model is: a folder, or `owner/name[@revision]` on the Hub, pinned to its commit.
 
     Raises:
@@ -61,7 +61,7 @@ def model_facts(model: str, root: Path = Path()) -> ModelFacts:
     if model.startswith((".", "/", "~")) or name.count("/") != 1 or repo_id_problem(name):
         fix = "give a local folder, or owner/name of a repository on the Hub"
         raise ModelError("--model", f"there is no folder {model}", fix)
-    return _facts(name, *hub.fetch_model_files(name, revision or "main", _CONFIG_FILES))
+    return _facts(name, *hub.fetch_model_files_and_size(name, revision or "main", _CONFIG_FILES))
 
 
 def _facts(path: str, revision: str | None, folder: Path, parameters: int | None) -> ModelFacts:

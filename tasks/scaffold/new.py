@@ -16,10 +16,10 @@ from params.schema import repo_id_problem
 from tasks.diagnostics.check import check
 from tasks.diagnostics.trace import token_lines
 from tasks.scaffold import project, proposal
-from tasks.scaffold.look import Sample, read_source_sample
-from tasks.scaffold.model_facts import ModelFacts, model_facts
-from tasks.scaffold.plan import Plan, make_plan
-from tasks.scaffold.request import NEW_MODEL, Request
+from tasks.scaffold.look import RowSample, read_source_sample
+from tasks.scaffold.model_facts import ModelFacts, read_model_facts
+from tasks.scaffold.plan import RecipePlan, plan_recipe
+from tasks.scaffold.request import NEW_MODEL, NewRecipeRequest
 from tasks.scaffold.sources import FoundSource, find_source
 from trainer.objectives.bases.advice import ModelKind
 from trainer.runtime.imports import hide_packages_in_block
@@ -36,7 +36,7 @@ Next:
 To undo this: evergreen remove {name}"""
 
 
-def new(request: Request) -> None:
+def create_recipe(request: NewRecipeRequest) -> None:
     """Write a recipe, its item and its deployment, check it, and say what comes next.
 
     Raises:
@@ -45,27 +45,27 @@ def new(request: Request) -> None:
         ModelError: the model cannot be used.
     """
     _check_request(request)
-    root = project.project_root()
+    root = project.require_project_root()
     found = find_source(request, root)
     sample = read_source_sample(found.source, root)
     facts, kind = _model(request, sample, root)
-    chosen = proposal.propose(request, sample, kind)
+    chosen = proposal.choose_objective_and_columns(request, sample, kind)
     print(f"{request.name}: learn {chosen.advice.meaning} ({chosen.objective})")
     print(*_seen(found, sample, chosen, facts), sep="\n")
     # transformers notes at its import what is installed
     unused = [] if "transformers" in sys.modules else ["peft", "torchao"]
     with hide_packages_in_block(*unused):
-        plan = make_plan(found, chosen, sample, facts, request.repo_id or f"evergreen/{request.name}")
+        plan = plan_recipe(found, chosen, sample, facts, request.repo_id or f"evergreen/{request.name}")
     for note in plan.quality.notes():
         print(f"  note: {note}")
-    text = project.recipe_text(request.name, chosen, sample, facts, plan)
+    text = project.render_recipe_yaml(request.name, chosen, sample, facts, plan)
     base = facts.path if facts and facts.revision is None else project.NO_BASE
     item = {"data": found.watched, "objective": chosen.objective, "base": base}
     _write(root, request, item, text)
     print(*_one_row(chosen, plan), _NEXT.format(name=request.name), sep="\n")
 
 
-def _check_request(request: Request) -> None:
+def _check_request(request: NewRecipeRequest) -> None:
     if wrong := recipe_name_problem(request.name):
         raise RecipeError("NAME", f"{request.name!a} is no name: {wrong}", "choose another name")
     if not _CRON.fullmatch(request.schedule):
@@ -77,7 +77,7 @@ def _check_request(request: Request) -> None:
         raise RecipeError("--repo-id", what, "write another OWNER/NAME")
 
 
-def _model(request: Request, sample: Sample, root: Path) -> tuple[ModelFacts | None, ModelKind]:
+def _model(request: NewRecipeRequest, sample: RowSample, root: Path) -> tuple[ModelFacts | None, ModelKind]:
     """Return the pretrained model, None for a new one, and its kind. Plain text alone gets a new one without being asked."""
     model = request.model
     known = proposal.proposable_objectives()
@@ -91,11 +91,13 @@ def _model(request: Request, sample: Sample, root: Path) -> tuple[ModelFacts | N
         model = request.ask("--model", question, fix)
     if model == NEW_MODEL:
         return None, found[0].models[0] if request.objective and found else "decoder"
-    facts = model_facts(model, root)
+    facts = read_model_facts(model, root)
     return facts, facts.kind
 
 
-def _seen(found: FoundSource, sample: Sample, chosen: proposal.Proposal, facts: ModelFacts | None) -> Iterator[str]:
+def _seen(
+    found: FoundSource, sample: RowSample, chosen: proposal.ObjectiveProposal, facts: ModelFacts | None
+) -> Iterator[str]:
     more = {split: "" if total else " or more" for split, total in sample.totals.items()}
     yield f"  rows: {', '.join(f'{sample.estimated(split):,}{more[split]} {split}' for split in sample.rows)}"
     yield from (f"  {note}" for note in found.notes)
@@ -106,18 +108,18 @@ def _seen(found: FoundSource, sample: Sample, chosen: proposal.Proposal, facts: 
     yield f"  model: {known}"
 
 
-def _write(root: Path, request: Request, item: Mapping[str, str], text: str) -> None:
+def _write(root: Path, request: NewRecipeRequest, item: Mapping[str, str], text: str) -> None:
     """Write what is not there yet, check it, and say what was written; after an error everything is as before."""
     name = request.name
     recipe, recipes, prefect = root / "params" / f"{name}.yaml", root / RECIPES, root / project.PREFECT
-    before = {path: project.read_text(path) for path in (recipe, recipes, prefect)}
+    before = {path: project.read_text_or_none(path) for path in (recipe, recipes, prefect)}
     if before[recipe] not in (None, text):
         fix = f"keep it as it is; or remove it first: evergreen remove {name}; or choose another name"
         raise RecipeError(str(recipe), "exists, and differs from what these flags and rows give today", fix)
     after = {
         recipe: text,
-        recipes: project.with_item(before[recipes] or "", name, **item),
-        prefect: project.with_deployment(before[prefect] or "", name, request.schedule),
+        recipes: project.recipes_yaml_with_item(before[recipes] or "", name, **item),
+        prefect: project.prefect_yaml_with_deployment(before[prefect] or "", name, request.schedule),
     }
     try:
         for path, content in after.items():
@@ -135,7 +137,7 @@ def _write(root: Path, request: Request, item: Mapping[str, str], text: str) -> 
     print(f"\n{'Wrote' if changed else 'Nothing to do: the project has'} {', '.join(changed or places)}")
 
 
-def _one_row(chosen: proposal.Proposal, plan: Plan) -> Iterator[str]:
+def _one_row(chosen: proposal.ObjectiveProposal, plan: RecipePlan) -> Iterator[str]:
     """Yield what becomes of a row of mean length, as `evergreen trace` shows it."""
     row, examples = plan.example
     yield "\nOne row, from the source to the model:"

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from params import DataError, RecipeError
 from params.schema import Lora, Model, ObjectiveChoice, Tokenization
 from tasks.scaffold import choices
-from tasks.scaffold.look import Row, Sample
+from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.model_facts import ModelFacts
-from tasks.scaffold.proposal import Proposal
-from tasks.scaffold.quality import Quality, input_column, judge
+from tasks.scaffold.proposal import ObjectiveProposal
+from tasks.scaffold.quality import SampleQuality, assess_sample_quality, input_column
 from tasks.scaffold.sources import FoundSource
-from tasks.tokenization.encoding import Encoder
-from tasks.tokenization.tokenizers import NO_LIMIT, build_tokenizer
+from tasks.tokenization.encoding import RowEncoder
+from tasks.tokenization.tokenizers import NO_LIMIT, train_or_load_tokenizer
 from trainer import objectives
 from trainer.objectives.bases.advice import AdvisedValue, ModelKind
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
@@ -45,36 +45,41 @@ Keys = Mapping[str, Any]
 """Keys of a recipe with a `AdvisedValue`, a plain value or further keys each; a key that begins with `#` is a comment."""
 
 
-class Plan(NamedTuple):
+class RecipePlan(NamedTuple):
     """A recipe before it is written, and what its choices follow from."""
 
     sections: Keys
-    quality: Quality
-    encoder: Encoder
+    quality: SampleQuality
+    encoder: RowEncoder
     """Makes the training sequences."""
     example: tuple[Row, list[Example]]
     """A row of usual length, and what becomes of it."""
 
 
-def make_plan(found: FoundSource, proposal: Proposal, sample: Sample, facts: ModelFacts | None, repo_id: str) -> Plan:
-    """Choose everything that a recipe says; `facts` are None for a model from random weights. The errors are those of `new`."""
+def plan_recipe(
+    found: FoundSource, proposal: ObjectiveProposal, sample: RowSample, facts: ModelFacts | None, repo_id: str
+) -> RecipePlan:
+    """Choose everything that a recipe says; `facts` are None for a model from random weights. The errors are those of `create_recipe`."""
     advice, positions = proposal.advice, facts.positions if facts else None
     model = _model_keys(proposal, facts)
     options = advice.options(proposal.columns, has_template=bool(facts and facts.has_chat_template))
     objective = _build(proposal, options)
-    quality = judge(sample, proposal, objective)
+    quality = assess_sample_quality(sample, proposal, objective)
     texts = [objective.text(row) for row in quality.usable]
-    tokenizer_keys: dict[str, Any] = {"kind": "train", "vocab_size": choices.vocabulary(sum(map(len, texts)))}
+    tokenizer_keys: dict[str, Any] = {
+        "kind": "train",
+        "vocab_size": choices.choose_vocabulary_size(sum(map(len, texts))),
+    }
     if facts:
         tokenizer_keys = {"kind": "pretrained", "path": AdvisedValue(facts.path, "the model's own")}
         tokenizer_keys |= {"revision": facts.revision} if facts.revision else {}
-    tokenization = Tokenization.model_validate({"tokenizer": plain(tokenizer_keys), "max_length": NO_LIMIT})
-    tokenizer = build_tokenizer(tokenization, texts)
+    tokenization = Tokenization.model_validate({"tokenizer": strip_reasons(tokenizer_keys), "max_length": NO_LIMIT})
+    tokenizer = train_or_load_tokenizer(tokenization, texts)
     objective.prepare_tokenizer(tokenizer)
     state = objective.collect_state(quality.usable)
-    inputs, targets = _lengths(quality.usable, Encoder(objective, tokenizer, NO_LIMIT, state))
+    inputs, targets = _lengths(quality.usable, RowEncoder(objective, tokenizer, NO_LIMIT, state))
     if targets:
-        length = choices.max_length(targets, None)
+        length = choices.choose_max_length(targets, None)
         options = {**options, **dict.fromkeys(sorted(objective.limits), length)}
         if "max_new_tokens" in objective.options_class.model_fields:
             options["max_new_tokens"] = AdvisedValue(length.value, "as long as the targets")
@@ -83,24 +88,26 @@ def make_plan(found: FoundSource, proposal: Proposal, sample: Sample, facts: Mod
     objective = _build(proposal, options)
 
     rows, mean = sample.estimated("train"), sum(inputs) / len(inputs)
-    shares = choices.split_shares(rows, has_validation="validation" in sample.rows, has_test="test" in sample.rows)
+    shares = choices.choose_split_shares(
+        rows, has_validation="validation" in sample.rows, has_test="test" in sample.rows
+    )
     rows = round(rows * (1 - sum(share.value for share in shares.values())))
-    max_length = choices.max_length(inputs, positions)
+    max_length = choices.choose_max_length(inputs, positions)
     if advice.reads_running_text:
-        max_length = choices.context_length(mean * rows, positions, is_new=facts is None)
-    encoder = Encoder(objective, tokenizer, max_length.value, state)
+        max_length = choices.choose_context_length(mean * rows, positions, is_new=facts is None)
+    encoder = RowEncoder(objective, tokenizer, max_length.value, state)
     tried = quality.usable[:: max(1, len(quality.usable) // _TRIED_ROWS)]
     per_row = list(_encoded(tried, encoder))
     examples = list(objective.pack(chain.from_iterable(per_row), max_length.value))
     if not examples:
         raise DataError("the training rows", f"they give no sequence of {max_length.value} tokens", "give more rows")
     sequences = max(1, round(rows * len(examples) / len(per_row)))
-    batch = choices.global_batch_size(proposal, sequences)
-    epochs = choices.epochs(proposal, rows, mean * rows, is_new=facts is None)
+    batch = choices.choose_global_batch_size(proposal, sequences)
+    epochs = choices.choose_epochs(proposal, rows, mean * rows, is_new=facts is None)
     steps = max(1, epochs.value * (sequences // batch.value))
-    eval_steps = choices.eval_steps(steps)
-    micro = choices.micro_batch_size(batch.value, max_length.value, "gpu" if choices.has_gpu() else "cpu")
-    rate = choices.learning_rate(proposal, facts.parameters if facts else None, lora="lora" in model)
+    eval_steps = choices.choose_eval_steps(steps)
+    micro = choices.choose_micro_batch_size(batch.value, max_length.value, "gpu" if choices.has_gpu() else "cpu")
+    rate = choices.choose_learning_rate(proposal, facts.parameters if facts else None, lora="lora" in model)
     packs = advice.reads_running_text or ("packing" in options and options["packing"].value)
     why = "packed sequences are full" if packs else "batches rows of similar length, which need less padding"
     best_metric = advice.best_metric(quality.labels)
@@ -108,7 +115,7 @@ def make_plan(found: FoundSource, proposal: Proposal, sample: Sample, facts: Mod
         "seed": SEED,
         "data": _data_keys(found, proposal, quality, shares),
         "validation": {
-            "max_quarantined": choices.max_quarantined(quality.set_aside_share),
+            "max_quarantined": choices.choose_max_quarantined(quality.set_aside_share),
             "# Columns and types are checked anyway, and each row as the objective needs it. `expectations` adds checks.": "",
         },
         "tokenization": {"tokenizer": tokenizer_keys, "max_length": max_length},
@@ -121,11 +128,11 @@ def make_plan(found: FoundSource, proposal: Proposal, sample: Sample, facts: Mod
             "lr_scheduler": AdvisedValue(advice.scheduler, _SCHEDULERS[advice.scheduler]),
             "warmup_steps": AdvisedValue(0.1, "a tenth of all steps"),
             "weight_decay": advice.weight_decay or (_TUNING_DECAY if facts else _NEW_DECAY),
-            "precision": choices.precision(),
+            "precision": choices.choose_precision(),
             "group_by_length": AdvisedValue(not packs, why),
             "eval_steps": eval_steps,
             "save_steps": AdvisedValue(eval_steps.value, "an interrupted run loses no more than these steps"),
-            "logging_steps": AdvisedValue(choices.round_number(steps / 100)),
+            "logging_steps": AdvisedValue(choices.round_to_readable_number(steps / 100)),
             "best_metric": best_metric,
         },
         "launch": {
@@ -142,23 +149,23 @@ def make_plan(found: FoundSource, proposal: Proposal, sample: Sample, facts: Mod
     }
     encoded = [(row, own) for row, own in zip(tried, per_row, strict=True) if own]
     usual = min(encoded, key=lambda pair: abs(sum(len(example["input_ids"]) for example in pair[1]) - mean))
-    return Plan(sections, quality, encoder, usual)
+    return RecipePlan(sections, quality, encoder, usual)
 
 
-def plain(keys: Keys) -> dict[str, Any]:
+def strip_reasons(keys: Keys) -> dict[str, Any]:
     """Return keys with their values alone, as the schema reads them."""
     values = {
         key: value.value if isinstance(value, AdvisedValue) else value for key, value in keys.items() if key[0] != "#"
     }
-    return {key: plain(value) if isinstance(value, Mapping) else value for key, value in values.items()}
+    return {key: strip_reasons(value) if isinstance(value, Mapping) else value for key, value in values.items()}
 
 
-def _build(proposal: Proposal, options: Keys) -> Objective[Any]:
-    content = {"name": proposal.objective, **proposal.options, **plain(options)}
+def _build(proposal: ObjectiveProposal, options: Keys) -> Objective[Any]:
+    content = {"name": proposal.objective, **proposal.options, **strip_reasons(options)}
     return objectives.build_objective(ObjectiveChoice.model_validate(content))
 
 
-def _encoded(rows: Sequence[Row], encoder: Encoder) -> Iterator[list[Example]]:
+def _encoded(rows: Sequence[Row], encoder: RowEncoder) -> Iterator[list[Example]]:
     """Yield the training sequences of each row; none for a row that cannot be encoded."""
     lenient = replace(encoder, marks_rows=True)
     numbered = [{**row, "row_id": i} for i, row in enumerate(rows)]
@@ -166,7 +173,7 @@ def _encoded(rows: Sequence[Row], encoder: Encoder) -> Iterator[list[Example]]:
         yield from (row.examples for row in lenient.encode(numbered[first : first + _BATCH_ROWS]))
 
 
-def _lengths(rows: Sequence[Row], encoder: Encoder) -> tuple[list[int], list[int]]:
+def _lengths(rows: Sequence[Row], encoder: RowEncoder) -> tuple[list[int], list[int]]:
     """Return the whole lengths of rows in tokens, and those of second texts such as translations, if rows have them."""
     rows, objective = rows[:: max(1, len(rows) // _MEASURED_ROWS)], encoder.objective
     encoded = [examples for examples in _encoded(rows, encoder) if examples]
@@ -184,7 +191,7 @@ def _can_train(
 
     transformers.logging.set_verbosity_error()  # that a head is new is no news
     transformers.logging.disable_progress_bar()
-    whole = Model.model_validate(plain({key: value for key, value in model.items() if key != "lora"}))
+    whole = Model.model_validate(strip_reasons({key: value for key, value in model.items() if key != "lora"}))
     network = build_model_to_train(whole, objective=objective, state=state, tokenizer=tokenizer, seed=SEED)
     try:
         objective.check_model(network)
@@ -193,7 +200,7 @@ def _can_train(
     return True
 
 
-def _data_keys(found: FoundSource, proposal: Proposal, quality: Quality, shares: Keys) -> Keys:
+def _data_keys(found: FoundSource, proposal: ObjectiveProposal, quality: SampleQuality, shares: Keys) -> Keys:
     source: dict[str, Any] = dict(found.keys)
     if len(source.get("revision", "")) in range(1, 40):
         source["revision"] = AdvisedValue(source["revision"], "a branch: every run asks whether it has a new commit")
@@ -205,7 +212,7 @@ def _data_keys(found: FoundSource, proposal: Proposal, quality: Quality, shares:
     return data
 
 
-def _objective_keys(proposal: Proposal, quality: Quality) -> dict[str, Any]:
+def _objective_keys(proposal: ObjectiveProposal, quality: SampleQuality) -> dict[str, Any]:
     keys = {"name": AdvisedValue(proposal.objective, proposal.advice.meaning)}
     for flag, column in proposal.columns.items():
         facts, labels = "", quality.labels.most_common()
@@ -218,7 +225,7 @@ def _objective_keys(proposal: Proposal, quality: Quality) -> dict[str, Any]:
     return keys
 
 
-def _model_keys(proposal: Proposal, facts: ModelFacts | None) -> Keys:
+def _model_keys(proposal: ObjectiveProposal, facts: ModelFacts | None) -> Keys:
     if facts is None:
         if proposal.advice.needs_pretrained:
             fix = "give one that can already answer, for example the folder runs/NAME/model of another recipe"
@@ -228,13 +235,13 @@ def _model_keys(proposal: Proposal, facts: ModelFacts | None) -> Keys:
     keys: dict[str, Any] = {"pretrained": AdvisedValue(facts.path, f"{facts.model_type}, {facts.size} parameters")}
     if facts.revision:
         keys["revision"] = AdvisedValue(facts.revision, "the commit of today")
-    if reason := choices.why_lora(facts.parameters, choices.memory_bytes()):
+    if reason := choices.reason_to_use_lora(facts.parameters, choices.training_memory_bytes()):
         keys[f"# Adapters instead of all weights: {reason}."] = ""
         keys["lora"] = {"r": AdvisedValue(Lora().r, "rank"), "alpha": AdvisedValue(Lora().alpha, "twice the rank")}
     return keys
 
 
-def _evaluation_keys(proposal: Proposal, quality: Quality, best_metric: AdvisedValue) -> Keys:
+def _evaluation_keys(proposal: ObjectiveProposal, quality: SampleQuality, best_metric: AdvisedValue) -> Keys:
     keys = {"split": "test", "compare_untrained": AdvisedValue(value=True, why="the first release must be better")}
     label = proposal.columns.get("label")
     if label and len(quality.labels) <= _MAX_SLICES:

@@ -24,10 +24,10 @@ from params.loading import recipe_name_problem
 from trainer.objectives.bases.advice import AdvisedValue
 
 if TYPE_CHECKING:
-    from tasks.scaffold.look import Sample
+    from tasks.scaffold.look import RowSample
     from tasks.scaffold.model_facts import ModelFacts
-    from tasks.scaffold.plan import Keys, Plan
-    from tasks.scaffold.proposal import Proposal
+    from tasks.scaffold.plan import Keys, RecipePlan
+    from tasks.scaffold.proposal import ObjectiveProposal
 
 PREFECT: Final = Path("prefect.yaml")
 _FLOW: Final = "flows/retrain.py:retrain"
@@ -41,7 +41,7 @@ _PLAIN: Final = re.compile(r"(\.\.?/)*[A-Za-z/][\w./@+-]*", re.ASCII)
 _RESERVED: Final = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
 
 
-def project_root() -> Path:
+def require_project_root() -> Path:
     """Return the project's root, which is the working directory; RecipeError if that is another folder."""
     missing = [name for name in ("params", "recipes.yaml", "prefect.yaml") if not Path(name).exists()]
     if missing:
@@ -49,7 +49,7 @@ def project_root() -> Path:
     return Path()
 
 
-def with_item(text: str, name: str, *, data: str, objective: str, base: str = NO_BASE) -> str:
+def recipes_yaml_with_item(text: str, name: str, *, data: str, objective: str, base: str = NO_BASE) -> str:
     """Return recipes.yaml with the item of a recipe at its end; the same text if it has this item.
 
     `base` is the folder of the model that the recipe starts from.
@@ -71,11 +71,13 @@ def with_item(text: str, name: str, *, data: str, objective: str, base: str = NO
         raise RecipeError(str(RECIPES), what, f"choose another name, or remove it first: evergreen remove {name}")
     if not recipes:
         text = re.sub(r"^recipes: *\{\}", "recipes:", text, flags=re.MULTILINE)
-    lines = "\n".join([f"  {scalar(name)}:", *(f"    {key}: {scalar(path)}" for key, path in item.items())])
+    lines = "\n".join(
+        [f"  {format_yaml_value(name)}:", *(f"    {key}: {format_yaml_value(path)}" for key, path in item.items())]
+    )
     return _checked(_extended(text, lines), content | {"recipes": {**recipes, name: item}}, RECIPES)
 
 
-def with_deployment(text: str, name: str, schedule: str) -> str:
+def prefect_yaml_with_deployment(text: str, name: str, schedule: str) -> str:
     """Return prefect.yaml with a deployment of a recipe on a schedule at its end; the same text if it has this one.
 
     Raises:
@@ -104,18 +106,18 @@ def with_deployment(text: str, name: str, schedule: str) -> str:
             raise RecipeError(str(PREFECT), f"has another deployment {name}", fix)
     lines = f"""
   - <<: *retrain
-    name: {scalar(name)}
+    name: {format_yaml_value(name)}
     description: {item["description"]}
     parameters:
-      recipe: {scalar(name)}
+      recipe: {format_yaml_value(name)}
     schedules:
       - slug: {_SLUG}
-        cron: {scalar(schedule)}
+        cron: {format_yaml_value(schedule)}
         timezone: UTC"""
     return _checked(_extended(text, lines), content | {"deployments": [*deployments, item]}, PREFECT)
 
 
-def read_text(path: Path) -> str | None:
+def read_text_or_none(path: Path) -> str | None:
     """Return the text of a file, None if there is none; a `RecipeError` if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8") if path.exists() else None
@@ -132,11 +134,11 @@ def remove_recipe(name: str, *, yes: bool) -> None:
     if problem := recipe_name_problem(name):
         fix = "write the recipe's name, without params/ and .yaml"
         raise RecipeError("NAME", f"{name!a:.200} is no name: {problem}", fix)
-    root = project_root()
+    root = require_project_root()
     recipe = root / "params" / f"{name}.yaml"
-    recipes, prefect = (read_text(root / path) or "" for path in (RECIPES, PREFECT))
-    new_recipes = without_item(recipes, name)
-    new_prefect, deployments = without_deployments(prefect, name)
+    recipes, prefect = (read_text_or_none(root / path) or "" for path in (RECIPES, PREFECT))
+    new_recipes = recipes_yaml_without_item(recipes, name)
+    new_prefect, deployments = prefect_yaml_without_deployments(prefect, name)
     what = [f"the recipe {recipe}"] if recipe.is_file() else []
     what += ["its item in recipes.yaml"] if new_recipes != recipes else []
     what += [f"the deployment {deployment} in prefect.yaml" for deployment in deployments]
@@ -161,7 +163,7 @@ def remove_recipe(name: str, *, yes: bool) -> None:
         print(f"On a Prefect server, delete what is deployed: {commands}")
 
 
-def without_item(text: str, name: str) -> str:
+def recipes_yaml_without_item(text: str, name: str) -> str:
     """Return recipes.yaml without the item of a recipe."""
     content = _parsed(text, RECIPES)
     others = {other: item for other, item in _recipes(content).items() if other != name}
@@ -171,7 +173,7 @@ def without_item(text: str, name: str) -> str:
     return text if others else re.sub("^recipes:", "recipes: {}", text, flags=re.MULTILINE)  # DVC reads no empty value
 
 
-def without_deployments(text: str, name: str) -> tuple[str, list[str]]:
+def prefect_yaml_without_deployments(text: str, name: str) -> tuple[str, list[str]]:
     """Return prefect.yaml without the deployments of a recipe, and their names."""
     content, removed = _parsed(text, PREFECT), list[str]()
     rest = _deployments(content)
@@ -237,7 +239,9 @@ def _extended(text: str, lines: str) -> str:
     return "\n".join([text.rstrip("\n"), lines, ""])
 
 
-def recipe_text(name: str, proposal: Proposal, sample: Sample, facts: ModelFacts | None, plan: Plan) -> str:
+def render_recipe_yaml(
+    name: str, proposal: ObjectiveProposal, sample: RowSample, facts: ModelFacts | None, plan: RecipePlan
+) -> str:
     """Return the recipe as YAML; the same arguments give the same text."""
     model = f"{facts.model_type} of {facts.size} parameters" if facts else "a small model from random weights"
     counts = ", ".join(f"{sample.estimated(split):,} {split}" for split in sample.rows)
@@ -253,7 +257,7 @@ def recipe_text(name: str, proposal: Proposal, sample: Sample, facts: ModelFacts
         *notes,
     ]
     texts = (head, *(_lines({key: section}) for key, section in plan.sections.items()))
-    return "\n\n".join("\n".join(map(to_comment_line, lines)) for lines in texts) + "\n"
+    return "\n\n".join("\n".join(map(replace_unprintable_characters, lines)) for lines in texts) + "\n"
 
 
 def _lines(keys: Keys, indent: str = "") -> Iterator[str]:
@@ -266,14 +270,14 @@ def _lines(keys: Keys, indent: str = "") -> Iterator[str]:
             yield from _lines(value, f"{indent}  ")
         else:
             choice = value if isinstance(value, AdvisedValue) else AdvisedValue(value)
-            line = f"{indent}{key}: {scalar(choice.value)}"
+            line = f"{indent}{key}: {format_yaml_value(choice.value)}"
             is_short = len(line) + len(choice.why) + 4 <= _WIDTH
             if choice.why and not is_short:
                 yield f"{indent}# {choice.why}"
             yield f"{line}  # {choice.why}" if choice.why and is_short else line
 
 
-def scalar(value: Any) -> str:
+def format_yaml_value(value: Any) -> str:
     """Return a value as YAML on one line."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
@@ -286,10 +290,10 @@ def scalar(value: Any) -> str:
         known = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}  # other characters that YAML does not allow are escaped
         return f'"{"".join(known.get(c, c if c.isprintable() else f"{chr(92)}U{ord(c):08x}") for c in value)}"'
     if isinstance(value, list):
-        return f"[{', '.join(map(scalar, value))}]"
+        return f"[{', '.join(map(format_yaml_value, value))}]"
     return str(value)
 
 
-def to_comment_line(line: str) -> str:
+def replace_unprintable_characters(line: str) -> str:
     """Return a line whose comment may quote rows: what ends a line, or is not allowed in YAML, is a space. Values have none of that."""
     return "".join(c if c.isprintable() else " " for c in line)

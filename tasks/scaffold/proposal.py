@@ -8,8 +8,8 @@ from typing import Final
 
 from params import DataError, RecipeError
 from params.loading import suggestion
-from tasks.scaffold.look import Column, Sample
-from tasks.scaffold.request import Request
+from tasks.scaffold.look import RowSample, SampledColumn
+from tasks.scaffold.request import NewRecipeRequest
 from trainer import objectives
 from trainer.objectives.bases.advice import ModelKind, ObjectiveFit, RecipeAdvice, SeenColumns
 
@@ -36,7 +36,7 @@ _MEANINGS: Final = {
 
 
 @dataclass(frozen=True)
-class Proposal:
+class ObjectiveProposal:
     """An objective with its columns."""
 
     objective: str
@@ -62,7 +62,7 @@ def proposable_objectives() -> dict[str, RecipeAdvice]:
     return dict(sorted(known.items(), key=lambda item: item[1].place))
 
 
-def propose(request: Request, sample: Sample, kind: ModelKind) -> Proposal:
+def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, kind: ModelKind) -> ObjectiveProposal:
     """Return the objective that the user names, or that fits rows and model, with its columns.
 
     Raises:
@@ -87,7 +87,7 @@ def propose(request: Request, sample: Sample, kind: ModelKind) -> Proposal:
     for flag in known[objective].asked(_seen(sample, given)):
         chosen = {**columns, **given}
         columns[flag] = chosen[flag] if flag in chosen else _choose_column(flag, sample, chosen, request, objective)
-    return Proposal(objective, columns)
+    return ObjectiveProposal(objective, columns)
 
 
 def _check_named(objective: str, kind: ModelKind) -> None:
@@ -103,7 +103,7 @@ def _check_named(objective: str, kind: ModelKind) -> None:
         raise RecipeError("--objective", f"{objective} does not work with this {kind} model", fix)
 
 
-def best_fitting_objectives(sample: Sample, given: Mapping[str, str]) -> list[str]:
+def best_fitting_objectives(sample: RowSample, given: Mapping[str, str]) -> list[str]:
     """Return the objectives that fit the rows best."""
     seen = _seen(sample, given)
     fits = {name: advice.fit(seen) for name, advice in proposable_objectives().items()}
@@ -111,7 +111,7 @@ def best_fitting_objectives(sample: Sample, given: Mapping[str, str]) -> list[st
     return [name for name, fit in fits.items() if fit == best != ObjectiveFit.NOT]
 
 
-def _seen(sample: Sample, given: Mapping[str, str]) -> SeenColumns:
+def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
     prompts = _by_name(sample, "prompt")
     answers = [c for c in _by_name(sample, "completion") if c not in prompts[:1] and not c.is_label]
     found = {
@@ -124,7 +124,9 @@ def _seen(sample: Sample, given: Mapping[str, str]) -> SeenColumns:
     return SeenColumns(frozenset(given), frozenset(flag for flag, is_there in found.items() if is_there))
 
 
-def _choose_column(flag: str, sample: Sample, chosen: Mapping[str, str], request: Request, objective: str) -> str:
+def _choose_column(
+    flag: str, sample: RowSample, chosen: Mapping[str, str], request: NewRecipeRequest, objective: str
+) -> str:
     """Return the column for a flag: the only one that fits, the one with the usual name, or the one that the user chooses."""
     candidates = [c for c in _candidates(flag, sample, chosen) if c.name not in chosen.values()]
     usual = [c for c in _by_name(sample, flag) if c in candidates]
@@ -138,19 +140,19 @@ def _choose_column(flag: str, sample: Sample, chosen: Mapping[str, str], request
     return request.choose(f"--{flag}", f"The column with the {_MEANINGS.get(flag, flag)}", options)
 
 
-def _facts(column: Column) -> str:
+def _facts(column: SampledColumn) -> str:
     if column.is_label:
         return f"{column.distinct} values"
     return f"{column.mean_characters:.0f} characters on average" if column.kind == "text" else column.kind
 
 
-def _by_name(sample: Sample, flag: str) -> list[Column]:
+def _by_name(sample: RowSample, flag: str) -> list[SampledColumn]:
     """Return the columns with a usual name for a flag, most usual first."""
     columns = {c.name.lower(): c for c in sample.columns.values()}
     return [columns[name] for name in _USUAL[flag] if name in columns]
 
 
-def _candidates(flag: str, sample: Sample, chosen: Mapping[str, str]) -> list[Column]:
+def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list[SampledColumn]:
     """Return the columns that can be what a flag names."""
     columns, taken = list(sample.columns.values()), set(chosen.values())
     if flag in ("spans", "messages"):
@@ -171,7 +173,7 @@ def _candidates(flag: str, sample: Sample, chosen: Mapping[str, str]) -> list[Co
 _OWN = "; or write an objective (docs/objectives.md), and name it with --objective"
 
 
-def _nothing_fits(sample: Sample, kind: ModelKind, given: Mapping[str, str]) -> DataError | RecipeError:
+def _nothing_fits(sample: RowSample, kind: ModelKind, given: Mapping[str, str]) -> DataError | RecipeError:
     """Return the error that says why no objective reads these rows."""
     for hint in _form_hints(sample):
         return hint
@@ -184,7 +186,7 @@ def _nothing_fits(sample: Sample, kind: ModelKind, given: Mapping[str, str]) -> 
     return RecipeError("--objective", what, f"name one of {', '.join(proposable_objectives())}, and its columns")
 
 
-def _form_hints(sample: Sample) -> Iterator[DataError]:
+def _form_hints(sample: RowSample) -> Iterator[DataError]:
     """Yield errors for forms of rows that have to be converted."""
     alone = next((name for name, advice in proposable_objectives().items() if advice.reads_running_text), None)
     or_alone = f"; to learn from the texts alone, add --objective {alone}" if alone else ""

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from params import DataError, RecipeError
-from tasks.scaffold.look import Row, Sample
-from tasks.scaffold.proposal import Proposal
+from tasks.scaffold.look import Row, RowSample
+from tasks.scaffold.proposal import ObjectiveProposal
 from trainer.objectives.bases.objective import Objective
 
 _FEW_ROWS = 5
 """A label with fewer rows is named."""
 
 
-class Quality(NamedTuple):
+class SampleQuality(NamedTuple):
     """The rows of a sample, judged by the checks that validation makes."""
 
     usable: Sequence[Row]
@@ -58,7 +58,7 @@ class Quality(NamedTuple):
             yield f"labels of held-out rows that no training row has: {_listed(self.unseen)}; validation will refuse them"
 
 
-def judge(sample: Sample, proposal: Proposal, objective: Objective[Any]) -> Quality:
+def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, objective: Objective[Any]) -> SampleQuality:
     """Return the quality of the sample for an objective.
 
     Raises:
@@ -84,7 +84,7 @@ def judge(sample: Sample, proposal: Proposal, objective: Objective[Any]) -> Qual
     for row in train if column else ():
         answers.setdefault(str(row.get(column)), set()).add(str(row.get(target)))
     unseen = {label for row in held_out for label in _labels(row, proposal)} - set(labels)
-    return Quality(
+    return SampleQuality(
         usable=train,
         unusable=unusable,
         rows=sum(map(len, sample.rows.values())),
@@ -96,7 +96,7 @@ def judge(sample: Sample, proposal: Proposal, objective: Objective[Any]) -> Qual
     )
 
 
-def input_column(proposal: Proposal) -> str | None:
+def input_column(proposal: ObjectiveProposal) -> str | None:
     """Return the column of the input: rows that have the same one are alike, whatever their label or answer is."""
     return proposal.columns.get("text") or proposal.columns.get("prompt")
 
@@ -117,7 +117,7 @@ def _reason(row: Row, objective: Objective[Any]) -> str | None:
     return "overlapping spans" if reason and " overlaps the span before it" in reason else reason
 
 
-def _labels(row: Row, proposal: Proposal) -> list[str]:
+def _labels(row: Row, proposal: ObjectiveProposal) -> list[str]:
     if label := proposal.columns.get("label"):
         return [str(row[label])] if row.get(label) is not None else []
     spans = proposal.columns.get("spans")

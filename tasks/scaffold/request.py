@@ -16,7 +16,7 @@ COLUMN_FLAGS = ("text", "label", "spans", "prompt", "completion", "messages", "c
 
 
 @dataclass(frozen=True)
-class Request:
+class NewRecipeRequest:
     """The arguments of `evergreen new`; None stands for a flag that is not given."""
 
     name: str

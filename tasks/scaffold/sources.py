@@ -14,8 +14,8 @@ from params.foundation.artifacts import SPLITS
 from params.schema import RowsFromFiles, RowsFromHubDataset, RowsFromSql, repo_id_problem
 from tasks.ingestion.formats import SUFFIXES
 from tasks.scaffold import hub
-from tasks.scaffold.file_heads import OTHER_FORMATS, check_head, text_unit
-from tasks.scaffold.request import Request
+from tasks.scaffold.file_heads import OTHER_FORMATS, guess_text_unit, refuse_misreadable_file
+from tasks.scaffold.request import NewRecipeRequest
 
 _NAMES: Final = {
     "train": ("train", "training"),
@@ -39,7 +39,7 @@ class FoundSource(NamedTuple):
     """What else was found, for people."""
 
 
-def find_source(request: Request, root: Path = Path()) -> FoundSource:
+def find_source(request: NewRecipeRequest, root: Path = Path()) -> FoundSource:
     """Return the source that `--data`, `--query`, `--test` and `--validation` describe.
 
     Raises:
@@ -67,7 +67,7 @@ def find_source(request: Request, root: Path = Path()) -> FoundSource:
     return _files(request, root)
 
 
-def _sql(request: Request) -> FoundSource:
+def _sql(request: NewRecipeRequest) -> FoundSource:
     if request.test or request.validation:
         raise RecipeError("--test", "a query has no further files", "remove it: a share of the rows is held out")
     if not request.query:
@@ -84,7 +84,7 @@ def _sql(request: Request) -> FoundSource:
     return FoundSource(keys, RowsFromSql.model_validate(keys), watched, notes)
 
 
-def _hub(request: Request, repo_id: str, revision: str) -> FoundSource:
+def _hub(request: NewRecipeRequest, repo_id: str, revision: str) -> FoundSource:
     if problem := repo_id_problem(repo_id):
         what = f"there is no such file, and the Hub refuses {repo_id!a}: {problem}"
         raise DataError("--data", what, "check the path")
@@ -93,7 +93,7 @@ def _hub(request: Request, repo_id: str, revision: str) -> FoundSource:
     return FoundSource(keys, RowsFromHubDataset.model_validate(keys), "tasks/ingestion/hub_dataset.py", notes)
 
 
-def _files(request: Request, root: Path) -> FoundSource:
+def _files(request: NewRecipeRequest, root: Path) -> FoundSource:
     data = _relative(request.data, root)
     if (root / data).is_file():
         patterns, notes = {"train": data}, list[str]()
@@ -104,16 +104,16 @@ def _files(request: Request, root: Path) -> FoundSource:
     else:
         patterns, notes = _patterns(request, _local_names(data, root), where=data)
     patterns |= {split: _relative(path, root) for split, path in _named(request).items()}
-    files = {split: matching(pattern, root) for split, pattern in patterns.items()}
+    files = {split: list_matching_files(pattern, root) for split, pattern in patterns.items()}
     for split, names in files.items():
         if not names:
             flag = "--data" if split == "train" else f"--{split}"
             raise DataError(flag, f"{patterns[split]}: there is no such file", "check the path")
         for name in names:
-            check_head(root / name)
+            refuse_misreadable_file(root / name)
     keys = {"kind": "files", **_in_order(patterns)}
     if files["train"][0].lower().endswith(".txt"):
-        keys["text_unit"], why = text_unit([root / name for name in files["train"]])
+        keys["text_unit"], why = guess_text_unit([root / name for name in files["train"]])
         notes = [*notes, why]
     return FoundSource(keys, RowsFromFiles.model_validate(keys), _watched(patterns.values(), root), notes)
 
@@ -122,7 +122,7 @@ def _in_order(patterns: Mapping[str, str]) -> dict[str, str]:
     return {split: patterns[split] for split in SPLITS if split in patterns}
 
 
-def _named(request: Request) -> dict[str, str]:
+def _named(request: NewRecipeRequest) -> dict[str, str]:
     given = {"test": request.test, "validation": request.validation}
     return {split: path for split, path in given.items() if path}
 
@@ -130,18 +130,18 @@ def _named(request: Request) -> dict[str, str]:
 def _local_names(data: str, root: Path) -> list[str]:
     """Return the files in a folder, or that match a glob, relative to `root`."""
     is_folder = (root / data).is_dir()
-    names = matching(f"{data.rstrip('/')}/**" if is_folder else data, root)
+    names = list_matching_files(f"{data.rstrip('/')}/**" if is_folder else data, root)
     if is_folder:
         others, names = names, [name for name in names if PurePosixPath(name).suffix.lower() in SUFFIXES]
         for other in [] if names else others[:1]:
-            check_head(root / other)  # says how to convert it
+            refuse_misreadable_file(root / other)  # says how to convert it
     if not names:
         what = f"{data}: there are no files that can be read" if is_folder else f"{data}: there is no such file"
         raise DataError("--data", what, f"check the path; files end in {', '.join(SUFFIXES)}")
     return names
 
 
-def _patterns(request: Request, names: Sequence[str], *, where: str) -> tuple[dict[str, str], list[str]]:
+def _patterns(request: NewRecipeRequest, names: Sequence[str], *, where: str) -> tuple[dict[str, str], list[str]]:
     """Return a path or glob for each split that files are named after, and notes about the others."""
     readable = [name for name in names if PurePosixPath(name).suffix.lower() in SUFFIXES]
     by_split: dict[str, list[str]] = {}
@@ -188,7 +188,7 @@ def _pattern(files: Sequence[str], readable: Sequence[str]) -> str:
     raise DataError("--data", f"no single pattern matches {files[0]} and {files[-1]} only", "move them into a folder")
 
 
-def matching(pattern: str, root: Path) -> list[str]:
+def list_matching_files(pattern: str, root: Path) -> list[str]:
     """Return the files of a path or glob, relative to `root`."""
     if (root / pattern).is_file():
         return [pattern]

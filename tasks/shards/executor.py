@@ -41,34 +41,34 @@ _freed_at_s = time.monotonic()
 
 
 @lru_cache(maxsize=1)
-def versions() -> dict[str, str]:
+def shard_library_versions() -> dict[str, str]:
     """Return the versions that the bytes of a shard can depend on."""
     return {"Python": platform.python_version()} | {name: version(name) for name in _LIBRARIES}
 
 
 @lru_cache(maxsize=1)
-def code_and_versions() -> dict[str, str]:
+def code_hash_and_versions() -> dict[str, str]:
     """Return all that a call depends on beside its function and item: a hash of Evergreen's code, and versions."""
     code, root = hashlib.sha256(), Path(__file__).parents[2]
     for path in sorted(path for package in ("params", "tasks", "trainer") for path in (root / package).rglob("*.py")):
         code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return {"Evergreen": code.hexdigest()[:12], **versions()}
+    return {"Evergreen": code.hexdigest()[:12], **shard_library_versions()}
 
 
-def usable_cpus() -> int:
+def count_usable_cpus() -> int:
     """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def call_stage_function(function: Path, item: Any) -> Any:
+def call_pickled_function(function: Path, item: Any) -> Any:
     """Compute `function(item)` in a process of the stage; the function was written by the stage."""
     try:
         return _function(function)(item)
     finally:
-        release_unused_memory()
+        release_memory_if_due()
 
 
-def release_unused_memory() -> None:
+def release_memory_if_due() -> None:
     """Give back the memory that is free, now and then: other kinds of work would find it in pieces."""
     global _freed_at_s  # noqa: PLW0603 - of this process
     if time.monotonic() - _freed_at_s >= _FREE_EVERY_S:
@@ -87,7 +87,7 @@ def _function(path: Path) -> Callable[[Any], Any]:
         fix = "give all machines of the cluster the project's folder at the same path"
         raise RecipeError.at(_CLUSTER_KEY, what, fix) from error
     with file:
-        own, wanted = code_and_versions(), pickle.load(file)  # noqa: S301 - the stage wrote it
+        own, wanted = code_hash_and_versions(), pickle.load(file)  # noqa: S301 - the stage wrote it
         if own != wanted:
             differences = (
                 f"{name} {own.get(name)} instead of {wanted[name]}" for name in wanted if own.get(name) != wanted[name]

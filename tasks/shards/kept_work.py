@@ -31,16 +31,16 @@ from params.dvc_files import StageInputsSnapshot, file_fingerprint
 from params.foundation.artifacts import Artifacts, link_or_copy
 from params.foundation.hashing import file_sha256
 from params.schema import Launch
-from tasks.progress import progress
+from tasks.progress import iterate_with_progress
 from tasks.shards.executor import (
-    call_stage_function,
-    code_and_versions,
+    call_pickled_function,
+    code_hash_and_versions,
     connect_to_cluster,
-    release_unused_memory,
+    count_usable_cpus,
+    release_memory_if_due,
+    shard_library_versions,
     start_fork_server,
     start_process_pool,
-    usable_cpus,
-    versions,
 )
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
-class Work(Generic[ItemT]):
+class ShardWork(Generic[ItemT]):
     """What is to be done on one shard; a process gets it as a pickle."""
 
     item: ItemT
@@ -86,7 +86,7 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
         self._launch = launch
         self._folder = artifacts.shards / stage
         self._imports = imports
-        self._processes = launch.data_workers or usable_cpus()
+        self._processes = launch.data_workers or count_usable_cpus()
         self._open = contextlib.ExitStack()
         self._submit: Callable[..., Any] | None = None
         """Starts a call, and returns its future."""
@@ -117,12 +117,12 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
             EvergreenError: the error of the first item that has one.
         """
         found = self._elsewhere(function, items) if self._are_worth(len(items)) else map(function, items)
-        for result in progress(found, what=f"{self._stage}: {what}", total=len(items)):
+        for result in iterate_with_progress(found, what=f"{self._stage}: {what}", total=len(items)):
             yield result
-            release_unused_memory()
+            release_memory_if_due()
 
     def run(
-        self, function: Callable[[ItemT], ResultT], works: Sequence[Work[ItemT]], *, what: str
+        self, function: Callable[[ItemT], ResultT], works: Sequence[ShardWork[ItemT]], *, what: str
     ) -> Iterator[ResultT]:
         """Yield `function(work.item)` of each, as `map` does; that of earlier runs, with its files, where nothing has changed."""
         if not self._cache:
@@ -143,7 +143,7 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
     def _elsewhere(self, function: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> Iterator[ResultT]:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder.absolute() / f".{uuid.uuid4().hex}.function"
-        path.write_bytes(pickle.dumps(code_and_versions()) + pickle.dumps(function))
+        path.write_bytes(pickle.dumps(code_hash_and_versions()) + pickle.dumps(function))
         try:
             done, attempts = 0, 1
             while done < len(items):
@@ -170,7 +170,7 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
         submit = self._submit = self._submit or self._start()
         waiting: list[Any] = []
         for item in items:
-            waiting.append(submit(call_stage_function, function, item))
+            waiting.append(submit(call_pickled_function, function, item))
             if len(waiting) >= _AHEAD * self._processes:
                 yield waiting.pop(0).result()
         while waiting:
@@ -192,10 +192,10 @@ class _Cache:
     code: tuple[tuple[str, str], ...]
     """The files of the code that the work depends on, below `root`, each with its state."""
 
-    def entry(self, work: Work[Any]) -> Path:
+    def entry(self, work: ShardWork[Any]) -> Path:
         return self.folder / _digest([work.key, _code_digest(self.code)])
 
-    def find_or_do(self, function: Callable[[ItemT], ResultT], work: Work[ItemT]) -> tuple[ResultT, bool]:
+    def find_or_do(self, function: Callable[[ItemT], ResultT], work: ShardWork[ItemT]) -> tuple[ResultT, bool]:
         """Return what the work gives, and whether an earlier run did it."""
         if found := self.find(work):
             return found[0], True
@@ -203,7 +203,7 @@ class _Cache:
         self.keep(work, result)
         return result, False
 
-    def find(self, work: Work[Any]) -> tuple[Any, ...]:
+    def find(self, work: ShardWork[Any]) -> tuple[Any, ...]:
         """Return what the work gave, and put its files where they belong; nothing if it is not there, or damaged."""
         entry = self.entry(work)
         try:
@@ -223,7 +223,7 @@ class _Cache:
             return ()
         return (result,)
 
-    def keep(self, work: Work[Any], result: Any) -> None:
+    def keep(self, work: ShardWork[Any], result: Any) -> None:
         """Keep what the work gave. Without room on the disk nothing is kept; the work is done in any case."""
         if not _is_there(self.root, self.code):
             return  # this process may have imported other code
@@ -256,7 +256,7 @@ class _Cache:
 @lru_cache(maxsize=4)
 def _code_digest(code: tuple[tuple[str, str], ...]) -> str:
     """Return a hash of the code and the versions that work depends on."""
-    return _digest([dict(code), versions()])
+    return _digest([dict(code), shard_library_versions()])
 
 
 @lru_cache(maxsize=4)
@@ -265,7 +265,7 @@ def _is_there(root: Path, code: tuple[tuple[str, str], ...]) -> bool:
     return all(file_fingerprint(root / path) == state for path, state in code)
 
 
-def settings_key(**settings: Any) -> str:
+def hash_settings(**settings: Any) -> str:
     """Return a hash of settings that JSON can hold."""
     return _digest(settings)
 

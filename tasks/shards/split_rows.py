@@ -83,7 +83,7 @@ class SplitRows:
                     if ROW_ID in schema.names:
                         ids = pc.add(table[ROW].cast(pa.int64()), shard.first_row_id)
                         table = table.append_column(ROW_ID, ids)
-                    yield from conform(table, schema, str(self.manifest.path(shard))).to_batches()
+                    yield from conform_to_schema(table, schema, str(self.manifest.path(shard))).to_batches()
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the rows one by one as mappings."""
@@ -142,7 +142,7 @@ class SplitRows:
         return pa.BufferReader(content)
 
 
-def group_of(row: Mapping[str, Any], group_by: Sequence[str]) -> dict[str, Any] | None:
+def group_values_of_row(row: Mapping[str, Any], group_by: Sequence[str]) -> dict[str, Any] | None:
     """Return the values that say which rows a row belongs with; None if all are missing, or none is asked for: it is on its own."""
     values = {name: row[name] for name in group_by}
     return None if all(map(_is_missing, values.values())) else values
@@ -159,7 +159,7 @@ def _is_missing(value: Any) -> bool:
     )
 
 
-def conform(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
+def conform_to_schema(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
     """Return `table` with the columns and types of `schema`; missing columns become null.
 
     Raises:

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from params import DataError
 from params.foundation.hashing import file_sha256
-from tasks.progress import progress
-from tasks.shards.kept_work import ShardWorkers, Work
+from tasks.progress import iterate_with_progress
+from tasks.shards.kept_work import ShardWork, ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.report import SplitStatistics
 from trainer import objectives
@@ -43,7 +43,7 @@ _BATCH_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class Encoder:
+class RowEncoder:
     """Encodes rows for an objective with a tokenizer."""
 
     objective: Objective[Any]
@@ -79,7 +79,7 @@ class Encoder:
         return {IS_CUT: int(encoded.is_truncated), SAYS_ALL: int(says_all)}
 
 
-def read_batches(rows: SplitRows) -> Iterator[list[Row]]:
+def read_row_batches(rows: SplitRows) -> Iterator[list[Row]]:
     """Yield the rows of a split, or of one shard, in batches; only one of them is in memory at a time."""
     for batch in rows.batches(batch_rows=_BATCH_ROWS):
         size = max(1, batch.num_rows * _BATCH_BYTES // max(batch.nbytes, _BATCH_BYTES))
@@ -89,14 +89,14 @@ def read_batches(rows: SplitRows) -> Iterator[list[Row]]:
 
 def read_rows(rows: SplitRows) -> Iterator[Row]:
     """Yield the rows of a split; only a batch of them is in memory at a time."""
-    return itertools.chain.from_iterable(read_batches(rows))
+    return itertools.chain.from_iterable(read_row_batches(rows))
 
 
 def collect_labels(rows: SplitRows, objective: Objective[Any], workers: ShardWorkers, *, settings: str) -> set[str]:
     """Return the `row_labels` of all rows of a split; `settings` is a hash of the objective's options."""
     if not objectives.overrides_method(objective, "row_labels"):
         return set()
-    works = [Work(own, f"labels {own.shard.sha256} {rows.schema} {settings}") for own in rows.shards]
+    works = [ShardWork(own, f"labels {own.shard.sha256} {rows.schema} {settings}") for own in rows.shards]
     found: set[str] = set()
     return found.union(*workers.run(partial(_labels_of_shard, objective), works, what="shards (labels)"))
 
@@ -105,8 +105,8 @@ def _labels_of_shard(objective: Objective[Any], rows: SplitRows) -> set[str]:
     return {label for row in rows.rows(list(objective.columns())) for label in objective.row_labels(row)}
 
 
-def encode_splits(
-    splits: Mapping[str, SplitRows], folder: Path, encoder: Encoder, workers: ShardWorkers, *, settings: str = ""
+def encode_and_write_splits(
+    splits: Mapping[str, SplitRows], folder: Path, encoder: RowEncoder, workers: ShardWorkers, *, settings: str = ""
 ) -> dict[str, tuple[SplitStatistics, int]]:
     """Encode the rows of each split into Arrow shards in `folder`/<split>, one for each shard of the rows.
 
@@ -117,13 +117,13 @@ def encode_splits(
     Raises:
         DataError: a row cannot be encoded, or the rows of a split give no sequence.
     """
-    works = list[Work[tuple[SplitRows, str, Path]]]()
+    works = list[ShardWork[tuple[SplitRows, str, Path]]]()
     for split, rows in splits.items():
         (folder / split).mkdir()
         for own in rows.shards:
             target = folder / split / Path(own.shard.name).with_suffix(".arrow")
             key = f"{own.shard.sha256} {split == 'train'} {rows.schema} {settings}"
-            works.append(Work((own, split, target), key, [target]))
+            works.append(ShardWork((own, split, target), key, [target]))
     done = zip(works, workers.run(partial(_encode_shard, encoder), works, what="shards"), strict=True)
     encoded = [(work.item, found) for work, found in done]
     return {
@@ -142,7 +142,7 @@ class _EncodedShard:
 
 
 def _describe(
-    rows: SplitRows, split: str, encoder: Encoder, done: Sequence[tuple[SplitRows, Path, _EncodedShard]]
+    rows: SplitRows, split: str, encoder: RowEncoder, done: Sequence[tuple[SplitRows, Path, _EncodedShard]]
 ) -> tuple[SplitStatistics, int]:
     """Write the manifest of a split, and sum the counts of its shards."""
     counts = sum((found.counts for _, _, found in done), Counter[str]())
@@ -171,18 +171,18 @@ def _describe(
     return statistics, counts["characters"]
 
 
-def _encode_shard(encoder: Encoder, work: tuple[SplitRows, str, Path]) -> _EncodedShard:
+def _encode_shard(encoder: RowEncoder, work: tuple[SplitRows, str, Path]) -> _EncodedShard:
     """Encode a shard; there is no file if it gives no sequence."""
     rows, split, target = work
     counts = Counter[str]()
 
     def encoded_rows() -> Iterator[tuple[Row, EncodedRow]]:
-        for batch in read_batches(rows):
+        for batch in read_row_batches(rows):
             yield from zip(batch, encoder.encode(batch, split=split), strict=True)
 
     def examples() -> Iterator[Example]:
         what = f"tokenize: {split} rows of {rows.shard.name}"
-        for row, encoded in progress(encoded_rows(), what=what, total=len(rows)):
+        for row, encoded in iterate_with_progress(encoded_rows(), what=what, total=len(rows)):
             counts["truncated"] += encoded.is_truncated
             counts["unused"] += not encoded.examples
             counts["characters"] += sum(map(len, encoder.objective.texts(row)))
@@ -192,7 +192,7 @@ def _encode_shard(encoder: Encoder, work: tuple[SplitRows, str, Path]) -> _Encod
     packed = encoder.objective.pack(examples(), encoder.max_length) if split == "train" else examples()
     lengths, learned = write_sequences(packed, target, first_row_id=rows.shard.first_row_id)
     if split != "train":
-        sort_longest_first(target, lengths)
+        sort_file_longest_first(target, lengths)
     counts.update(sequences=len(lengths), tokens=sum(lengths), learned=learned)
     return _EncodedShard(counts, max(lengths, default=0), file_sha256(target) if lengths else "")
 
@@ -219,7 +219,7 @@ def write_sequences(examples: Iterable[Example], target: Path, *, first_row_id: 
     return lengths, learned
 
 
-def sort_longest_first(target: Path, lengths: list[int]) -> None:
+def sort_file_longest_first(target: Path, lengths: list[int]) -> None:
     """Sort the sequences of a file by length, so that batches have little padding and the largest batch comes first.
 
     If a batch does not fit into memory, the evaluation fails at its start and not hours later.

@@ -19,12 +19,12 @@ from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomically
 from params.foundation.hashing import file_sha256
 from params.schema import Launch, ObjectiveChoice, Tokenization, TrainTokenizer
-from tasks.shards.kept_work import ShardWorkers, settings_key
+from tasks.shards.kept_work import ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import save_report
-from tasks.tokenization.encoding import Encoder, collect_labels, encode_splits, read_rows
+from tasks.tokenization.encoding import RowEncoder, collect_labels, encode_and_write_splits, read_rows
 from tasks.tokenization.report import TokenizationReport
-from tasks.tokenization.tokenizers import build_tokenizer, sample_texts
+from tasks.tokenization.tokenizers import sample_texts, train_or_load_tokenizer
 from trainer import objectives
 from trainer.data.shards import folder_sha256
 from trainer.data.tokens import STATE
@@ -60,22 +60,22 @@ def tokenize(
         ShardWorkers(artifacts, "tokenize", launch, inputs, imports=imports) as workers,
     ):
         workers.expect(sum(len(one.manifest.shards) for one in rows.values()))
-        tokenizer = build_tokenizer(tokenization, texts)
+        tokenizer = train_or_load_tokenizer(tokenization, texts)
         method.prepare_tokenizer(tokenizer)
         tokenizer.save_pretrained(folder / "tokenizer")
         options = objective.model_dump(mode="json")
-        labels = collect_labels(rows["train"], method, workers, settings=settings_key(objective=options))
+        labels = collect_labels(rows["train"], method, workers, settings=hash_settings(objective=options))
         state = method.state_of(labels)
         (folder / STATE).write_text(json.dumps(state, indent=1, ensure_ascii=False), encoding="utf-8")
 
-        settings = settings_key(
+        settings = hash_settings(
             tokenizer=folder_sha256(folder / "tokenizer"),
             state=file_sha256(folder / STATE),
             objective=options,
             max_length=tokenization.max_length,
         )
-        encoder = Encoder(method, tokenizer, tokenization.max_length, state)
-        encoded = encode_splits(rows, folder, encoder, workers, settings=settings)
+        encoder = RowEncoder(method, tokenizer, tokenization.max_length, state)
+        encoded = encode_and_write_splits(rows, folder, encoder, workers, settings=settings)
         train, characters = encoded["train"]
         target_tokens = train.learned_tokens if method.has_target_text else 0
         report = TokenizationReport(

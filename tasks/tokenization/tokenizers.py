@@ -20,7 +20,7 @@ NO_LIMIT = 1_000_000
 """As maximum length: no text is cut. A tokenizer without one has a `model_max_length` above this."""
 
 
-def build_tokenizer(tokenization: Tokenization, texts: Iterable[str]) -> PreTrainedTokenizerBase:
+def train_or_load_tokenizer(tokenization: Tokenization, texts: Iterable[str]) -> PreTrainedTokenizerBase:
     """Return the recipe's tokenizer, which always has a padding token.
 
     `texts` are read only if the tokenizer is trained.

@@ -31,7 +31,7 @@ _RESUMES = "start again: it resumes from its last checkpoint"
 _OUT_OF_MEMORY = "if you did not send the signal, the system is probably out of memory: lower launch.micro_batch_size"
 
 
-def training_failure_reason(
+def likeliest_training_error(
     job: Job,
     pulses: Sequence[ProcessState],
     report: LaunchFailureReport,
@@ -147,7 +147,7 @@ def stalled_ranks_error(ranks: Sequence[StalledRank]) -> StalledError:
     return StalledError("train", "; ".join(map(str, ranks)), fix)
 
 
-def out_of_memory(key: str, size: int, halved: int) -> MemoryExhaustedError:
+def out_of_memory_error(key: str, size: int, halved: int) -> MemoryExhaustedError:
     """Return the error of a training that needs more memory than there is.
 
     `key` of `launch` sets `size`, the number of sequences in a forward pass.

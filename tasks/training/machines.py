@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.25
 
 
-class Announcement(Section):
+class StartAnnouncement(Section):
     """A start of the training, as machine 0 announces it."""
 
     start: str
@@ -46,15 +46,15 @@ class Announcement(Section):
     state: Literal["waiting", "running", "failed", "finished"]
 
 
-def _read_announcement(folder: Path) -> Announcement | None:
+def _read_announcement(folder: Path) -> StartAnnouncement | None:
     """Return what machine 0 announced last; None if it has not announced anything yet."""
     with contextlib.suppress(FileNotFoundError):
-        return Announcement.model_validate_json((folder / "start.json").read_text(encoding="utf-8"), strict=False)
+        return StartAnnouncement.model_validate_json((folder / "start.json").read_text(encoding="utf-8"), strict=False)
     return None
 
 
 @contextlib.contextmanager
-def rendezvous(job: Job, job_path: Path, stop_requested: Callable[[], bool]) -> Iterator[None]:
+def wait_for_machines_and_announce(job: Job, job_path: Path, stop_requested: Callable[[], bool]) -> Iterator[None]:
     """Wait for the other machines before the block, and announce after it how it ended. With one machine, do neither.
 
     `stop_requested` ends the wait when it returns true.
@@ -66,7 +66,7 @@ def rendezvous(job: Job, job_path: Path, stop_requested: Callable[[], bool]) -> 
         yield
         return
     folder = job.folder.parents[1] / "machines"
-    start = Announcement(start=uuid.uuid4().hex, job=job_path, state="waiting")
+    start = StartAnnouncement(start=uuid.uuid4().hex, job=job_path, state="waiting")
 
     def announce(state: str) -> None:
         write_text_atomically(folder / "start.json", start.model_copy(update={"state": state}).model_dump_json())
@@ -82,7 +82,7 @@ def rendezvous(job: Job, job_path: Path, stop_requested: Callable[[], bool]) -> 
     announce("finished")
 
 
-def _wait_for_all(folder: Path, start: Announcement, launch: Launch, stop_requested: Callable[[], bool]) -> None:
+def _wait_for_all(folder: Path, start: StartAnnouncement, launch: Launch, stop_requested: Callable[[], bool]) -> None:
     command = f"evergreen join params/{folder.parent.name}.yaml --machine"
     give_up = time.monotonic() + launch.stall_timeout_s
     logged: list[int] = []
@@ -105,7 +105,7 @@ def _named(machines: list[int]) -> str:
     return f"machine{'s' * (len(machines) > 1)} {', '.join(map(str, machines))}"
 
 
-def join(recipe_path: Path, *, machine: int) -> None:
+def join_training_as_machine(recipe_path: Path, *, machine: int) -> None:
     """Take part as machine `machine` in the training of a recipe, until it is finished.
 
     Raises:
@@ -138,7 +138,7 @@ def join(recipe_path: Path, *, machine: int) -> None:
             seen = start.start
 
 
-def _take_part(folder: Path, machine: int, start: Announcement, signals: processes.StopSignals) -> str:
+def _take_part(folder: Path, machine: int, start: StartAnnouncement, signals: processes.ReceivedStopSignals) -> str:
     """Run this machine's processes of one start to their end; return the start's state after it."""
     while (announced := _read_announcement(folder)) == start:
         _raise_if_stopped(signals)
@@ -160,7 +160,7 @@ def _take_part(folder: Path, machine: int, start: Announcement, signals: process
                 is_reported = True
                 # an error for processes that could not start, so that the train stage does not wait for them
                 if not any(pulse.rank in own for pulse in heartbeat.read_process_states(job.folder)):
-                    report = LaunchFailureReport.load(processes.report_path(job, machine))
+                    report = LaunchFailureReport.load(processes.launcher_report_path(job, machine))
                     what = f"machine {machine} ({os.uname().nodename}) could not start its processes"
                     what += f": {report.error}" if report.error else ""
                     error = ModelError("train", what, "see the output of `join` on that machine")
@@ -180,7 +180,7 @@ def _take_part(folder: Path, machine: int, start: Announcement, signals: process
     return now.state if now and now.start == start.start else "failed"
 
 
-def _raise_if_stopped(signals: processes.StopSignals) -> None:
+def _raise_if_stopped(signals: processes.ReceivedStopSignals) -> None:
     if signals.first:
         fix = "start it again: it takes part in the next start of the training"
         raise PreemptedError("join", f"stopped by {signals.first.name}", fix)

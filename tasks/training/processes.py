@@ -70,7 +70,7 @@ def start_processes(job: Job, job_path: Path, machine: int = 0) -> subprocess.Po
         **gloo_environment(job.launch),
         **os.environ,
         SUPERVISOR: str(os.getpid()),
-        REPORT: str(report_path(job, machine)),
+        REPORT: str(launcher_report_path(job, machine)),
     }
     return subprocess.Popen(
         launch_command(job.launch, job_path, machine),
@@ -99,7 +99,7 @@ def gloo_environment(launch: Launch) -> dict[str, str]:
     return {}
 
 
-def report_path(job: Job, machine: int = 0) -> Path:
+def launcher_report_path(job: Job, machine: int = 0) -> Path:
     """Return the path of the report that the launcher of one machine writes."""
     return job.folder / (f"machine-{machine}-launch.json" if machine else "launch.json")
 
@@ -132,7 +132,7 @@ def _living_members(leaders: set[int]) -> list[psutil.Process]:
     return found
 
 
-class StopSignals:
+class ReceivedStopSignals:
     """The signals that have asked this process to stop."""
 
     def __init__(self) -> None:
@@ -151,9 +151,9 @@ class StopSignals:
 
 
 @contextlib.contextmanager
-def catch_stop_signals() -> Iterator[StopSignals]:
+def catch_stop_signals() -> Iterator[ReceivedStopSignals]:
     """Collect SIGTERM and SIGINT instead of ending. Only Python's main thread gets signals; elsewhere none arrive."""
-    signals = StopSignals()
+    signals = ReceivedStopSignals()
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return

@@ -79,7 +79,7 @@ class StalledRank:
         return _FRAME.findall(self.stack.split("(most recent call first):")[-1])
 
 
-class Ranks:
+class RankMonitor:
     """The processes of one start of a training."""
 
     def __init__(self, folder: Path, count: int) -> None:

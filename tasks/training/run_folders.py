@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 STARTED: Final = "started"
 
 
-def note_start(artifacts: Artifacts, run: str) -> None:
+def mark_run_as_last_started(artifacts: Artifacts, run: str) -> None:
     """Note that a run starts, or is continued: it is then the last one. The caller holds the recipe's `train_lock`.
 
     Raises:
@@ -27,18 +27,18 @@ def note_start(artifacts: Artifacts, run: str) -> None:
     write_text_atomically(artifacts.checkpoints / run / STARTED, f"{last + 1}\n")
 
 
-def superseded(artifacts: Artifacts, *, keep: int = 1) -> list[Path]:
+def list_superseded_run_folders(artifacts: Artifacts, *, keep: int = 1) -> list[Path]:
     """Return the run folders of a recipe, without the `keep` that were started last."""
     # folders of earlier versions have no number: all others are newer
     return sorted(_folders(artifacts), key=lambda path: (_number(path), path.stat().st_mtime), reverse=True)[keep:]
 
 
-def prune_superseded(artifacts: Artifacts) -> None:
+def delete_superseded_run_folders(artifacts: Artifacts) -> None:
     """Delete superseded run folders after a finished training, which must hold the recipe's `train_lock`.
 
     The run before it stays: undoing the last edit of the recipe resumes it.
     """
-    for folder in superseded(artifacts, keep=2):
+    for folder in list_superseded_run_folders(artifacts, keep=2):
         logger.info("train: deleted the checkpoints of run %s, which later runs have superseded", folder.name)
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -28,9 +28,9 @@ from tasks.mirror.fetch import fetch_before_training
 from tasks.mirror.upload import upload_during_run
 from tasks.stages import read_report, save_report
 from tasks.training.report import TrainingReport
-from tasks.training.run_folders import note_start, prune_superseded
-from tasks.training.supervisor import supervise
-from tasks.training.versions import git_commit, versions
+from tasks.training.run_folders import delete_superseded_run_folders, mark_run_as_last_started
+from tasks.training.supervisor import supervise_training
+from tasks.training.versions import git_commit_with_dirty_mark, training_library_versions
 from trainer import objectives
 from trainer.checkpoints import sealed
 from trainer.checkpoints.resume import prepare_resume
@@ -69,10 +69,10 @@ def train(
     for _, what, fix in find_unwatched_code(artifacts, sections) if "DVC_STAGE" in os.environ else ():
         raise RecipeError(str(RECIPES), f"{artifacts.recipe}: {what}", fix)
     with hold_file_lock(artifacts.train_lock, f"a training of {artifacts.recipe}"):
-        delete_finished_run_folder(artifacts)
-        note_start(artifacts, job.folder.name)
+        delete_recorded_run_folder(artifacts)
+        mark_run_as_last_started(artifacts, job.folder.name)
         recipe = load(artifacts.recipe_path)
-        commit = git_commit(artifacts.root, recipe)
+        commit = git_commit_with_dirty_mark(artifacts.root, recipe)
         if not _is_finished(job):
             fetch_before_training(artifacts, job, recipe.publish)
             with upload_during_run(artifacts, launch, job.folder.name):
@@ -80,15 +80,15 @@ def train(
                     "auto" if training.resume == "never" else training.resume
                 )  # `never` holds for the first start only
                 rules = itertools.chain([training.resume], itertools.repeat(again))
-                supervise(job, lambda: prepare_resume(job.folder, job.identity, next(rules)))
+                supervise_training(job, lambda: prepare_resume(job.folder, job.identity, next(rules)))
         report = _collect(artifacts, job, commit)
-        prune_superseded(artifacts)
+        delete_superseded_run_folders(artifacts)
         if "DVC_STAGE" not in os.environ:
             shutil.rmtree(job.folder)
     return report
 
 
-def delete_finished_run_folder(artifacts: Artifacts) -> None:
+def delete_recorded_run_folder(artifacts: Artifacts) -> None:
     """Delete the folder of a finished run that dvc.lock records."""
     if artifacts.checkpoints.exists() and is_training_recorded(artifacts):
         run = read_report(artifacts, TrainingReport).run
@@ -143,7 +143,7 @@ def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingRepo
         best_value=best.value,
         final_train_loss=losses[-1] if losses else None,
         git_commit=commit,
-        versions=versions(),
+        versions=training_library_versions(),
     )
     with replace_folder_atomically(artifacts.checkpoint) as target:
         shutil.copytree(sealed.list_checkpoints(folder)[0], target, dirs_exist_ok=True)

@@ -23,7 +23,7 @@ from params import BudgetSpentError, EvergreenError, MemoryExhaustedError, Preem
 from params.foundation.artifacts import translate_storage_errors, write_text_atomically
 from tasks.progress import note_progress
 from tasks.training import causes, machines, processes
-from tasks.training.ranks import Ranks
+from tasks.training.ranks import RankMonitor
 from trainer.checkpoints.sealed import FINISHED
 from trainer.job import Job
 from trainer.loop import sharding
@@ -39,7 +39,7 @@ _POLL_S = 0.25
 _SAVE_TIME_EVERY_S = 10.0
 
 
-def supervise(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
+def supervise_training(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
     """Train `job` to its end, with a smaller micro-batch when memory runs out.
 
     Args:
@@ -56,16 +56,16 @@ def supervise(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
         EvergreenError: any other error that a process reported.
     """
     sharding.check_deepspeed_installed(job.launch)
-    halved, budget = 0, TrainingTimeCounter(job)
+    halved, budget = 0, TrainingTimeBudget(job)
     with translate_storage_errors(job.folder), processes.catch_stop_signals() as signals:
         while True:
-            attempt = Attempt(job.model_copy(update={"checkpoint": choose_checkpoint()}), signals, budget)
+            attempt = TrainingAttempt(job.model_copy(update={"checkpoint": choose_checkpoint()}), signals, budget)
             try:
                 attempt.run()
             except MemoryExhaustedError:
                 key, size = attempt.size_in_use()
                 if size == 1 or halved >= job.launch.out_of_memory_retries:
-                    raise causes.out_of_memory(key, size, halved) from None
+                    raise causes.out_of_memory_error(key, size, halved) from None
                 halved += 1
                 message = "train: out of memory: launch.%s goes from %d to %d, at the same global batch"
                 logger.warning(message, key, size, size // 2)
@@ -81,14 +81,14 @@ def supervise(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
             return
 
 
-class Attempt:
+class TrainingAttempt:
     """One start of a training's processes, until all of them have ended."""
 
-    def __init__(self, job: Job, signals: processes.StopSignals, budget: TrainingTimeCounter) -> None:
+    def __init__(self, job: Job, signals: processes.ReceivedStopSignals, budget: TrainingTimeBudget) -> None:
         self._job = job
         self._signals = signals
         self._budget = budget
-        self._ranks = Ranks(job.folder, job.launch.num_processes)
+        self._ranks = RankMonitor(job.folder, job.launch.num_processes)
         self._lost: list[ProcessState] = []
         self._killed: set[int] = set()
 
@@ -100,11 +100,11 @@ class Attempt:
         """
         job, folder = self._job, self._job.folder
         heartbeat.delete_process_states(folder)
-        for path in (folder / STOP, processes.report_path(job), folder / FINISHED):
+        for path in (folder / STOP, processes.launcher_report_path(job), folder / FINISHED):
             path.unlink(missing_ok=True)
         job_path = folder / "job.json"
         job.save(job_path)
-        with machines.rendezvous(job, job_path, lambda: bool(self._signals.first)):
+        with machines.wait_for_machines_and_announce(job, job_path, lambda: bool(self._signals.first)):
             if self._signals.first or self._budget.is_spent:
                 raise self._stopped(" before it had started")
             process = processes.start_processes(job, job_path)
@@ -172,10 +172,10 @@ class Attempt:
 
     def _why_ended(self, pid: int, status: int) -> EvergreenError:
         if processes.needs_launcher(self._job.launch):
-            report = LaunchFailureReport.load(processes.report_path(self._job))
+            report = LaunchFailureReport.load(processes.launcher_report_path(self._job))
         else:
             report = LaunchFailureReport(failures=(RankFailure(rank=0, pid=pid, exit_code=status),))
-        return causes.training_failure_reason(
+        return causes.likeliest_training_error(
             self._job,
             self._ranks.pulses,
             report,
@@ -189,7 +189,7 @@ class Attempt:
         return causes.stop_requested_error(self._job, self._ranks.pulses, self._signals.first, how)
 
 
-class TrainingTimeCounter:
+class TrainingTimeBudget:
     """Counts the time of a training, `launch.max_hours`, over all of its starts on this machine."""
 
     def __init__(self, job: Job) -> None:

@@ -16,7 +16,7 @@ _CODE = ("params", "trainer", "tasks", ":(exclude,glob)params/*.yaml")
 """Where the project's code is. Recipes are no code: a release records the text of its recipe."""
 
 
-def git_commit(root: Path, recipe: Recipe) -> str | None:
+def git_commit_with_dirty_mark(root: Path, recipe: Recipe) -> str | None:
     """Return the commit that is checked out at `root`; None outside of git.
 
     `+` is appended if the commit does not hold the code as it is now: the project's, or a file that the recipe names, or one that
@@ -35,7 +35,7 @@ def git_commit(root: Path, recipe: Recipe) -> str | None:
     return commit if is_clean else f"{commit}+"
 
 
-def versions() -> dict[str, str]:
+def training_library_versions() -> dict[str, str]:
     """Versions of Python and of the libraries that decide the weights."""
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in _LIBRARIES}}
 

@@ -19,22 +19,22 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from params.schema import Expectation
-from tasks.shards.split_rows import group_of
+from tasks.shards.split_rows import group_values_of_row
 from tasks.validation.checks import (
     GROUP_IS_IN_ONE_SPLIT,
-    columns_read,
-    condition_columns,
+    columns_read_by_expectation,
     read_columns_as_frame,
-    without_condition,
+    row_condition_columns,
+    without_row_condition,
 )
 from tasks.validation.expectations import (
     ExpectationResult,
-    columns_of,
-    compared_rows,
+    columns_named_by_expectations,
     expectation_key_text,
     is_expectation_met,
+    positions_of_compared_rows,
 )
-from tasks.validation.raw_rows import NOTHING, ORDER, PartWork, Positions, RawRows, drop_rows, frame_of
+from tasks.validation.raw_rows import NOTHING, ORDER, Positions, RawRows, RawShardWork, drop_rows, table_to_frame
 
 BUCKET_ROWS: Final = 1 << 19
 """Rows of a bucket, about; while it is read, one takes around 100 bytes."""
@@ -43,7 +43,7 @@ _SEPARATOR: Final = b"\xff"
 """Bytes that UTF-8 never has."""
 
 
-def find_duplicates(
+def find_duplicate_rows(
     expectation: Expectation, rows: RawRows, skip: Positions, set_aside: Positions
 ) -> ExpectationResult:
     """Return the rows that repeat another, among those that the expectation does not ignore and that are not in `skip`.
@@ -66,15 +66,15 @@ def _find(
     expectation: Expectation, rows: RawRows, skip: Positions, set_aside: Positions, ends: Positions | None
 ) -> ExpectationResult:
     """Hash the key of each row, and compare them; with the `ends` of the splits, only rows of an earlier split are repeated."""
-    if condition_columns(expectation) is None:
-        everything = read_columns_as_frame(rows, columns_read(expectation, rows.schema))
-        compared = compared_rows(expectation, drop_rows(everything, skip))
+    if row_condition_columns(expectation) is None:
+        everything = read_columns_as_frame(rows, columns_read_by_expectation(expectation, rows.schema))
+        compared = positions_of_compared_rows(expectation, drop_rows(everything, skip))
         skip = np.setdiff1d(np.arange(len(rows)), compared)
-        expectation = without_condition(expectation)
+        expectation = without_row_condition(expectation)
     with rows.folder() as folder:
         files = [folder / f"{number:05}.npy" for number in range(len(rows.parts))]
         hashed = partial(write_shard_key_hashes, expectation)
-        columns, text = columns_read(expectation, rows.schema), expectation_key_text(expectation)
+        columns, text = columns_read_by_expectation(expectation, rows.schema), expectation_key_text(expectation)
         counts = rows.run(
             hashed, rows.parts, what="equal rows", columns=columns, skip=skip, paths=files, expectation=text
         )
@@ -93,21 +93,21 @@ def _find(
     return ExpectationResult(success, np.asarray(repeats.index, np.int64), considered=considered, repeats=stays)
 
 
-def write_shard_key_hashes(expectation: Expectation, work: PartWork) -> int:
+def write_shard_key_hashes(expectation: Expectation, work: RawShardWork) -> int:
     """Write the hashed keys of one shard, and return how many there are.
 
     They are an array (3, N) of uint64: first and second half of the hash; place in the shard.
     """
-    columns, part = columns_of([expectation]), work.part
+    columns, part = columns_named_by_expectations([expectation]), work.part
     table = part.table(work.columns)
     if expectation.type == GROUP_IS_IN_ONE_SPLIT:
-        is_grouped = [group_of(row, columns) is not None for row in table.select(columns).to_pylist()]
+        is_grouped = [group_values_of_row(row, columns) is not None for row in table.select(columns).to_pylist()]
         compared = np.setdiff1d(np.flatnonzero(is_grouped), work.skip)
     else:
-        frame = drop_rows(frame_of(table, work.columns, part.split), work.skip)
-        compared = compared_rows(expectation, frame)
+        frame = drop_rows(table_to_frame(table, work.columns, part.split), work.skip)
+        compared = positions_of_compared_rows(expectation, frame)
     digests = b"".join(
-        blake2b(key, digest_size=16).digest() for key in encode_keys(table.select(columns).take(compared))
+        blake2b(key, digest_size=16).digest() for key in row_key_bytes(table.select(columns).take(compared))
     )
     halves = np.frombuffer(digests, "<u8").reshape(-1, 2).T
     order = np.lexsort((halves[1], halves[0]))
@@ -116,7 +116,7 @@ def write_shard_key_hashes(expectation: Expectation, work: PartWork) -> int:
     return len(compared)
 
 
-def encode_keys(table: pa.Table) -> list[bytes]:
+def row_key_bytes(table: pa.Table) -> list[bytes]:
     """Return bytes for each row, which are equal if pandas' `duplicated` takes the rows as equal."""
     columns = []
     for column in table.columns:

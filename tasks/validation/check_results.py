@@ -10,11 +10,16 @@ from typing import Any
 import numpy as np
 
 from params.schema import Expectation
-from tasks.validation.by_key import find_duplicates, find_groups_across_splits
-from tasks.validation.checks import check_rows, check_rows_with_objective, check_whole_columns, expectation_check_kind
-from tasks.validation.expectations import ExpectationResult, columns_of
-from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, union_of_positions
-from tasks.validation.report import CheckReport, FailingRow, Origin, describe, shorten
+from tasks.validation.by_key import find_duplicate_rows, find_groups_across_splits
+from tasks.validation.checks import (
+    check_column_by_column,
+    check_row_by_row,
+    check_rows_with_objective,
+    expectation_check_kind,
+)
+from tasks.validation.expectations import ExpectationResult, columns_named_by_expectations
+from tasks.validation.raw_rows import NOTHING, Positions, RawRows, RawShardWork, union_of_positions
+from tasks.validation.report import CheckReport, FailingRow, Origin, expectation_as_call, shorten_value
 from trainer import objectives
 from trainer.objectives.bases.objective import Objective, Row
 
@@ -69,20 +74,20 @@ class CheckResult:
     def examples(self, rows: RawRows, limit: int = MAX_EXAMPLES_IN_ERROR) -> str:
         """Return the first failing rows with their values, for an error message."""
         if self.found.failing is None:
-            return f"observed {shorten(self.found.observed, 200)}"
+            return f"observed {shorten_value(self.found.observed, 200)}"
         first = [f"row {row.row_id} of {row.split}: {row.value}" for row in self._first(rows, limit)]
         return "; ".join(first) + ("; …" if len(self.failing) > limit else "")
 
     def _first(self, rows: RawRows, limit: int) -> list[FailingRow]:
-        columns, found = columns_of([self.expectation]), list[FailingRow]()
+        columns, found = columns_named_by_expectations([self.expectation]), list[FailingRow]()
         picked = rows.pick(self.failing[:limit].tolist(), None if self.explain else columns)
         for position, row in picked.items():
             values = {column: row[column] for column in columns if column in row}
-            value = ", ".join(f"{column}={shorten(value, 40)}" for column, value in values.items())
+            value = ", ".join(f"{column}={shorten_value(value, 40)}" for column, value in values.items())
             if self.explain:
                 value = self.explain(row) or ""
             elif len(values) == 1:
-                value = shorten(next(iter(values.values())), 80)
+                value = shorten_value(next(iter(values.values())), 80)
             found.append(FailingRow(row_id=row["row_id"], split=rows.split_of(position), value=value))
         return found
 
@@ -98,7 +103,7 @@ def run_checks(
     """
     kinds = [expectation_check_kind(expectation, rows.schema) for _, expectation in checks]
     results: dict[int, CheckResult] = {}
-    for kind, check in (("row by row", check_rows), ("column by column", check_whole_columns)):
+    for kind, check in (("row by row", check_row_by_row), ("column by column", check_column_by_column)):
         numbers = [number for number, own in enumerate(kinds) if own == kind]
         found = check([checks[number][1] for number in numbers], rows, skip)
         results |= {number: CheckResult(*checks[number], own) for number, own in zip(numbers, found, strict=True)}
@@ -106,9 +111,9 @@ def run_checks(
         failed = union_of_positions([result.failing for result in results.values() if result.origin == "objective"])
         own = check_rows_with_objective(objective.reject_reason, rows, failed, objective=_identity(objective))
         results[len(checks)] = CheckResult("objective", ROW_IS_USABLE, own, objective.reject_reason)
-    quarantined = quarantined_rows(results.values())
+    quarantined = quarantined_positions(results.values())
     for number in (number for number, kind in enumerate(kinds) if kind == "by key"):
-        equal = find_duplicates(checks[number][1], rows, skip, quarantined)
+        equal = find_duplicate_rows(checks[number][1], rows, skip, quarantined)
         results[number] = CheckResult(*checks[number], equal)
         quarantined = union_of_positions([quarantined, results[number].quarantined])
     return [results[number] for number in sorted(results)]
@@ -122,10 +127,10 @@ def check_groups_across_splits(rows: RawRows, set_aside: Positions) -> CheckResu
     return CheckResult("recipe", *find_groups_across_splits(rows, set_aside))
 
 
-def check_known_to_training(method: Objective[Any], rows: RawRows, set_aside: Positions) -> CheckResult:
+def check_labels_seen_in_training(method: Objective[Any], rows: RawRows, set_aside: Positions) -> CheckResult:
     """Compare the remaining rows with the remaining train split, as the objective does."""
     labels = rows.run(
-        partial(shard_row_labels, method),
+        partial(collect_shard_labels, method),
         rows.parts_of("train"),
         what="labels of rows",
         columns=list(method.columns()),
@@ -138,7 +143,7 @@ def check_known_to_training(method: Objective[Any], rows: RawRows, set_aside: Po
     return CheckResult("objective", ROW_IS_KNOWN, found, unseen_label)
 
 
-def shard_row_labels(method: Objective[Any], work: PartWork) -> set[str]:
+def collect_shard_labels(method: Objective[Any], work: RawShardWork) -> set[str]:
     """Return the labels in the rows of one shard, as the objective sees them."""
     return {label for _, row in work.each() for label in method.row_labels(row)}
 
@@ -148,12 +153,12 @@ def _identity(objective: Objective[Any]) -> list[Any]:
     return [type(objective).__module__, objective.options.model_dump(mode="json")]
 
 
-def quarantined_rows(results: Iterable[CheckResult]) -> Positions:
+def quarantined_positions(results: Iterable[CheckResult]) -> Positions:
     """Return the positions of the rows that go to quarantine."""
     return union_of_positions([result.quarantined for result in results])
 
 
-def reasons_by_row(results: Sequence[CheckResult], rows: RawRows, positions: Positions) -> list[list[str]]:
+def reasons_at_positions(results: Sequence[CheckResult], rows: RawRows, positions: Positions) -> list[list[str]]:
     """Return why each of the rows at `positions` is set aside or ends the stage; ascending.
 
     The checks are named in their order.
@@ -172,5 +177,5 @@ def reasons_by_row(results: Sequence[CheckResult], rows: RawRows, positions: Pos
             picked = rows.pick(own.tolist())
             details = [f": {result.explain(picked[position])}" for position in own.tolist()]
         for place, detail in zip(places.tolist(), details, strict=True):
-            found[place].append(describe(result.expectation) + detail)
+            found[place].append(expectation_as_call(result.expectation) + detail)
     return found

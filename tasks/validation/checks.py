@@ -18,19 +18,19 @@ from pyarrow import types
 from params.schema import Expectation
 from tasks.validation.expectations import (
     ExpectationResult,
-    columns_of,
+    columns_named_by_expectations,
     expectation_key_text,
     is_expectation_met,
     run_expectations,
 )
 from tasks.validation.raw_rows import (
     SPLIT,
-    PartWork,
     Positions,
     RawRows,
+    RawShardWork,
     ShardWithPositions,
     drop_rows,
-    frame_of,
+    table_to_frame,
     union_of_positions,
 )
 from trainer.data.shards import ROW_ID
@@ -67,25 +67,27 @@ def expectation_check_kind(expectation: Expectation, schema: pa.Schema) -> Kind:
     """Return how an expectation is checked on rows with these columns."""
     if expectation.type in BY_KEY:
         return "by key"
-    if expectation.type not in ROW_BY_ROW or condition_columns(expectation) is None:
+    if expectation.type not in ROW_BY_ROW or row_condition_columns(expectation) is None:
         return "column by column"
     # pandas writes times of day only if one of the values in the column has one
-    kinds = [schema.field(name).type for name in columns_of([expectation]) if name in schema.names]
+    kinds = [schema.field(name).type for name in columns_named_by_expectations([expectation]) if name in schema.names]
     of_time = any(types.is_timestamp(kind) or types.is_duration(kind) for kind in kinds)
     return "column by column" if of_time else "row by row"
 
 
-def columns_read(expectation: Expectation, schema: pa.Schema) -> list[str]:
+def columns_read_by_expectation(expectation: Expectation, schema: pa.Schema) -> list[str]:
     """Return the columns whose values the expectation reads, the frame's own column `split` among them."""
-    condition = condition_columns(expectation)
+    condition = row_condition_columns(expectation)
     if condition is None:
         return list(dict.fromkeys([*schema.names, SPLIT]))
-    own = [] if expectation.type.startswith("expect_table_") else columns_of([expectation])  # a table's names suffice
+    own = (
+        [] if expectation.type.startswith("expect_table_") else columns_named_by_expectations([expectation])
+    )  # a table's names suffice
     named = dict.fromkeys([*own, *condition])
     return [name for name in named if name in schema.names or name == SPLIT]
 
 
-def condition_columns(expectation: Expectation) -> list[str] | None:
+def row_condition_columns(expectation: Expectation) -> list[str] | None:
     """Return the columns in `row_condition`; None if it is a query, which can compare a row with others."""
     condition = expectation.arguments.get("row_condition")
     return [] if not condition else _columns_in(condition)
@@ -101,21 +103,21 @@ def _columns_in(condition: Any) -> list[str] | None:
     return None
 
 
-def without_condition(expectation: Expectation) -> Expectation:
+def without_row_condition(expectation: Expectation) -> Expectation:
     """Return the expectation for all rows."""
     arguments: Mapping[str, Any] = expectation.arguments
     kept = {k: v for k, v in arguments.items() if k not in ("row_condition", "condition_parser")}
     return Expectation(type=expectation.type, on_failure=expectation.on_failure, **kept)
 
 
-def check_rows(expectations: Sequence[Expectation], rows: RawRows, skip: Positions) -> list[ExpectationResult]:
+def check_row_by_row(expectations: Sequence[Expectation], rows: RawRows, skip: Positions) -> list[ExpectationResult]:
     """Check all rows but those at the positions in `skip`, and return one result for each expectation."""
     if not expectations:
         return []
-    columns = list(dict.fromkeys(name for e in expectations for name in columns_read(e, rows.schema)))
+    columns = list(dict.fromkeys(name for e in expectations for name in columns_read_by_expectation(e, rows.schema)))
     as_objects = rows.as_objects(columns)
     found = rows.run(
-        partial(check_part, expectations, as_objects),
+        partial(check_shard_rows, expectations, as_objects),
         rows.parts,
         what="checks of rows",
         columns=columns,
@@ -126,8 +128,8 @@ def check_rows(expectations: Sequence[Expectation], rows: RawRows, skip: Positio
     return [_sum(e, rows.parts, own) for e, own in zip(expectations, zip(*found, strict=True), strict=True)]
 
 
-def check_part(
-    expectations: Sequence[Expectation], as_objects: frozenset[str], work: PartWork
+def check_shard_rows(
+    expectations: Sequence[Expectation], as_objects: frozenset[str], work: RawShardWork
 ) -> list[ExpectationResult]:
     """Check the rows of one shard."""
     return run_expectations(expectations, work.frame(as_objects))
@@ -153,24 +155,26 @@ def check_rows_with_objective(
     The rows have no `row_id`. `settings` are all that the function depends on, as JSON.
     """
     columns = [name for name in rows.schema.names if name != ROW_ID]
-    work = partial(rejected_rows, reject_reason)
+    work = partial(find_rejected_positions, reject_reason)
     what = "checks by the objective"
     rejected = rows.run(work, rows.parts, what=what, columns=columns, skip=skip, **settings)
     failing = union_of_positions([own + part.start for part, own in zip(rows.parts, rejected, strict=True)])
     return ExpectationResult(not len(failing), failing)
 
 
-def rejected_rows(reject_reason: Callable[[Row], str | None], work: PartWork) -> Positions:
+def find_rejected_positions(reject_reason: Callable[[Row], str | None], work: RawShardWork) -> Positions:
     """Return the positions of the rows of one shard that the objective rejects."""
     return np.array([position for position, row in work.each() if reject_reason(row) is not None], np.int64)
 
 
-def check_whole_columns(expectations: Sequence[Expectation], rows: RawRows, skip: Positions) -> list[ExpectationResult]:
+def check_column_by_column(
+    expectations: Sequence[Expectation], rows: RawRows, skip: Positions
+) -> list[ExpectationResult]:
     """Check all rows but those at the positions in `skip`; the columns that an expectation names are in memory, for all rows.
 
     Numbers take 8 bytes a row, and text takes its own length.
     """
-    frames = (_frame(rows, columns_read(expectation, rows.schema), skip) for expectation in expectations)
+    frames = (_frame(rows, columns_read_by_expectation(expectation, rows.schema), skip) for expectation in expectations)
     return [run_expectations([one], frame)[0] for one, frame in zip(expectations, frames, strict=True)]
 
 
@@ -182,7 +186,7 @@ def read_columns_as_frame(rows: RawRows, columns: Sequence[str]) -> pd.DataFrame
     if SPLIT in columns:
         lengths = [len(part.rows) for part in rows.parts]
         split = pd.Series([part.split for part in rows.parts], dtype="str").repeat(lengths).reset_index(drop=True)
-    return frame_of(rows.table([name for name in columns if name in rows.schema.names]), columns, split)
+    return table_to_frame(rows.table([name for name in columns if name in rows.schema.names]), columns, split)
 
 
 def _frame(rows: RawRows, columns: Sequence[str], skip: Positions) -> pd.DataFrame:

@@ -54,7 +54,7 @@ def expectation_key_text(expectation: Expectation) -> str:
     return f"{expectation.type} {expectation.arguments!r}"
 
 
-def columns_of(expectations: Iterable[Expectation]) -> list[str]:
+def columns_named_by_expectations(expectations: Iterable[Expectation]) -> list[str]:
     """Return the columns that the expectations need."""
     found: list[str] = []
     for expectation in expectations:
@@ -88,7 +88,7 @@ def run_expectations(expectations: Sequence[Expectation], frame: pd.DataFrame) -
     return [_result(e, by_position[i]) for i, e in enumerate(expectations)]
 
 
-def compared_rows(expectation: Expectation, frame: pd.DataFrame) -> Positions:
+def positions_of_compared_rows(expectation: Expectation, frame: pd.DataFrame) -> Positions:
     """Return the positions of the rows that an expectation does not ignore; for those of uniqueness.
 
     Raises:
@@ -105,7 +105,7 @@ def compared_rows(expectation: Expectation, frame: pd.DataFrame) -> Positions:
         rows = engine.get_domain_records(domain)
         if "column" in domain:
             rows = rows[rows[domain["column"]].notnull()]
-        for column in columns_of([expectation]):
+        for column in columns_named_by_expectations([expectation]):
             rows[column].dropna().head(1).map(hash)  # fails for lists, as GX does
     except Exception as error:  # whatever pandas raises for a condition or for values
         raise _engine_error(expectation, str(error)) from error

@@ -18,7 +18,7 @@ from pyarrow import types
 from params import DataError
 from params.foundation.artifacts import SPLITS, translate_storage_errors
 from params.loading import suggestion
-from tasks.shards.kept_work import ShardWorkers, Work, settings_key
+from tasks.shards.kept_work import ShardWork, ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.objective import ColumnKind
@@ -69,7 +69,7 @@ class ShardWithPositions:
 
 
 @dataclass(frozen=True, eq=False)
-class PartWork:
+class RawShardWork:
     """Work on one shard. Its positions begin at 0, so what comes of it is the same when rows come before the shard."""
 
     part: ShardWithPositions
@@ -82,7 +82,7 @@ class PartWork:
     def key(self, settings: str) -> str:
         """Return all that the result depends on; `settings` is a hash of all else."""
         schema = self.part.rows.schema
-        return settings_key(
+        return hash_settings(
             shard=self.part.rows.shard.sha256,
             columns=[(name, str(schema.field(name).type)) for name in self.columns if name in schema.names],
             split=self.part.split if SPLIT in self.columns else None,
@@ -96,7 +96,7 @@ class PartWork:
 
         A column of integers or booleans holds Python objects if `as_objects` names it, so that the shards of a column agree.
         """
-        frame = frame_of(self.part.table(self.columns), self.columns, self.part.split)
+        frame = table_to_frame(self.part.table(self.columns), self.columns, self.part.split)
         frame = frame.astype(dict.fromkeys([name for name in self.columns if name in as_objects], object))
         return drop_rows(frame, self.skip)
 
@@ -106,7 +106,7 @@ class PartWork:
         return (each for each in enumerate(self.part.rows.rows(self.columns)) if each[0] not in skipped)
 
 
-def frame_of(table: pa.Table, columns: Sequence[str], split: Any) -> pd.DataFrame:
+def table_to_frame(table: pa.Table, columns: Sequence[str], split: Any) -> pd.DataFrame:
     """Return some columns of a table as a frame; `split` is the column `split` if the table has none.
 
     Integers beside nulls stay integers: as floats, different keys above 2**53 would become equal.
@@ -155,7 +155,7 @@ class RawRows:
 
     def run(
         self,
-        function: Callable[[PartWork], ResultT],
+        function: Callable[[RawShardWork], ResultT],
         parts: Sequence[ShardWithPositions],
         *,
         what: str,
@@ -169,12 +169,12 @@ class RawRows:
         The work reads `columns`, without the rows at the positions in `skip`, and writes the file of the shard in `paths`, if there are any.
         `settings` are all else that the result depends on, as JSON.
         """
-        key, works = settings_key(work=what, **settings), list[Work[PartWork]]()
+        key, works = hash_settings(work=what, **settings), list[ShardWork[RawShardWork]]()
         files: Sequence[Path | None] = paths or [None] * len(parts)
         for part, path in zip(parts, files, strict=True):
             own = positions_within(skip, part.start, part.stop) - part.start
-            work = PartWork(replace(part, start=0), columns, own, path)
-            works.append(Work(work, work.key(key), [path] if path else []))
+            work = RawShardWork(replace(part, start=0), columns, own, path)
+            works.append(ShardWork(work, work.key(key), [path] if path else []))
         return self.workers.run(function, works, what=f"shards ({what})")
 
     def span(self, split: str) -> range:
@@ -228,7 +228,7 @@ class RawRows:
         return frozenset(found)
 
 
-def read_raw_rows(
+def open_raw_rows(
     raw: Path, kinds: Mapping[str, ColumnKind], needed: Mapping[str, str], workers: ShardWorkers, scratch: Path
 ) -> RawRows:
     """Return the rows of every split in `raw`; they stay on disk.

@@ -72,12 +72,12 @@ class ShownRow:
     values: Sequence[tuple[str, str]]
 
 
-def escape_direction(page: str) -> str:
+def escape_direction_characters(page: str) -> str:
     """Return `page` with the characters escaped that change the direction of writing, and could disguise a name."""
     return page.translate({code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))})
 
 
-def shorten(value: object, limit: int) -> str:
+def shorten_value(value: object, limit: int) -> str:
     """Return a value on one line: text in quotes with invisible characters escaped, and long values cut off."""
     if isinstance(value, str):
         visible = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value[:limit])
@@ -86,12 +86,14 @@ def shorten(value: object, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
-def describe(expectation: Expectation | CheckReport, limit: int = 80) -> str:
+def expectation_as_call(expectation: Expectation | CheckReport, limit: int = 80) -> str:
     """Return an expectation as a call, for example `expect_column_values_to_be_unique(column='text')`."""
-    return f"{expectation.type}({', '.join(f'{k}={shorten(v, limit)}' for k, v in expectation.arguments.items())})"
+    return (
+        f"{expectation.type}({', '.join(f'{k}={shorten_value(v, limit)}' for k, v in expectation.arguments.items())})"
+    )
 
 
-def render(
+def render_validation_page(
     report: ValidationReport, *, recipe: str, failures: Sequence[str], rows: Sequence[ShownRow], failing: int
 ) -> str:
     """Return the page: one HTML file with escaped text that loads nothing.
@@ -104,7 +106,7 @@ def render(
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["shorten"] = shorten
+    environment.filters["shorten"] = shorten_value
     template = environment.from_string(files("tasks.validation").joinpath("report.html.jinja").read_text("utf-8"))
     page = template.render(report=report, recipe=recipe, failures=failures, rows=rows, failing=failing)
-    return escape_direction(page) + "\n"
+    return escape_direction_characters(page) + "\n"

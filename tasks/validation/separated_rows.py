@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 
 from params.foundation.artifacts import SPLITS
 from tasks.progress import note_progress
-from tasks.validation.check_results import CheckResult, quarantined_rows, reasons_by_row
-from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, positions_within, union_of_positions
-from tasks.validation.report import ShownRow, ValidationReport, render, shorten
+from tasks.validation.check_results import CheckResult, quarantined_positions, reasons_at_positions
+from tasks.validation.raw_rows import NOTHING, Positions, RawRows, RawShardWork, positions_within, union_of_positions
+from tasks.validation.report import ShownRow, ValidationReport, render_validation_page, shorten_value
 from trainer.data.shards import Shard
 
 MAX_ROWS_ON_PAGE = 50
@@ -29,7 +29,7 @@ _GROUP_ROWS = 65_536
 
 
 @dataclass(frozen=True)
-class Plan:
+class SeparationPlan:
     """Which rows go where, and why; nothing is written yet."""
 
     rows: RawRows
@@ -40,7 +40,7 @@ class Plan:
     @classmethod
     def of(cls, rows: RawRows, results: Sequence[CheckResult], max_quarantined: float) -> Self:
         """Return what follows from the results of all checks."""
-        aside = quarantined_rows(results)
+        aside = quarantined_positions(results)
         report = ValidationReport(
             rows_in=rows.remaining(NOTHING),
             rows_out=rows.remaining(aside),
@@ -52,7 +52,7 @@ class Plan:
         return cls(rows, results, aside, report)
 
 
-def write_good_rows(folder: Path, plan: Plan) -> None:
+def write_good_rows(folder: Path, plan: SeparationPlan) -> None:
     """Write the rows of each split but those that go to quarantine; a shard without good rows has no file.
 
     A shard without bad rows is copied. What is left of the others is kept for the next run.
@@ -63,7 +63,7 @@ def write_good_rows(folder: Path, plan: Plan) -> None:
     for split in SPLITS:
         (folder / split).mkdir(parents=True)
     paths = [folder / part.split / part.rows.shard.name for part in mixed]
-    written = iter(rows.run(write_part, mixed, what="good rows", columns=(), skip=quarantined, paths=paths))
+    written = iter(rows.run(write_good_shard_rows, mixed, what="good rows", columns=(), skip=quarantined, paths=paths))
     kept: dict[str, list[Shard]] = {split: [] for split in SPLITS}
     for part, count in zip(rows.parts, bad, strict=True):
         shard = part.rows.shard
@@ -76,7 +76,7 @@ def write_good_rows(folder: Path, plan: Plan) -> None:
         rows.splits[split].write_manifest(folder / split, kept[split])
 
 
-def write_part(work: PartWork) -> dict[str, Any]:
+def write_good_shard_rows(work: RawShardWork) -> dict[str, Any]:
     """Write the good rows of one shard, and return what the manifest says of the new one."""
     keep = np.ones(len(work.part.rows), np.bool_)
     keep[work.skip] = False
@@ -84,7 +84,7 @@ def write_part(work: PartWork) -> dict[str, Any]:
     return work.part.rows.write_some(keep, work.path)
 
 
-def write_failing_rows(folder: Path, recipe: str, plan: Plan, *, failures: list[str]) -> None:
+def write_failing_rows_and_page(folder: Path, recipe: str, plan: SeparationPlan, *, failures: list[str]) -> None:
     """Write quarantine.parquet and report.html; if the stage fails, they also hold the rows that made it fail."""
     rows, results = plan.rows, plan.results
     positions = union_of_positions([result.rejected for result in results])
@@ -95,7 +95,7 @@ def write_failing_rows(folder: Path, recipe: str, plan: Plan, *, failures: list[
     in_order = np.concatenate([positions_within(positions, span.start, span.stop) for span in spans])
     is_first = np.isin(in_order, stopping)
     shown = _shown(rows, results, np.concatenate([in_order[is_first], in_order[~is_first]])[:MAX_ROWS_ON_PAGE])
-    page = render(plan.report, recipe=recipe, failures=failures, rows=shown, failing=len(positions))
+    page = render_validation_page(plan.report, recipe=recipe, failures=failures, rows=shown, failing=len(positions))
     (folder / "report.html").write_text(page, encoding="utf-8")
 
 
@@ -117,7 +117,7 @@ def _tables(rows: RawRows, results: Sequence[CheckResult], positions: Positions)
     for part in (part for split in SPLITS for part in rows.parts_of(split)):
         if len(own := positions_within(positions, part.start, part.stop)):
             note_progress()
-            yield _table(part.table().take(own - part.start), part.split, reasons_by_row(results, rows, own))
+            yield _table(part.table().take(own - part.start), part.split, reasons_at_positions(results, rows, own))
 
 
 def _table(bad: pa.Table, split: str, why: list[list[str]]) -> pa.Table:
@@ -133,14 +133,14 @@ def _table(bad: pa.Table, split: str, why: list[list[str]]) -> pa.Table:
 def _shown(rows: RawRows, results: Sequence[CheckResult], positions: Positions) -> list[ShownRow]:
     columns = [c for c in rows.schema.names if c != "row_id"][:12]
     ordered = np.sort(positions)
-    why = dict(zip(ordered.tolist(), reasons_by_row(results, rows, ordered), strict=True))
+    why = dict(zip(ordered.tolist(), reasons_at_positions(results, rows, ordered), strict=True))
     picked = rows.pick(positions.tolist(), columns)
     return [
         ShownRow(
             row_id=picked[position]["row_id"],
             split=rows.split_of(position),
             reasons=why[position],
-            values=[(name, shorten(picked[position][name], 240)) for name in columns],
+            values=[(name, shorten_value(picked[position][name], 240)) for name in columns],
         )
         for position in positions.tolist()
     ]

@@ -41,14 +41,14 @@ from tasks.validation.check_results import (
     Check,
     CheckResult,
     check_groups_across_splits,
-    check_known_to_training,
-    quarantined_rows,
+    check_labels_seen_in_training,
+    quarantined_positions,
     run_checks,
 )
-from tasks.validation.expectations import columns_of, expectation_problems
-from tasks.validation.raw_rows import NOTHING, PartWork, Positions, RawRows, read_raw_rows
-from tasks.validation.report import ValidationReport, describe
-from tasks.validation.separated_rows import Plan, write_failing_rows, write_good_rows
+from tasks.validation.expectations import columns_named_by_expectations, expectation_problems
+from tasks.validation.raw_rows import NOTHING, Positions, RawRows, RawShardWork, open_raw_rows
+from tasks.validation.report import ValidationReport, expectation_as_call
+from tasks.validation.separated_rows import SeparationPlan, write_failing_rows_and_page, write_good_rows
 from trainer import objectives
 from trainer.data.shards import Manifest
 from trainer.objectives.bases.objective import Objective
@@ -82,7 +82,7 @@ def validate(
     """
     method = objectives.build_objective(objective)
     kinds = method.columns()
-    needed = dict.fromkeys(columns_of(validation.expectations), "a check in validation.expectations")
+    needed = dict.fromkeys(columns_named_by_expectations(validation.expectations), "a check in validation.expectations")
     needed |= dict.fromkeys(kinds, f"the objective {objective.name}")
     imports = ["tasks.validation.gx", "tasks.validation.check_results"]
     with ShardWorkers(artifacts, "validate", launch, inputs, imports=imports) as workers:
@@ -91,9 +91,11 @@ def validate(
             lines = "\n".join(f"{'.'.join(map(str, p.key))}: {p.what}; {p.fix}" for p in problems)
             what, fix = f"cannot be run\n{lines}", "fix the expectations above"
             raise RecipeError.at("validation.expectations", what, fix)
-        rows = read_raw_rows(artifacts.raw, kinds, needed, workers, artifacts.validation_keys)
+        rows = open_raw_rows(artifacts.raw, kinds, needed, workers, artifacts.validation_keys)
         logger.info("validate: checking %d rows", len(rows))
-        plan = Plan.of(rows, _run_all_checks(method, validation.expectations, rows), validation.max_quarantined)
+        plan = SeparationPlan.of(
+            rows, _run_all_checks(method, validation.expectations, rows), validation.max_quarantined
+        )
         if failures := _failures(plan):
             fix = "fix the data"
             if plan.report.share > plan.report.max_quarantined:
@@ -116,7 +118,7 @@ def validate(
             plan = replace(plan, report=plan.report.model_copy(update={"drift": drift}))
             if drift and drift.moved and validation.drift.on_drift == "fail":
                 _fail(artifacts, plan, [drift.sentence], _DRIFT_FIX, shows="examples")
-            write_failing_rows(folder, artifacts.recipe, plan, failures=[])
+            write_failing_rows_and_page(folder, artifacts.recipe, plan, failures=[])
             save_report(plan.report, folder / artifacts.report("validate").name)
     shutil.rmtree(artifacts.failed_validation, ignore_errors=True)
     return plan.report
@@ -132,15 +134,15 @@ def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation],
     of_objective = method.expectations(_labels(method, rows, NOTHING))
     checks: list[Check] = [("objective", e) for e in of_objective]
     results = run_checks([*checks, *(("recipe", e) for e in expectations)], rows, objective=method)
-    aside = quarantined_rows(results)
+    aside = quarantined_positions(results)
     if len(aside) and rows.remaining(aside)["train"]:
         changed = [e for e in method.expectations(_labels(method, rows, aside)) if e not in of_objective]
         results += run_checks([("objective, on the remaining rows", e) for e in changed], rows, aside)
     if rows.splits["train"].group_by:
-        results.append(check_groups_across_splits(rows, quarantined_rows(results)))
-    aside = quarantined_rows(results)
+        results.append(check_groups_across_splits(rows, quarantined_positions(results)))
+    aside = quarantined_positions(results)
     if objectives.needs_row_check(method, "unseen_label") and rows.remaining(aside)["train"]:
-        results.append(check_known_to_training(method, rows, aside))
+        results.append(check_labels_seen_in_training(method, rows, aside))
     return results
 
 
@@ -150,7 +152,7 @@ def _labels(method: Objective[Any], rows: RawRows, skip: Positions) -> pd.DataFr
     as_objects = rows.as_objects(columns)
     found: pd.DataFrame = rows.schema.empty_table().to_pandas()[columns].astype(dict.fromkeys(as_objects, object))
     for own in rows.run(
-        partial(labels_of_part, as_objects),
+        partial(distinct_shard_labels, as_objects),
         rows.parts_of("train") if columns else (),
         what="labels",
         columns=columns,
@@ -161,12 +163,12 @@ def _labels(method: Objective[Any], rows: RawRows, skip: Positions) -> pd.DataFr
     return found
 
 
-def labels_of_part(as_objects: frozenset[str], work: PartWork) -> pd.DataFrame:
+def distinct_shard_labels(as_objects: frozenset[str], work: RawShardWork) -> pd.DataFrame:
     """Return the labels of one shard, each once."""
     return work.frame(as_objects).drop_duplicates()
 
 
-def _failures(plan: Plan) -> list[str]:
+def _failures(plan: SeparationPlan) -> list[str]:
     """Return why the stage must end, the most important reason first."""
     rows, report = plan.rows, plan.report
     total = sum(report.rows_in.values())
@@ -174,7 +176,7 @@ def _failures(plan: Plan) -> list[str]:
     for result, check in zip(plan.results, report.checks, strict=True):
         if check.stops:
             count = "the table fails" if result.found.failing is None else f"{len(result.failing)} of {total} rows fail"
-            failures.append(f"{describe(result.expectation)}: {count}; {result.examples(rows)}")
+            failures.append(f"{expectation_as_call(result.expectation)}: {count}; {result.examples(rows)}")
     if report.share > report.max_quarantined:
         failures.append(
             f"{report.quarantined} of {total} rows ({report.share:.1%}) would be set aside, more than"
@@ -183,7 +185,8 @@ def _failures(plan: Plan) -> list[str]:
         setting_aside = [r for r in plan.results if len(r.quarantined)]
         most_rows_first = sorted(setting_aside, key=lambda r: len(r.quarantined), reverse=True)
         failures += [
-            f"  {len(r.failing)} rows: {describe(r.expectation)}; {r.examples(rows, 3)}" for r in most_rows_first[:5]
+            f"  {len(r.failing)} rows: {expectation_as_call(r.expectation)}; {r.examples(rows, 3)}"
+            for r in most_rows_first[:5]
         ]
     emptied = [s for s in SPLITS if not report.rows_out[s] and (report.rows_in[s] or s == "train")]
     if not sum(report.rows_out.values()):
@@ -194,9 +197,14 @@ def _failures(plan: Plan) -> list[str]:
 
 
 def _fail(
-    artifacts: Artifacts, plan: Plan, failures: list[str], fix: str, *, shows: str = "the failing rows and the reasons"
+    artifacts: Artifacts,
+    plan: SeparationPlan,
+    failures: list[str],
+    fix: str,
+    *,
+    shows: str = "the failing rows and the reasons",
 ) -> NoReturn:
     with replace_folder_atomically(artifacts.failed_validation) as folder:
-        write_failing_rows(folder, artifacts.recipe, plan, failures=failures)
+        write_failing_rows_and_page(folder, artifacts.recipe, plan, failures=failures)
     page = f"{artifacts.failed_validation}/report.html shows {shows}"
     raise DataError(str(artifacts.raw), "\n".join(failures), fix + page)

@@ -124,7 +124,7 @@ def remove_from_remote(root: Path, content: str) -> None:
 
 
 def test_a_clone_has_nothing_to_do_and_fetches_only_lists(clone: Path) -> None:
-    assert not dvc_stage.is_stale(*STAGES)
+    assert not dvc_stage.is_any_stage_stale(*STAGES)
     assert cached(clone) == {"list"}
     for stage in STAGES:
         assert run(stage) == (0, None)
@@ -134,7 +134,7 @@ def test_a_clone_has_nothing_to_do_and_fetches_only_lists(clone: Path) -> None:
 
 def test_without_a_remote_what_is_missing_is_stale(clone: Path) -> None:
     (clone / ".dvc/config").write_text(NO_REMOTE)
-    assert dvc_stage.is_stale("make")
+    assert dvc_stage.is_any_stage_stale("make")
 
 
 def test_a_stage_gets_what_it_reads_and_no_more(clone: Path) -> None:
@@ -148,12 +148,12 @@ def test_a_stage_gets_what_it_reads_and_no_more(clone: Path) -> None:
 def test_a_part_of_a_folder_makes_nothing_stale_and_is_not_left_alone(clone: Path) -> None:
     run("sum", "--force")
     assert sorted(path.name for path in (clone / "made").iterdir()) == ["about"]
-    assert not dvc_stage.is_stale("use", "sum", "judge")
+    assert not dvc_stage.is_any_stage_stale("use", "sum", "judge")
     assert run("use", "--force") == (0, None)
     assert (clone / "made/rows/a").read_text() == "one\n"
-    assert not dvc_stage.is_stale(*STAGES)
+    assert not dvc_stage.is_any_stage_stale(*STAGES)
     shutil.rmtree(clone / "made/rows")
-    assert not dvc_stage.is_stale(*STAGES)
+    assert not dvc_stage.is_any_stage_stale(*STAGES)
     assert not (clone / "made").exists(), "DVC would take what is left of it for a change"
     assert ran(clone) == ["sum", "use"]
 
@@ -166,7 +166,7 @@ def test_another_version_makes_nothing_stale_and_is_removed(there: Path) -> None
         run(stage)
     for name, text in newer.items():
         Path(name).write_text(text)
-    assert not dvc_stage.is_stale(*STAGES)
+    assert not dvc_stage.is_any_stage_stale(*STAGES)
     assert not any(Path(name).exists() for name in ("made", "used", "sum"))
     assert run("judge", "--force") == (0, None)
     assert ran(there) == [*STAGES, "judge"]
@@ -176,7 +176,7 @@ def test_another_version_makes_nothing_stale_and_is_removed(there: Path) -> None
 def test_a_changed_file_is_no_part_of_what_was_recorded(clone: Path) -> None:
     run("sum", "--force")
     (clone / "made/about").write_text("three\n")
-    assert dvc_stage.is_stale("make")
+    assert dvc_stage.is_any_stage_stale("make")
     assert run("make") == (0, None)
     assert (clone / "made/about").read_text() == "two\n"
     assert ran(clone) == ["sum"], "it was restored"
@@ -189,12 +189,12 @@ def test_a_stage_is_stale_if_another_worker_has_made_a_newer_version_of_what_it_
     run("use")
     push()
     Path("used").write_text("one\n")
-    assert not dvc_stage.is_stale("make")
-    assert dvc_stage.is_stale("sum")
+    assert not dvc_stage.is_any_stage_stale("make")
+    assert dvc_stage.is_any_stage_stale("sum")
     assert run("sum") == (0, None)
     assert (Path("used").read_text(), Path("sum").read_text()) == ("three\n", "three\ntwo\n")
     assert ran(there) == ["make", "use", "sum"]
-    assert not dvc_stage.is_stale("sum")
+    assert not dvc_stage.is_any_stage_stale("sum")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_stage_is_stale_if_an_earlier_one_has_another_output(
     assert run("make") == (0, None)
     push()
     clone_of(there, monkeypatch)
-    assert {stage: dvc_stage.is_stale(stage) for stage in stale} == stale
+    assert {stage: dvc_stage.is_any_stage_stale(stage) for stage in stale} == stale
 
 
 def test_what_the_remote_lacks_is_made_again(clone: Path) -> None:
@@ -217,12 +217,12 @@ def test_what_the_remote_lacks_is_made_again(clone: Path) -> None:
     assert run("sum", "--force") == (0, None)
     assert ran(clone) == ["make", "sum"]
     assert (clone / "sum").read_text() == "one\ntwo\n"
-    assert not dvc_stage.is_stale(*STAGES)
+    assert not dvc_stage.is_any_stage_stale(*STAGES)
 
 
 def test_a_missing_file_that_git_should_have_makes_its_stage_stale(clone: Path) -> None:
     (clone / "verdict").unlink()
-    assert dvc_stage.is_stale("judge")
+    assert dvc_stage.is_any_stage_stale("judge")
     assert run("judge") == (0, None)
     assert ran(clone) == ["judge"]
     assert (clone / "verdict").read_text() == "two\none\n"
@@ -250,8 +250,8 @@ class TestRemoteThatIsAway:
         assert ran(clone) == []
 
     def test_what_cannot_be_compared_is_left_to_whoever_runs_the_stage(self, clone: Path) -> None:
-        assert not dvc_stage.is_stale("make")
-        assert dvc_stage.is_stale("use"), "it reads a part of a folder whose list is on the remote"
+        assert not dvc_stage.is_any_stage_stale("make")
+        assert dvc_stage.is_any_stage_stale("use"), "it reads a part of a folder whose list is on the remote"
         status, error = run("use")
         assert (status, type(error)) == (TransientError.exit_code, TransientError)
 
@@ -296,7 +296,7 @@ class TestPush:
         versioned = "remote = s\n['remote \"s\"']\nurl = s3://bucket\nversion_aware = true\n"
         Path(".dvc/config").write_text(NO_REMOTE + versioned)
         with Repo() as repo, repo.lock, pytest.raises(RemoteRefusedError, match="use a remote without version_aware"):
-            dvc_push.push(repo, "tiny")
+            dvc_push.push_recipe_outputs(repo, "tiny")
 
 
 def test_a_part_of_an_output_is_brought_for_who_asks_for_it(clone: Path) -> None:
@@ -304,7 +304,7 @@ def test_a_part_of_an_output_is_brought_for_who_asks_for_it(clone: Path) -> None
     dvc_stage.restore_inputs("sum", Path("made/about"))
     assert about.read_text() == "two\n"
     assert [path.name for path in about.parent.iterdir()] == ["about"]
-    assert not dvc_stage.is_stale("make")
+    assert not dvc_stage.is_any_stage_stale("make")
     remove_from_remote(clone, "two\n")
     shutil.rmtree(clone / ".dvc/cache")
     about.unlink(missing_ok=True)
@@ -320,12 +320,12 @@ def test_all_that_a_stage_reads_is_brought(clone: Path) -> None:
 
 
 def test_the_default_remote_is_known_without_opening_the_project(there: Path) -> None:
-    assert dvc_remote.default_remote() == "storage"
+    assert dvc_remote.read_default_remote_name() == "storage"
     Path(".dvc/config").write_text("")
-    assert dvc_remote.default_remote() is None
+    assert dvc_remote.read_default_remote_name() is None
     Path(".dvc/config").write_text("[core]\nremote = s\n['remote \"s\"']\nurl = nosuch://bucket\n")
     with pytest.raises(RemoteRefusedError, match=r"Unsupported URL type nosuch"):
-        dvc_remote.default_remote()
+        dvc_remote.read_default_remote_name()
 
 
 def test_a_remote_that_cannot_be_used_is_refused(clone: Path) -> None:
@@ -339,7 +339,7 @@ def test_a_remote_that_cannot_be_used_stops_nothing_that_misses_nothing(
     there: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     Path(".dvc/config").write_text(f"{NO_REMOTE}remote = elsewhere\n")
-    assert not dvc_stage.is_stale(*STAGES)
+    assert not dvc_stage.is_any_stage_stale(*STAGES)
     Path("source").write_text("three,two\n")
     assert run("make") == (0, None)
     assert ran(there) == ["make"]

@@ -80,11 +80,11 @@ def runs(project: Path) -> int:
 
 
 def test_stage_is_stale_before_its_run_and_after_a_change(project: Path) -> None:
-    assert dvc_stage.is_stale("good")
+    assert dvc_stage.is_any_stage_stale("good")
     assert run("good") == (0, None)
-    assert not dvc_stage.is_stale("good")
+    assert not dvc_stage.is_any_stage_stale("good")
     (project / "source").write_text("2", encoding="utf-8")
-    assert dvc_stage.is_stale("good")
+    assert dvc_stage.is_any_stage_stale("good")
     assert run("good") == (0, None)
     assert (project / "good").read_text(encoding="utf-8") == "2"
     (project / "source").write_text("1", encoding="utf-8")
@@ -142,7 +142,7 @@ def test_busy_stage_is_a_transient_error_that_names_the_owner(busy: int) -> None
     assert type(result.error) is TransientError
     assert f"(PID {busy}): dvc repro elsewhere" in result.error.what
     with pytest.raises(TransientError, match=rf"good: another process uses its artifacts: .*\(PID {busy}\)"):
-        dvc_stage.is_stale("good")
+        dvc_stage.is_any_stage_stale("good")
 
 
 def test_full_disk_under_the_cache_is_a_storage_error(project: Path) -> None:
@@ -155,7 +155,7 @@ def test_full_disk_under_the_cache_is_a_storage_error(project: Path) -> None:
     assert type(result.error) is StorageError
     assert "File too large" in result.error.what
     assert "MiB free" in result.error.what
-    assert dvc_stage.is_stale("large")
+    assert dvc_stage.is_any_stage_stale("large")
     assert run("large") == (0, None)
 
 
@@ -181,14 +181,14 @@ def test_damaged_dvc_lock_is_named(project: Path, content: str) -> None:
         assert result.error.where == "dvc.lock"
         assert "git checkout dvc.lock" in result.error.fix
         with pytest.raises(RecipeError, match=r"^dvc\.lock: "):
-            dvc_stage.is_stale("good")
+            dvc_stage.is_any_stage_stale("good")
     finally:
         lock.write_text(text, encoding="utf-8")
 
 
 def test_unknown_stage_is_named() -> None:
     with pytest.raises(RecipeError, match="there is no stage train@none"):
-        dvc_stage.is_stale("train@none")
+        dvc_stage.is_any_stage_stale("train@none")
 
 
 def test_invalid_dvc_yaml_is_named(project: Path) -> None:
@@ -196,7 +196,7 @@ def test_invalid_dvc_yaml_is_named(project: Path) -> None:
     (project / "dvc.yaml").write_text("stages: [", encoding="utf-8")
     try:
         with pytest.raises(RecipeError, match=r"dvc.yaml: good: .*\n  fix: fix dvc.yaml"):
-            dvc_stage.is_stale("good")
+            dvc_stage.is_any_stage_stale("good")
     finally:
         (project / "dvc.yaml").write_text(text, encoding="utf-8")
 
@@ -220,4 +220,4 @@ def test_wrong_list_of_recipes_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         else:
             Path("recipes.yaml").write_text(text, encoding="utf-8")
         with pytest.raises(RecipeError, match=rf"^recipes\.yaml: .*{re.escape(error)}"):
-            dvc_stage.is_stale("train@default")
+            dvc_stage.is_any_stage_stale("train@default")

@@ -19,7 +19,7 @@ import pytest
 
 from flows.dvc_project import push as dvc_push
 from flows.dvc_project import update as dvc_update
-from flows.dvc_project.stage import act_on_repository
+from flows.dvc_project.stage import run_action_for_exit_status
 from flows.run import unwatched_sources
 from params import DataError, EvergreenError, RecipeError, RemoteRefusedError, TransientError
 from params.foundation import command_result
@@ -143,7 +143,7 @@ def update() -> EvergreenError | None:
     variable = command_result.reserve_result_file(Path("result.json"))
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(*next(iter(variable.items())))
-        status = act_on_repository(dvc_update.update, "tiny")
+        status = run_action_for_exit_status(dvc_update.update_imported_files, "tiny")
     result = command_result.read_result_file(Path("result.json"))
     assert result
     assert status == (result.error.exit_code if result.error else 0)
@@ -312,7 +312,7 @@ def test_files_that_dvc_keeps_are_brought_for_the_check_of_a_recipe(root: Path) 
     dvc("push", "-q")
     for path in (Path("data/rows.csv"), Path(".dvc/cache")):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    unwatched_sources.bring_missing_files(Artifacts("tiny"), logging.getLogger())
+    unwatched_sources.fetch_missing_source_files(Artifacts("tiny"), logging.getLogger())
     assert rows() == "text\none\n"
 
 
@@ -334,18 +334,18 @@ def test_what_is_imported_is_pushed_and_recorded_only_with_refresh(root: Path, r
     dvc("import", "-q", registry.as_uri(), "rows.csv", "-o", "data/rows.csv")
     dvc("remote", "add", "-q", "-d", "storage", "../storage")
     dvc("repro", "-q", "ingest@tiny")
-    assert dvc_update.refreshed_import_paths("tiny") == ["data/rows.csv.dvc"]
+    assert dvc_update.find_dvc_files_to_refresh("tiny") == ["data/rows.csv.dvc"]
     stored = functools.partial(holds, root.with_name("storage"), "text\none\n")
     Path("raw").unlink()
     dvc("push", "-q", "data/rows.csv.dvc")
     assert not stored()
     with Repo() as repo:
-        dvc_push.push(repo, "tiny")
+        dvc_push.push_recipe_outputs(repo, "tiny")
     assert stored()
 
     text = Path("params/tiny.yaml").read_text()
     Path("params/tiny.yaml").write_text(text.replace("refresh: true", "refresh: false"))
-    assert dvc_update.refreshed_import_paths("tiny") == []
+    assert dvc_update.find_dvc_files_to_refresh("tiny") == []
 
 
 def holds(storage: Path, content: str) -> bool:

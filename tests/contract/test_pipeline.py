@@ -87,7 +87,7 @@ def test_dvc_has_the_six_stages_in_order() -> None:
 def test_stage_declares_the_sections_its_function_reads(stage: str) -> None:
     (params,) = DVC["stages"][stage]["do"]["params"]
     assert list(params) == ["runs/${key}/recipe.yaml"]
-    read = {*stages.sections(stage).values()} - READ_ELSEWHERE.keys()
+    read = {*stages.sections_read_by_stage(stage).values()} - READ_ELSEWHERE.keys()
     assert sorted(params["runs/${key}/recipe.yaml"]) == sorted(read)
 
 

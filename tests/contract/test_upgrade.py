@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from tasks.scaffold.project import with_deployment, with_item
+from tasks.scaffold.project import prefect_yaml_with_deployment, recipes_yaml_with_item
 from tests.support.project import ROOT, TINY
 
 FILES = ("dvc.yaml", "recipes.yaml", "prefect.yaml", "params/default.yaml")
@@ -50,8 +50,10 @@ def project(tmp_path: Path) -> Path:
 def add_recipe(fork: Path, name: str) -> None:
     """What `evergreen new` writes, and a commit."""
     (fork / "params" / f"{name}.yaml").write_text(TINY, encoding="utf-8")
-    change(fork / "recipes.yaml", lambda text: with_item(text, name, data="data/rows.csv", objective="sft"))
-    change(fork / "prefect.yaml", lambda text: with_deployment(text, name, "0 5 * * *"))
+    change(
+        fork / "recipes.yaml", lambda text: recipes_yaml_with_item(text, name, data="data/rows.csv", objective="sft")
+    )
+    change(fork / "prefect.yaml", lambda text: prefect_yaml_with_deployment(text, name, "0 5 * * *"))
     commit(fork)
 
 

@@ -97,6 +97,7 @@ def test_in_a_clone_the_base_comes_from_the_remote(tuned: Project, tmp_path_fact
 
 MERGE = """
 import sys
-from flows.dvc_project.lock_file import merge, stages_of
-print(merge(open("dvc.lock").read(), stages_of(sys.argv[1], "tiny", where="there"), "tiny", where="here"), end="")
+from flows.dvc_project.lock_file import parse_recipe_stages, replace_recipe_stages
+ours = parse_recipe_stages(sys.argv[1], "tiny", where="there")
+print(replace_recipe_stages(open("dvc.lock").read(), ours, "tiny", where="here"), end="")
 """

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from flows.run.history import last_successes
+from flows.run.history import fetch_last_success_times
 from params.foundation.artifacts import Artifacts
 from tasks.history.run_log import read_runs
 from tests.support.project import (
@@ -50,10 +50,10 @@ OFTEN = """
 BURST = """
 import threading
 from flows.server import configured
-made, server = threading.Barrier(50), configured.configured_server
-configured.configured_server = lambda: (made.wait(), server())[1]  # to send fifty can take longer than the trigger waits
+made, server = threading.Barrier(50), configured.open_configured_server_client
+configured.open_configured_server_client = lambda: (made.wait(), server())[1]  # to send fifty can take longer than the trigger waits
 for _ in range(50):
-    threading.Thread(target=configured.send_data_notice, args=("tiny", {})).start()
+    threading.Thread(target=configured.announce_new_data, args=("tiny", {})).start()
 """
 
 
@@ -179,7 +179,7 @@ def test_a_second_run_waits_for_the_first(deployed: Deployed) -> None:
     assert "ended with: Published" in first["state"]["message"]
     server = (PREFECT_API_URL, PREFECT_API_AUTH_STRING)
     with temporary_settings({setting: deployed.environment[setting.name] for setting in server}):
-        (known,) = last_successes(["tiny", "other"]).items()
+        (known,) = fetch_last_success_times(["tiny", "other"]).items()
     assert (known[0], known[1].isoformat()[:19]) == ("tiny", second["end_time"][:19])
 
 

@@ -17,7 +17,7 @@ import time
 import pytest
 
 from params import RecipeError, load
-from tasks.training.machines import join
+from tasks.training.machines import join_training_as_machine
 from tests.support import tiny
 from tests.support.project import ROOT, free_port
 
@@ -231,4 +231,4 @@ def test_a_machine_that_the_recipe_does_not_have_cannot_join(tmp_path, machine, 
     recipe = tiny.write(tmp_path / "params" / "tiny.yaml", tiny.recipe(CHANGES | meeting))
     assert load(recipe).launch.num_machines == machines
     with pytest.raises(RecipeError, match=f"is {machines}: machine {machine} cannot join"):
-        join(recipe, machine=machine)
+        join_training_as_machine(recipe, machine=machine)

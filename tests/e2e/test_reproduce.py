@@ -20,7 +20,12 @@ from params.foundation.artifacts import Artifacts
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.provenance import FILE
 from tasks.releases import reproduce
-from tasks.releases.clone import cloned, fetch_base_model, fetch_rows, write_recipe
+from tasks.releases.clone import (
+    clone_project_in_block,
+    restore_or_ingest_rows,
+    restore_or_link_base_model,
+    write_recipe_and_link_files,
+)
 from tests.support.project import STAGES, Project, copy_project, wait_for, write_sentences
 
 REPO, TOKEN = "tests/tiny", "hf_tests"
@@ -131,10 +136,10 @@ def test_weights_that_were_altered_on_the_hub_are_found_out(released, api, tmp_p
 def rows_of(project):
     """The rows of main, as a clone of its commit gets them."""
     release = reproduce._read_release(project.root, f"{REPO}@main", "local")
-    with cloned(project.root, release.record.git_commit, release, keep=False) as clone:
-        write_recipe(clone, clone.project / "params" / "tiny.yaml", release)
+    with clone_project_in_block(project.root, release.record.git_commit, release, keep=False) as clone:
+        write_recipe_and_link_files(clone, clone.project / "params" / "tiny.yaml", release)
         made = Artifacts("tiny", clone.project)
-        fetch_rows(clone, made, release)
+        restore_or_ingest_rows(clone, made, release)
         return (made.raw / "train/00000.parquet").read_bytes()
 
 
@@ -173,10 +178,10 @@ def test_a_base_model_comes_from_the_cache_else_from_this_project_else_it_is_nam
     expected, config = (model / "model.safetensors").read_bytes(), (model / "config.json").read_text()
 
     def base():
-        with cloned(here.root, release.record.git_commit, release, keep=False) as clone:
+        with clone_project_in_block(here.root, release.record.git_commit, release, keep=False) as clone:
             (clone.project / "runs/tiny").mkdir(parents=True, exist_ok=True)
-            (clone.project / "runs/tiny/model").symlink_to(model)  # as `write_recipe` does
-            fetch_base_model(clone, release)
+            (clone.project / "runs/tiny/model").symlink_to(model)  # as `write_recipe_and_link_files` does
+            restore_or_link_base_model(clone, release)
             return (clone.project / "runs/tiny/model/config.json").read_text()
 
     away = model.rename(model.with_name("model-away"))

@@ -54,14 +54,14 @@ FLOW = """\
 import json, os, sys
 from pathlib import Path
 from flows import cli, retrain
-from flows.server.own import Server
+from flows.server.own import OwnPrefectServer
 
-retrain.run_stage.retry_delay_seconds = 0
+retrain.bring_stage_up_to_date.retry_delay_seconds = 0
 mine = dict(os.environ)
-with Server(Path(".scratch/tiny/prefect-server.log")).used():
+with OwnPrefectServer(Path(".scratch/tiny/prefect-server.log")).used():
     for line in sys.stdin:
         request = json.loads(line)
-        retrain.run_stage.retries = request["retries"]
+        retrain.bring_stage_up_to_date.retries = request["retries"]
         os.environ.clear()
         os.environ.update(mine | request["environment"])
         print("the flow ended with", cli.main(["run", "tiny"]), flush=True)

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.in_order
 SILENCE_S = 10
 WATCH = """
 import sys
-from flows.watch.automations import Rules, create_automations
-create_automations(sys.argv[2:], Rules(int(sys.argv[1]), max_s=10, late_after=2))
+from flows.watch.automations import WatchRules, replace_server_automations
+replace_server_automations(sys.argv[2:], WatchRules(int(sys.argv[1]), max_s=10, late_after=2))
 """
 OF_THE_USER = """
 from datetime import timedelta

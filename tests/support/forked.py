@@ -198,11 +198,11 @@ class Ranks:
     """The ranks of a training, with the methods of the `Popen` of accelerate's launcher or of the only rank."""
 
     def __init__(self, job: Job, job_path: Path, machine: int = 0) -> None:
-        from tasks.training.processes import needs_launcher, report_path
+        from tasks.training.processes import launcher_report_path, needs_launcher
 
         assert job.launch.num_machines == 1
         self.returncode: int | None = None
-        self._report = report_path(job, machine)
+        self._report = launcher_report_path(job, machine)
         self._failed: dict[int, int] = {}
         number = job.launch.num_processes
         self._as_launched = needs_launcher(job.launch)

@@ -12,7 +12,7 @@ from huggingface_hub import HfApi
 from tasks.hub_client.release_file import RELEASE_FILE
 from tasks.hub_client.repository import HubRepository
 from tasks.publishing.exactly_once import publish_release
-from tasks.publishing.release import ANY_WEIGHTS, Outcome, ReleasePlan, plan_release
+from tasks.publishing.release import ANY_WEIGHTS, ReleaseOutcome, ReleasePlan, plan_release
 from tests.support.faulty_hub import Clock
 
 REPO = "alice/model"
@@ -64,13 +64,13 @@ def publish(
     replaces: str | None = ANY_WEIGHTS,
     timeout_s: float = 600.0,
     log: Callable[[str], None] = lambda _: None,
-) -> Outcome:
+) -> ReleaseOutcome:
     """Publish without waiting."""
     repository = patient(api, clock, attempts, repo_id=release.repo_id, timeout_s=timeout_s, log=log)
     return publish_release(repository, replace(release, replaces=replaces))
 
 
-def assert_published_once(api: HfApi, release: ReleasePlan, published: Outcome) -> None:
+def assert_published_once(api: HfApi, release: ReleasePlan, published: ReleaseOutcome) -> None:
     """One commit, one tag, and exactly the planned files."""
     history = api.list_repo_commits(release.repo_id)
     ours = [commit.commit_id for commit in history if f"Publish-Id: {release.publish_id}" in commit.message]

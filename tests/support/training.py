@@ -14,10 +14,10 @@ import pytest
 
 from params import KilledError, PreemptedError, Recipe
 from params.foundation.artifacts import Artifacts
-from tasks.stages import arguments
+from tasks.stages import stage_arguments_from_recipe
 from tasks.training.report import TrainingReport
 from tasks.training.stage import train
-from tasks.training.supervisor import supervise
+from tasks.training.supervisor import supervise_training
 from tests.support import forked, tiny
 from trainer.checkpoints.resume import prepare_resume
 from trainer.checkpoints.sealed import KILL_AT, list_checkpoints
@@ -41,7 +41,7 @@ _SHORT: dict[str, Any] = {
 def run_train(artifacts: Artifacts, recipe: Recipe) -> TrainingReport:
     """The train stage of a recipe, with forked ranks."""
     with forked.ranks():
-        return train(artifacts, **arguments("train", recipe))
+        return train(artifacts, **stage_arguments_from_recipe("train", recipe))
 
 
 def plan_job(artifacts: Artifacts, recipe: Recipe, *, stop_at_step: int | None = None) -> Job:
@@ -115,10 +115,10 @@ class ElasticTraining:
         choice = partial(prepare_resume, made.folder, made.identity, made.training.resume)
         with forked.ranks():
             if until is None:
-                supervise(made, choice)
+                supervise_training(made, choice)
                 return
             with pytest.raises(PreemptedError, match=f"of step {until}"):
-                supervise(made, choice)
+                supervise_training(made, choice)
 
     def job(self, processes: int, until: int | None) -> Job:
         sections = {name: getattr(self.recipe, name) for name in ("seed", "objective", "model", "training")}

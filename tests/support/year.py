@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from params.foundation.artifacts import Artifacts
 from tasks.hub_client.connection import open_repository
-from tasks.releases.rollback import roll_back
+from tasks.releases.rollback import commit_rollback
 from tests.support.project import STAGES, Project
 from tests.support.sample_data import INTENTS
 
@@ -131,7 +131,7 @@ class Bank:
     def roll_back(self, tag: str, *, why: str) -> None:
         """Bring main back to an earlier release."""
         with open_repository(self.artifacts, repo_id=REPOSITORY, endpoint="local", to_write=True) as repository:
-            roll_back(repository, tag, by="the bank", why=why)
+            commit_rollback(repository, tag, by="the bank", why=why)
 
     def accuracy(self, commit: str, intents: int) -> float:
         """Accuracy of a published model on the held-out rows of so many intents, computed as a user would."""

@@ -12,9 +12,9 @@ from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRu
 
 from flows import retrain
 from flows.run import final_state
-from flows.server.configured import url_without_credentials
+from flows.server.configured import scheme_host_and_port
 from flows.watch import automations
-from flows.watch.automations import longest_interval, select_message_kinds
+from flows.watch.automations import longest_interval_between_runs, select_message_kinds
 from params import EvergreenError
 
 NIGHTLY, OFTEN = CronSchedule(cron="0 3 * * *"), CronSchedule(cron="*/10 8-17 * * 1-5")
@@ -35,8 +35,8 @@ NIGHTLY, OFTEN = CronSchedule(cron="0 3 * * *"), CronSchedule(cron="*/10 8-17 * 
 )
 def test_the_longest_interval_of_schedules(schedules, expected) -> None:
     active = [DeploymentSchedule(schedule=one) for one in schedules]
-    assert longest_interval(active) == expected
-    assert longest_interval([one.model_copy(update={"active": False}) for one in active]) is None
+    assert longest_interval_between_runs(active) == expected
+    assert longest_interval_between_runs([one.model_copy(update={"active": False}) for one in active]) is None
 
 
 def test_every_state_of_the_flow_is_known() -> None:
@@ -50,15 +50,15 @@ def test_messages_wait_for_states_in_which_a_run_can_end() -> None:
     deployment = DeploymentResponse(
         flow_id=UUID(int=1), name='every "night"', schedules=[DeploymentSchedule(schedule=NIGHTLY)]
     )
-    made = automations.automations(
-        automations.Rules(), [automations.Destination("hook", UUID(int=2))], [deployment], "http://ui"
+    made = automations.build_automations(
+        automations.WatchRules(), [automations.MessageDestination("hook", UUID(int=2))], [deployment], "http://ui"
     )
     expected = {one.name: {event.removeprefix("prefect.flow-run.") for event in one.trigger.expect} for one in made}
     assert expected.pop("crash-silent-runs") == {"*"}
     assert expected.pop('tell-late-every "night"') == set(final_state.SUCCESSES)
     assert expected.keys() == {f"tell-{kind}" for kind in automations.KINDS if kind != "late"}
     assert all(names <= set(automations.ENDS) for names in expected.values())
-    assert len(automations.automations(automations.Rules())) == 1, "without a destination, no messages"
+    assert len(automations.build_automations(automations.WatchRules())) == 1, "without a destination, no messages"
 
 
 def test_kinds_are_chosen() -> None:
@@ -71,7 +71,7 @@ def test_kinds_are_chosen() -> None:
 
 def test_only_the_host_of_an_address_is_shown() -> None:
     assert (
-        url_without_credentials("https://me:secret@hooks.example:8443/secret?token=secret#secret")
+        scheme_host_and_port("https://me:secret@hooks.example:8443/secret?token=secret#secret")
         == "https://hooks.example:8443"
     )
-    assert url_without_credentials("http://hooks.example") == "http://hooks.example"
+    assert scheme_host_and_port("http://hooks.example") == "http://hooks.example"

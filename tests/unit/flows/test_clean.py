@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.clean import clean
+from flows.clean import delete_unneeded_if_confirmed
 from flows.dvc_project import cache as dvc_cache
 from params import TransientError
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.receipt_log import ReceiptLogEntry
-from tasks.training.run_folders import note_start
+from tasks.training.run_folders import mark_run_as_last_started
 from tests.support import tiny
 from tests.support.project import ROOT
 from trainer.runtime.lifetime import hold_file_lock
@@ -37,7 +37,7 @@ def artifacts(tmp_path, monkeypatch) -> Artifacts:
         (artifacts.checkpoints / run / "checkpoint-2").mkdir(parents=True)
         (artifacts.checkpoints / run / "checkpoint-2/model.safetensors").write_bytes(b"x" * 3000)
         (artifacts.checkpoints / run / "broken-checkpoint-4").mkdir()
-        note_start(artifacts, run)
+        mark_run_as_last_started(artifacts, run)
     return artifacts
 
 
@@ -51,18 +51,18 @@ KEPT = [f"{NEW}/checkpoint-2"]
 
 
 def test_superseded_run_is_shown_with_its_size_and_deleted(artifacts, capsys):
-    clean(releases=1, unfinished=False, yes=True)
+    delete_unneeded_if_confirmed(releases=1, unfinished=False, yes=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["2.9", "KiB", f".scratch/tiny/checkpoints/{OLD}:", "superseded", "run"]
     assert lines[1].endswith("broken-checkpoint-4: damaged checkpoint")
     assert lines[2:] == [f"Deleted 2.9 KiB in {Path('.scratch').absolute()}."]
     assert left(artifacts) == KEPT
-    clean(releases=1, unfinished=False, yes=True)
+    delete_unneeded_if_confirmed(releases=1, unfinished=False, yes=True)
     assert capsys.readouterr().out == "There is nothing to delete.\n"
 
 
 def test_newest_run_is_deleted_on_request_only(artifacts):
-    clean(releases=1, unfinished=True, yes=True)
+    delete_unneeded_if_confirmed(releases=1, unfinished=True, yes=True)
     assert left(artifacts) == []
 
 
@@ -71,7 +71,7 @@ def test_it_asks_first(artifacts, monkeypatch, capsys, answer):
     before = left(artifacts)
     monkeypatch.setattr("sys.stdin.isatty", lambda: answer is not None, raising=False)
     monkeypatch.setattr("typer.confirm", lambda question: (print(question), answer)[1])
-    clean(releases=1, unfinished=False, yes=False)
+    delete_unneeded_if_confirmed(releases=1, unfinished=False, yes=False)
     assert left(artifacts) == (KEPT if answer else before)
     said = capsys.readouterr().out
     assert ("Delete 2.9 KiB in " in said) == (answer is not None)
@@ -85,7 +85,7 @@ def test_nothing_is_deleted_while_a_command_of_a_recipe_runs(artifacts, lock):
         hold_file_lock(getattr(artifacts, lock), "a test"),
         pytest.raises(TransientError, match="a command of tiny is already"),
     ):
-        clean(releases=1, unfinished=False, yes=True)
+        delete_unneeded_if_confirmed(releases=1, unfinished=False, yes=True)
     assert left(artifacts) == before
 
 
@@ -95,10 +95,10 @@ def test_nothing_is_deleted_while_dvc_runs_a_stage(artifacts, monkeypatch):
     owners = Path(".dvc/tmp/rwlock")
     owners.parent.mkdir(parents=True)
     (owners.parents[1] / "config").write_text("[core]\n    no_scm = true\n")
-    monkeypatch.setattr("flows.clean.recorded_data_hashes", lambda *_, **__: set())
+    monkeypatch.setattr("flows.clean.fetch_release_data_hashes", lambda *_, **__: set())
     owners.write_text(json.dumps({"write": {}, "read": {"runs/tiny/raw": [me]}}))
     with pytest.raises(TransientError, match="DVC runs a stage"):
-        clean(releases=1, unfinished=False, yes=True)
+        delete_unneeded_if_confirmed(releases=1, unfinished=False, yes=True)
     assert left(artifacts) == before
 
 
@@ -107,12 +107,13 @@ def test_cache_is_left_alone_if_a_hub_does_not_answer(artifacts, monkeypatch, ca
         raise TransientError("http://hub", "no clear answer", "try again later")
 
     Path(".dvc").mkdir()
-    monkeypatch.setattr("flows.clean.recorded_data_hashes", unreachable)
-    monkeypatch.setattr("flows.dvc_project.cache.folder", lambda: (Path(".dvc/cache"), None))
+    monkeypatch.setattr("flows.clean.fetch_release_data_hashes", unreachable)
+    monkeypatch.setattr("flows.dvc_project.cache.cache_folder_and_sharing", lambda: (Path(".dvc/cache"), None))
     monkeypatch.setattr(
-        "flows.dvc_project.cache.measure_unused_objects", lambda *_, **__: pytest.fail("the cache was touched")
+        "flows.dvc_project.cache.measure_or_delete_unused_objects",
+        lambda *_, **__: pytest.fail("the cache was touched"),
     )
-    clean(releases=1, unfinished=False, yes=True)
+    delete_unneeded_if_confirmed(releases=1, unfinished=False, yes=True)
     assert "unknown what releases need: http://hub: no clear answer" in capsys.readouterr().out
     assert left(artifacts) == KEPT
 
@@ -175,14 +176,14 @@ def cached(md5: str) -> bool:
 def test_dvc_cache_keeps_workspace_branches_tags_and_releases(versions):
     lost = versions.pop("lost")
     needed = {versions["released"], "0" * 32, f"{'0' * 32}.dir"}
-    size = dvc_cache.measure_unused_objects(needed)
+    size = dvc_cache.measure_or_delete_unused_objects(needed)
     assert 5000 < size < 6000, "1,000 lines and the list of the folder's files"
     assert cached(lost)
-    assert dvc_cache.measure_unused_objects(needed, remove=True) == size
+    assert dvc_cache.measure_or_delete_unused_objects(needed, remove=True) == size
     assert not cached(lost)
     assert all(map(cached, versions.values()))
-    assert dvc_cache.measure_unused_objects(needed, remove=True) == 0
-    assert dvc_cache.measure_unused_objects(set(), remove=True) > 0
+    assert dvc_cache.measure_or_delete_unused_objects(needed, remove=True) == 0
+    assert dvc_cache.measure_or_delete_unused_objects(set(), remove=True) > 0
     assert not cached(versions["released"])
     run("git", "checkout", "-qf", "branch")
     dvc("checkout", "-q", "--force")
@@ -237,7 +238,7 @@ def test_dvc_cache_keeps_what_is_saved_anywhere_in_the_repository(versions, tmp_
     )
     Path("dvc.lock").write_text(f"schema: '2.0'\n{entry}\n")
     Path("data.dvc").write_bytes(staged)
-    assert dvc_cache.measure_unused_objects(set(), remove=True) > 0
+    assert dvc_cache.measure_or_delete_unused_objects(set(), remove=True) > 0
     assert not cached(lost)
     assert [name for name, md5 in kept.items() if not cached(md5)] == []
 
@@ -265,20 +266,20 @@ def test_releases_of_removed_recipes_and_of_other_branches_are_asked_for(version
         asked[f"{repo_id} on {endpoint}"] = must_exist
         return {versions["lost"]}
 
-    monkeypatch.setattr("flows.clean.recorded_data_hashes", hub)
-    clean(releases=3, unfinished=False, yes=True)
+    monkeypatch.setattr("flows.clean.fetch_release_data_hashes", hub)
+    delete_unneeded_if_confirmed(releases=3, unfinished=False, yes=True)
     published = {f"me/{recipe} on http://hub": True for recipe in ("elsewhere", "removed", "unrecorded")}
     assert asked == {**published, "me/new on local": False}
     assert cached(versions["lost"])
     asked.clear()
-    clean(releases=0, unfinished=False, yes=True)
+    delete_unneeded_if_confirmed(releases=0, unfinished=False, yes=True)
     assert not cached(versions["lost"])
     assert not asked
 
 
 @pytest.mark.parametrize("where", ["outside", "linked", "shared"])
 def test_cache_that_others_may_use_is_named_and_left_alone(versions, tmp_path_factory, capsys, monkeypatch, where):
-    monkeypatch.setattr("flows.clean.recorded_data_hashes", lambda *_, **__: set())
+    monkeypatch.setattr("flows.clean.fetch_release_data_hashes", lambda *_, **__: set())
     folder = Path(".dvc/cache").absolute()
     if where == "shared":
         dvc("config", "cache.shared", "group")
@@ -290,16 +291,16 @@ def test_cache_that_others_may_use_is_named_and_left_alone(versions, tmp_path_fa
         else:
             Path(".dvc/cache").symlink_to(folder)
     before = sorted(folder.rglob("*"))
-    clean(releases=1, unfinished=False, yes=True)
+    delete_unneeded_if_confirmed(releases=1, unfinished=False, yes=True)
     assert f"DVC's cache {folder} is left alone" in capsys.readouterr().out
     assert sorted(folder.rglob("*")) == before
 
 
 def test_the_folder_that_is_emptied_is_named_in_the_question(versions, capsys, monkeypatch):
-    monkeypatch.setattr("flows.clean.recorded_data_hashes", lambda *_, **__: set())
+    monkeypatch.setattr("flows.clean.fetch_release_data_hashes", lambda *_, **__: set())
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("typer.confirm", lambda question: (print(question), False)[1])
-    clean(releases=1, unfinished=False, yes=False)
+    delete_unneeded_if_confirmed(releases=1, unfinished=False, yes=False)
     folder = Path(".dvc/cache").absolute()
     said = capsys.readouterr().out.splitlines()
     assert [f"{folder}: objects that" in line for line in said] == [True, False]
@@ -307,12 +308,12 @@ def test_the_folder_that_is_emptied_is_named_in_the_question(versions, capsys, m
 
 
 def test_nothing_is_deleted_while_an_experiment_runs(versions, monkeypatch):
-    monkeypatch.setattr("flows.clean.recorded_data_hashes", lambda *_, **__: set())
+    monkeypatch.setattr("flows.clean.fetch_release_data_hashes", lambda *_, **__: set())
     about = Path(".dvc/tmp/exps/run/abc/abc.json")
     about.parent.mkdir(parents=True)
     about.write_text(json.dumps({"pid": os.getpid(), "returncode": None}))
     with pytest.raises(TransientError, match="an experiment"):
-        clean(releases=1, unfinished=False, yes=True)
+        delete_unneeded_if_confirmed(releases=1, unfinished=False, yes=True)
     assert cached(versions["lost"])
 
 
@@ -320,7 +321,7 @@ def test_stages_that_no_branch_has_run_give_no_warnings(versions, capfd):
     Path("dvc.yaml").write_text("stages: {one: {cmd: echo 1 > one, outs: [one]}}\n")
     run("git", "add", "dvc.yaml")
     run("git", "commit", "-qm", "a stage")
-    code = "from flows.dvc_project import cache as dvc_cache; dvc_cache.measure_unused_objects(set())"
+    code = "from flows.dvc_project import cache as dvc_cache; dvc_cache.measure_or_delete_unused_objects(set())"
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert "missing version info" not in "".join(capfd.readouterr())
 
@@ -328,6 +329,6 @@ def test_stages_that_no_branch_has_run_give_no_warnings(versions, capfd):
 def test_dvc_cache_without_git(versions):
     shutil.rmtree(".git")
     Path(".dvc/config").write_text("[core]\n    no_scm = true\n")
-    assert dvc_cache.measure_unused_objects({versions["released"]}, remove=True) > 0
+    assert dvc_cache.measure_or_delete_unused_objects({versions["released"]}, remove=True) > 0
     kept = {name for name, md5 in versions.items() if cached(md5)}
     assert kept == {"released", "workspace"}

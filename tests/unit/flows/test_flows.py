@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from flows import child_process
-from flows.dvc_project.locks import clear_stale_locks
+from flows.dvc_project.locks import remove_dead_lock_owners
 from flows.run import stages, unwatched_sources
-from flows.run.final_state import summary
-from flows.run.prefect_artifacts import table_rows
+from flows.run.final_state import format_run_summary
+from flows.run.prefect_artifacts import flatten_to_table_rows
 from params import (
     DataError,
     EvergreenError,
@@ -34,7 +34,7 @@ from params.foundation.artifacts import Artifacts, write_text_atomically
 from params.foundation.command_result import CommandResult
 from tasks.evaluation.report import EvaluationReport
 from tasks.ingestion.report import IngestReport
-from tasks.report.formatting import metrics_table
+from tasks.report.formatting import metrics_markdown_table
 from tasks.stages import save_report
 from tests.support import tiny
 from tests.support.project import ROOT, free_port, wait_for
@@ -51,7 +51,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> str:
 
 class TestChildProcess:
     def run(self, name: str, root: Path, listener: child_process.Logger = log, **limits: float) -> bool:
-        return child_process.run_child(name, [], Artifacts("test", root), listener, name="test", **limits)
+        return child_process.run_python_module(name, [], Artifacts("test", root), listener, name="test", **limits)
 
     def test_lines_arrive_while_the_command_runs(self, tmp_path, monkeypatch, caplog) -> None:
         name = module(tmp_path, monkeypatch, "import time\nprint('one')\ntime.sleep(5)\nprint('two')")
@@ -75,7 +75,7 @@ class TestChildProcess:
         child = "import signal, sys, time; signal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(0)));"
         child += "print('ready', flush=True); time.sleep(60)"
         code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\nprint('orderly')"
-        process = child_process.start(module(tmp_path, monkeypatch, code), [], subprocess.PIPE)
+        process = child_process.start_python_module(module(tmp_path, monkeypatch, code), [], subprocess.PIPE)
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         stop_process_group(process, child_process.GRACE_S)
@@ -127,9 +127,7 @@ class TestChildProcess:
 
     def test_the_command_dies_with_its_starter(self, tmp_path, monkeypatch) -> None:
         name = module(tmp_path, monkeypatch, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
-        starter = (
-            f"from flows import child_process; import time; child_process.start({name!r}, [], None); time.sleep(60)"
-        )
+        starter = f"from flows import child_process; import time; child_process.start_python_module({name!r}, [], None); time.sleep(60)"
         process = subprocess.Popen([sys.executable, "-c", starter], cwd=ROOT, stdout=subprocess.PIPE)
         assert process.stdout is not None
         pid = int(process.stdout.readline())
@@ -150,19 +148,19 @@ class TestClearStaleLocks:
     def test_an_owner_whose_id_another_process_has_now_is_taken_out(self, tmp_path) -> None:
         stranger = {"pid": os.getpid(), "cmd": "dvc repro train@default"}
         lock = self.put(tmp_path, json.dumps({"write": {"a": stranger}, "read": {"b": [stranger]}}))
-        clear_stale_locks(log, tmp_path)
+        remove_dead_lock_owners(log, tmp_path)
         assert json.loads(lock.read_text()) == {"write": {}, "read": {}}
 
     def test_a_living_owner_stays(self, tmp_path) -> None:
         me = {"pid": os.getpid(), "cmd": " ".join(["x", *psutil.Process().cmdline()[1:]])}
         gone = {"pid": 2**22 + 1, "cmd": "dvc repro"}
         lock = self.put(tmp_path, json.dumps({"write": {"a": me}, "read": {"b": [me, gone], "c": [gone]}}))
-        clear_stale_locks(log, tmp_path)
+        remove_dead_lock_owners(log, tmp_path)
         assert json.loads(lock.read_text()) == {"write": {"a": me}, "read": {"b": [me]}}
 
     def test_a_file_cut_short_is_removed(self, tmp_path) -> None:
         lock = self.put(tmp_path, '{"write": {"')
-        clear_stale_locks(log, tmp_path)
+        remove_dead_lock_owners(log, tmp_path)
         assert not lock.exists()
 
 
@@ -182,80 +180,80 @@ class TestUnwatchedSources:
 
     def stale(self, monkeypatch, *names: str) -> None:
         monkeypatch.setattr(
-            "flows.dvc_project.stage.is_stale", lambda *asked: any(n.split("@")[0] in names for n in asked)
+            "flows.dvc_project.stage.is_any_stage_stale", lambda *asked: any(n.split("@")[0] in names for n in asked)
         )
 
     def test_it_is_read_in_every_run(self, artifacts) -> None:
-        assert unwatched_sources.reads_again(artifacts, log)
-        unwatched_sources.record_stage_run("ingest", artifacts, None)
-        unwatched_sources.record_stage_run("train", artifacts, None)
-        assert unwatched_sources.reads_again(artifacts, log)
+        assert unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
+        unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
+        unwatched_sources.update_kept_rows_mark("train", artifacts, None)
+        assert unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
 
     @pytest.mark.parametrize("stage", ["validate", "tokenize", "train"])
     def test_an_interrupted_run_keeps_its_rows(self, artifacts, monkeypatch, caplog, stage) -> None:
-        unwatched_sources.record_stage_run("ingest", artifacts, None)
+        unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
         self.stale(monkeypatch, stage)
         for error in (KilledError("a", "b", "c"), StorageError("a", "b", "c"), TransientError("a", "b", "c")):
-            unwatched_sources.record_stage_run(stage, artifacts, error)
+            unwatched_sources.update_kept_rows_mark(stage, artifacts, error)
             with caplog.at_level(logging.INFO, logger="test"):
-                assert not unwatched_sources.reads_again(artifacts, log)
+                assert not unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
         assert "ingest@tiny: keeps the rows of 0.0 hours ago" in caplog.text
 
     def test_an_old_run_is_given_up(self, artifacts, caplog) -> None:
-        unwatched_sources.record_stage_run("ingest", artifacts, None)
+        unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
         for hours, gives_up in ((1.9, False), (2.1, True)):
             then = time.time() - hours * 3600
             os.utime(artifacts.rows_taken, (then, then))
-            assert unwatched_sources.reads_again(artifacts, log) is gives_up
+            assert unwatched_sources.refresh_imports_or_force_ingest(artifacts, log) is gives_up
         assert "gave up the unfinished run of 2.1 hours ago" in caplog.text
 
     @pytest.mark.parametrize("kind", [DataError, ModelError, RecipeError])
     def test_rows_that_fail_again_are_not_kept(self, artifacts, kind) -> None:
-        unwatched_sources.record_stage_run("ingest", artifacts, None)
-        unwatched_sources.record_stage_run("train", artifacts, kind("a", "b", "c"))
-        assert unwatched_sources.reads_again(artifacts, log)
+        unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
+        unwatched_sources.update_kept_rows_mark("train", artifacts, kind("a", "b", "c"))
+        assert unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
 
     def test_a_run_that_dvc_has_finished_keeps_nothing(self, artifacts, monkeypatch) -> None:
-        unwatched_sources.record_stage_run("ingest", artifacts, None)
+        unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
         self.stale(monkeypatch, "evaluate", "publish")
-        assert unwatched_sources.reads_again(artifacts, log)
+        assert unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
 
     def test_an_unfinished_run_needs_no_hub(self, artifacts, monkeypatch) -> None:
         away = f"http://127.0.0.1:{free_port()}"
         self.write({"kind": "hub", "repo_id": "a/b", "revision": "main", "train": "*.csv", "endpoint": away})
-        unwatched_sources.record_stage_run("ingest", artifacts, None)
+        unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
         report = IngestReport(source="hub", revision="0" * 40, rows={}, columns={}, data_sha256={})
         save_report(report, artifacts.report("ingest"))
-        assert not unwatched_sources.reads_again(artifacts, log)
+        assert not unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
         self.stale(monkeypatch)
         with pytest.raises(TransientError):
-            unwatched_sources.reads_again(artifacts, log)
+            unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
 
     def test_imported_files_are_updated_unless_a_run_is_unfinished(self, artifacts, monkeypatch) -> None:
         self.write({"kind": "files", "train": "rows.csv", "refresh": True})
         updates: list[str] = []
-        monkeypatch.setattr("flows.child_process.run_child", lambda module, *_, **__: updates.append(module))
-        unwatched_sources.record_stage_run("ingest", artifacts, None)
-        assert not unwatched_sources.reads_again(artifacts, log)
-        unwatched_sources.bring_missing_files(artifacts, log)
+        monkeypatch.setattr("flows.child_process.run_python_module", lambda module, *_, **__: updates.append(module))
+        unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
+        assert not unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
+        unwatched_sources.fetch_missing_source_files(artifacts, log)
         assert updates == []
-        assert unwatched_sources.reads_again(artifacts, log, force=True)
-        unwatched_sources.record_stage_run("train", artifacts, None)
-        assert not unwatched_sources.reads_again(artifacts, log), "DVC sees what has changed"
+        assert unwatched_sources.refresh_imports_or_force_ingest(artifacts, log, force=True)
+        unwatched_sources.update_kept_rows_mark("train", artifacts, None)
+        assert not unwatched_sources.refresh_imports_or_force_ingest(artifacts, log), "DVC sees what has changed"
         assert updates == ["flows.dvc_project.update"] * 2
-        unwatched_sources.bring_missing_files(artifacts, log)
+        unwatched_sources.fetch_missing_source_files(artifacts, log)
         assert updates == ["flows.dvc_project.update"] * 3
         Path("rows.csv").touch()
-        unwatched_sources.bring_missing_files(artifacts, log)
+        unwatched_sources.fetch_missing_source_files(artifacts, log)
         assert updates == ["flows.dvc_project.update"] * 3
 
     def test_other_sources_are_left_to_dvc(self, artifacts) -> None:
         self.write({"kind": "files", "train": "rows.csv"})
-        assert not unwatched_sources.reads_again(artifacts, log)
+        assert not unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
         self.write({"kind": "function", "function": "rows:rows"})
-        assert not unwatched_sources.reads_again(artifacts, log)
+        assert not unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
         self.write({"kind": "function", "function": "rows:rows", "refresh": True})
-        assert unwatched_sources.reads_again(artifacts, log)
+        assert unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
 
 
 class TestErrors:
@@ -300,11 +298,14 @@ class TestErrors:
     def test_only_what_may_pass_is_tried_again(self, error, again) -> None:
         from prefect.states import Failed
 
-        assert stages.is_transient(None, None, Failed(data=error)) is again
+        assert stages.should_retry_stage(None, None, Failed(data=error)) is again
 
 
 def test_a_report_becomes_a_table() -> None:
-    assert table_rows({"a": {"b": 1}, "c": [1, 2]}) == [{"name": "a.b", "value": 1}, {"name": "c", "value": "1, 2"}]
+    assert flatten_to_table_rows({"a": {"b": 1}, "c": [1, 2]}) == [
+        {"name": "a.b", "value": 1},
+        {"name": "c", "value": "1, 2"},
+    ]
 
 
 EVALUATION = {"split": "test", "rows": 40, "sequences": 40, "metric": "loss", "verdict": "publish"}
@@ -316,12 +317,12 @@ def evaluation(**metrics: dict[str, float] | None) -> EvaluationReport:
 
 def test_metrics_stand_beside_those_of_the_champion_and_of_the_untrained_model() -> None:
     model = {"loss": 1.5, "bits_per_byte": 0.5}
-    both = metrics_table(evaluation(model=model, untrained={"loss": 5.0}, champion={"bits_per_byte": 0.75}))
+    both = metrics_markdown_table(evaluation(model=model, untrained={"loss": 5.0}, champion={"bits_per_byte": 0.75}))
     assert "| metric | model | champion | untrained |" in both
     assert "| loss | 1.5 | | 5 |" in both
     assert "| bits_per_byte | 0.5 | 0.75 | |" in both
     assert both.endswith("on the test split, 40 rows")
-    alone = metrics_table(evaluation(model=model, untrained=None, champion=None))
+    alone = metrics_markdown_table(evaluation(model=model, untrained=None, champion=None))
     assert "| metric | model |\n" in alone
     assert "| loss | 1.5 |\n" in alone
 
@@ -338,10 +339,10 @@ def receipt(tmp_path: Path, **changes: object) -> Artifacts:
 
 def test_the_summary_says_what_became_of_the_model_and_why(tmp_path) -> None:
     artifacts = receipt(tmp_path)
-    said = summary(artifacts, {"publish": "ran"})
+    said = format_run_summary(artifacts, {"publish": "ran"})
     assert "published: o/n on the Hub in .hub\n  it is better\n" in said
     artifacts = receipt(tmp_path, status="kept", reasons=["it is worse", "it is slower"], publish_id=None)
-    said = summary(artifacts, {"publish": "ran"})
+    said = format_run_summary(artifacts, {"publish": "ran"})
     assert "kept the champion: o/n on the Hub in .hub\n  it is worse\n  it is slower\n" in said
 
 

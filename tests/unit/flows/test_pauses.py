@@ -30,7 +30,7 @@ from prefect.states import (
 )
 
 from flows import retrain
-from flows.record.recording import Record
+from flows.record.recording import RecordTarget
 from flows.run import pauses
 from flows.server import own as server
 from params import PreemptedError, TransientError
@@ -46,7 +46,7 @@ def prefect(tmp_path_factory: pytest.TempPathFactory, make_prefect_home: Callabl
     patch = pytest.MonkeyPatch()
     patch.setenv("PREFECT_HOME", str(make_prefect_home()))
     patch.setattr(pauses, "POLL_S", 0.2)
-    started = server.Server(tmp_path_factory.mktemp("server") / "log")
+    started = server.OwnPrefectServer(tmp_path_factory.mktemp("server") / "log")
     try:
         with started.used():
             yield
@@ -72,7 +72,7 @@ def stages_of(state: State[Any], then: State[Any] | None = None) -> tuple[list[s
     def two_stages() -> None:
         ids.append(run := UUID(flow_run.id))
         for name in ("train", "publish"):
-            pauses.wait_until_running(get_run_logger())
+            pauses.wait_while_paused(get_run_logger())
             started.append(name)
             if name == "train":
                 set_state(run, state)
@@ -133,12 +133,12 @@ def test_a_run_that_ends_while_a_remote_answers_publishes_nothing(
         asked.append("the remote")
         set_state(UUID(flow_run.id), Cancelled())
 
-    monkeypatch.setattr(retrain, "ensure_recordable", before_release)
+    monkeypatch.setattr(retrain, "check_or_record_before_publish", before_release)
 
     @flow(name="one-stage")
     def one_stage() -> None:
-        branch = Record(remote="origin", branch="runs")
-        retrain.wait_until_ready("publish", Artifacts("a"), branch, {}, get_run_logger())
+        branch = RecordTarget(remote="origin", branch="runs")
+        retrain.wait_until_stage_may_start("publish", Artifacts("a"), branch, {}, get_run_logger())
         asked.append("the Hub")
 
     with pytest.raises(Abort, match="its next stage does not start"):
@@ -157,14 +157,14 @@ def test_a_server_that_stays_away_starts_no_stage(prefect: None, monkeypatch: py
     monkeypatch.setattr(pauses, "flow_run", type("Run", (), {"id": UUID(int=1)}))
     away = {PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}
     with temporary_settings(away), pytest.raises(TransientError, match="does not say whether the run is paused"):
-        pauses.wait_until_running(logging.getLogger("test"))
+        pauses.wait_while_paused(logging.getLogger("test"))
 
 
 def test_outside_of_a_run_nothing_is_asked() -> None:
-    pauses.wait_until_running(logging.getLogger("test"))
+    pauses.wait_while_paused(logging.getLogger("test"))
 
 
 @pytest.mark.parametrize("signal", [Abort("the run is Cancelled"), Pause("the run was suspended")])
 def test_who_waits_for_the_run_is_told(signal: BaseException) -> None:
-    with pytest.raises(PreemptedError, match=str(signal)), pauses.raise_user_termination():
+    with pytest.raises(PreemptedError, match=str(signal)), pauses.turn_user_stop_into_error():
         raise signal

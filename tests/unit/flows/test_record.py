@@ -16,7 +16,7 @@ from prefect.deployments.steps import git_clone
 
 from flows.dvc_project import lock_file as dvc_lock
 from flows.record import recording as record
-from flows.record.recording import Record, recording
+from flows.record.recording import RecordTarget, record_run_after_block
 from params import DataError, ModelError, RecipeError, RemoteRefusedError, TransientError
 from params.foundation.artifacts import STAGES, Artifacts
 from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
@@ -28,7 +28,7 @@ from tests.support.project import ROOT, free_port
 from tests.unit.tasks.history.example import entry
 
 log = logging.getLogger("test")
-TO = Record(remote="origin", branch="main")
+TO = RecordTarget(remote="origin", branch="main")
 RAN = {stage: "unchanged" if stage in STAGES[:3] else "ran" for stage in STAGES}
 LOCK = "schema: '2.0'\nstages:\n"
 ENTRY = """\
@@ -74,8 +74,8 @@ class Worker:
         """Leave what a run leaves: its entry in dvc.lock, small files, a line in the log."""
         lock = self.root / "dvc.lock"
         text = lock.read_text() if lock.exists() else LOCK
-        entry = dvc_lock.stages_of(LOCK + ENTRY.format(recipe=recipe, number=number), recipe, where="")
-        lock.write_text(dvc_lock.merge(text, entry, recipe, where=""))
+        entry = dvc_lock.parse_recipe_stages(LOCK + ENTRY.format(recipe=recipe, number=number), recipe, where="")
+        lock.write_text(dvc_lock.replace_recipe_stages(text, entry, recipe, where=""))
         artifacts = Artifacts(recipe, self.root)
         verdict = {"published": "publish", "kept": "keep", "refused": "refuse"}[status]
         judged = {"verdict": verdict, "reasons": ["loss is 0.5 better"], "metric": "loss", "first_release": False}
@@ -166,7 +166,7 @@ def models(remote: Path) -> dict[str, str]:
     return {
         name: str(int(entry["outs"][0]["md5"].removesuffix(".dir")))
         for recipe in ("a", "b")
-        for name, entry in dvc_lock.stages_of(text, recipe, where="").items()
+        for name, entry in dvc_lock.parse_recipe_stages(text, recipe, where="").items()
     }
 
 
@@ -189,7 +189,7 @@ cd {other} && git pull -q && git -c user.name=o -c user.email=o@o commit -q --al
 
 class TestCommit:
     def test_a_run_is_one_commit_with_its_files_and_figures(self, worker: Worker, remote: Path) -> None:
-        record.record(worker.ran("a", 1), TO, log, RAN)
+        record.record_run_on_branch(worker.ran("a", 1), TO, log, RAN)
         assert commits(remote) == ["Record a: published release-1", "the project"]
         files = git(remote, "show", "--name-only", "--format=", "main").splitlines()
         small = ["evaluation/blessing.json", "evaluation/metrics.json", "release/log.jsonl", "release/receipt.json"]
@@ -209,14 +209,14 @@ class TestCommit:
 
     def test_the_same_run_is_recorded_once(self, worker: Worker, remote: Path) -> None:
         artifacts = worker.ran("a", 1)
-        record.record(artifacts, TO, log, RAN)
-        record.record(artifacts, TO, log, RAN)
-        record.record(artifacts, TO, log, dict.fromkeys(RAN, "unchanged"))
+        record.record_run_on_branch(artifacts, TO, log, RAN)
+        record.record_run_on_branch(artifacts, TO, log, RAN)
+        record.record_run_on_branch(artifacts, TO, log, dict.fromkeys(RAN, "unchanged"))
         assert len(commits(remote)) == 2
 
     def test_who_commits_is_who_git_says(self, worker: Worker, remote: Path) -> None:
         git(worker.root, "config", "user.name", "Ada")
-        record.record(worker.ran("a", 1), TO, log, RAN)
+        record.record_run_on_branch(worker.ran("a", 1), TO, log, RAN)
         assert git(remote, "log", "-1", "--format=%an <%ae> %cn", "main") == "Ada <evergreen@localhost> Ada"
 
     def test_the_project_may_be_a_folder_of_the_repository(
@@ -225,7 +225,7 @@ class TestCommit:
         (worker.root / "models/here").mkdir(parents=True)
         (worker.root / ".dvc").rename(worker.root / "models/here/.dvc")
         monkeypatch.chdir(worker.root / "models/here")
-        record.record(Worker(Path.cwd()).ran("a", 1), TO, log, RAN)
+        record.record_run_on_branch(Worker(Path.cwd()).ran("a", 1), TO, log, RAN)
         assert recorded(remote, "models/here/dvc.lock") == Path("dvc.lock").read_text().strip()
         assert commits(remote)[0] == "Record a: published release-1"
 
@@ -236,7 +236,7 @@ class TestCommit:
         (worker.root / folder).mkdir()
         (worker.root / ".dvc").rename(worker.root / folder / ".dvc")
         monkeypatch.chdir(worker.root / folder)
-        record.record(Worker(Path.cwd()).ran("a", 1), TO, log, RAN)
+        record.record_run_on_branch(Worker(Path.cwd()).ran("a", 1), TO, log, RAN)
         assert recorded(remote, f"{folder}/dvc.lock") == Path("dvc.lock").read_text().strip()
 
     def test_settings_of_git_change_nothing(self, worker: Worker, remote: Path) -> None:
@@ -265,8 +265,8 @@ class TestCommit:
             git(worker.root, "config", *setting.split("="))
         git(worker.root, "tag", "mine")
         artifacts = worker.ran("a", 1)
-        record.record(artifacts, TO, log, RAN)
-        record.record(artifacts, TO, log, RAN)
+        record.record_run_on_branch(artifacts, TO, log, RAN)
+        record.record_run_on_branch(artifacts, TO, log, RAN)
         assert commits(remote) == ["Record a: published release-1", "the project"]
         assert recorded(remote, "dvc.lock") == Path("dvc.lock").read_text().strip()
         assert git(worker.root, "tag") == "mine"
@@ -307,12 +307,12 @@ outs:
     def test_it_is_recorded_with_the_run(self, refreshed: Worker, remote: Path) -> None:
         self.bring(refreshed, "b")
         artifacts = refreshed.ran("a", 1)
-        record.record(artifacts, TO, log, RAN)
+        record.record_run_on_branch(artifacts, TO, log, RAN)
         assert recorded(remote, "data/rows.csv.dvc") == (refreshed.root / "data/rows.csv.dvc").read_text().strip()
-        record.record(artifacts, TO, log, RAN)
+        record.record_run_on_branch(artifacts, TO, log, RAN)
         assert len(commits(remote)) == 3
         self.bring(refreshed, "c")
-        record.record(artifacts, TO, log, RAN)
+        record.record_run_on_branch(artifacts, TO, log, RAN)
         assert recorded(remote, "data/rows.csv.dvc") == (refreshed.root / "data/rows.csv.dvc").read_text().strip()
 
     def test_who_imports_from_elsewhere_meanwhile_is_not_overruled(
@@ -323,14 +323,14 @@ outs:
         git(other.root, "-c", "user.name=o", "-c", "user.email=o@o", "commit", "-q", "-a", "-m", "elsewhere")
         git(other.root, "push", "-q")
         self.bring(refreshed, "b")
-        record.record(refreshed.ran("a", 1), TO, log, RAN)
+        record.record_run_on_branch(refreshed.ran("a", 1), TO, log, RAN)
         assert commits(remote)[0] == "Record a: published release-1"
         assert "https://b.example/rows.csv" in recorded(remote, "data/rows.csv.dvc")
 
     def test_a_recipe_that_cannot_be_read_has_none(self, refreshed: Worker, remote: Path) -> None:
         self.bring(refreshed, "b")
         refreshed.write("params/a.yaml", "data: 3")
-        record.record(refreshed.ran("a", 1), TO, log, RAN)
+        record.record_run_on_branch(refreshed.ran("a", 1), TO, log, RAN)
         assert commits(remote)[0] == "Record a: published release-1"
         assert "a" * 32 in recorded(remote, "data/rows.csv.dvc")
 
@@ -344,7 +344,7 @@ class TestCheckout:
         worker.write("untracked.txt", "")
         artifacts.scratch.mkdir(parents=True)
         before = worker.state()
-        record.record(artifacts, TO, log, RAN)
+        record.record_run_on_branch(artifacts, TO, log, RAN)
         assert worker.state() == before
         assert "staged.txt" not in git(remote, "ls-tree", "-r", "--name-only", "main")
 
@@ -356,7 +356,7 @@ class TestCheckout:
         git(other.root, "-c", "user.name=o", "-c", "user.email=o@o", "commit", "-q", "-m", "news")
         git(other.root, "push", "-q")
         before = worker.state()
-        record.record(worker.ran("a", 1), TO, log, RAN)
+        record.record_run_on_branch(worker.ran("a", 1), TO, log, RAN)
         assert worker.state()[:2] == before[:2]
         assert commits(remote) == ["Record a: published release-1", "news", "the project"]
         assert recorded(remote, "news.txt") == "news"
@@ -367,17 +367,17 @@ class TestCheckout:
         for number in range(3):
             other = clone(remote, tmp_path / f"other-{number}")
             monkeypatch.chdir(other.root)
-            record.record(other.ran("b", number), TO, log, RAN)
+            record.record_run_on_branch(other.ran("b", number), TO, log, RAN)
         monkeypatch.chdir(tmp_path)
         cloned = git_clone(repository=remote.as_uri(), branch="main")
         worker = Worker(tmp_path / cloned["directory"])
         assert git(worker.root, "rev-parse", "--is-shallow-repository") == "true"
         monkeypatch.chdir(worker.root)
-        record.record(worker.ran("a", 7), TO, log, RAN)
+        record.record_run_on_branch(worker.ran("a", 7), TO, log, RAN)
         monkeypatch.chdir(other.root)
-        record.record(other.ran("b", 8), TO, log, RAN)  # the branch moves below the clone
+        record.record_run_on_branch(other.ran("b", 8), TO, log, RAN)  # the branch moves below the clone
         monkeypatch.chdir(worker.root)
-        record.record(worker.ran("a", 9), TO, log, RAN)
+        record.record_run_on_branch(worker.ran("a", 9), TO, log, RAN)
         assert models(remote) == {"train@a": "9", "train@b": "8"}
         assert len(commits(remote)) == 7
 
@@ -386,12 +386,12 @@ class TestMerge:
     def test_two_recipes_that_end_at_once_both_survive(self, remote: Path, tmp_path: Path) -> None:
         code = """
 import logging, sys, time
-from flows.record.recording import Record, record
+from flows.record.recording import RecordTarget, record_run_on_branch
 from params.foundation.artifacts import STAGES, Artifacts
 logging.basicConfig(level="INFO", stream=sys.stdout)
 while time.time() < float(sys.argv[2]):
     time.sleep(0.001)
-record(Artifacts(sys.argv[1]), Record(), logging.getLogger(), {})
+record_run_on_branch(Artifacts(sys.argv[1]), RecordTarget(), logging.getLogger(), {})
 """
         workers = {recipe: clone(remote, tmp_path / recipe) for recipe in ("a", "b")}
         start = str(time.time() + 5)
@@ -414,7 +414,7 @@ record(Artifacts(sys.argv[1]), Record(), logging.getLogger(), {})
         script = OTHERS.format(count=tmp_path / "count", times=times, other=other.root)
         hook(worker.root / ".git", "pre-push", script)
         with caplog.at_level(logging.INFO, logger="test"):
-            record.record(worker.ran("a", 1), TO, log, RAN)
+            record.record_run_on_branch(worker.ran("a", 1), TO, log, RAN)
         assert commits(remote) == ["Record a: published release-1", *["other"] * times, "the project"]
         assert caplog.text.count("origin/main has moved meanwhile") == times
         assert models(remote) == {"train@a": "1"}
@@ -427,43 +427,43 @@ record(Artifacts(sys.argv[1]), Record(), logging.getLogger(), {})
         monkeypatch.setattr(record, "_PUSHES", 3)
         artifacts = worker.ran("a", 1)
         with pytest.raises(TransientError, match="after each of 3 attempts"):
-            record.record(artifacts, TO, log, RAN, waits_s=())
+            record.record_run_on_branch(artifacts, TO, log, RAN, waits_s=())
         assert set(commits(remote)) == {"other", "the project"}
         (worker.root / ".git/hooks/pre-push").unlink()
-        record.record(artifacts, TO, log, RAN)
+        record.record_run_on_branch(artifacts, TO, log, RAN)
         assert models(remote) == {"train@a": "1"}
 
     def test_stages_of_other_recipes_stay_as_they_are_there(
         self, worker: Worker, remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         worker.ran("b", 1)
-        record.record(worker.ran("a", 1), TO, log, RAN)
+        record.record_run_on_branch(worker.ran("a", 1), TO, log, RAN)
         assert models(remote) == {"train@a": "1"}, "b has not recorded its run"
         other = clone(remote, tmp_path / "other")
         monkeypatch.chdir(other.root)
-        record.record(other.ran("b", 2), TO, log, RAN)
+        record.record_run_on_branch(other.ran("b", 2), TO, log, RAN)
         monkeypatch.chdir(worker.root)
-        record.record(worker.ran("a", 3), TO, log, RAN)
+        record.record_run_on_branch(worker.ran("a", 3), TO, log, RAN)
         assert models(remote) == {"train@a": "3", "train@b": "2"}
 
     def test_a_worker_with_an_older_run_does_not_bring_it_back(
         self, worker: Worker, remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         artifacts = worker.ran("a", 1)
-        record.record(artifacts, TO, log, RAN)
+        record.record_run_on_branch(artifacts, TO, log, RAN)
         newer = clone(remote, tmp_path / "newer")
         monkeypatch.chdir(newer.root)
-        record.record(newer.ran("a", 2), TO, log, RAN)
+        record.record_run_on_branch(newer.ran("a", 2), TO, log, RAN)
         for old in (worker, newer, worker, worker):
             monkeypatch.chdir(old.root)
-            record.record(artifacts, TO, log, dict.fromkeys(RAN, "unchanged"))
+            record.record_run_on_branch(artifacts, TO, log, dict.fromkeys(RAN, "unchanged"))
             assert models(remote) == {"train@a": "2"}
             assert len(commits(remote)) == 3
         monkeypatch.chdir(worker.root)
         for number in (3, 4):
             with artifacts.receipt_log.open("a") as file:
                 file.write(f'{{"number": {number}}}\n')
-            record.record(artifacts, TO, log, dict.fromkeys(RAN, "unchanged"))
+            record.record_run_on_branch(artifacts, TO, log, dict.fromkeys(RAN, "unchanged"))
             assert models(remote) == {"train@a": "2"}
             assert len(commits(remote)) == number + 1, "of its log it may add lines"
 
@@ -472,35 +472,35 @@ record(Artifacts(sys.argv[1]), Record(), logging.getLogger(), {})
     ) -> None:
         other = clone(remote, tmp_path / "other")
         monkeypatch.chdir(other.root)
-        record.record(other.ran("a", 1), TO, log, RAN)
+        record.record_run_on_branch(other.ran("a", 1), TO, log, RAN)
         monkeypatch.chdir(worker.root)
         worker.ran("a", 2)
-        record.record(worker.ran("a", 3), TO, log, RAN)
+        record.record_run_on_branch(worker.ran("a", 3), TO, log, RAN)
         lines = recorded(remote, "runs/a/release/log.jsonl").splitlines()
         assert [json.loads(line)["number"] for line in lines] == [1, 2, 3]
 
     def test_a_file_that_is_not_here_stays_as_it_is_there(self, worker: Worker, remote: Path) -> None:
         """DVC deletes a stage's outputs before it runs; here publish has failed then."""
         artifacts = worker.ran("a", 1)
-        record.record(artifacts, TO, log, RAN)
+        record.record_run_on_branch(artifacts, TO, log, RAN)
         worker.ran("a", 2, status="refused")
         artifacts.receipt.unlink()
         outcomes = {stage: "ran" for stage in STAGES if stage != "publish"}
-        record.record(artifacts, TO, log, outcomes, error=TransientError("publish@a", "b", "c"))
+        record.record_run_on_branch(artifacts, TO, log, outcomes, error=TransientError("publish@a", "b", "c"))
         assert json.loads(recorded(remote, "runs/a/release/receipt.json"))["tag"] == "release-1"
         assert json.loads(recorded(remote, "runs/a/evaluation/blessing.json"))["model"] == "2"
 
     def test_dvc_lock_is_written_as_dvc_writes_it(self) -> None:
         text = LOCK + ENTRY.format(recipe="a", number=1) + ENTRY.format(recipe="b", number=2)
         for recipe in ("a", "b"):
-            stages = dvc_lock.stages_of(text, recipe, where="")
+            stages = dvc_lock.parse_recipe_stages(text, recipe, where="")
             assert list(stages) == [f"train@{recipe}"]
-            assert dvc_lock.merge(text, stages, recipe, where="") == text
-        assert dvc_lock.merge("", dvc_lock.stages_of(text, "b", where=""), "b", where="") == LOCK + ENTRY.format(
-            recipe="b", number=2
-        )
+            assert dvc_lock.replace_recipe_stages(text, stages, recipe, where="") == text
+        assert dvc_lock.replace_recipe_stages(
+            "", dvc_lock.parse_recipe_stages(text, "b", where=""), "b", where=""
+        ) == LOCK + ENTRY.format(recipe="b", number=2)
         with pytest.raises(RecipeError, match=r"origin/main: dvc.lock is damaged there"):
-            dvc_lock.merge("<<<<<<< HEAD\nschema: [", {}, "a", where="origin/main")
+            dvc_lock.replace_recipe_stages("<<<<<<< HEAD\nschema: [", {}, "a", where="origin/main")
 
 
 class TestRefusal:
@@ -514,7 +514,7 @@ class TestRefusal:
         git(other.root, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "in git-lfs")
         git(other.root, "push", "-q")
         with pytest.raises(RecipeError, match=rf"(?s)^{path} on .*main.*: is in git-lfs, .*git lfs untrack {path}"):
-            record.record(artifacts, TO, log, RAN)
+            record.record_run_on_branch(artifacts, TO, log, RAN)
         assert commits(remote) == ["in git-lfs", "the project"]
 
     def test_a_protected_branch(self, worker: Worker, remote: Path) -> None:
@@ -524,24 +524,24 @@ class TestRefusal:
         with pytest.raises(
             RemoteRefusedError, match=r"origin/main: refused the commit: .*hook declined.*main is protected"
         ):
-            record.record(artifacts, TO, log, RAN)
+            record.record_run_on_branch(artifacts, TO, log, RAN)
         assert worker.state() == before
         assert commits(remote) == ["the project"]
         (remote / "hooks/pre-receive").unlink()
-        record.record(artifacts, TO, log, RAN)
+        record.record_run_on_branch(artifacts, TO, log, RAN)
         assert models(remote) == {"train@a": "1"}, "the next run records the work"
 
     def test_its_log_outlives_a_reset(self, worker: Worker, remote: Path) -> None:
-        record.record(worker.ran("a", 1), TO, log, RAN)
+        record.record_run_on_branch(worker.ran("a", 1), TO, log, RAN)
         hook(remote, "pre-receive", "exit 1")
         for number in (2, 3):
             artifacts = worker.ran("a", number)
             with pytest.raises(RemoteRefusedError):
-                record.record(artifacts, TO, log, RAN)
+                record.record_run_on_branch(artifacts, TO, log, RAN)
             git(worker.root, "reset", "-q", "--hard", "origin/main")
         (remote / "hooks/pre-receive").unlink()
         for number in (4, 5):
-            record.record(worker.ran("a", number), TO, log, RAN)
+            record.record_run_on_branch(worker.ran("a", number), TO, log, RAN)
             lines = recorded(remote, "runs/a/release/log.jsonl").splitlines()
             assert [json.loads(line)["number"] for line in lines] == [1, 2, 3, 4, 5][:number]
         assert not artifacts.unrecorded.exists()
@@ -549,13 +549,13 @@ class TestRefusal:
     def test_a_line_that_was_written_before_a_kill_outlives_a_reset(self, worker: Worker, remote: Path) -> None:
         """The flow logs at its start that the last run was killed; it may be killed itself before it records that."""
         artifacts = worker.ran("a", 1)
-        record.record(artifacts, TO, log, RAN)
+        record.record_run_on_branch(artifacts, TO, log, RAN)
         append_run(artifacts, entry(1))
         git(worker.root, "reset", "-q", "--hard", "origin/main")
         git(worker.root, "clean", "-qfd", "runs")
         assert not artifacts.run_log.exists()
         assert read_runs(artifacts) == [entry(1)], "it has happened all the same"
-        record.record(worker.ran("a", 2), TO, log, RAN)
+        record.record_run_on_branch(worker.ran("a", 2), TO, log, RAN)
         (line,) = recorded(remote, "runs/a/runs.jsonl").splitlines()
         assert json.loads(line)["run_id"] == entry(1).run_id
 
@@ -563,15 +563,15 @@ class TestRefusal:
         ("to", "words"),
         [
             (
-                Record(branch="nightly"),
+                RecordTarget(branch="nightly"),
                 "origin has no branch nightly\n  fix: make it first: git push origin HEAD:refs/heads/ni",
             ),
-            (Record(remote="backup"), "'backup' does not appear to be a git repository"),
+            (RecordTarget(remote="backup"), "'backup' does not appear to be a git repository"),
         ],
     )
-    def test_a_branch_or_remote_that_is_not_there(self, worker: Worker, to: Record, words: str) -> None:
+    def test_a_branch_or_remote_that_is_not_there(self, worker: Worker, to: RecordTarget, words: str) -> None:
         with pytest.raises(RemoteRefusedError) as raised:
-            record.record(worker.ran("a", 1), to, log, RAN)
+            record.record_run_on_branch(worker.ran("a", 1), to, log, RAN)
         assert words in str(raised.value)
 
     @pytest.mark.parametrize("user", ["user:secret", "secret", "secret:x-oauth-basic"])
@@ -580,12 +580,12 @@ class TestRefusal:
         git(worker.root, "remote", "set-url", "origin", f"http://{user}@127.0.0.1:{free_port()}/x.git")
         before = worker.state()
         with pytest.raises(TransientError, match="cannot read the branch") as raised:
-            record.record(artifacts, TO, log, RAN, waits_s=(0.1, 0.1))
+            record.record_run_on_branch(artifacts, TO, log, RAN, waits_s=(0.1, 0.1))
         assert caplog.text.count("tries again to record the run in 0.1 s") == 2
         assert "secret" not in caplog.text + str(raised.value)
         assert worker.state() == before
         git(worker.root, "remote", "set-url", "origin", str(remote))
-        record.record(artifacts, TO, log, RAN)
+        record.record_run_on_branch(artifacts, TO, log, RAN)
         assert models(remote) == {"train@a": "1"}
 
     @pytest.mark.parametrize("over", ["release", "test_rows"])
@@ -596,15 +596,15 @@ class TestRefusal:
         evaluated = {stage: outcome for stage, outcome in RAN.items() if stage != "publish"}
         git(worker.root, "remote", "set-url", "--push", "origin", str(remote.parent / "nowhere"))
         with pytest.raises(RemoteRefusedError, match="nowhere"):
-            record.ensure_recordable(artifacts, TO, evaluated, log)
+            record.check_or_record_before_publish(artifacts, TO, evaluated, log)
         git(worker.root, "remote", "set-url", "--push", "origin", f"http://127.0.0.1:{free_port()}/x.git")
         monkeypatch.setattr(record, "_WAITS_S", (0.1,))
-        monkeypatch.setitem(record.record.__kwdefaults__, "waits_s", (0.1,))
+        monkeypatch.setitem(record.record_run_on_branch.__kwdefaults__, "waits_s", (0.1,))
         with pytest.raises(TransientError):
-            record.ensure_recordable(artifacts, TO, evaluated, log)
+            record.check_or_record_before_publish(artifacts, TO, evaluated, log)
         assert commits(remote) == ["the project"]
         git(worker.root, "remote", "set-url", "--push", "origin", str(remote))
-        record.ensure_recordable(artifacts, TO, evaluated, log)
+        record.check_or_record_before_publish(artifacts, TO, evaluated, log)
         assert commits(remote) == [
             *(["Record a: evaluated, verdict publish"] if over == "test_rows" else []),
             "the project",
@@ -618,17 +618,17 @@ class TestRefusal:
         evaluated = {stage: outcome for stage, outcome in RAN.items() if stage != "publish"}
         hook(remote, "pre-receive", "echo no >&2; exit 1")
         with pytest.raises(RemoteRefusedError, match="refused the commit"):
-            record.ensure_recordable(artifacts, TO, evaluated, log)
+            record.check_or_record_before_publish(artifacts, TO, evaluated, log)
         (remote / "hooks/pre-receive").unlink()
-        record.ensure_recordable(artifacts, TO, evaluated, log)
+        record.check_or_record_before_publish(artifacts, TO, evaluated, log)
         assert recorded(remote, "runs/a/release/log.jsonl") == (worker.root / artifacts.receipt_log).read_text().strip()
-        record.record(artifacts, TO, log, RAN)
+        record.record_run_on_branch(artifacts, TO, log, RAN)
         assert len(commits(remote)) == 2, "nothing is new"
 
     def test_a_kept_champion_asks_for_nothing(self, worker: Worker, remote: Path) -> None:
         artifacts = worker.ran("a", 1, status="kept")
         git(worker.root, "remote", "set-url", "--push", "origin", str(remote.parent / "nowhere"))
-        record.ensure_recordable(artifacts, TO, RAN, log)
+        record.check_or_record_before_publish(artifacts, TO, RAN, log)
 
     def test_objects_come_first(self, worker: Worker, remote: Path) -> None:
         """A commit names no object that the DVC remote lacks: here the remote cannot be used."""
@@ -640,20 +640,23 @@ class TestRefusal:
         worker.write("dvc.yaml", "\n".join(["stages:", *stages]))
         worker.write(".dvc/config", "[core]\nremote = storage\n['remote \"storage\"']\nurl = s3://bucket\n")
         with pytest.raises(RemoteRefusedError, match="dvc push: the DVC remote `storage`: cannot be used"):
-            record.record(worker.ran("a", 1), TO, log, RAN)
+            record.record_run_on_branch(worker.ran("a", 1), TO, log, RAN)
         assert commits(remote) == ["the project"]
 
     def test_no_repository(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         with pytest.raises(RemoteRefusedError, match="not a git repository"):
-            record.record(Artifacts("a"), TO, log, {}, error=DataError("a", "b", "c"))
+            record.record_run_on_branch(Artifacts("a"), TO, log, {}, error=DataError("a", "b", "c"))
 
 
 class TestRecording:
     def test_a_failed_run_is_recorded_and_keeps_its_error(self, worker: Worker, remote: Path) -> None:
         artifacts = worker.ran("a", 1)
         error = DataError("validate@a: rows.csv:3", "a row that is private", "fix it")
-        with pytest.raises(DataError, match="a row that is private"), recording(artifacts, TO, {"ingest": "ran"}, log):
+        with (
+            pytest.raises(DataError, match="a row that is private"),
+            record_run_after_block(artifacts, TO, {"ingest": "ran"}, log),
+        ):
             raise error
         message = git(remote, "log", "-1", "--format=%B", "main")
         assert message.startswith("Record a: validate failed: DataError\n\nran: ingest\n")
@@ -661,30 +664,36 @@ class TestRecording:
 
     def test_a_refused_model_is_no_failure_of_publishing(self, worker: Worker, remote: Path) -> None:
         artifacts = worker.ran("a", 1, status="refused")
-        with pytest.raises(ModelError), recording(artifacts, TO, {s: "ran" for s in RAN if s != "publish"}, log):
+        with (
+            pytest.raises(ModelError),
+            record_run_after_block(artifacts, TO, {s: "ran" for s in RAN if s != "publish"}, log),
+        ):
             raise ModelError("publish@a: blessing.json", "the gate refuses the model", "learn")
         message = git(remote, "log", "-1", "--format=%B", "main")
         assert message.startswith("Record a: the gate refused the model\n\nverdict: refuse\n- loss is")
 
     def test_that_it_cannot_be_recorded_does_not_hide_why_a_run_failed(self, worker: Worker, caplog) -> None:
         artifacts = worker.ran("a", 1)
-        with pytest.raises(DataError), recording(artifacts, Record(remote="backup"), {}, log):
+        with pytest.raises(DataError), record_run_after_block(artifacts, RecordTarget(remote="backup"), {}, log):
             raise DataError("a", "b", "c")
         assert "the run was not recorded: backup/main: cannot read" in caplog.text
 
     def test_a_run_that_is_stopped_is_recorded(self, worker: Worker, remote: Path) -> None:
         artifacts = worker.ran("a", 1)
-        with pytest.raises(KeyboardInterrupt), recording(artifacts, TO, {"ingest": "ran"}, log):
+        with pytest.raises(KeyboardInterrupt), record_run_after_block(artifacts, TO, {"ingest": "ran"}, log):
             raise KeyboardInterrupt
         assert commits(remote)[0] == "Record a: validate was stopped"
 
     def test_a_good_run_that_cannot_be_recorded_fails(self, worker: Worker) -> None:
         artifacts = worker.ran("a", 1)
-        with pytest.raises(RemoteRefusedError), recording(artifacts, Record(remote="backup"), RAN, log):
+        with (
+            pytest.raises(RemoteRefusedError),
+            record_run_after_block(artifacts, RecordTarget(remote="backup"), RAN, log),
+        ):
             pass
 
     def test_nothing_is_recorded_unless_asked_for(self, worker: Worker, remote: Path) -> None:
-        with recording(worker.ran("a", 1), None, RAN, log):
+        with record_run_after_block(worker.ran("a", 1), None, RAN, log):
             pass
         assert commits(remote) == ["the project"]
 
@@ -700,13 +709,13 @@ class TestRecording:
 def test_the_first_line_says_how_the_run_ended(
     worker: Worker, status: str, outcomes: dict[str, str], subject: str
 ) -> None:
-    message = record.record_message(worker.ran("a", 5, status=status), outcomes, None)
+    message = record.compose_commit_message(worker.ran("a", 5, status=status), outcomes, None)
     assert message.splitlines()[0] == subject
 
 
 def test_parse_takes_a_remote_and_a_branch() -> None:
-    assert Record.parse("origin/main") == TO
-    assert Record.parse("team/models/nightly") == Record(remote="team", branch="models/nightly")
+    assert RecordTarget.parse("origin/main") == TO
+    assert RecordTarget.parse("team/models/nightly") == RecordTarget(remote="team", branch="models/nightly")
     for text in ("main", "origin/", "/main", "--upload-pack=x/main", "https://host/x", "origin/-x", "ext::sh/main"):
         with pytest.raises(RecipeError, match="write remote/branch, such as origin/main"):
-            Record.parse(text)
+            RecordTarget.parse(text)

@@ -80,7 +80,7 @@ def test_no_setting_of_git_hides_what_is_in_use(old):
     for setting in SETTINGS:
         git("config", *setting.split("="))
     assert references.find_referenced_hashes() == before > {old}
-    assert references.find_published_repositories() == {("me/old", "local")}
+    assert references.find_published_hub_repositories() == {("me/old", "local")}
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_no_setting_of_git_hides_what_is_in_use(old):
 def test_no_attribute_hides_what_is_in_use(old, attributes):
     Path(".git/info/attributes").write_text(f"* {attributes}\n")
     assert old in references.find_referenced_hashes()
-    assert references.find_published_repositories() == {("me/old", "local")}
+    assert references.find_published_hub_repositories() == {("me/old", "local")}
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_encrypted_log_is_an_error(old):
     write_log("me/new")
     Path("runs/gone/release/log.jsonl").write_bytes(ENCRYPTED["base64"])
     with pytest.raises(EvergreenError, match="is encrypted"):
-        references.find_published_repositories()
+        references.find_published_hub_repositories()
 
 
 @pytest.mark.parametrize("before", ['{"event":"publi', '{"event":"published","reasons":["a\u2028b"],"repo_id":"me/cut'])
@@ -271,7 +271,7 @@ def test_a_damaged_line_of_a_log_hides_no_repository(old, before):
     log.write_text(
         before + log.read_text().replace('"repo_id"', '"reasons":["one\u2028two"],"repo_id"'), encoding="utf-8"
     )
-    assert ("me/new", "local") in references.find_published_repositories()
+    assert ("me/new", "local") in references.find_published_hub_repositories()
 
 
 def test_link_in_a_commit_is_an_error(old):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.run.history import _cron_limit, last_successes, read_schedules
+from flows.run.history import _cron_limit, fetch_last_success_times, read_prefect_yaml_schedules
 from tests.support.project import ROOT
 
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
@@ -17,12 +17,13 @@ NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
 def limits(root: Path, text: str) -> dict[str, list[tuple[str, datetime | None]]]:
     (root / "prefect.yaml").write_text(text, encoding="utf-8")
     return {
-        recipe: [(one.text, one.overdue_since) for one in found] for recipe, found in read_schedules(root, NOW).items()
+        recipe: [(one.text, one.overdue_since) for one in found]
+        for recipe, found in read_prefect_yaml_schedules(root, NOW).items()
     }
 
 
 def test_the_default_recipe_is_due_every_night():
-    (schedule,) = read_schedules(ROOT, NOW)["default"]
+    (schedule,) = read_prefect_yaml_schedules(ROOT, NOW)["default"]
     assert schedule.text == "by cron 0 3 * * *, UTC"
     assert schedule.overdue_since == NOW - timedelta(days=2)
 
@@ -54,7 +55,7 @@ deployments:
 @pytest.mark.parametrize("text", ["deployments: [", "[]", "deployments: 3"])
 def test_a_damaged_file_has_no_schedules(tmp_path, text):
     assert limits(tmp_path, text) == {}
-    assert read_schedules(tmp_path / "nowhere", NOW) == {}
+    assert read_prefect_yaml_schedules(tmp_path / "nowhere", NOW) == {}
 
 
 @pytest.mark.parametrize(
@@ -80,12 +81,12 @@ def test_an_unknown_time_zone_is_no_schedule():
 
 def test_without_a_server_nobody_knows_more(monkeypatch):
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    assert last_successes(["default"]) == {}
+    assert fetch_last_success_times(["default"]) == {}
 
 
 def test_a_server_that_is_away_is_not_waited_for(monkeypatch, caplog):
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        assert last_successes(["default"]) == {}
+        assert fetch_last_success_times(["default"]) == {}
     assert "the Prefect server does not say when runs last succeeded" in caplog.text

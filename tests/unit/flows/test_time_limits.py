@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from flows.run.stages import time_limit
+from flows.run.stages import time_limit_from_past_runs
 from params import TransientError
 from params.dvc_files import StageInputsSnapshot, _dvc_hash
 from params.foundation.artifacts import STAGES, Artifacts
@@ -78,7 +78,7 @@ def log(
 
 
 def limit_s(artifacts: Artifacts, stage: str = "train") -> float | None:
-    found = time_limit(stage, artifacts)
+    found = time_limit_from_past_runs(stage, artifacts)
     return found.seconds if found else None
 
 
@@ -111,7 +111,7 @@ def test_more_rows_take_longer(artifacts, now_rows, past_rows, expected) -> None
     ingested(artifacts, now_rows)
     log(artifacts, ("ran", 20.0), rows=past_rows)
     assert limit_s(artifacts) == expected
-    found = time_limit("train", artifacts)
+    found = time_limit_from_past_runs("train", artifacts)
     assert found
     assert ("scaled up" in found.origin) is (expected == 600.0)
 
@@ -175,7 +175,7 @@ def test_earlier_starts_in_a_run_count_only_for_a_training(artifacts) -> None:
 
 def test_its_error_says_how_long_which_limit_and_the_fix(artifacts) -> None:
     log(artifacts, ("ran", 20.0), ("ran", 60.0), rows=150)
-    found = time_limit("train", artifacts)
+    found = time_limit_from_past_runs("train", artifacts)
     assert found
     error = found.error("train@tiny")
     assert isinstance(error, TransientError)

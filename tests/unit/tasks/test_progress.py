@@ -16,7 +16,7 @@ import pytest
 from params import EvergreenError, StalledError
 from params.foundation import command_result
 from tasks import progress as module
-from tasks.progress import progress, time_limit
+from tasks.progress import end_process_if_idle, iterate_with_progress
 from tests.support.project import ROOT, wait_for
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
@@ -25,7 +25,7 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 @pytest.mark.parametrize("total", [3, None])
 def test_progress_logs_the_first_item(caplog, total):
     with caplog.at_level(logging.INFO):
-        assert list(progress("abc", what="letters", total=total, every_s=0.0)) == ["a", "b", "c"]
+        assert list(iterate_with_progress("abc", what="letters", total=total, every_s=0.0)) == ["a", "b", "c"]
     assert caplog.records[0].getMessage().startswith("letters: 1")
     assert len(caplog.records) == 2
 
@@ -35,9 +35,11 @@ def stalls(tmp_path: Path, code: str) -> tuple[subprocess.CompletedProcess[str],
     script = tmp_path / "stage.py"
     head = (
         "import sqlite3, subprocess, time\nfrom params.foundation import command_result\n"
-        "from tasks.progress import time_limit\n"
+        "from tasks.progress import end_process_if_idle\n"
     )
-    script.write_text(f"{head}with command_result.report_result_on_exit(), time_limit('ingest', 2.0):\n    {code}\n")
+    script.write_text(
+        f"{head}with command_result.report_result_on_exit(), end_process_if_idle('ingest', 2.0):\n    {code}\n"
+    )
     result = tmp_path / "result"
     environment = {**os.environ, **command_result.reserve_result_file(result), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(script)]
@@ -70,9 +72,9 @@ def test_a_stage_that_makes_progress_takes_as_long_as_it_needs(monkeypatch):
     ended: list[bool] = []
     monkeypatch.setattr(module, "_STEP_S", 0.02)
     monkeypatch.setattr(module, "_end", end)
-    with time_limit("ingest", 0.5):
-        for _ in progress(range(20), what="rows"):
+    with end_process_if_idle("ingest", 0.5):
+        for _ in iterate_with_progress(range(20), what="rows"):
             time.sleep(0.1)
     assert not ended
-    with time_limit("ingest", 0.5):
+    with end_process_if_idle("ingest", 0.5):
         wait_for(lambda: ended, "the end", 5)

@@ -11,7 +11,7 @@ import pytest
 from params import Recipe
 from tasks.diagnostics import rehearse
 from tasks.diagnostics.rehearse import RehearsalRows
-from tasks.report.formatting import duration
+from tasks.report.formatting import format_duration
 from tasks.tokenization.report import SplitStatistics, TokenizationReport
 from tests.support import tiny
 from trainer.reporting.step_clock import ProcessTimings
@@ -71,8 +71,8 @@ def test_the_estimate_is_steps_times_their_time_and_what_comes_on_top() -> None:
     train_s = start_s + 100 * 1.0 + 5 * 100 / 50.0
     assert usual.slowdown == pytest.approx(2.0)
     time, basis, *_ = rehearse._estimate(recipe, rows, usual, hardest, has_champion=True)
-    assert f", train {duration(train_s)}, " in time
-    assert f"validate {duration(2.0 + 2.0 * 9)}, " in time
-    assert f"evaluate {duration(5.0 + 3 * 100 / 50.0)}, " in time
+    assert f", train {format_duration(train_s)}, " in time
+    assert f"validate {format_duration(2.0 + 2.0 * 9)}, " in time
+    assert f"evaluate {format_duration(5.0 + 3 * 100 / 50.0)}, " in time
     assert "100 steps); without other programs at most" in time
     assert basis == "the time follows from 2 steps of 1.0 s and evaluations of 50 rows/s"

@@ -431,7 +431,7 @@ def end_with(monkeypatch, error=None, checkpoint=None):
         if error:
             raise error
 
-    monkeypatch.setattr(verify_resume, "supervise", supervise)
+    monkeypatch.setattr(verify_resume, "supervise_training", supervise)
 
 
 def test_kill_by_someone_else_is_an_error(job, monkeypatch):

@@ -16,10 +16,10 @@ from params.schema import Drift, Validation
 from tasks.commands import main
 from tasks.hub_client.repository import HubRepository, RetryPolicy
 from tasks.hub_server.server import LocalHub
-from tasks.publishing.assembly import assemble
-from tasks.publishing.model_card import card_text
-from tasks.publishing.provenance import provenance
-from tasks.report.page import render
+from tasks.publishing.assembly import assemble_release_folder
+from tasks.publishing.model_card import render_model_card
+from tasks.publishing.provenance import collect_provenance
+from tasks.report.page import render_report_page
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
 from tasks.tokenization.stage import tokenize
@@ -131,7 +131,7 @@ def test_public_release_carries_the_profile_only_if_the_recipe_says_drift(projec
     checks = {"expectations": []} | ({"drift": drift} if drift else {})
     tiny.write(artifacts.recipe_path, {**RECIPE, "validation": checks})
     candidate = releases.candidate(artifacts, private=private)
-    assert (assemble(candidate, provenance(artifacts), None) / PROFILE).exists() is carried
+    assert (assemble_release_folder(candidate, collect_provenance(artifacts), None) / PROFILE).exists() is carried
 
 
 def test_same_rows_are_nothing_new(project):
@@ -170,13 +170,13 @@ def test_new_intent_is_named_with_examples(project):
     assert "passport_scan, 16.7% of the new rows" in page
     assert drift.examples[0].values["text"] in page
     assert "Not compared, because they look like identifiers or times: question_id." in page
-    local, public = (render(artifacts, timings={}, quote_rows=quote) for quote in (True, False))
+    local, public = (render_report_page(artifacts, timings={}, quote_rows=quote) for quote in (True, False))
     for text in (Outline(local).text, Outline(public).text):
         assert "passport_scan, 16.7% of the new rows" in text
         assert "they look like identifiers or times: question_id." in text
     assert drift.examples[0].values["text"] in Outline(local).text
     assert drift.examples[0].values["text"] not in public
-    card = card_text(releases.candidate(artifacts), provenance(artifacts), None)
+    card = render_model_card(releases.candidate(artifacts), collect_provenance(artifacts), None)
     assert f"The new rows drifted, comparing 72 new rows with 400 rows of {tag}" in card
     assert drift.examples[0].values["text"] not in card
 

@@ -20,9 +20,9 @@ from tasks.evaluation.receipt_log import read_receipt_log
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.repository import HubRepository
 from tasks.hub_server.server import LocalHub
-from tasks.publishing.hub_changes import is_blessing_current, is_still_published
+from tasks.publishing.hub_changes import does_hub_match_receipt, is_blessing_current
 from tasks.releases import rollback
-from tasks.report.page import write_report
+from tasks.report.page import write_run_report_page
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
 from tasks.tokenization.stage import tokenize
@@ -113,7 +113,7 @@ def test_same_weights_are_not_published_twice(project):
     assert (receipt.status, receipt.commit, receipt.tag) == ("kept", first.commit, first.tag)
     assert receipt.reasons == ("the published model has the same weights: there is nothing to publish",)
     assert published(artifacts).commit == first.commit
-    assert is_still_published(artifacts, recipe.publish)
+    assert does_hub_match_receipt(artifacts, recipe.publish)
 
 
 def test_worse_model_keeps_the_champion(project):
@@ -227,7 +227,7 @@ def test_rolled_back_weights_are_not_published_again(project):
     def roll_back(tag, why):
         with LocalHub(artifacts.root / ".hub", tokens={TOKEN: "tests"}) as hub:
             api = HfApi(endpoint=hub.endpoint, token=TOKEN)
-            return rollback.roll_back(HubRepository(api, REPO), tag, by="Ada", why=why).commit
+            return rollback.commit_rollback(HubRepository(api, REPO), tag, by="Ada", why=why).commit
 
     back = roll_back(first.tag, "wrong tone")
     assert releases.evaluate(artifacts, recipe).verdict == "keep"
@@ -293,7 +293,7 @@ def test_comparisons_on_the_same_rows_share_the_error_until_the_rows_are_used_up
     receipt = releases.publish(artifacts, recipe)
     assert (receipt.status, receipt.commit != first.commit) == ("published", True)
     said = f"earlier comparisons used the held-out rows {uses:.1f} of 3 times"
-    write_report(artifacts)
+    write_run_report_page(artifacts)
     assert said in artifacts.page.read_text()
     with LocalHub(artifacts.root / ".hub", tokens={TOKEN: "tests"}) as hub:
         card = ModelCard.load(HfApi(endpoint=hub.endpoint, token=TOKEN).hf_hub_download(REPO, "README.md"))

@@ -20,12 +20,12 @@ from tasks.evaluation.champion import compare_champion_confidence, measure_champ
 from tasks.evaluation.report import EvaluationDetails
 from tasks.evaluation.scoring import RowScores
 from tasks.history.run_record import RunRecorder
-from tasks.publishing.model_card import card_text
-from tasks.publishing.provenance import provenance
-from tasks.report.page import render
+from tasks.publishing.model_card import render_model_card
+from tasks.publishing.provenance import collect_provenance
+from tasks.report.page import render_report_page
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
-from tasks.tokenization.encoding import Encoder
+from tasks.tokenization.encoding import RowEncoder
 from tasks.tokenization.stage import tokenize
 from tasks.validation.report import ValidationReport
 from tasks.validation.stage import validate
@@ -140,10 +140,10 @@ def test_new_rows_that_the_champion_is_less_sure_of(project: tuple[Artifacts, st
     assert f"evaluate: {found.sentence}" in caplog.messages
     assert not any(path.name.startswith(".") for path in artifacts.evaluation.iterdir())
 
-    text = Outline(render(artifacts, timings={})).text
+    text = Outline(render_report_page(artifacts, timings={})).text
     assert found.sentence in text
     assert "confidence of the published model" in text
-    card = card_text(releases.candidate(artifacts), provenance(artifacts), None)
+    card = render_model_card(releases.candidate(artifacts), collect_provenance(artifacts), None)
     assert f"is less sure of the new rows: mean {new:.3f} on 60 new rows" in card
     with RunRecorder(artifacts, run_id="run 1") as record:
         for stage in ("validate", "evaluate"):
@@ -202,7 +202,7 @@ def test_without_drift(project: tuple[Artifacts, str]) -> None:
     recipe = prepare(artifacts, UNCLEAR, on_drift="off")
     expected = f"{NOT_MEASURED}validate did not look for new rows (validation.drift)."
     assert evaluated(artifacts, recipe).sentence == expected
-    assert expected in Outline(render(artifacts, timings={})).text
+    assert expected in Outline(render_report_page(artifacts, timings={})).text
 
 
 def test_champion_is_the_model_of_the_run(project: tuple[Artifacts, str]) -> None:
@@ -259,7 +259,7 @@ def test_scores_that_are_not_finite_are_a_reason(project: tuple[Artifacts, str])
     objective = objectives.build_objective(recipe.objective)
     network = load_trained_model(artifacts.model, objective.model_class())
     torch.nn.init.constant_(network.classifier.bias, torch.nan)
-    encoder = Encoder(
+    encoder = RowEncoder(
         objective, tokens.read_tokenizer(artifacts.tokens), 32, tokens.read_objective_state(artifacts.tokens)
     )
     drift = read_report(artifacts, ValidationReport).drift

@@ -22,7 +22,7 @@ from tasks.digests import PROVENANCE
 from tasks.evaluation import champion
 from tasks.evaluation.reading import ModelInputReader
 from tasks.evaluation.report import ChampionReference
-from tasks.publishing.provenance import provenance
+from tasks.publishing.provenance import collect_provenance
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from tasks.tokenization.tokenizers import train_tokenizer
@@ -130,7 +130,7 @@ def released(root: Path, kind: str, changes: dict[str, Any]) -> Released:
     releases.learn(artifacts, recipe, 6)
     releases.evaluate(artifacts, recipe, compare_untrained=False)
     folder = shutil.copytree(artifacts.model, root / "release")
-    (folder / PROVENANCE).write_text(json.dumps(provenance(artifacts)))
+    (folder / PROVENANCE).write_text(json.dumps(collect_provenance(artifacts)))
     return Released(artifacts, recipe, folder)
 
 

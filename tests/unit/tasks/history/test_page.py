@@ -15,7 +15,7 @@ from tasks.history.cells import age_text, markdown_table, terminal_table
 from tasks.history.page import render_history_page, write_history_page
 from tasks.history.recipe_history import RecipeHistory, Schedule, read_recipe_histories
 from tasks.history.run_log import RunEntry
-from tasks.report.formatting import MISSING, signed_gain
+from tasks.report.formatting import MISSING, format_signed_gain
 from tests.support.browser import needs_browser, open_page
 from tests.support.html import Outline
 from tests.unit.tasks.history import example
@@ -89,7 +89,9 @@ def test_numbers_on_the_page_are_those_of_the_log(tmp_path):
                 pytest.approx(run.evaluated.low, abs=5e-3),
                 pytest.approx(run.evaluated.high, abs=5e-3),
             )
-            assert gain.split()[0] == signed_gain(run.evaluated.gain, run.evaluated.gain_low, run.evaluated.gain_high)
+            assert gain.split()[0] == format_signed_gain(
+                run.evaluated.gain, run.evaluated.gain_low, run.evaluated.gain_high
+            )
             if run.evaluated.champion is not None:
                 assert float(value.split()[-1]) == pytest.approx(run.evaluated.champion, abs=5e-4)
             assert why == run.reasons[0]

@@ -20,9 +20,9 @@ from params.foundation.artifacts import Artifacts
 from params.loading import Recipe, load
 from tasks.hub_client.repository import HubRepository
 from tasks.hub_server.server import LocalHub
-from tasks.publishing.hub_changes import is_blessing_current, is_still_published
+from tasks.publishing.hub_changes import does_hub_match_receipt, is_blessing_current
 from tasks.publishing.provenance import FILE
-from tasks.releases.rollback import roll_back
+from tasks.releases.rollback import commit_rollback
 from tasks.tokenization.stage import tokenize
 from tests.support import base_models, releases, tiny
 from tests.support.project import ROOT
@@ -83,7 +83,7 @@ def publish(project: tuple[Artifacts, Recipe], form: str, **changes: object):
     artifacts, recipe = project
     done = releases.publish(artifacts, recipe, adapter=form, **changes)
     assert releases.publish(artifacts, recipe, adapter=form, **changes) == done
-    assert is_still_published(artifacts, recipe.publish)
+    assert does_hub_match_receipt(artifacts, recipe.publish)
     assert is_blessing_current(artifacts, recipe.publish)
     return done
 
@@ -266,7 +266,7 @@ def test_rolled_back_form_and_model_stay_back(api, project):
     repo_id = recipe.publish.repo_id
     merged, adapter = (publish(project, form) for form in ("merged", "adapter"))
     repository = HubRepository(api, repo_id)
-    roll_back(repository, merged.tag, by="Ada", why="our server cannot load adapters")
+    commit_rollback(repository, merged.tag, by="Ada", why="our server cannot load adapters")
     with pytest.raises(StaleBlessingError, match="rolled back since its evaluation, by Ada: our server cannot load"):
         releases.publish(artifacts, recipe, adapter="adapter")
     releases.evaluate(artifacts, recipe)
@@ -276,7 +276,7 @@ def test_rolled_back_form_and_model_stay_back(api, project):
     releases.learn(artifacts, recipe, BETTER)
     assert releases.evaluate(artifacts, recipe).verdict == "publish"
     better = publish(project, "merged")
-    roll_back(repository, merged.tag, by="Ada", why="wrong tone")
+    commit_rollback(repository, merged.tag, by="Ada", why="wrong tone")
     count = len(published(api, repo_id))
     with pytest.raises(StaleBlessingError, match="by Ada: wrong tone"):
         releases.publish(artifacts, recipe, adapter="both")

@@ -19,7 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from params.foundation.errors import HubRefusedError, ModelError, StaleBlessingError, TransientError
 from tasks.hub_client.repository import HubRepository
-from tasks.publishing.release import Outcome, ReleasePlan
+from tasks.publishing.release import ReleaseOutcome, ReleasePlan
 from tests.support.faulty_hub import STRANGER, Clock, Fault, FaultyHub
 from tests.support.publications import REPO, TOKEN, assert_published_once, plan, publish
 
@@ -112,7 +112,7 @@ def test_concurrent_publishers_land_one_release(hub: FaultyHub, folder: Path) ->
     apis = [HfApi(endpoint=hub.endpoint, token=TOKEN) for _ in range(4)]
     release, start = plan(folder), threading.Barrier(len(apis))
 
-    def run(api: HfApi) -> Outcome:
+    def run(api: HfApi) -> ReleaseOutcome:
         start.wait()
         return publish(api, plan(folder), attempts=20)
 
@@ -335,7 +335,7 @@ def test_random_faults_with_concurrent_writers_land_one_release(hub: FaultyHub, 
             for _ in range(rng.randrange(1, 7))
         ]
 
-        def run(number: int, release: ReleasePlan = release, repo: str = repo) -> Outcome:
+        def run(number: int, release: ReleasePlan = release, repo: str = repo) -> ReleaseOutcome:
             twin = HfApi(endpoint=hub.endpoint, token=TOKEN)
             return publish(twin, release, StrangerClock(stranger, repo), attempts=60, timeout_s=1e6)
 

@@ -17,8 +17,8 @@ from safetensors.numpy import save_file
 
 from params import RecipeError
 from tasks.hub_server.server import LocalHub
-from tasks.publishing.model_card import PICTURES, card_text
-from tasks.publishing.provenance import provenance
+from tasks.publishing.model_card import PICTURES, render_model_card
+from tasks.publishing.provenance import collect_provenance
 from tests.support import releases, tiny
 from tests.unit.tasks.report import example
 
@@ -47,7 +47,7 @@ def edit(path, **changes):
 
 def card_of(artifacts, pictures=()):
     candidate = releases.candidate(artifacts)
-    return card_text(candidate, provenance(artifacts), candidate.blessing.champion, pictures=pictures)
+    return render_model_card(candidate, collect_provenance(artifacts), candidate.blessing.champion, pictures=pictures)
 
 
 def test_card_metadata_has_metrics_of_model_champion_and_base(run):
@@ -215,13 +215,13 @@ def lock_of(artifacts, training=None):
 
 
 def test_dvc_lock_is_recorded_only_for_the_same_run(run):
-    assert provenance(run)["dvc_lock"] is None
+    assert collect_provenance(run)["dvc_lock"] is None
     lock_of(run)
-    stages = provenance(run)["dvc_lock"]["stages"]
+    stages = collect_provenance(run)["dvc_lock"]["stages"]
     assert list(stages) == ["ingest@tiny", "validate@tiny", "tokenize@tiny", "train@tiny"]
     assert "| `runs/tiny/raw` | `" + "r" * 32 + "` |" in card_of(run)
     lock_of(run, training="0" * 32)
-    assert provenance(run)["dvc_lock"] is None, "the lock is of another training"
+    assert collect_provenance(run)["dvc_lock"] is None, "the lock is of another training"
     assert "What dvc.lock recorded" not in card_of(run)
 
 
@@ -229,7 +229,7 @@ def test_provenance_has_recipe_and_hashes_and_no_secrets(run, monkeypatch):
     monkeypatch.setenv("DATABASE_PASSWORD", "correct-horse")
     url = "postgresql://reader:${DATABASE_PASSWORD}@db/x"
     change(run, {}, data={"source": {"kind": "sql", "url": url, "query": "SELECT 1"}})
-    record = provenance(run)
+    record = collect_provenance(run)
     assert json.loads(json.dumps(record)) == record
     assert record["recipe"]["text"] == run.recipe_path.read_text()
     assert record["data"]["sha256"] == dict.fromkeys(("train", "validation", "test"), example.DIGEST)

@@ -16,9 +16,9 @@ from huggingface_hub.community import Discussion
 from params.foundation.errors import StaleBlessingError, TransientError
 from tasks.hub_client.release_file import RELEASE_FILE, ReleasedFile, release_id, release_record_bytes, release_tag
 from tasks.hub_client.release_log import read_main_commits
-from tasks.publishing.hub_changes import status_of
-from tasks.publishing.proposal import Proposals
-from tasks.publishing.release import Outcome, ReleasePlan
+from tasks.publishing.hub_changes import fetch_pull_request_status
+from tasks.publishing.proposal import ReleaseProposals
+from tasks.publishing.release import ReleaseOutcome, ReleasePlan
 from tests.support.faulty_hub import Clock, Fault, FaultyHub
 from tests.support.publications import REPO, contents, patient, plan, publish, write_model
 
@@ -27,21 +27,21 @@ RECIPE = "nightly"
 
 def propose(
     api: HfApi, release: ReleasePlan, *, replaces: str | None = None, recipe: str = RECIPE, clock: Clock | None = None
-) -> Outcome:
+) -> ReleaseOutcome:
     described = replace(release, description="It is better.", replaces=replaces)
-    return Proposals(patient(api, clock), recipe).propose(described)
+    return ReleaseProposals(patient(api, clock), recipe).propose(described)
 
 
 def withdraw(api: HfApi, reason: str) -> None:
-    Proposals(patient(api), RECIPE).withdraw(reason)
+    ReleaseProposals(patient(api), RECIPE).withdraw(reason)
 
 
-def waiting(number: int) -> Outcome:
-    return Outcome("proposed", pull_request=number, note=f"pull request {number} waits for approval")
+def waiting(number: int) -> ReleaseOutcome:
+    return ReleaseOutcome("proposed", pull_request=number, note=f"pull request {number} waits for approval")
 
 
-def rejected(number: int) -> Outcome:
-    return Outcome("rejected", pull_request=number, note=f"pull request {number} was closed")
+def rejected(number: int) -> ReleaseOutcome:
+    return ReleaseOutcome("rejected", pull_request=number, note=f"pull request {number} was closed")
 
 
 def pull_requests(api: HfApi, *statuses: str) -> list[Discussion]:
@@ -72,7 +72,7 @@ def test_proposal_holds_the_release_and_main_does_not(api: HfApi, hub: FaultyHub
     proposed = set(api.list_repo_files(REPO, revision="refs/pr/1"))
     assert proposed == {file.path for file in release.files} | {".gitattributes"}
     assert main_files(api) == [".gitattributes"]
-    assert status_of(patient(api), 1) == "open"
+    assert fetch_pull_request_status(patient(api), 1) == "open"
 
     hub.done.clear()
     assert propose(api, release) == waiting(1)
@@ -100,9 +100,9 @@ def test_closed_proposal_is_not_made_again(api: HfApi, folder: Path) -> None:
     propose(api, release)
     api.change_discussion_status(REPO, 1, "closed", comment="not this one")
     assert propose(api, release) == rejected(1)
-    assert status_of(patient(api), 1) == "closed"
+    assert fetch_pull_request_status(patient(api), 1) == "closed"
     assert propose(api, newer(folder)) == waiting(2), "another model is proposed"
-    assert status_of(patient(api), 99) is None
+    assert fetch_pull_request_status(patient(api), 99) is None
 
 
 def test_rejected_weights_are_not_proposed_by_another_recipe_or_text(api: HfApi, folder: Path) -> None:

@@ -63,14 +63,14 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], None]], None]:
     """Put a fault into the files of a release, after the evaluation."""
-    copy_model = assembly.copy_model
+    copy_model = assembly.copy_model_for_release
 
     def put(fault: Callable[[Path], None]) -> None:
         def copy(artifacts: Artifacts, form: Any, folder: Path, **options: Any) -> None:
             copy_model(artifacts, form, folder, **options)
             fault(folder)
 
-        monkeypatch.setattr(assembly, "copy_model", copy)
+        monkeypatch.setattr(assembly, "copy_model_for_release", copy)
 
     return put
 
@@ -207,16 +207,16 @@ def test_row_that_was_cut_is_asked_only_if_the_call_cuts_it_alike(tmp_path, plan
     """Its loss is compared in any case: the tokens of its beginning are scored."""
     of = tiny_releases.evaluated(tmp_path, kind, steps=STEPS, max_length=8)
     asked: list[int] = []
-    answers = served.EvaluationSettings._answer_scores
+    answers = served.AnswerChecker._answer_scores
 
-    def count(self: served.EvaluationSettings, reader: served.LoadedCardCode, one: served.JudgedRow) -> Any:
+    def count(self: served.AnswerChecker, reader: served.ModelLoadedByCard, one: served.EvaluatedRow) -> Any:
         scores = answers(self, reader, one)
         if scores:
             assert kind != "token_classification" or len(one.encoded.examples) == 1
             asked.append(one.row["row_id"])
         return scores
 
-    monkeypatch.setattr(served.EvaluationSettings, "_answer_scores", count)
+    monkeypatch.setattr(served.AnswerChecker, "_answer_scores", count)
     assert releases.publish(*of, dry_run=True).status == "dry-run"
     cuts = objectives.build_objective(of[1].objective).reader_cuts
     assert bool(asked) == cuts, "all rows are longer than 8 tokens"
@@ -265,7 +265,7 @@ def test_nothing_is_sent_and_a_retry_does_not_look_again(prepared, plant, monkey
     plant(lambda _: None)
     assert releases.publish(artifacts, recipe, dry_run=True).status == "dry-run"
 
-    def fail(*_: Any) -> Iterator[served.LoadedCardCode]:
+    def fail(*_: Any) -> Iterator[served.ModelLoadedByCard]:
         raise AssertionError
 
     monkeypatch.setattr(served, "load_with_card_code", fail)

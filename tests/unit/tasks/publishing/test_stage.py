@@ -19,7 +19,7 @@ from tasks.commands import main
 from tasks.evaluation.receipt_log import read_receipt_log
 from tasks.hub_server.server import LocalHub
 from tasks.inference.tried_model import AnsweringModel, AnswerOptions
-from tasks.publishing.hub_changes import is_still_published
+from tasks.publishing.hub_changes import does_hub_match_receipt
 from tests.support import releases, tiny
 from tests.support.project import ROOT, free_port
 from trainer import objectives
@@ -83,7 +83,7 @@ def test_release_is_one_commit_and_one_tag_even_when_repeated(whole):
     assert receipt.tag == f"release-{receipt.publish_id[:12]}"
     assert json.loads(artifacts.receipt.read_text()) == receipt.model_dump(mode="json")
     assert run(whole) == receipt
-    assert is_still_published(artifacts, recipe.publish)
+    assert does_hub_match_receipt(artifacts, recipe.publish)
     assert not (artifacts.scratch / "release").exists()
     with hub(artifacts) as running:
         api = client(running)
@@ -161,9 +161,9 @@ def test_release_removed_from_the_hub_is_published_again(tmp_path):
     prepared = evaluated(tmp_path)
     receipt = run(prepared)
     shutil.rmtree(tmp_path / ".hub")
-    assert not is_still_published(prepared[0], prepared[1].publish)
+    assert not does_hub_match_receipt(prepared[0], prepared[1].publish)
     assert run(prepared).publish_id == receipt.publish_id
-    assert is_still_published(prepared[0], prepared[1].publish)
+    assert does_hub_match_receipt(prepared[0], prepared[1].publish)
 
 
 def from_hub(artifacts, receipt, tmp_path, auto_class):
@@ -236,7 +236,7 @@ def test_unreachable_hub_is_a_transient_error_and_keeps_the_receipt(whole, monke
     monkeypatch.setenv("HF_TOKEN", "hf_nobody")
     with pytest.raises(TransientError, match="no clear answer"):
         run(whole, timeout_s=1.0)
-    assert not is_still_published(artifacts, recipe.publish), "the receipt names another Hub"
+    assert not does_hub_match_receipt(artifacts, recipe.publish), "the receipt names another Hub"
     monkeypatch.chdir(artifacts.root)
     tiny.write(artifacts.root / "params" / "tiny.yaml", tiny.recipe({"publish.timeout_s": 0.5}))
     assert main(["publish", "params/tiny.yaml"]) == os.EX_TEMPFAIL == 75

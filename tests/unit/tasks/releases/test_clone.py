@@ -8,12 +8,12 @@ from ruamel.yaml import YAML
 from params import load
 from params.schema import RowsFromHubDataset
 from tasks.releases.clone import (
-    Clone,
+    ProjectClone,
     ProvenanceRecord,
     RecordedRecipe,
     ReproducibleRelease,
     _add_item,
-    write_recipe,
+    write_recipe_and_link_files,
 )
 from tests.support.project import TINY
 
@@ -39,8 +39,8 @@ def test_a_branch_of_a_dataset_is_replaced_by_the_recorded_commit(tmp_path: Path
             "weights": {},
         }
     )
-    clone = Clone(tmp_path, tmp_path / "clone", tmp_path / "project")
-    write_recipe(clone, path, ReproducibleRelease(f"alice/model@{COMMIT}", record, {}))
+    clone = ProjectClone(tmp_path, tmp_path / "clone", tmp_path / "project")
+    write_recipe_and_link_files(clone, path, ReproducibleRelease(f"alice/model@{COMMIT}", record, {}))
     found = load(path).data.source
     assert isinstance(found, RowsFromHubDataset)
     assert found.revision == used

@@ -11,10 +11,10 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from params.foundation.errors import HubRefusedError, TransientError
-from tasks.publishing.proposal import Proposals
+from tasks.publishing.proposal import ReleaseProposals
 from tasks.publishing.provenance import FILE
-from tasks.releases.recorded_data import recorded_data_hashes
-from tasks.releases.rollback import roll_back
+from tasks.releases.recorded_data import fetch_release_data_hashes
+from tasks.releases.rollback import commit_rollback
 from tests.support.faulty_hub import FaultyHub
 from tests.support.publications import REPO, TOKEN, patient, plan, publish
 
@@ -31,7 +31,7 @@ def release(api: HfApi, folder: Path, number: int, *, propose: bool = False) -> 
     (folder / FILE).write_text(json.dumps(record, indent=1))
     if propose:
         planned = plan(folder, made_from={})
-        Proposals(patient(api), "tiny").propose(planned)
+        ReleaseProposals(patient(api), "tiny").propose(planned)
     else:
         publish(api, plan(folder, tag=f"v{number}", made_from={}))
 
@@ -50,7 +50,7 @@ def needed(hub: FaultyHub) -> Callable[[int], set[int]]:
     """The numbers of the models whose rows the last releases need."""
 
     def find(last: int) -> set[int]:
-        found = recorded_data_hashes(REPO, hub.endpoint, last=last, must_exist=False)
+        found = fetch_release_data_hashes(REPO, hub.endpoint, last=last, must_exist=False)
         return {number for number in range(10) if rows(number) in found}
 
     return find
@@ -61,7 +61,7 @@ def test_last_releases_and_the_published_one_are_needed(api: HfApi, needed: Call
     for number in (1, 2, 3):
         release(api, tmp_path, number)
     assert needed(2) == {2, 3}
-    roll_back(patient(api), "v1", by="ann", why="wrong answers")
+    commit_rollback(patient(api), "v1", by="ann", why="wrong answers")
     assert needed(1) == {1, 3}
 
 
@@ -93,10 +93,10 @@ def test_tagged_release_that_main_has_lost_is_needed(api: HfApi, needed: Callabl
 def test_hub_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.releases.recorded_data._TIMEOUT_S", 0.1)
     with pytest.raises((TransientError, HubRefusedError)):
-        recorded_data_hashes(REPO, "http://127.0.0.1:9", last=1, must_exist=False)
+        fetch_release_data_hashes(REPO, "http://127.0.0.1:9", last=1, must_exist=False)
 
 
 def test_repository_that_had_releases_and_is_not_found_is_an_error(hub: FaultyHub) -> None:
     """A Hub says the same of a private repository to who may not read it."""
     with pytest.raises(HubRefusedError, match="models were published there"):
-        recorded_data_hashes(REPO, hub.endpoint, last=1, must_exist=True)
+        fetch_release_data_hashes(REPO, hub.endpoint, last=1, must_exist=True)

@@ -17,16 +17,16 @@ from tasks.hub_client.release_log import MainCommit, find_rollback_reason, read_
 from tasks.hub_client.repository import HubRepository, tree_weights_digest
 from tasks.hub_server import pull_requests
 from tasks.hub_server.store import RepositoryStore
-from tasks.publishing.release import Outcome
+from tasks.publishing.release import ReleaseOutcome
 from tasks.releases import commands
-from tasks.releases.rollback import RollbackResult, roll_back
+from tasks.releases.rollback import RollbackResult, commit_rollback
 from tests.support import tiny
 from tests.support.faulty_hub import STRANGER, Fault, FaultyHub
 from tests.support.project import ROOT
 from tests.support.publications import REPO, TOKEN, contents, patient, plan, publish, write_model
 
 
-def release(api: HfApi, folder: Path, number: int) -> Outcome:
+def release(api: HfApi, folder: Path, number: int) -> ReleaseOutcome:
     """Publish model `number`; each has a file that the others lack."""
     folder = folder / f"model-{number}"
     (folder / "sub").mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def release(api: HfApi, folder: Path, number: int) -> Outcome:
 
 
 def roll_back_to(api: HfApi, tag: str = "v1", *, by: str = "ann", why: str = "wrong answers") -> RollbackResult:
-    return roll_back(patient(api, attempts=9), tag, by=by, why=why)
+    return commit_rollback(patient(api, attempts=9), tag, by=by, why=why)
 
 
 def blobs(api: HfApi, revision: str) -> dict[str, str]:
@@ -80,7 +80,7 @@ def test_repeated_rollback_changes_nothing(api: HfApi, tmp_path: Path) -> None:
     release(api, tmp_path, 1)
     release(api, tmp_path, 2)
     done = roll_back_to(api)
-    again = roll_back(patient(api), "v1", by="ann", why="to be sure")
+    again = commit_rollback(patient(api), "v1", by="ann", why="to be sure")
     assert again == RollbackResult(done.commit, changed=False)
     assert roll_back_to(api, "v2").changed, "a rollback can be undone"
     assert blobs(api, "main") == blobs(api, "v2")
@@ -319,7 +319,7 @@ def test_rollback_is_logged_once_and_listed(
     place = {"publish.repo_id": REPO, "publish.endpoint": hub.endpoint}
     recipe = tiny.write(tmp_path / "params" / "tiny.yaml", tiny.recipe(place))
     for _ in range(2):
-        commands.roll_back("v1", recipe=recipe, by="ann", why="wrong answers")
+        commands.roll_back_and_log("v1", recipe=recipe, by="ann", why="wrong answers")
     (entry,) = read_receipt_log(Artifacts("tiny"))
     assert (entry.event, entry.tag, entry.by, entry.reasons) == ("rollback", "v1", "ann", ("wrong answers",))
     assert (entry.endpoint, entry.repo_id, entry.commit) == (
@@ -327,7 +327,7 @@ def test_rollback_is_logged_once_and_listed(
         REPO,
         api.list_repo_commits(REPO)[0].commit_id,
     )
-    commands.show_releases([recipe], must_exist=True)
+    commands.print_releases([recipe], must_exist=True)
     assert re.search(
         r"\n  log: \d{4}-\d\d-\d\d \d\d:\d\d rollback v1, by ann: wrong answers\n", capsys.readouterr().out
     )

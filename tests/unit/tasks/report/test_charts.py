@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from tasks.evaluation.report import MetricComparison, SliceResult
-from tasks.report.canvas import png, svg
+from tasks.report.canvas import figure_as_png, figure_as_svg
 from tasks.report.charts import (
-    Panel,
+    MetricCurves,
     draw_calibration,
     draw_comparison,
     draw_curves,
@@ -22,7 +22,7 @@ from tasks.report.charts import (
     draw_gains,
     draw_slices,
 )
-from tasks.report.sections import card_pictures
+from tasks.report.sections import draw_card_charts
 from tests.unit.tasks.report import example
 
 
@@ -54,25 +54,25 @@ CHARTS = {
     "one slice": lambda: draw_slices([slice_result("only", 3, 0.0)]),
     "columns": lambda: draw_slices(SLICES, columns=2),
     "calibration": lambda: draw_calibration(BINS),
-    "curves": lambda: draw_curves([Panel("loss", CURVE, CURVE[::50], 900.0)]),
-    "log curve": lambda: draw_curves([Panel("perplexity", (), [(0.0, 5000.0), (10.0, 10.0)], 10.0)] * 2),
-    "one point": lambda: draw_curves([Panel("loss", CURVE[:1])]),
+    "curves": lambda: draw_curves([MetricCurves("loss", CURVE, CURVE[::50], 900.0)]),
+    "log curve": lambda: draw_curves([MetricCurves("perplexity", (), [(0.0, 5000.0), (10.0, 10.0)], 10.0)] * 2),
+    "one point": lambda: draw_curves([MetricCurves("loss", CURVE[:1])]),
 }
 
 
 @pytest.mark.parametrize("name", CHARTS)
 def test_charts_are_reproducible(name):
-    drawn = svg(CHARTS[name]())
-    assert drawn == svg(CHARTS[name]())
-    image = png(CHARTS[name]())
-    assert image == png(CHARTS[name]())
+    drawn = figure_as_svg(CHARTS[name]())
+    assert drawn == figure_as_svg(CHARTS[name]())
+    image = figure_as_png(CHARTS[name]())
+    assert image == figure_as_png(CHARTS[name]())
     assert image.startswith(b"\x89PNG")
     assert b"matplotlib" not in image.lower()
 
 
 @pytest.mark.parametrize("name", CHARTS)
 def test_svg_can_be_embedded(name):
-    drawn = svg(CHARTS[name]())
+    drawn = figure_as_svg(CHARTS[name]())
     assert re.match(r'<svg viewBox="[0-9. ]+" class="chart" role="img" aria-label="[^"]{10,}"><title>', drawn)
     assert not re.search(r"#[0-9a-fA-F]{6}\b|http|font-family|<style|<metadata|<image|mathdefault", drawn)
     assert "var(--" in drawn
@@ -83,46 +83,47 @@ def test_svg_can_be_embedded(name):
 
 
 def test_chart_names_are_not_parsed_as_formulas():
-    drawn = svg(CHARTS["slices"]())
+    drawn = figure_as_svg(CHARTS["slices"]())
     assert re.search(r"<text[^>]*>\$slice_1\$ &lt;你好&gt;</text>", drawn)
 
 
 def test_chart_has_an_aria_label():
-    assert 'aria-label="Gain over the champion, with intervals: accuracy +0.020 (+0.005 to +0.035); loss' in svg(
-        CHARTS["gains"]()
+    assert (
+        'aria-label="Gain over the champion, with intervals: accuracy +0.020 (+0.005 to +0.035); loss'
+        in figure_as_svg(CHARTS["gains"]())
     )
 
 
 def test_charts_ignore_and_keep_the_users_style():
     before = dict(mpl.rcParams)
-    svg(CHARTS["curves"]())
+    figure_as_svg(CHARTS["curves"]())
     assert dict(mpl.rcParams) == before
     with mpl.rc_context({"font.size": 30, "axes.titlepad": 40, "svg.fonttype": "path"}):
-        assert svg(CHARTS["curves"]()) == svg(CHARTS["curves"]())
-        inside = svg(CHARTS["calibration"]())
-    assert inside == svg(CHARTS["calibration"]())
+        assert figure_as_svg(CHARTS["curves"]()) == figure_as_svg(CHARTS["curves"]())
+        inside = figure_as_svg(CHARTS["calibration"]())
+    assert inside == figure_as_svg(CHARTS["calibration"]())
 
 
 def test_long_curves_are_thinned():
     long = [(float(step), step * 7919 % 13.0) for step in range(100_000)]
-    assert len(svg(draw_curves([Panel("loss", long)]))) < 30_000
+    assert len(figure_as_svg(draw_curves([MetricCurves("loss", long)]))) < 30_000
 
 
 def test_card_pictures(published, tmp_path):
-    found = card_pictures(published)
+    found = draw_card_charts(published)
     assert list(found) == ["curves.png", "comparison.png", "slices.png", "calibration.png"]
     for content in found.values():
         assert Image.open(io.BytesIO(content)).width >= 600
-    assert card_pictures(example.write(tmp_path)) == found
+    assert draw_card_charts(example.write(tmp_path)) == found
 
 
 def test_card_pictures_of_an_incomplete_run(run):
     (run.evaluation / "details.json").unlink()
     (run.history / "train.csv").unlink()
     (run.history / "validation.csv").unlink()
-    assert list(card_pictures(run)) == ["comparison.png"]
+    assert list(draw_card_charts(run)) == ["comparison.png"]
 
 
 def test_drawing_does_not_import_pyplot():
-    code = "from tests.unit.tasks.report.test_charts import CHARTS, svg; svg(CHARTS['gains']()); import sys; assert 'matplotlib.pyplot' not in sys.modules"
+    code = "from tests.unit.tasks.report.test_charts import CHARTS, figure_as_svg; figure_as_svg(CHARTS['gains']()); import sys; assert 'matplotlib.pyplot' not in sys.modules"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -12,9 +12,9 @@ import pytest
 
 from params.foundation.artifacts import STAGES, Artifacts
 from tasks.report.formatting import MINUS, MISSING
-from tasks.report.page import render, write_report
-from tasks.report.sections import card_pictures
-from tasks.report.timings import Timing, read_timings, record_timing
+from tasks.report.page import render_report_page, write_run_report_page
+from tasks.report.sections import draw_card_charts
+from tasks.report.timings import StageTiming, read_timings, save_timing_drop_later_failures
 from tests.support import tiny
 from tests.support.browser import needs_browser, open_page
 from tests.support.html import Outline
@@ -23,7 +23,7 @@ from tests.unit.tasks.report import example
 
 SECTIONS = ["comparison", "slices", "worst", "changed", "calibration", "curves", "data", "tokens", "time", "lineage"]
 TIMINGS = {
-    stage: Timing(stage=stage, seconds=41.5 * (i + 1), peak_memory_mib=700.0 * (i + 1), outcome="ran")
+    stage: StageTiming(stage=stage, seconds=41.5 * (i + 1), peak_memory_mib=700.0 * (i + 1), outcome="ran")
     for i, stage in enumerate(STAGES)
 }
 
@@ -60,7 +60,7 @@ def change(path: Path, **values: object) -> None:
 
 
 def test_sections_are_in_order(published):
-    page = render(published, timings=TIMINGS)
+    page = render_report_page(published, timings=TIMINGS)
     outline = assert_self_contained(page)
     assert [name for name in outline.ids if name in SECTIONS] == SECTIONS
     assert outline.tags.count("svg") == 1 + 3 + 2 + 1 + 3
@@ -69,7 +69,7 @@ def test_sections_are_in_order(published):
 
 
 def test_page_begins_with_verdict_and_reasons(published):
-    page = words(render(published, timings=TIMINGS))
+    page = words(render_report_page(published, timings=TIMINGS))
     assert (
         page.index("Published")
         < page.index("accuracy is 0.03 better")
@@ -87,21 +87,21 @@ def test_page_begins_with_verdict_and_reasons(published):
 def test_page_shows_the_bar_of_the_gate(run):
     change(run.evaluation / "details.json", confidence=0.9)
     tiny.write(run.recipe_path, tiny.recipe({"evaluation.gate": {"margin": 0.02}}, **tiny.CLASSES))
-    page = words(render(run, timings=TIMINGS))
+    page = words(render_report_page(run, timings=TIMINGS))
     assert f"90% interval +0.011 to +0.049 the gate demands a lower end above {MINUS}0.020" in page
 
 
 def test_page_shows_what_the_stages_cost(plain):
     hours = sum(timing.seconds for timing in TIMINGS.values()) / 3600
-    assert "Cost:" not in words(render(plain, timings=TIMINGS))
+    assert "Cost:" not in words(render_report_page(plain, timings=TIMINGS))
     tiny.write(plain.recipe_path, tiny.recipe({"launch.price_per_hour": 100.0}, **tiny.CLASSES))
     said = f"Cost: {100 * hours:.2f}, at 100.00 an hour (launch.price_per_hour)."
-    assert said in words(render(plain, timings=TIMINGS))
-    assert "Cost:" not in words(render(plain, timings=None)), "a release does not depend on times"
+    assert said in words(render_report_page(plain, timings=TIMINGS))
+    assert "Cost:" not in words(render_report_page(plain, timings=None)), "a release does not depend on times"
 
 
 def test_data_is_escaped(published):
-    outline = assert_self_contained(render(published, timings=TIMINGS))
+    outline = assert_self_contained(render_report_page(published, timings=TIMINGS))
     assert outline.text.count("<script src='https://evil.example/x.js'>alert(1)</script>") > 20
     assert "\u202e" not in outline.text
     assert "\x00" not in outline.text
@@ -109,35 +109,35 @@ def test_data_is_escaped(published):
 
 def test_no_text_changes_the_direction_of_writing(run):
     change(run.history / "training.json", best_metric="accuracy\u202egnp\u2066")
-    page = render(run, timings=TIMINGS)
+    page = render_report_page(run, timings=TIMINGS)
     assert r"accuracy\u202egnp\u2066" in page
     assert not re.search("[\u202a-\u202e\u2066-\u2069]", page)
 
 
 def test_same_run_gives_the_same_page(published, tmp_path):
     again = example.write(tmp_path)
-    assert render(published, timings=None) == render(again, timings=None)
-    assert render(published, timings=TIMINGS) == render(again, timings=TIMINGS)
+    assert render_report_page(published, timings=None) == render_report_page(again, timings=None)
+    assert render_report_page(published, timings=TIMINGS) == render_report_page(again, timings=TIMINGS)
 
 
 def test_released_page_has_no_times_and_no_receipt(run):
-    page = render(run, timings=None)
+    page = render_report_page(run, timings=None)
     assert headline(page) == "To be published"
     text = words(page)
     for unwanted in ("release-beef", "d" * 40, "min", " s ", "GiB", "validated/report.html", "publish</li>"):
         assert unwanted not in re.sub(r"min_value|minor", "", text), unwanted
     run.receipt.unlink()
     (run.root / "dvc.lock").write_text("stages: {}")
-    assert render(run, timings=None) == page
+    assert render_report_page(run, timings=None) == page
 
 
 def test_page_without_quoted_rows(published):
-    page = render(published, timings=None, quote_rows=False)
+    page = render_report_page(published, timings=None, quote_rows=False)
     assert 'id="worst"' not in page
     assert 'id="changed"' not in page
     assert "Examples of rows set aside" not in page
     assert "row_is_usable()" in page
-    assert "New rows of this kind" in render(published, timings=None)
+    assert "New rows of this kind" in render_report_page(published, timings=None)
     assert "New rows of this kind" not in page
     assert "The new rows drifted" in page
 
@@ -146,13 +146,15 @@ def test_page_without_quoted_rows(published):
                                      "validated/report.html", "history/train.csv", "history/validation.csv", "recipe"])  # fmt: skip
 def test_page_without_one_input(run, missing):
     (run.recipe_path if missing == "recipe" else run.run / missing).unlink(missing_ok=True)
-    assert "could not be read" not in words(render(run, timings=TIMINGS))
+    assert "could not be read" not in words(render_report_page(run, timings=TIMINGS))
 
 
 def test_unreadable_files_are_named(plain):
     plain.blessing.write_text('{"verdict": "pub')
     plain.recipe_path.write_text("seed: [")
-    assert "These files could not be read and are not shown: blessing.json" in words(render(plain, timings={}))
+    assert "These files could not be read and are not shown: blessing.json" in words(
+        render_report_page(plain, timings={})
+    )
 
 
 @pytest.mark.parametrize("stage", STAGES[:-1])
@@ -169,10 +171,10 @@ def test_page_of_a_failed_run_names_the_failed_stage(plain, stage):
         shutil.rmtree(plain.run / folders[name])
     shutil.rmtree(plain.receipt.parent)
     done = {name: TIMINGS[name] for name in STAGES[: STAGES.index(stage)]}
-    failed = Timing(
+    failed = StageTiming(
         stage=stage, seconds=3.0, outcome="failed", error=f"DataError: it is bad {example.EVIL}\n  fix: change it"
     )
-    page = render(plain, timings={**done, stage: failed})
+    page = render_report_page(plain, timings={**done, stage: failed})
     assert headline(page) == f"Failed in {stage}"
     text = words(page)
     assert "DataError: it is bad <script" in text
@@ -184,15 +186,15 @@ def test_page_of_a_failed_run_names_the_failed_stage(plain, stage):
 
 def test_page_of_an_empty_run(tmp_path):
     artifacts = Artifacts("tiny", tmp_path)
-    path = write_report(artifacts, timings={})
+    path = write_run_report_page(artifacts, timings={})
     assert path == artifacts.run / "report.html"
     assert headline(path.read_text()) == "Not started"
     assert_self_contained(path.read_text())
 
 
 def test_results_of_an_earlier_run_are_marked(published):
-    failed = {"train": Timing(stage="train", seconds=3.0, outcome="failed")}
-    text = words(render(published, timings=failed))
+    failed = {"train": StageTiming(stage="train", seconds=3.0, outcome="failed")}
+    text = words(render_report_page(published, timings=failed))
     assert "published before release-beef" in text
     assert text.index("Failed in train") < text.index("published before") < text.index("Curves")
     assert "published as" not in text
@@ -205,8 +207,8 @@ def test_failed_validation_links_to_its_report(plain):
     page = plain.scratch / "validation-failed" / "report.html"
     page.parent.mkdir(parents=True)
     page.write_text("why")
-    failed = {"validate": Timing(stage="validate", seconds=1.0, outcome="failed")}
-    (link,) = (a for a in Outline(render(plain, timings=failed)).addresses if not a.startswith("#"))
+    failed = {"validate": StageTiming(stage="validate", seconds=1.0, outcome="failed")}
+    (link,) = (a for a in Outline(render_report_page(plain, timings=failed)).addresses if not a.startswith("#"))
     assert (plain.run / link).resolve() == page.resolve()
 
 
@@ -232,7 +234,7 @@ def test_headline_of_each_verdict(plain, blessing, receipt, shown, tone):
         plain.receipt.unlink()
     else:
         example.save(plain.receipt, {**example.RECEIPT, **receipt})
-    page = render(plain, timings=TIMINGS)
+    page = render_report_page(plain, timings=TIMINGS)
     assert headline(page) == shown
     assert f'class="headline card {tone}"' in page
     if shown != "Published":
@@ -241,20 +243,22 @@ def test_headline_of_each_verdict(plain, blessing, receipt, shown, tone):
 
 def test_refusal_is_not_a_failure(plain):
     change(plain.blessing, verdict="refuse")
-    failed = {"publish": Timing(stage="publish", seconds=1.0, outcome="failed", error="ModelError: the gate refuses")}
-    assert headline(render(plain, timings=failed)) == "Refused"
+    failed = {
+        "publish": StageTiming(stage="publish", seconds=1.0, outcome="failed", error="ModelError: the gate refuses")
+    }
+    assert headline(render_report_page(plain, timings=failed)) == "Refused"
 
 
 def test_release_on_a_remote_hub_is_a_link(plain):
     change(plain.receipt, endpoint="https://hub.example")
-    page = render(plain, timings=TIMINGS)
+    page = render_report_page(plain, timings=TIMINGS)
     assert f'href="https://hub.example/tests/tiny/tree/{"d" * 40}"' in page
     change(plain.receipt, endpoint="javascript:alert(1)//")
-    assert 'href="javascript' not in render(plain, timings=TIMINGS)
+    assert 'href="javascript' not in render_report_page(plain, timings=TIMINGS)
 
 
 def test_changed_rows_show_both_answers(tmp_path):
-    page = render(example.write(tmp_path, text="t"), timings=TIMINGS)
+    page = render_report_page(example.write(tmp_path, text="t"), timings=TIMINGS)
     text = words(page)
     assert "The 8 rows whose error differs most between candidate and champion" in text
     assert "the candidate does better on 3 and worse on 5." in text
@@ -264,7 +268,7 @@ def test_changed_rows_show_both_answers(tmp_path):
 
 def test_page_limits_slices_and_long_texts(tmp_path):
     run = example.write(tmp_path, slices=1500, worst=100, text=example.EVIL * 30)
-    page = render(run, timings=TIMINGS)
+    page = render_report_page(run, timings=TIMINGS)
     assert "The worst 400 of 1500 slices" in words(page)
 
 
@@ -273,7 +277,7 @@ def test_nonfinite_values_are_shown_as_missing(run):
         path = run.evaluation / name
         path.write_text(re.sub(r"\b0\.9\b|0\.03\b|\b0\.5\d*", "NaN", path.read_text()))
     example.curve(run.history / "train.csv", [{"step": 0, "loss": float("nan")}, {"step": 2, "loss": 1e9}])
-    assert MISSING in words(render(run, timings=TIMINGS))
+    assert MISSING in words(render_report_page(run, timings=TIMINGS))
 
 
 def test_example_files_match_the_report_models():
@@ -304,7 +308,7 @@ def test_timings_are_stored_in_scratch(tmp_path):
     artifacts = Artifacts("tiny", tmp_path)
     assert read_timings(artifacts) == {}
     for timing in reversed(TIMINGS.values()):
-        record_timing(artifacts, timing)
+        save_timing_drop_later_failures(artifacts, timing)
     assert read_timings(artifacts) == TIMINGS
     assert list(read_timings(artifacts)) == list(STAGES)
     assert not artifacts.run.exists()
@@ -314,10 +318,10 @@ def test_timings_are_stored_in_scratch(tmp_path):
 
 def test_new_timing_removes_those_of_later_stages(tmp_path):
     artifacts = Artifacts("tiny", tmp_path)
-    record_timing(artifacts, TIMINGS["ingest"])
-    record_timing(artifacts, Timing(stage="train", seconds=1, outcome="failed"))
-    record_timing(artifacts, TIMINGS["evaluate"])
-    record_timing(artifacts, TIMINGS["validate"])
+    save_timing_drop_later_failures(artifacts, TIMINGS["ingest"])
+    save_timing_drop_later_failures(artifacts, StageTiming(stage="train", seconds=1, outcome="failed"))
+    save_timing_drop_later_failures(artifacts, TIMINGS["evaluate"])
+    save_timing_drop_later_failures(artifacts, TIMINGS["validate"])
     assert list(read_timings(artifacts)) == ["ingest", "validate", "evaluate"]
 
 
@@ -347,7 +351,7 @@ def luminance(colour: str) -> float:
     [pytest.param(1280, False, marks=pytest.mark.slow), (390, True), pytest.param(360, False, marks=pytest.mark.slow)],
 )
 def test_page_loads_nothing_and_fits(published, tmp_path, width, dark):
-    page = write_report(published, timings=TIMINGS)
+    page = write_run_report_page(published, timings=TIMINGS)
     text = page.read_text(encoding="utf-8")
     assert text.count("<details>") >= 4
     page.write_text(text.replace("<details>", "<details open>"), encoding="utf-8")
@@ -362,7 +366,7 @@ def test_page_loads_nothing_and_fits(published, tmp_path, width, dark):
 @needs_browser
 def test_browser_detects_requests_and_overflow(published, tmp_path):
     page = tmp_path / "report.html"
-    text = write_report(published, timings=TIMINGS).read_text(encoding="utf-8")
+    text = write_run_report_page(published, timings=TIMINGS).read_text(encoding="utf-8")
     page.write_text(
         text.replace("<main>", '<main><img src="http://127.0.0.1:9/x.png"><p style="width: 900px">wide</p>')
     )
@@ -375,14 +379,14 @@ def test_browser_detects_requests_and_overflow(published, tmp_path):
 def test_page_of_a_run_of_the_real_stages(project: Project) -> None:
     project.stages("params/tiny.yaml")
     artifacts = Artifacts("tiny", project.root)
-    page = write_report(artifacts, timings={}).read_text(encoding="utf-8")
+    page = write_run_report_page(artifacts, timings={}).read_text(encoding="utf-8")
     assert headline(page) == "Published"
     assert_self_contained(page)
     for section in ("comparison", "worst", "curves", "data", "tokens", "lineage"):
         assert f'<section id="{section}"' in page, section
     receipt = project.json("runs/tiny/release/receipt.json")
     assert receipt["tag"] in words(page)
-    released = render(artifacts, timings=None)
+    released = render_report_page(artifacts, timings=None)
     assert headline(released) == "To be published"
     assert receipt["commit"] not in released
-    assert set(card_pictures(artifacts)) >= {"curves.png", "comparison.png"}
+    assert set(draw_card_charts(artifacts)) >= {"curves.png", "comparison.png"}

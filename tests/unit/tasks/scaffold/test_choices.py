@@ -5,58 +5,60 @@ from __future__ import annotations
 import pytest
 
 from tasks.scaffold import choices
-from tasks.scaffold.proposal import Proposal, proposable_objectives
+from tasks.scaffold.proposal import ObjectiveProposal, proposable_objectives
 from trainer.objectives.bases.advice import AdvisedValue
 
-CLASSES = Proposal("sequence_classification", {})
+CLASSES = ObjectiveProposal("sequence_classification", {})
 
 
 def test_few_characters_and_tokens_have_a_unit_of_their_size() -> None:
     """Not `0.0 M`."""
-    assert choices.vocabulary(23_456).why.startswith("for about 23 K characters")
-    assert choices.epochs(Proposal("causal_lm", {}), 10, 540.0, is_new=True).why.startswith("for 540 tokens")
+    assert choices.choose_vocabulary_size(23_456).why.startswith("for about 23 K characters")
+    assert choices.choose_epochs(ObjectiveProposal("causal_lm", {}), 10, 540.0, is_new=True).why.startswith(
+        "for 540 tokens"
+    )
 
 
 def test_the_length_covers_the_rows_and_not_one_long_text() -> None:
     lengths = [10] * 990 + [60] * 9 + [500]
-    chosen = choices.max_length(lengths, None)
+    chosen = choices.choose_max_length(lengths, None)
     assert chosen.value == 64
     assert "covers 99.9 % of the rows; the longest has 500 tokens" in chosen.why
-    assert choices.max_length([10] * 1000, None).why.startswith("covers 100 % of the rows")
-    limited = choices.max_length([900] * 100, 512)
+    assert choices.choose_max_length([10] * 1000, None).why.startswith("covers 100 % of the rows")
+    limited = choices.choose_max_length([900] * 100, 512)
     assert limited.value == 512
     assert limited.why.startswith("covers 0 % of the rows")
     assert "no more than 512 positions" in limited.why
-    assert choices.max_length([3], None).value == 16
+    assert choices.choose_max_length([3], None).value == 16
 
 
 @pytest.mark.parametrize("steps", [1, 7, 30, 215, 1184, 4321, 20_000, 1_000_000])
 def test_evaluations_are_about_twenty(steps: int) -> None:
-    every = choices.eval_steps(steps).value
+    every = choices.choose_eval_steps(steps).value
     assert every >= 1
     if steps >= 30:
         assert 13 <= steps / every <= 30
 
 
 def test_batches_leave_fifty_steps_an_epoch() -> None:
-    assert choices.global_batch_size(CLASSES, 10_000).value == 32
-    assert choices.global_batch_size(CLASSES, 500).value == 8
-    assert choices.global_batch_size(CLASSES, 3).value == 2
-    micro = choices.micro_batch_size(32, 96, "cpu")
+    assert choices.choose_global_batch_size(CLASSES, 10_000).value == 32
+    assert choices.choose_global_batch_size(CLASSES, 500).value == 8
+    assert choices.choose_global_batch_size(CLASSES, 3).value == 2
+    micro = choices.choose_micro_batch_size(32, 96, "cpu")
     assert (micro.value, micro.why) == (32, "one forward pass for each step")
-    assert choices.micro_batch_size(16, 4096, "cpu").value == 2
-    assert choices.micro_batch_size(16, 100_000, "cpu").value == 1
+    assert choices.choose_micro_batch_size(16, 4096, "cpu").value == 2
+    assert choices.choose_micro_batch_size(16, 100_000, "cpu").value == 1
 
 
 @pytest.mark.parametrize("name", proposable_objectives())
 def test_larger_models_learn_slower_and_more_rows_fewer_times(name: str) -> None:
-    objective = Proposal(name, {})
-    rates = [choices.learning_rate(objective, int(size), lora=False).value for size in (5e6, 2e7, 1e8, 1e9, 7e9)]
+    objective = ObjectiveProposal(name, {})
+    rates = [choices.choose_learning_rate(objective, int(size), lora=False).value for size in (5e6, 2e7, 1e8, 1e9, 7e9)]
     assert rates == sorted(rates, reverse=True)
-    epochs = [choices.epochs(objective, rows, 1e9, is_new=False).value for rows in (100, 10_000, 100_000, 10**6)]
+    epochs = [choices.choose_epochs(objective, rows, 1e9, is_new=False).value for rows in (100, 10_000, 100_000, 10**6)]
     assert epochs == sorted(epochs, reverse=True)
     assert epochs[-1] == 1
-    assert choices.learning_rate(objective, 7_000_000_000, lora=True).value > rates[-1]
+    assert choices.choose_learning_rate(objective, 7_000_000_000, lora=True).value > rates[-1]
 
 
 SIZES = (20_000_000, 60_000_000, 200_000_000, 300_000_000, 2_000_000_000, 7_000_000_000)
@@ -79,34 +81,34 @@ ADVISED = {
 @pytest.mark.parametrize("name", ADVISED)
 def test_what_an_objective_advises_reaches_the_recipe(name: str) -> None:
     """The same values as ever: a recipe that is written again is the same text."""
-    objective = Proposal(name, {})
-    rates = [choices.learning_rate(objective, size, lora=False).value for size in SIZES]
+    objective = ObjectiveProposal(name, {})
+    rates = [choices.choose_learning_rate(objective, size, lora=False).value for size in SIZES]
     others = [
-        choices.learning_rate(objective, 7_000_000_000, lora=True),
-        choices.learning_rate(objective, None, lora=False),
-        choices.global_batch_size(objective, 1_000_000),
+        choices.choose_learning_rate(objective, 7_000_000_000, lora=True),
+        choices.choose_learning_rate(objective, None, lora=False),
+        choices.choose_global_batch_size(objective, 1_000_000),
         AdvisedValue(objective.advice.scheduler),
         objective.advice.weight_decay or AdvisedValue(0.01),
     ]
-    epochs = [choices.epochs(objective, rows, 1.0, is_new=False).value for rows in ROWS]
+    epochs = [choices.choose_epochs(objective, rows, 1.0, is_new=False).value for rows in ROWS]
     assert (rates, [choice.value for choice in others], epochs) == ADVISED[name]
 
 
 def test_adapters_where_the_weights_do_not_fit() -> None:
-    assert choices.why_lora(22_700_000, 8 * 2**30) is None
-    why = choices.why_lora(7_000_000_000, 80 * 2**30)
+    assert choices.reason_to_use_lora(22_700_000, 8 * 2**30) is None
+    why = choices.reason_to_use_lora(7_000_000_000, 80 * 2**30)
     assert why == "training all weights would take 104 GiB beside activations, and there are 80 GiB here"
 
 
 def test_shares_only_of_splits_without_files() -> None:
-    assert choices.split_shares(1000, has_validation=True, has_test=True) == {}
-    shares = choices.split_shares(10_003, has_validation=False, has_test=True)
+    assert choices.choose_split_shares(1000, has_validation=True, has_test=True) == {}
+    shares = choices.choose_split_shares(10_003, has_validation=False, has_test=True)
     assert {split: share.value for split, share in shares.items()} == {"validation": 0.05}
     assert shares["validation"].why == "about 500 rows choose the best checkpoint"
-    few = choices.split_shares(967, has_validation=False, has_test=False)
+    few = choices.choose_split_shares(967, has_validation=False, has_test=False)
     assert {split: share.value for split, share in few.items()} == {"validation": 0.1, "test": 0.2}
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.0, 0.01), (0.001, 0.01), (0.0064, 0.02), (0.2, 0.4), (0.8, 0.9)])
 def test_quarantine_has_room_for_twice_the_bad_rows_of_the_sample(share: float, value: float) -> None:
-    assert choices.max_quarantined(share).value == pytest.approx(value)
+    assert choices.choose_max_quarantined(share).value == pytest.approx(value)

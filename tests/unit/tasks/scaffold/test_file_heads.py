@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 from params import DataError
-from tasks.scaffold.file_heads import check_head, text_unit
+from tasks.scaffold.file_heads import guess_text_unit, refuse_misreadable_file
 from tasks.scaffold.look import read_source_sample
-from tasks.scaffold.request import Request
+from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.sources import find_source
 
 ROWS = [("Where is my card, please?", "card"), ("It rains; what now?", "weather"), ("Is it late?", "time")] * 4
@@ -43,12 +43,14 @@ def test_the_fix_converts_the_file(name: str, content: str, what: str, tmp_path:
     path.parent.mkdir()
     path.write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=what) as error:
-        check_head(path)
+        refuse_misreadable_file(path)
     command = shlex.split(error.value.fix.partition(": ")[2])
     assert command[:2] == ["python", "-c"]
     exec(command[2], {})
     (clean,) = set(path.parent.iterdir()) - {path}
-    sample = read_source_sample(find_source(Request("x", str(clean.relative_to(tmp_path))), tmp_path).source, tmp_path)
+    sample = read_source_sample(
+        find_source(NewRecipeRequest("x", str(clean.relative_to(tmp_path))), tmp_path).source, tmp_path
+    )
     assert [(row["question"], row["topic"]) for row in sample.rows["train"]] == ROWS
 
 
@@ -56,7 +58,7 @@ def test_a_table_without_a_header_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     pd.DataFrame(ROWS).to_csv(path, index=False, header=False)
     with pytest.raises(DataError, match=r"has no header: ") as error:
-        check_head(path)
+        refuse_misreadable_file(path)
     code = shlex.split(error.value.fix.partition(": ")[2])[2]
     subprocess.run([sys.executable, "-c", code], check=True)
     assert (tmp_path / "rows-clean.csv").read_text().splitlines()[:2] == [
@@ -77,7 +79,7 @@ def test_each_sign_of_a_missing_header_is_enough(content: str, what: str, tmp_pa
     path = tmp_path / "rows.csv"
     path.write_text(content)
     with pytest.raises(DataError, match=what):
-        check_head(path)
+        refuse_misreadable_file(path)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_each_sign_of_a_missing_header_is_enough(content: str, what: str, tmp_pa
 def test_a_header_is_not_taken_for_a_row(content: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(content)
-    check_head(path)
+    refuse_misreadable_file(path)
 
 
 def test_other_encodings_and_pretty_json_are_named(tmp_path: Path) -> None:
@@ -104,13 +106,13 @@ def test_other_encodings_and_pretty_json_are_named(tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=what):
-            check_head(tmp_path / name)
+            refuse_misreadable_file(tmp_path / name)
 
 
 def test_the_unit_of_a_text_follows_from_its_blank_lines(tmp_path: Path) -> None:
     path = tmp_path / "rows.txt"
     path.write_text("a\nb\n\nc\n\nd\n")
-    assert text_unit([path])[0] == "paragraph"
+    assert guess_text_unit([path])[0] == "paragraph"
     path.write_text("a\nb\nc\n\n")
-    assert text_unit([path])[0] == "line"
-    assert text_unit([path] * 30)[0] == "file"
+    assert guess_text_unit([path])[0] == "line"
+    assert guess_text_unit([path] * 30)[0] == "file"

@@ -13,8 +13,8 @@ from params import DataError, ModelError, TransientError
 from params.schema import RowsFromHubDataset
 from tasks.hub_server.server import LocalHub
 from tasks.scaffold.look import read_source_sample
-from tasks.scaffold.model_facts import model_facts
-from tasks.scaffold.request import Request
+from tasks.scaffold.model_facts import read_model_facts
+from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.sources import find_source
 from tests.support.faulty_hub import quick_client
 from tests.support.pretrained import write_model
@@ -50,7 +50,7 @@ def test_a_dataset_is_followed_or_pinned(api: HfApi, tmp_path: Path) -> None:
         ("hub:alice/rows@main", "main"),
         (f"alice/rows@{commit}", commit),
     ):
-        found = find_source(Request("x", data), tmp_path)
+        found = find_source(NewRecipeRequest("x", data), tmp_path)
         assert isinstance(found.source, RowsFromHubDataset)
         assert (found.source.revision, found.watched) == (revision, "tasks/ingestion/hub_dataset.py")
         assert found.source.patterns == {"train": "data/train-*.jsonl", "test": "data/test.jsonl"}
@@ -58,24 +58,24 @@ def test_a_dataset_is_followed_or_pinned(api: HfApi, tmp_path: Path) -> None:
     assert [row["text"] for row in sample.rows["train"]] == ["train-0", "train-1"]
     assert sample.totals == {"train": 2, "test": 1}
     with pytest.raises(DataError, match="has no revision nothing"):
-        find_source(Request("x", "alice/rows@nothing"), tmp_path)
+        find_source(NewRecipeRequest("x", "alice/rows@nothing"), tmp_path)
     with pytest.raises(DataError, match="does not exist, or is private"):
-        find_source(Request("x", "alice/nothing"), tmp_path)
+        find_source(NewRecipeRequest("x", "alice/nothing"), tmp_path)
 
 
 def test_a_model_is_pinned_and_not_downloaded(api: HfApi, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     commit = push(api, "alice/model", "model", folder)
-    facts = model_facts("alice/model")
-    own = model_facts(str(folder))
+    facts = read_model_facts("alice/model")
+    own = read_model_facts(str(folder))
     assert (facts.path, facts.revision) == ("alice/model", commit)
     assert (facts.parameters, facts.kind, facts.positions) == (own.parameters, own.kind, own.positions)
-    assert model_facts(f"alice/model@{commit}").revision == commit
+    assert read_model_facts(f"alice/model@{commit}").revision == commit
     assert list((tmp_path / "cache").rglob("*.safetensors")) == []
     (folder / "model.safetensors").unlink()
     api.delete_file("model.safetensors", "alice/model")
     with pytest.raises(ModelError, match="no weights as safetensors"):
-        model_facts("alice/model")
+        read_model_facts("alice/model")
 
 
 def test_a_hub_that_does_not_answer_is_worth_another_try(
@@ -83,4 +83,4 @@ def test_a_hub_that_does_not_answer_is_worth_another_try(
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(TransientError, match="the Hub cannot be reached"):
-        find_source(Request("x", "alice/rows"), tmp_path)
+        find_source(NewRecipeRequest("x", "alice/rows"), tmp_path)

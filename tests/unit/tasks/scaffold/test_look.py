@@ -15,11 +15,11 @@ import pytest
 from params import DataError
 from params.schema import RowsFromFiles, RowsFromSql
 from tasks.scaffold import look as look_module
-from tasks.scaffold.look import Column, read_source_sample
+from tasks.scaffold.look import SampledColumn, read_source_sample
 
 
-def column(values: list[Any], name: str = "x") -> Column:
-    return Column(name, values)
+def column(values: list[Any], name: str = "x") -> SampledColumn:
+    return SampledColumn(name, values)
 
 
 KINDS = {

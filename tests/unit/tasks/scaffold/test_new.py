@@ -18,9 +18,9 @@ from params.foundation.artifacts import Artifacts
 from tasks.commands import main
 from tasks.diagnostics.check import check
 from tasks.scaffold import new as new_module
-from tasks.scaffold.new import new
+from tasks.scaffold.new import create_recipe
 from tasks.scaffold.project import remove_recipe
-from tasks.scaffold.request import Request
+from tasks.scaffold.request import NewRecipeRequest
 from tests.support.pretrained import write_model
 from tests.support.project import ROOT
 from tests.support.sample_data import Kind, cases, data_set
@@ -79,7 +79,7 @@ def write_json(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def make(name: str = "topics", **request: Any) -> None:
-    new(Request(name, **request))
+    create_recipe(NewRecipeRequest(name, **request))
 
 
 def files(root: Path) -> dict[str, str]:

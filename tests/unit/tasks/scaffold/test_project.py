@@ -8,7 +8,13 @@ import pytest
 from ruamel.yaml import YAML
 
 from params import RecipeError
-from tasks.scaffold.project import NO_BASE, with_deployment, with_item, without_deployments, without_item
+from tasks.scaffold.project import (
+    NO_BASE,
+    prefect_yaml_with_deployment,
+    prefect_yaml_without_deployments,
+    recipes_yaml_with_item,
+    recipes_yaml_without_item,
+)
 from tests.support.project import ROOT
 
 RECIPES = (ROOT / "recipes.yaml").read_text(encoding="utf-8")
@@ -31,21 +37,21 @@ def added(before: str, after: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["rows", "123", "yes", "a.b-c", "data"])
 def test_an_item_is_added_at_the_end_and_removed(name: str) -> None:
-    after = with_item(RECIPES, name, **ITEM)
+    after = recipes_yaml_with_item(RECIPES, name, **ITEM)
     assert after.startswith(RECIPES)
     assert len(added(RECIPES, after)) == 5
     own = {"data": "data/my rows", "objective": "trainer/objectives/sft.py"}
     assert read(after)["recipes"][name] == own | {"base": NO_BASE, "code": "trainer/losses.py"}
-    assert with_item(after, name, **ITEM) == after
-    assert without_item(after, name) == RECIPES
-    assert without_item(RECIPES, name) == RECIPES
+    assert recipes_yaml_with_item(after, name, **ITEM) == after
+    assert recipes_yaml_without_item(after, name) == RECIPES
+    assert recipes_yaml_without_item(RECIPES, name) == RECIPES
 
 
 def test_an_item_that_differs_is_refused() -> None:
     with pytest.raises(RecipeError, match="lists default with other data"):
-        with_item(RECIPES, "default", **ITEM)
+        recipes_yaml_with_item(RECIPES, "default", **ITEM)
     with pytest.raises(RecipeError, match="no list of recipes"):
-        with_item("stages: {}\n", "rows", **ITEM)
+        recipes_yaml_with_item("stages: {}\n", "rows", **ITEM)
 
 
 def test_an_item_that_a_person_wrote_is_removed_with_all_its_lines() -> None:
@@ -62,51 +68,51 @@ recipes:
   # the third
   third: {data: a, objective: b, base: c, code: d}
 """
-    after = without_item(own, "second")
+    after = recipes_yaml_without_item(own, "second")
     assert after == own.replace(own[own.index("  second") : own.index("  # the third")], "")
-    assert list(read(with_item(after, "fourth", **ITEM))["recipes"]) == ["first", "third", "fourth"]
+    assert list(read(recipes_yaml_with_item(after, "fourth", **ITEM))["recipes"]) == ["first", "third", "fourth"]
 
 
 def test_the_last_recipe_can_be_removed_and_another_added() -> None:
-    empty = without_item(RECIPES, "default")
+    empty = recipes_yaml_without_item(RECIPES, "default")
     assert empty.endswith("recipes: {}\n")
     assert read(empty) == {"recipes": {}}, "DVC refuses a list without a value"
-    assert list(read(with_item(empty, "rows", **ITEM))["recipes"]) == ["rows"]
+    assert list(read(recipes_yaml_with_item(empty, "rows", **ITEM))["recipes"]) == ["rows"]
 
 
 def test_a_deployment_is_added_and_removed() -> None:
-    after = with_deployment(PREFECT, "rows", "30 4 * * 1")
+    after = prefect_yaml_with_deployment(PREFECT, "rows", "30 4 * * 1")
     assert after.startswith(PREFECT)
     deployment = read(after)["deployments"][-1]
     assert deployment["parameters"] == {"recipe": "rows"}
     assert deployment["schedules"] == [{"slug": "schedule", "cron": "30 4 * * 1", "timezone": "UTC"}]
     assert deployment["entrypoint"] == "flows/retrain.py:retrain"
     assert deployment["work_pool"] == read(PREFECT)["definitions"]["retrain"]["work_pool"]
-    assert with_deployment(after, "rows", "30 4 * * 1") == after
+    assert prefect_yaml_with_deployment(after, "rows", "30 4 * * 1") == after
     slugless = re.sub(r"- slug: schedule\n +(cron: .30 4.*\n( +)timezone: UTC\n)", r"- \1\2active: true\n", after)
     assert read(slugless)["deployments"] != read(after)["deployments"]
-    assert with_deployment(slugless, "rows", "30 4 * * 1") == slugless, "as earlier versions wrote it"
-    assert without_deployments(after, "rows") == (PREFECT, ["rows"])
+    assert prefect_yaml_with_deployment(slugless, "rows", "30 4 * * 1") == slugless, "as earlier versions wrote it"
+    assert prefect_yaml_without_deployments(after, "rows") == (PREFECT, ["rows"])
     with pytest.raises(RecipeError, match="has another deployment rows"):
-        with_deployment(after, "rows", "0 0 * * *")
+        prefect_yaml_with_deployment(after, "rows", "0 0 * * *")
 
 
 def test_all_deployments_of_a_recipe_are_removed_and_no_other() -> None:
-    text = with_deployment(PREFECT, "rows", "0 3 * * *")
-    after, names = without_deployments(text, "default")
+    text = prefect_yaml_with_deployment(PREFECT, "rows", "0 3 * * *")
+    after, names = prefect_yaml_without_deployments(text, "default")
     assert names == ["default", "default-on-notice", "default-often"]
     assert [one["name"] for one in read(after)["deployments"]] == ["rows"]
     assert "For workers with nothing but Python" in after
-    assert without_deployments(after, "none") == (after, [])
+    assert prefect_yaml_without_deployments(after, "none") == (after, [])
 
 
 def test_a_file_of_another_form_is_left_alone() -> None:
     not_last = "recipes:\n  first: {}\nmeta:\n  old: {}\n"
     for form in (not_last, "recipes: {first: {}}\n"):
         with pytest.raises(RecipeError, match="cannot be edited automatically"):
-            with_item(form, "rows", **ITEM)
+            recipes_yaml_with_item(form, "rows", **ITEM)
     flow = "deployments: [{name: a, parameters: {recipe: rows}, entrypoint: 'flows/retrain.py:retrain'}]\n"
     with pytest.raises(RecipeError, match="cannot be edited automatically"):
-        without_deployments(flow, "rows")
+        prefect_yaml_without_deployments(flow, "rows")
     with pytest.raises(RecipeError, match="has no `&retrain`"):
-        with_deployment(flow, "rows", "0 3 * * *")
+        prefect_yaml_with_deployment(flow, "rows", "0 3 * * *")

@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 
 from params import DataError, RecipeError
-from tasks.scaffold.look import Sample, read_source_sample
+from tasks.scaffold.look import RowSample, read_source_sample
 from tasks.scaffold.model_facts import ModelKind
-from tasks.scaffold.proposal import Proposal, proposable_objectives, propose
-from tasks.scaffold.request import COLUMN_FLAGS, Request
+from tasks.scaffold.proposal import ObjectiveProposal, choose_objective_and_columns, proposable_objectives
+from tasks.scaffold.request import COLUMN_FLAGS, NewRecipeRequest
 from tasks.scaffold.sources import find_source
 from tests.support.sample_data import Kind, cases, data_set
 from trainer import objectives
 
 
-def sample(**columns: list[Any]) -> Sample:
+def sample(**columns: list[Any]) -> RowSample:
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return Sample({"train": rows}, {"train": len(rows)})
+    return RowSample({"train": rows}, {"train": len(rows)})
 
 
-def proposed(rows: Sample, kind: ModelKind = "encoder", **request: Any) -> Proposal:
-    return propose(Request("x", "", **request), rows, kind)
+def proposed(rows: RowSample, kind: ModelKind = "encoder", **request: Any) -> ObjectiveProposal:
+    return choose_objective_and_columns(NewRecipeRequest("x", "", **request), rows, kind)
 
 
 TEXTS = [f"a text about the number {i}" for i in range(60)]
@@ -40,8 +40,8 @@ DATA_SETS = {
 @pytest.mark.parametrize(("name", "data"), cases(*DATA_SETS))
 def test_data_sets(name: str, data: Kind, tmp_path: Path) -> None:
     kind, objective, columns = DATA_SETS[name]
-    rows = read_source_sample(find_source(Request("x", str(data_set(name, data, tmp_path))), Path()).source)
-    assert proposed(rows, kind) == Proposal(objective, columns)  # type: ignore[arg-type]
+    rows = read_source_sample(find_source(NewRecipeRequest("x", str(data_set(name, data, tmp_path))), Path()).source)
+    assert proposed(rows, kind) == ObjectiveProposal(objective, columns)  # type: ignore[arg-type]
     if name == "gsm8k":
         assert proposed(rows, "encoder-decoder").objective == "seq2seq"
         with pytest.raises(RecipeError, match="for sft or seq2seq, which does not work with this encoder model"):
@@ -101,7 +101,7 @@ FORMS: dict[str, tuple[dict[str, list[Any]], ModelKind, str, dict[str, str]]] = 
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_of_each_form(form: str) -> None:
     columns, kind, objective, expected = FORMS[form]
-    assert proposed(sample(**columns), kind) == Proposal(objective, expected)
+    assert proposed(sample(**columns), kind) == ObjectiveProposal(objective, expected)
 
 
 def test_two_texts_need_a_choice() -> None:
@@ -123,7 +123,10 @@ def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     answers = iter(["nothing", "team"])
     monkeypatch.setattr("typer.prompt", lambda text, default: next(answers))
     rows = sample(text=TEXTS, urgency=["high", "low"] * 30, team=LABELS)
-    assert propose(Request("x", "", may_ask=True), rows, "encoder").columns["label"] == "team"
+    assert (
+        choose_objective_and_columns(NewRecipeRequest("x", "", may_ask=True), rows, "encoder").columns["label"]
+        == "team"
+    )
     assert "Type one of: urgency, team" in capsys.readouterr().out
 
 

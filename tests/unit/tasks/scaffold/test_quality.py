@@ -8,21 +8,23 @@ import pytest
 
 from params import DataError, RecipeError
 from params.schema import ObjectiveChoice
-from tasks.scaffold.look import Sample
-from tasks.scaffold.proposal import Proposal
-from tasks.scaffold.quality import Quality, judge
+from tasks.scaffold.look import RowSample
+from tasks.scaffold.proposal import ObjectiveProposal
+from tasks.scaffold.quality import SampleQuality, assess_sample_quality
 from trainer import objectives
 from trainer.objectives.sequence_classification import SequenceClassification
 
-CLASSES = Proposal("sequence_classification", {"text": "text", "label": "label"})
+CLASSES = ObjectiveProposal("sequence_classification", {"text": "text", "label": "label"})
 
 
 def judged(
-    train: list[dict[str, Any]], test: list[dict[str, Any]] | None = None, proposal: Proposal = CLASSES
-) -> Quality:
+    train: list[dict[str, Any]], test: list[dict[str, Any]] | None = None, proposal: ObjectiveProposal = CLASSES
+) -> SampleQuality:
     rows = {"train": train} | ({"test": test} if test else {})
     objective = objectives.build_objective(ObjectiveChoice(name=proposal.objective, **proposal.options))
-    return judge(Sample(rows, {split: len(found) for split, found in rows.items()}), proposal, objective)
+    return assess_sample_quality(
+        RowSample(rows, {split: len(found) for split, found in rows.items()}), proposal, objective
+    )
 
 
 def rows(count: int, **changes: Any) -> list[dict[str, Any]]:
@@ -76,7 +78,7 @@ def test_rows_without_anything_to_learn_are_refused() -> None:
 def test_the_objectives_own_reasons_count() -> None:
     spans = [{"label": "a", "start": 0, "end": 3}, {"label": "b", "start": 2, "end": 4}]
     train = [{"text": f"text {i}", "spans": spans if i == 7 else spans[:1]} for i in range(20)]
-    found = judged(train, proposal=Proposal("token_classification", {"text": "text", "spans": "spans"}))
+    found = judged(train, proposal=ObjectiveProposal("token_classification", {"text": "text", "spans": "spans"}))
     assert found.unusable == {"overlapping spans": 1}
     assert found.labels == {"a": 19}
 
@@ -84,7 +86,7 @@ def test_the_objectives_own_reasons_count() -> None:
 def test_equal_texts_with_other_spans_contradict_each_other() -> None:
     people, time = ([{"label": label, "start": 0, "end": 1}] for label in ("people", "time"))
     train = [{"text": str(i // 2), "spans": people if i < 19 else time} for i in range(20)]
-    found = judged(train, proposal=Proposal("token_classification", {"text": "text", "spans": "spans"}))
+    found = judged(train, proposal=ObjectiveProposal("token_classification", {"text": "text", "spans": "spans"}))
     assert (found.repeated, found.conflicting) == (10, 1)
     assert "1 texts occur with different labels; correct them if they are mistakes" in list(found.notes())
 

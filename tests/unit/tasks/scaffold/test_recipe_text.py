@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from params import RecipeError
-from tasks.scaffold.project import _lines, scalar, to_comment_line, with_deployment, with_item
+from tasks.scaffold.project import (
+    _lines,
+    format_yaml_value,
+    prefect_yaml_with_deployment,
+    recipes_yaml_with_item,
+    replace_unprintable_characters,
+)
 from tests.support.project import ROOT
 from trainer.objectives.bases.advice import AdvisedValue
 
@@ -20,7 +26,10 @@ PREFECT = (ROOT / "prefect.yaml").read_text(encoding="utf-8")
 
 @given(st.text(st.characters(codec="utf-8"), max_size=30) | st.booleans() | st.none() | st.integers(-99, 10**9))
 def test_values_survive(value: Any) -> None:
-    assert YAML(typ="safe").load(f"a: {scalar(value)}\nb: [{scalar(value)}, 1]\n") == {"a": value, "b": [value, 1]}
+    assert YAML(typ="safe").load(f"a: {format_yaml_value(value)}\nb: [{format_yaml_value(value)}, 1]\n") == {
+        "a": value,
+        "b": [value, 1],
+    }
 
 
 ODD = st.text(
@@ -32,23 +41,23 @@ ODD = st.text(
 @given(ODD, ODD, st.sampled_from([0, 2, 4]))
 def test_lines_of_a_recipe_say_what_was_meant(value: str, why: str, indent: int) -> None:
     """Whatever a row, a label, a column or a path has in it: a comment stays one, and a value the same."""
-    lines = [to_comment_line(line) for line in _lines({"key": AdvisedValue(value, why)}, " " * indent)]
+    lines = [replace_unprintable_characters(line) for line in _lines({"key": AdvisedValue(value, why)}, " " * indent)]
     assert YAML(typ="safe").load("\n".join([*lines, f"{' ' * indent}last: 1"])) == {"key": value, "last": 1}
 
 
 @given(ODD)
 def test_items_of_dvc_and_prefect_say_what_was_meant(path: str) -> None:
     if "${" not in path:
-        after = YAML(typ="safe").load(with_item(RECIPES, "rows", data=path, objective="sft"))
+        after = YAML(typ="safe").load(recipes_yaml_with_item(RECIPES, "rows", data=path, objective="sft"))
         watched = {"objective": "trainer/objectives/sft.py", "base": "trainer/rewards.py", "code": "trainer/losses.py"}
         assert after["recipes"]["rows"] == {"data": path} | watched
-    after = YAML(typ="safe").load(with_deployment(PREFECT, "rows", path))["deployments"][-1]
+    after = YAML(typ="safe").load(prefect_yaml_with_deployment(PREFECT, "rows", path))["deployments"][-1]
     assert after["schedules"] == [{"slug": "schedule", "cron": path, "timezone": "UTC"}]
 
 
 def test_path_that_dvc_would_fill_in_is_refused() -> None:
     with pytest.raises(RecipeError, match="has a meaning for DVC"):
-        with_item(RECIPES, "rows", data="data/${key}.csv", objective="sft")
+        recipes_yaml_with_item(RECIPES, "rows", data="data/${key}.csv", objective="sft")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +78,7 @@ def test_path_that_dvc_would_fill_in_is_refused() -> None:
     ],
 )
 def test_values_are_readable(value: Any, text: str) -> None:
-    assert scalar(value) == text
+    assert format_yaml_value(value) == text
     found = YAML(typ="safe").load(text)
     assert found == value
     assert isinstance(found, float) == (isinstance(value, float) and value != 0)

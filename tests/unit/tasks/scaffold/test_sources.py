@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from params import DataError, RecipeError
-from tasks.scaffold.request import Request
+from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.sources import find_source
 
 
@@ -26,7 +26,7 @@ def write(root: Path, *names: str) -> None:
 
 
 def found(root: Path, data: str, **flags: str) -> dict[str, str]:
-    source = find_source(Request("x", data, **flags), root).source
+    source = find_source(NewRecipeRequest("x", data, **flags), root).source
     return {k: v for k, v in source.model_dump(exclude_none=True).items() if k in ("train", "validation", "test")}
 
 
@@ -80,7 +80,7 @@ def test_dvc_watches_the_file_or_the_folder_of_the_files(root: Path) -> None:
     write(root, "data/a.csv", "data/q/train.csv", "data/q/test.csv", "data/r/train/0.jsonl", "data/r/train/1.jsonl")
 
     def watched(data: str) -> str:
-        return find_source(Request("x", data), root).watched
+        return find_source(NewRecipeRequest("x", data), root).watched
 
     assert watched("data/a.csv") == "data/a.csv"
     assert watched(str(root / "data/a.csv")) == "data/a.csv"
@@ -93,8 +93,8 @@ def test_dvc_watches_the_file_or_the_folder_of_the_files(root: Path) -> None:
 
 def test_what_is_not_used_is_named(root: Path) -> None:
     write(root, "data/q/train.csv", "data/q/test.csv", "data/q/other.csv")
-    assert "not used: data/q/other.csv" in find_source(Request("x", "data/q"), root).notes
-    (note,) = find_source(Request("x", "data/q/train.csv"), root).notes
+    assert "not used: data/q/other.csv" in find_source(NewRecipeRequest("x", "data/q"), root).notes
+    (note,) = find_source(NewRecipeRequest("x", "data/q/train.csv"), root).notes
     assert "add --test" in note
 
 
@@ -117,13 +117,13 @@ def test_what_cannot_be_a_source_is_an_error_with_its_flag(
     if data.startswith("data/"):
         write(root, "data/q/x.csv", "data/q/y.jsonl", "data/only-test/test.csv", "data/x.csv")
     with pytest.raises((DataError, RecipeError), match=what):
-        find_source(Request("x", data, **flags), root)
+        find_source(NewRecipeRequest("x", data, **flags), root)
 
 
 def test_a_query(root: Path) -> None:
-    found = find_source(Request("x", "sqlite:///data/rows.db", query="SELECT * FROM t"), root)
+    found = find_source(NewRecipeRequest("x", "sqlite:///data/rows.db", query="SELECT * FROM t"), root)
     assert found.watched == "data/rows.db"
     assert "ORDER BY" in found.notes[0]
     url = "postgresql://me:${PASSWORD}@host/db"
-    found = find_source(Request("x", url, query="SELECT * FROM t ORDER BY id"), root)
+    found = find_source(NewRecipeRequest("x", url, query="SELECT * FROM t ORDER BY id"), root)
     assert (found.watched, found.notes) == ("tasks/ingestion/sql.py", [])

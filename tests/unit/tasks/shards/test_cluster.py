@@ -190,12 +190,12 @@ def test_the_data_stages_give_the_same_bytes_wherever_they_run(
     assert {f"runs/rows/tokens/train/0000{number}.arrow" for number in range(8)} < set(one)
     assert data_stages({"data_workers": 2}) == one
 
-    check = by_key.find_duplicates
+    check = by_key.find_duplicate_rows
 
     def kill_a_worker(*arguments: Any) -> Any:
         cluster.workers[0].kill()
         return check(*arguments)
 
-    monkeypatch.setattr("tasks.validation.check_results.find_duplicates", kill_a_worker)
+    monkeypatch.setattr("tasks.validation.check_results.find_duplicate_rows", kill_a_worker)
     assert data_stages({"data_cluster": cluster.address}) == one
     assert cluster.workers[0].wait() == -signal.SIGKILL

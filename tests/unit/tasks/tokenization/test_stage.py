@@ -19,7 +19,7 @@ from params.schema import Launch, ObjectiveChoice, Tokenization
 from tasks.shards import kept_work
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization import encoding, tokenizers
-from tasks.tokenization.encoding import read_batches
+from tasks.tokenization.encoding import read_row_batches
 from tasks.tokenization.stage import tokenize
 from tests.support import tiny
 from tests.support.memory import peak_anonymous_mib
@@ -207,7 +207,7 @@ class TestEarlierRuns:
 
         with monkeypatch.context() as patched:
             patched.setattr(
-                "tasks.tokenization.encoding.Encoder.encode",
+                "tasks.tokenization.encoding.RowEncoder.encode",
                 lambda _, rows, split: encode(rows) if rows[0]["row_id"] == 20 else [EncodedRow([]) for _ in rows],
             )
             with pytest.raises(ValueError, match="not this one"):
@@ -415,7 +415,7 @@ def test_long_rows_come_in_small_batches(artifacts):
     tiny.write_rows(
         artifacts, train={"text": ["a" * 2**19] * 5}, validation={"text": ["b"] * 1500}, test={"text": ["c"]}
     )
-    sizes = {split: [len(batch) for batch in read_batches(SplitRows(artifacts.rows / split))] for split in SPLITS}
+    sizes = {split: [len(batch) for batch in read_row_batches(SplitRows(artifacts.rows / split))] for split in SPLITS}
     assert sizes == {"train": [1] * 5, "validation": [1000, 500], "test": [1]}
 
 

@@ -6,7 +6,11 @@ import os
 
 from params import load
 from params.foundation.artifacts import Artifacts
-from tasks.training.run_folders import note_start, prune_superseded, superseded
+from tasks.training.run_folders import (
+    delete_superseded_run_folders,
+    list_superseded_run_folders,
+    mark_run_as_last_started,
+)
 from tests.support import tiny
 from tests.support.training import run_train
 
@@ -16,7 +20,7 @@ def make_runs(artifacts: Artifacts, *names: str) -> None:
     for age, name in enumerate(names, start=1):
         folder = artifacts.checkpoints / name
         (folder / "checkpoint-2").mkdir(parents=True)
-        note_start(artifacts, name)
+        mark_run_as_last_started(artifacts, name)
         os.utime(folder, (4e9 - age, 4e9 - age))
 
 
@@ -26,11 +30,11 @@ def names(artifacts: Artifacts) -> set[str]:
 
 def test_newest_run_and_the_one_before_it_stay(tmp_path):
     artifacts = Artifacts("tiny", tmp_path)
-    assert superseded(artifacts) == []
-    prune_superseded(artifacts)
+    assert list_superseded_run_folders(artifacts) == []
+    delete_superseded_run_folders(artifacts)
     make_runs(artifacts, "a" * 16, "b" * 16, "0" * 16)
-    assert [path.name for path in superseded(artifacts)] == ["b" * 16, "a" * 16]
-    prune_superseded(artifacts)
+    assert [path.name for path in list_superseded_run_folders(artifacts)] == ["b" * 16, "a" * 16]
+    delete_superseded_run_folders(artifacts)
     assert names(artifacts) == {"b" * 16, "0" * 16}
 
 
@@ -44,8 +48,8 @@ def test_finished_training_prunes_superseded_runs(tmp_path):
 def test_run_that_is_continued_is_the_last_one(tmp_path):
     artifacts = Artifacts("tiny", tmp_path)
     make_runs(artifacts, "a" * 16, "b" * 16)
-    note_start(artifacts, "a" * 16)
-    assert [path.name for path in superseded(artifacts)] == ["b" * 16]
+    mark_run_as_last_started(artifacts, "a" * 16)
+    assert [path.name for path in list_superseded_run_folders(artifacts)] == ["b" * 16]
 
 
 def test_runs_of_an_earlier_version_are_older_and_in_the_order_of_their_times(tmp_path):
@@ -54,4 +58,4 @@ def test_runs_of_an_earlier_version_are_older_and_in_the_order_of_their_times(tm
         (artifacts.checkpoints / name).mkdir(parents=True)
         os.utime(artifacts.checkpoints / name, (time, time))
     make_runs(artifacts, "c")
-    assert [path.name for path in superseded(artifacts, keep=0)] == ["c", "a", "b"]
+    assert [path.name for path in list_superseded_run_folders(artifacts, keep=0)] == ["c", "a", "b"]

@@ -138,7 +138,7 @@ def assert_same_artifacts(artifacts, first):
 
 def test_finished_run_becomes_artifacts_without_a_process(uninterrupted, finished_before, monkeypatch):
     first, recipe, report = uninterrupted
-    monkeypatch.setattr(stage, "supervise", lambda *_: pytest.fail("a training was started"))
+    monkeypatch.setattr(stage, "supervise_training", lambda *_: pytest.fail("a training was started"))
     assert run_train(finished_before, recipe).model_dump() == report.model_dump()
     assert_same_artifacts(finished_before, first)
 
@@ -154,18 +154,18 @@ def test_damaged_finished_run_is_trained_from_its_last_valid_checkpoint(uninterr
 def test_under_dvc_a_finished_run_stays_until_dvc_lock_records_it(uninterrupted, finished_before, monkeypatch):
     first, recipe, report = uninterrupted
     monkeypatch.setenv("DVC_STAGE", "train@tiny")
-    monkeypatch.setattr(stage, "supervise", lambda *_: pytest.fail("a training was started"))
+    monkeypatch.setattr(stage, "supervise_training", lambda *_: pytest.fail("a training was started"))
     run_train(finished_before, recipe)  # DVC is killed now, and deletes the outputs before the next run
     for folder in (finished_before.model, finished_before.checkpoint, finished_before.history):
         shutil.rmtree(folder)
     run_train(finished_before, recipe)
     assert_same_artifacts(finished_before, first)
-    stage.delete_finished_run_folder(finished_before)
+    stage.delete_recorded_run_folder(finished_before)
     assert run_folder(finished_before).name == report.run
     md5 = hashlib.md5(finished_before.report("train").read_bytes(), usedforsecurity=False).hexdigest()
     outs = [{"path": "runs/tiny/history/training.json", "md5": md5}]
     (finished_before.root / "dvc.lock").write_text(json.dumps({"stages": {"train@tiny": {"outs": outs}}}))
-    stage.delete_finished_run_folder(finished_before)
+    stage.delete_recorded_run_folder(finished_before)
     assert list(finished_before.checkpoints.iterdir()) == []
 
 

@@ -28,8 +28,8 @@ from params import (
 from params.schema import Launch, Model, ObjectiveChoice, Training
 from tasks.training import processes, ranks
 from tasks.training.processes import launch_command
-from tasks.training.ranks import Ranks
-from tasks.training.supervisor import supervise
+from tasks.training.ranks import RankMonitor
+from tasks.training.supervisor import supervise_training
 from tests.support.project import ROOT, wait_for
 from trainer.job import Job
 from trainer.runtime import heartbeat, launcher
@@ -134,7 +134,7 @@ class FakeTraining:
     def fails(self, code, **launch):
         """Supervise the run and return its error."""
         with pytest.raises(EvergreenError) as caught:
-            supervise(self.job(code, **launch), lambda: None)
+            supervise_training(self.job(code, **launch), lambda: None)
         assert self.processes() == []
         return caught.value
 
@@ -155,7 +155,9 @@ class FakeTraining:
                 lambda: any(p.phase == phase for p in heartbeat.read_process_states(self.folder)), "a heartbeat", 20
             )
             for number in numbers:
-                assert isinstance(signal.getsignal(number), processes.StopSignals), "the signal would end the tests"
+                assert isinstance(signal.getsignal(number), processes.ReceivedStopSignals), (
+                    "the signal would end the tests"
+                )
                 os.kill(os.getpid(), number)
                 time.sleep(0.1)
 
@@ -215,7 +217,7 @@ class TestFailures:
         code = "import signal; work(until=lambda: heart._beats == 20); os.kill(os.getppid(), signal.SIGKILL); work()"
         job = fake.job(BEATS + code, num_processes=2)
         with pytest.raises(KilledError, match="its launcher was killed by SIGKILL"):
-            supervise(job, lambda: None)
+            supervise_training(job, lambda: None)
         assert fake.processes() == []
 
 
@@ -277,7 +279,7 @@ class TestStalls:
     def test_time_while_the_watcher_is_suspended_does_not_count(self, tmp_path, monkeypatch):
         clock = [0.0]
         monkeypatch.setattr(ranks.time, "monotonic", lambda: clock[0])
-        seen = Ranks(tmp_path, 1)
+        seen = RankMonitor(tmp_path, 1)
         clock[0] = 3600.0
         seen.poll()
         assert seen.stalled(100.0) == []
@@ -288,7 +290,7 @@ class TestStalls:
 
     def test_hang_after_the_end_counts_as_finished(self, fake, caplog):
         code = "heart.beat('finished'); (job.folder / 'finished.json').write_text('{}'); time.sleep(600)"
-        supervise(fake.job(BEATS + code, stall_timeout_s=1.0), lambda: None)
+        supervise_training(fake.job(BEATS + code, stall_timeout_s=1.0), lambda: None)
         assert "finished, although" in caplog.text
         assert fake.processes() == []
 
@@ -321,7 +323,7 @@ class StalledProcesses:
             process.wait()
 
     def watch(self, timeout_s=1.0):
-        seen = Ranks(self.folder, self.count)
+        seen = RankMonitor(self.folder, self.count)
         while not (found := seen.stalled(timeout_s)):
             time.sleep(0.05)
             seen.poll()
@@ -335,7 +337,7 @@ class TestStops:
         before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
         fake.signal(signal.SIGTERM)
         with caplog.at_level(logging.INFO), pytest.raises(PreemptedError) as caught:
-            supervise(job, lambda: None)
+            supervise_training(job, lambda: None)
         (checkpoint,) = fake.folder.glob("checkpoint-*")
         step = checkpoint.name.removeprefix("checkpoint-")
         assert caught.value.what == f"stopped by SIGTERM; its newest checkpoint is of step {step}"
@@ -369,7 +371,7 @@ class TestStops:
         finish = "work(until=(job.folder / 'stop').exists); (job.folder / 'finished.json').write_text('{}')"
         job = fake.job(BEATS + finish)
         with pytest.raises(KeyboardInterrupt, match="the training is finished"):
-            supervise(job, lambda: None)
+            supervise_training(job, lambda: None)
 
     def test_stop_before_the_first_step_has_no_grace(self, fake):
         fake.signal(signal.SIGTERM, phase="starting")
@@ -398,7 +400,7 @@ if job.launch.eval_batch_size > 8:
     def test_out_of_memory_halves_the_batch_and_resumes(self, fake, caplog):
         job = fake.job(BEATS + self.CODE, eval_batch_size=32, out_of_memory_retries=3)
         newest = iter(range(10))
-        supervise(job, lambda: Path(f"checkpoint-{next(newest)}"))
+        supervise_training(job, lambda: Path(f"checkpoint-{next(newest)}"))
         assert [(s.micro_batch_size, s.eval_batch_size) for s in fake.starts] == [(4, 32), (2, 32), (2, 16), (2, 8)]
         assert (fake.folder / "finished.json").read_text() == "checkpoint-3"
         assert job.keep_freed_memory
@@ -411,7 +413,7 @@ if job.launch.eval_batch_size > 8:
         """With a global batch of 8, a micro-batch of 7 means 4 in use."""
         job = fake.job(BEATS + self.CODE, eval_batch_size=8)
         job = job.model_copy(update={"launch": job.launch.model_copy(update={"micro_batch_size": 7})})
-        supervise(job, lambda: None)
+        supervise_training(job, lambda: None)
         assert [start.micro_batch_size for start in fake.starts] == [7, 2]
 
     def test_out_of_memory_retries_are_limited(self, fake):

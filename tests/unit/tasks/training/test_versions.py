@@ -1,4 +1,4 @@
-"""git_commit: whether a commit holds the code of a run."""
+"""git_commit_with_dirty_mark: whether a commit holds the code of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from params import Recipe
-from tasks.training.versions import git_commit
+from tasks.training.versions import git_commit_with_dirty_mark
 from tests.support import tiny
 
 
@@ -68,36 +68,36 @@ def change(root, name):
 
 
 def test_commit_without_changes_is_not_marked(root, clean):
-    assert git_commit(root, recipe()) == clean
+    assert git_commit_with_dirty_mark(root, recipe()) == clean
 
 
 @pytest.mark.parametrize("name", ["trainer/losses.py", "tasks/page.jinja", "own/losses.py", "own_rows.py"])
 def test_changed_code_is_marked(root, clean, name):
     change(root, name)
-    assert git_commit(root, recipe()) == f"{clean}+"
+    assert git_commit_with_dirty_mark(root, recipe()) == f"{clean}+"
     committed = commit_all()
-    assert git_commit(root, recipe()) == committed
+    assert git_commit_with_dirty_mark(root, recipe()) == committed
 
 
 @pytest.mark.parametrize("name", ["trainer/objectives/new.py", "params/rows.py", "tasks/new/deep/code.py"])
 def test_untracked_code_is_marked(root, clean, name):
     change(root, name)
-    assert git_commit(root, recipe()) == f"{clean}+"
+    assert git_commit_with_dirty_mark(root, recipe()) == f"{clean}+"
     committed = commit_all()
-    assert git_commit(root, recipe()) == committed
+    assert git_commit_with_dirty_mark(root, recipe()) == committed
 
 
 @pytest.mark.parametrize("name", ["own/more.py", "ignored/losses.py"])
 def test_named_file_that_is_not_in_git_is_marked(root, clean, name):
     change(root, name)
     function = name.removesuffix(".py").replace("/", ".") + ":focal"
-    assert git_commit(root, recipe(function)) == f"{clean}+"
+    assert git_commit_with_dirty_mark(root, recipe(function)) == f"{clean}+"
 
 
 def test_named_file_outside_of_the_repository_is_marked(root, clean, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "shared_losses.py").touch()
-    assert git_commit(root, recipe("shared_losses:focal")) == f"{clean}+"
+    assert git_commit_with_dirty_mark(root, recipe("shared_losses:focal")) == f"{clean}+"
 
 
 def test_link_to_a_file_outside_of_the_repository_is_marked(root, clean, tmp_path):
@@ -105,27 +105,27 @@ def test_link_to_a_file_outside_of_the_repository_is_marked(root, clean, tmp_pat
     (root / "own" / "linked.py").symlink_to(tmp_path / "elsewhere.py")
     importlib.invalidate_caches()
     committed = commit_all()
-    assert git_commit(root, recipe("own.linked:focal")) == f"{committed}+"
+    assert git_commit_with_dirty_mark(root, recipe("own.linked:focal")) == f"{committed}+"
 
 
 @pytest.mark.parametrize("name", ["other.py", "notes.py", "data/rows.csv", "params/new.yaml", "params/tiny.yaml"])
 def test_files_that_are_no_code_of_the_run_do_not_count(root, clean, name):
     """A release records the text of its recipe and the hashes of its rows."""
     change(root, name)
-    assert git_commit(root, recipe()) == clean
+    assert git_commit_with_dirty_mark(root, recipe()) == clean
 
 
 @pytest.mark.parametrize("name", ["textwrap:dedent", "_pytest.python_api:raises", "not.there:focal"])
 def test_installed_packages_do_not_count(root, clean, name):
-    assert git_commit(root, recipe(name)) == clean
+    assert git_commit_with_dirty_mark(root, recipe(name)) == clean
 
 
 def test_commit_is_marked_if_git_cannot_compare(root, clean):
     (root / ".git" / "index").write_bytes(b"damaged")
-    assert git_commit(root, recipe()) == f"{clean}+"
+    assert git_commit_with_dirty_mark(root, recipe()) == f"{clean}+"
 
 
 def test_outside_of_git_there_is_no_commit(root):
-    assert git_commit(root, recipe()) is None
+    assert git_commit_with_dirty_mark(root, recipe()) is None
     git("init", "-q")
-    assert git_commit(root, recipe()) is None  # nothing is committed
+    assert git_commit_with_dirty_mark(root, recipe()) is None  # nothing is committed

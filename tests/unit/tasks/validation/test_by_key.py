@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from params import ValidationEngineError
 from params.schema import Expectation
 from tasks.validation import by_key
-from tasks.validation.by_key import encode_keys, find_duplicates
-from tasks.validation.raw_rows import frame_of, read_raw_rows
+from tasks.validation.by_key import find_duplicate_rows, row_key_bytes
+from tasks.validation.raw_rows import open_raw_rows, table_to_frame
 from tests.support.validation import run_validation, workers, write_raw
 
 VALUES = {
@@ -54,8 +54,8 @@ def keyed_rows():
 def test_keys_are_equal_where_pandas_has_equal_rows(example):
     kinds, rows = example
     table = table_of(rows, kinds).drop_columns("text")
-    keys = encode_keys(table)
-    frame = frame_of(table, table.column_names, None)
+    keys = row_key_bytes(table)
+    frame = table_to_frame(table, table.column_names, None)
     first_by_key = [keys.index(key) for key in keys]
     first_by_pandas = [
         next(m for m in range(n + 1) if m == n or frame.iloc[[m, n]].duplicated().any()) for n in range(len(frame))
@@ -72,7 +72,7 @@ def same(value):
 
 def reference(table, columns, ignore, set_aside):
     """All in memory: GX's rows, then the first of those with the same values, good rows before bad ones."""
-    frame = frame_of(table, columns, None)
+    frame = table_to_frame(table, columns, None)
     missing = frame.isnull()
     compared = frame[~(missing.any(axis=1) if ignore == "any" else missing.all(axis=1))]
     members = compared.index[compared.duplicated(keep=False)].tolist()
@@ -102,8 +102,8 @@ def test_duplicates_are_those_of_the_whole_table(tmp_path_factory, example, igno
         patch.setattr(by_key, "BUCKET_ROWS", 2)
         none = table.slice(0, 0)
         artifacts = write_raw(folder, train=table, validation=none, test=none)
-        raw = read_raw_rows(artifacts.raw, {}, {}, workers(folder), folder / "keys")
-        found = find_duplicates(Expectation(**check), raw, aside[:0], aside)
+        raw = open_raw_rows(artifacts.raw, {}, {}, workers(folder), folder / "keys")
+        found = find_duplicate_rows(Expectation(**check), raw, aside[:0], aside)
     repeats = dict(zip(found.failing.tolist(), found.repeats[0].tolist(), strict=True))
     assert (found.success, repeats) == reference(table, names, ignore, set(aside.tolist()))
 

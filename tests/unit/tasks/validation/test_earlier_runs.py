@@ -26,11 +26,11 @@ TAGS = ObjectiveChoice(name="token_classification")
 LONG = Expectation(type="expect_column_value_lengths_to_be_between", column="text", min_value=5)
 TWO_PROCESSES = Launch(micro_batch_size=1, data_workers=2)
 FUNCTIONS = {
-    "labels": (stage, "labels_of_part"),
-    "rows": (checks_module, "check_part"),
-    "objective": (checks_module, "rejected_rows"),
+    "labels": (stage, "distinct_shard_labels"),
+    "rows": (checks_module, "check_shard_rows"),
+    "objective": (checks_module, "find_rejected_positions"),
     "keys": (by_key, "write_shard_key_hashes"),
-    "good": (separated_rows, "write_part"),
+    "good": (separated_rows, "write_good_shard_rows"),
     "drift": (drift_rows, "scan_shard"),
 }
 
@@ -203,7 +203,7 @@ class TestEarlierRuns:
         assert again["rows"] == ["test 0", "validation 0"]
 
     def test_a_run_that_failed_keeps_what_it_had_done(self, monkeypatch):
-        check = checks_module.check_part
+        check = checks_module.check_shard_rows
 
         def fail_at_the_third(*arguments):
             if len(self.done.get("rows", ())) == 2:
@@ -211,7 +211,7 @@ class TestEarlierRuns:
             return check(*arguments)
 
         with monkeypatch.context() as patched:
-            patched.setattr(checks_module, "check_part", fail_at_the_third)
+            patched.setattr(checks_module, "check_shard_rows", fail_at_the_third)
             with pytest.raises(ValueError, match="not this one"):
                 run_validation(self.artifacts, UNIQUE, LONG, objective=CLASSES, inputs=inputs(self.artifacts))
         assert self.run()["rows"] == ["train 0", "train 1", "train 2", "train 3"]
@@ -250,6 +250,6 @@ def test_objectives_can_be_sent_to_processes(name):
     own = objectives.build_objective(ObjectiveChoice(name=name))
     state = own.collect_state(own.example_rows)
     for function in (own.reject_reason, functools.partial(own.unseen_label, state=state)):
-        sent = pickle.loads(pickle.dumps(functools.partial(checks_module.rejected_rows, function)))
+        sent = pickle.loads(pickle.dumps(functools.partial(checks_module.find_rejected_positions, function)))
         for row in own.example_rows:
             assert sent.args[0](row) == function(row)

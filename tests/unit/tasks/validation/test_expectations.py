@@ -11,7 +11,7 @@ import pytest
 
 from params import RecipeError, ValidationEngineError
 from params.schema import Expectation
-from tasks.validation.expectations import columns_of, expectation_problems, run_expectations
+from tasks.validation.expectations import columns_named_by_expectations, expectation_problems, run_expectations
 
 FRAME = pd.DataFrame({"text": ["one", "two", None], "n": [1, 2, 3]})
 
@@ -118,7 +118,7 @@ def test_columns_of():
         Expectation(type="expect_compound_columns_to_be_unique", column_list=["c", "a"]),
         Expectation(type="expect_table_row_count_to_equal", value=3),
     ]
-    assert columns_of(suite) == ["a", "b", "c"]
+    assert columns_named_by_expectations(suite) == ["a", "b", "c"]
 
 
 def test_run_expectations_logs_nothing_and_opens_no_connection(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from params import DataError
 from params.schema import Expectation
 from tasks.drift.report import DriftReport
-from tasks.validation.report import CheckReport, ShownRow, ValidationReport, render, shorten
+from tasks.validation.report import CheckReport, ShownRow, ValidationReport, render_validation_page, shorten_value
 from tests.support.html import Outline
 from tests.support.validation import LONG, run_validation, write_raw
 from tests.unit.tasks.report import example
@@ -79,7 +79,7 @@ def test_page_without_rows():
             CheckReport(type="t", arguments={}, on_failure="fail", origin="recipe", success=True, unexpected_count=None)
         ],
     )
-    assert_self_contained(render(report, recipe="r", failures=["no row"], rows=[], failing=0))
+    assert_self_contained(render_validation_page(report, recipe="r", failures=["no row"], rows=[], failing=0))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_page_without_rows():
     ],
 )
 def test_shorten(value, shown):
-    assert shorten(value, 10) == shown
+    assert shorten_value(value, 10) == shown
 
 
 def test_page_escapes_what_drifted():
@@ -109,7 +109,7 @@ def test_page_escapes_what_drifted():
             checks=[],
             drift=drift,
         )
-        page = render(report, recipe="r", failures=[], rows=[], failing=0)
+        page = render_validation_page(report, recipe="r", failures=[], rows=[], failing=0)
         outline = assert_self_contained(page)
         assert "\u202e" not in page
         assert ("alert(1)" in outline.text) == (text == EVIL)
@@ -123,6 +123,6 @@ def test_column_names_cannot_change_the_direction_of_writing():
     report = ValidationReport(
         rows_in={"train": 1}, rows_out={"train": 0}, quarantined=1, share=1.0, max_quarantined=1.0, checks=[]
     )
-    page = render(report, recipe="r", failures=[f"column {name}"], rows=rows, failing=1)
+    page = render_validation_page(report, recipe="r", failures=[f"column {name}"], rows=rows, failing=1)
     assert name not in page
     assert "<dt>a\\u202eb</dt>" in page

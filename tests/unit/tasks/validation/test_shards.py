@@ -12,7 +12,7 @@ import pytest
 from params.foundation.hashing import file_sha256
 from params.schema import Expectation, ObjectiveChoice
 from tasks.shards.split_rows import SCHEMA, SplitRows
-from tasks.validation.checks import BY_KEY, ROW_BY_ROW, columns_read, expectation_check_kind
+from tasks.validation.checks import BY_KEY, ROW_BY_ROW, columns_read_by_expectation, expectation_check_kind
 from tests.support.validation import good_rows, run_validation, write_raw
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
 
@@ -207,10 +207,10 @@ def test_kind_of(arguments, kind):
 def test_table_checks_read_no_values():
     schema = pa.schema(COLUMNS)
     ordered = Expectation(type="expect_table_columns_to_match_ordered_list", column_list=["text", "a"])
-    assert columns_read(ordered, schema) == []
-    assert columns_read(Expectation(type="expect_column_max_to_be_between", column="a"), schema) == ["a"]
+    assert columns_read_by_expectation(ordered, schema) == []
+    assert columns_read_by_expectation(Expectation(type="expect_column_max_to_be_between", column="a"), schema) == ["a"]
     rows = Expectation(type="expect_table_row_count_to_equal", value=1, row_condition=WITH_KEY)
-    assert columns_read(rows, schema) == ["key", "split"]
+    assert columns_read_by_expectation(rows, schema) == ["key", "split"]
 
 
 @pytest.mark.parametrize(("mostly", "passes"), [(0.9, True), (0.92, False)])

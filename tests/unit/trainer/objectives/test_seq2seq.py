@@ -11,7 +11,7 @@ import torch
 
 from params import RecipeError
 from params.schema import Model, ObjectiveChoice, TrainTokenizer
-from tasks.tokenization.encoding import Encoder
+from tasks.tokenization.encoding import RowEncoder
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
 from trainer import objectives
@@ -58,7 +58,7 @@ def test_truncated_target_has_no_end_of_text_token():
 
 def test_truncated_rows_are_counted():
     def truncates(row: dict[str, Any], max_length: int, **options: Any) -> bool:
-        return Encoder(objective(**options), TOKENIZER, max_length, {}).encode([row])[0].is_truncated
+        return RowEncoder(objective(**options), TOKENIZER, max_length, {}).encode([row])[0].is_truncated
 
     longest = len(encode(objective(), ROWS[1])["input_ids"])
     assert not truncates(ROWS[1], longest)

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from params import DataError
 from params.schema import ObjectiveChoice
-from tasks.tokenization.encoding import Encoder
+from tasks.tokenization.encoding import RowEncoder
 from trainer import objectives
 from trainer.loop.metrics import MetricAccumulator
 
@@ -58,7 +58,7 @@ def test_integer_labels(objective, words):
 
 
 def test_unknown_label_is_an_error_with_the_row(objective, words):
-    encoder = Encoder(objective, words, 9, {"labels": ["a"]})
+    encoder = RowEncoder(objective, words, 9, {"labels": ["a"]})
     with pytest.raises(DataError, match="row_id 1: cannot be encoded") as caught:
         encoder.encode(rows("a", "zebra", "a"))
     assert caught.value.what == "cannot be encoded: no training row has the label 'zebra'"
@@ -73,7 +73,7 @@ def test_expectations_allow_only_training_labels(objective):
 
 
 def test_long_text_is_truncated(objective, words):
-    encoder = Encoder(objective, words, 4, {"labels": ["a"]})
+    encoder = RowEncoder(objective, words, 4, {"labels": ["a"]})
     encoded = encoder.encode(rows(*["a"] * 9))
     ids = [[1, 14, 2], *[[1, 14, 14, 2]] * 8]
     assert [e.examples for e in encoded] == [[{"row_id": i, "input_ids": x, "labels": 0}] for i, x in enumerate(ids)]

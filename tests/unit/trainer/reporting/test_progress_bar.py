@@ -15,12 +15,12 @@ from tests.support.terminal import terminal
 
 SCRIPT = """
 import logging, sys, time
-from tasks.progress import progress
+from tasks.progress import iterate_with_progress
 from trainer.reporting import progress_bar
 
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 progress_bar.enable_progress_bar()
-for number in progress(range(30), what="rows", total=30, every_s=1.5):
+for number in iterate_with_progress(range(30), what="rows", total=30, every_s=1.5):
     time.sleep(0.1)
     if number == 20:
         print("a printed line")
