@@ -144,10 +144,17 @@ def find_unwatched_code(artifacts: Artifacts, sections: Mapping[str, Any]) -> It
                 yield "objective", what, f"write `objective: {own if place == own else _OBJECTIVES}` there"
     fix = "set `code:` there to the file or folder that does; keep all code that the recipe names in one"
     for section, content in sections.items():
-        for name, path in code_named_by_recipe(content).items():
-            is_ours = path.is_relative_to(root) and is_project_file(path)
-            if is_ours and not all(_is_in(path, places) for places in watched):
-                yield section, f"watches {item.get('code')} for this recipe, which does not contain {name}", fix
+        missing = [
+            name
+            for name, path in code_named_by_recipe(content).items()
+            if path.is_relative_to(root) and is_project_file(path)
+            if not all(_is_in(path, places) for places in watched)
+        ]
+        if missing:
+            left = len(missing) - 3
+            more = f" and {left} more file{'s' * (left > 1)}" if left > 0 else ""
+            lacks = f"does not contain {', '.join(missing[:3])}{more}"
+            yield section, f"watches {item.get('code')} for this recipe, which {lacks}", fix
 
 
 def _is_in(path: Path, places: Iterable[Path]) -> bool:

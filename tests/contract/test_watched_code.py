@@ -115,14 +115,14 @@ def test_item_that_leaves_code_out_is_named(project: Path) -> None:
     assert unwatched(objective="trainer/objectives/dpo.py")[0].endswith(
         "write `objective: trainer/objectives/mine.py` there"
     )
-    (loss, *imported) = unwatched(code="watched/rewards.py")
+    (loss,) = unwatched(code="watched/rewards.py")
     assert loss.startswith(
-        "training: watches watched/rewards.py for this recipe, which does not contain watched.losses:loss"
+        "training: watches watched/rewards.py for this recipe, which does not contain watched.losses:loss, "
+        "watched/sums.py, watched/deep/parts.py; set `code:`"
     )
-    assert [line.split("contain ")[1].split(";")[0] for line in imported] == [
-        "watched/sums.py",
-        "watched/deep/parts.py",
-    ]
+    edit("watched/deep/parts.py", "import watched.unused\n")
+    (loss,) = unwatched(code="watched/rewards.py")
+    assert "watched/deep/parts.py and 1 more file; set" in loss
     edit("trainer/objectives/mine.py", "import watched.unused\n")
     (outside,) = unwatched()
     assert outside.endswith(

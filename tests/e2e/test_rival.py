@@ -66,7 +66,7 @@ def test_a_model_comes_back_from_the_cache_and_its_blessing_does_not(finished: P
 
 def test_a_model_is_compared_anew_when_another_was_published_meanwhile(finished: Project) -> None:
     (finished.root / "tasks/rival.py").write_text(RIVAL)
-    finished.edit("recipes.yaml", "code: trainer/losses.py", "code: tasks/rival.py")
+    finished.edit("recipes.yaml", "code: trainer/losses.py", "code: tasks")
     finished.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 40")
     own = "slices: [{name: all, function: 'tasks.rival:publish_once'}], gate: {resamples: 200}"
     finished.edit("params/tiny.yaml", "gate: {resamples: 200}", own)
