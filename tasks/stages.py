@@ -19,7 +19,7 @@ import pydantic
 
 from params import DataError, InputsChangedError, ModelError, Recipe, load
 from params.dvc_files import StageInputsSnapshot, check_recipe_unedited
-from params.foundation.artifacts import Artifacts, translate_storage_errors, write_text_atomically
+from params.foundation.artifacts import Artifacts, translate_disk_errors, write_text_atomically
 from tasks.progress import end_process_if_idle
 from trainer.runtime.lifetime import hold_file_lock
 
@@ -100,7 +100,7 @@ def run_stage(stage: str, recipe_path: Path) -> Report:
             what = f"the model is that of run {trained}, which had another recipe, other code or other data"
             fix = f"run `evergreen train {recipe_path}`, or the whole flow"
             raise InputsChangedError(str(artifacts.report("train")), what, fix)
-    with end_process_if_idle(stage, idle_limit_s(stage, recipe)), translate_storage_errors(artifacts.run):
+    with end_process_if_idle(stage, idle_limit_s(stage, recipe)), translate_disk_errors(artifacts.run):
         if recipe.launch.data_cluster:  # its workers have other working directories
             artifacts = Artifacts(artifacts.recipe, Path.cwd())
         report = call_stage_function(stage, artifacts, recipe, inputs)

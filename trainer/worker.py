@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import EvergreenError, MemoryExhaustedError, ModelError, PreemptedError
-from params.foundation.artifacts import translate_storage_errors, write_text_atomically
+from params.foundation.artifacts import translate_disk_errors, write_text_atomically
 from trainer.reporting import progress_bar
 from trainer.runtime.heartbeat import LOST_PEER, Heartbeat
 from trainer.runtime.library_errors import is_lost_peer, is_out_of_memory
@@ -39,7 +39,7 @@ def main(job_path: Path) -> int:
     _log_to_stdout(rank)
     lock = hold_file_lock(job.folder / "trainer.lock", "a training in this folder", wait_s=30)
     try:
-        with lock if rank == 0 else contextlib.nullcontext(), translate_storage_errors(job.folder):
+        with lock if rank == 0 else contextlib.nullcontext(), translate_disk_errors(job.folder):
             train(job, heartbeat, stop_requested)
     except Exception as error:
         if (exit_code := _report(error, heartbeat)) is None:

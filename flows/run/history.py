@@ -35,7 +35,7 @@ _IN_PREFECT = 10  # runs in the table that Prefect's UI shows
 
 
 @contextlib.contextmanager
-def log_flow_run_of_block(artifacts: Artifacts) -> Iterator[RunRecorder]:
+def record_flow_run(artifacts: Artifacts) -> Iterator[RunRecorder]:
     """Log the flow run that the block does, if it does something, and bring the page of all runs up to date."""
     from prefect.runtime import flow_run
 

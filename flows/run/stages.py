@@ -66,7 +66,7 @@ def outcomes_if_all_unchanged(stages: Sequence[str], artifacts: Artifacts) -> di
     try:
         with hold_recipe_lock(artifacts, logger):
             stale = (
-                unwatched_sources.refresh_imports_or_force_ingest(artifacts, logger)
+                unwatched_sources.update_imports_and_check_ingest(artifacts, logger)
                 or any_stale(stages, artifacts.recipe)
                 or any(_outdated_on_hub(stage, artifacts, logger) for stage in stages)
             )
@@ -90,7 +90,7 @@ def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, forc
     if stage == "ingest":
         if dvc_stage.is_any_stage_stale(resolve := f"resolve@{recipe}"):
             child_process.run_python_module("flows.dvc_project.stage", [resolve], artifacts, log, name=resolve)
-        force = unwatched_sources.refresh_imports_or_force_ingest(artifacts, log, force=force)
+        force = unwatched_sources.update_imports_and_check_ingest(artifacts, log, force=force)
     if not force and not dvc_stage.is_any_stage_stale(name):
         outdated = _outdated_on_hub(stage, artifacts, log)
         if outdated is None:

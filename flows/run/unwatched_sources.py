@@ -25,7 +25,7 @@ _GIVES_UP: Final = (DataError, ModelError, RecipeError)  # errors that the same 
 _UP_TO_TRAINING: Final = ("validate", "tokenize", "train")
 
 
-def refresh_imports_or_force_ingest(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bool:
+def update_imports_and_check_ingest(artifacts: Artifacts, log: Logger, *, force: bool = False) -> bool:
     """Whether the flow must run ingest although nothing that DVC watches has changed.
 
     Imported files are brought up to date here; DVC then sees whether they have changed. With `force`, ingest runs in any case, and
@@ -66,7 +66,7 @@ def fetch_missing_source_files(artifacts: Artifacts, log: Logger) -> None:
     ):
         return
     if source.refresh:
-        refresh_imports_or_force_ingest(artifacts, log)
+        update_imports_and_check_ingest(artifacts, log)
     else:
         dvc_stage.restore_inputs(f"ingest@{artifacts.recipe}")
 

@@ -126,7 +126,7 @@ def replace_folder_atomically(target: Path) -> Iterator[Path]:
         StorageError: the disk is full or read-only; `target` is as it was.
     """
     partial = target.with_name(f".{target.name}.partial")
-    with translate_storage_errors(target):
+    with translate_disk_errors(target):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
@@ -173,7 +173,7 @@ def write_text_atomically(target: Path, text: str) -> None:
         StorageError: the disk is full or read-only; `target` is as it was.
     """
     partial = target.with_name(f".{target.name}.partial")
-    with translate_storage_errors(target):
+    with translate_disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with partial.open("w", encoding="utf-8") as file:
@@ -186,7 +186,7 @@ def write_text_atomically(target: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def translate_storage_errors(target: Path) -> Iterator[None]:
+def translate_disk_errors(target: Path) -> Iterator[None]:
     """Turn errors of a full or read-only disk into a `StorageError` that says how much space is free."""
     try:
         yield

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from params.foundation.artifacts import translate_storage_errors
+from params.foundation.artifacts import translate_disk_errors
 from params.foundation.errors import EvergreenError, KilledError, error_class_of_exit_code, error_from_json
 
 VARIABLE = "EVERGREEN_COMMAND_RESULT"  # environment variable: path of the file for the result
@@ -35,7 +35,7 @@ def reserve_result_file(path: Path) -> dict[str, str]:
 
     The file is filled with blanks, so that an error can still be written to it when the disk is full.
     """
-    with translate_storage_errors(path):
+    with translate_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         with path.open("r+b") as file:

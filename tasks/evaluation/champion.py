@@ -25,7 +25,7 @@ from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE
 from tasks.drift import two_sample
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, ChampionConfidence, DriftReport, MeasuredChange
-from tasks.evaluation.reading import ModelInputReader
+from tasks.evaluation.reading import ModelTokenization
 from tasks.evaluation.report import ChampionReference
 from tasks.evaluation.scoring import RowGroups, RowScores, score_rows
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
@@ -112,7 +112,7 @@ def _released_limit(repository: HubRepository, champion: ChampionReference) -> i
 
 def build_champion_reader(
     folder: Path, choice: ObjectiveChoice, *, max_length: int, champion: ChampionReference, columns: Collection[str]
-) -> ModelInputReader:
+) -> ModelTokenization:
     """Return how the champion, whose files are in `folder`, reads rows with these `columns`: with its own tokenizer and recorded options.
 
     `choice` is the candidate's objective, and `max_length` its limit, for a champion without one.
@@ -134,7 +134,7 @@ def build_champion_reader(
         objective.prepare_tokenizer(tokenizer)
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         own = int(tokenizer.model_max_length)
-        return ModelInputReader(objective, tokenizer, folder, own if own < NO_LIMIT else max_length, champion.where)
+        return ModelTokenization(objective, tokenizer, folder, own if own < NO_LIMIT else max_length, champion.where)
 
 
 def load_champion(

@@ -14,7 +14,7 @@ from params.foundation.artifacts import Artifacts
 from params.schema import Direction, Evaluation, Launch, Model, ObjectiveChoice
 from tasks.drift.report import DriftReport
 from tasks.evaluation import champion
-from tasks.evaluation.reading import CommonText, ModelInputReader
+from tasks.evaluation.reading import CommonText, ModelTokenization
 from tasks.evaluation.report import ChampionReference
 from tasks.evaluation.scoring import RowGroups
 from tasks.evaluation.statistics import Resampler
@@ -41,7 +41,7 @@ class PlannedModel:
     than it reads by itself.
     """
     load: Callable[[], PreTrainedModel]
-    reader: ModelInputReader
+    reader: ModelTokenization
     sequences: Path
     """The rows as it reads them."""
 
@@ -96,7 +96,7 @@ def plan_evaluation_and_encode(
     extra = evaluation.metrics.directions if evaluation.metrics else {}
     rows = SplitRows(artifacts.rows / evaluation.split)
     groups = RowGroups.read(rows)
-    own = ModelInputReader(built, tokenizer, artifacts.model, tokenizer.model_max_length, "the candidate")
+    own = ModelTokenization(built, tokenizer, artifacts.model, tokenizer.model_max_length, "the candidate")
     found, text, other = published.champion, CommonText(), None
     with ShardWorkers(artifacts, "evaluate", launch) as workers:
         if found and published.folder:
@@ -145,7 +145,7 @@ def plan_evaluation_and_encode(
 
 
 def _check_comparable(
-    text: CommonText, metric: str, own: ModelInputReader, published: ChampionReference, rows: int
+    text: CommonText, metric: str, own: ModelTokenization, published: ChampionReference, rows: int
 ) -> None:
     """Refuse a metric that cannot be compared with the champion's, and log what is compared."""
     if metric in text.incomparable:

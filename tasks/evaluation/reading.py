@@ -40,7 +40,7 @@ _MAX_LEFT_OUT = 0.1
 
 
 @dataclass(frozen=True)
-class ModelInputReader:
+class ModelTokenization:
     """How one model reads rows."""
 
     objective: Objective[Any]
@@ -88,13 +88,13 @@ class ModelInputReader:
             settings: dict[str, Any] = json.loads((Path(folder) / "tokenizer_config.json").read_bytes())
         return settings | {"model_max_length": None, "chat_template": None}  # which are compared by themselves
 
-    def has_tokens_of(self, other: ModelInputReader) -> bool:
+    def has_tokens_of(self, other: ModelTokenization) -> bool:
         """Whether both split every text into the same tokens, because their tokenizers are the same in all that they save."""
         has_template = self.tokenizer.chat_template == other.tokenizer.chat_template
         has_template = has_template or not self.objective.renders_conversations()
         return self.rules == other.rules and self.settings == other.settings and has_template
 
-    def is_alike(self, other: ModelInputReader) -> bool:
+    def is_alike(self, other: ModelTokenization) -> bool:
         """Whether both read the same tokens of each row, up to their limits."""
         names = self.objective.own_options
         own, theirs = ({name: getattr(each.objective.options, name) for name in names} for each in (self, other))
@@ -154,8 +154,8 @@ class CommonText:
     @classmethod
     def find(
         cls,
-        own: ModelInputReader,
-        champion: ModelInputReader,
+        own: ModelTokenization,
+        champion: ModelTokenization,
         rows: SplitRows,
         state: ObjectiveState,
         *,

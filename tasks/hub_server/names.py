@@ -65,7 +65,7 @@ def is_valid_ref(ref: bytes) -> bool:
     return is_short and check_ref_format(Ref(ref))
 
 
-def check_and_normalize_path(path: str) -> str:
+def normalize_repo_path(path: str) -> str:
     """Return the path of a file without a trailing slash. HubError 400 if something could resolve it elsewhere."""
     found = path.removesuffix("/")
     encoded = found.encode()

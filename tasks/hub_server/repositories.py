@@ -41,7 +41,7 @@ from tasks.hub_server.git_objects import (
     write_commit,
 )
 from tasks.hub_server.large_files import STALE_AFTER_S, LargeFileStore
-from tasks.hub_server.names import COMMIT_ID, RefKind, check_and_normalize_path, file_above, is_valid_ref, to_full_ref
+from tasks.hub_server.names import COMMIT_ID, RefKind, file_above, is_valid_ref, normalize_repo_path, to_full_ref
 
 MAIN = "main"
 
@@ -269,7 +269,7 @@ class BareRepository:
                 lock.truncate(0)
 
     def _apply(self, git: Repo, files: dict[str, ObjectID], change: Change) -> None:
-        path = check_and_normalize_path(change.path)
+        path = normalize_repo_path(change.path)
         if not isinstance(change, DeletePath):
             if isinstance(change, PutLargeFile):
                 size = self.large_files.size(change.oid) if change.size is None else change.size

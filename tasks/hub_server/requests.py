@@ -65,7 +65,7 @@ def get_token_user(request: Request) -> str | None:
     return get_hub_state(request).access.user(request.headers.get("authorization", ""))
 
 
-def get_token_or_session_user(request: Request) -> str | None:
+def get_reading_user(request: Request) -> str | None:
     """Return the user of the request's token or, for a browser, of its session cookie. Only for GET and HEAD."""
     assert request.method in ("GET", "HEAD"), "other sites can make a browser send its cookie: it must change nothing"
     return get_token_user(request) or get_hub_state(request).sessions.find(request.cookies)[0]
@@ -122,7 +122,7 @@ def open_visible_repository(
 
 
 User = Annotated[str | None, Depends(get_token_user)]
-Reader = Annotated[str | None, Depends(get_token_or_session_user)]
+Reader = Annotated[str | None, Depends(get_reading_user)]
 
 
 def find_requested_repository(request: Request, user: User) -> RequestedRepository:

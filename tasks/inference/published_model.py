@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from params import HubRefusedError, RecipeError, load
-from params.foundation.artifacts import Artifacts, translate_storage_errors
+from params.foundation.artifacts import Artifacts, translate_disk_errors
 from params.loading import find_recipe
 from tasks.hub_client.connection import find_repository_endpoint, open_repository
 
@@ -101,7 +101,7 @@ def fetch_model_from_repository(opened: HubRepository, revision: str, *, recipe:
     """As `fetch_published_model`, from a repository that is open."""
     repository = replace(opened, timeout_s=_LOOK_S)
     commit, tag = repository.retry_until_clear(lambda: _look(repository, revision, recipe))
-    with translate_storage_errors(Path("the cache of the Hub client")):
+    with translate_disk_errors(Path("the cache of the Hub client")):
         return DownloadedModel(repository.download_model(commit), repository.id, commit, tag)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import CheckpointError, DataError, HubRefusedError, RecipeError, TransientError, load
-from params.foundation.artifacts import Artifacts, translate_storage_errors
+from params.foundation.artifacts import Artifacts, translate_disk_errors
 from params.schema import Publish
 from trainer.checkpoints.resume import describe_identity_differences
 from trainer.checkpoints.sealed import (
@@ -78,7 +78,7 @@ def _fetch_newest(artifacts: Artifacts, job: Job, publish: Publish, *, patience_
 
     staging = job.folder / ".fetched"
     with (
-        translate_storage_errors(job.folder),
+        translate_disk_errors(job.folder),
         open_repository(artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=True) as opened,
     ):
         if patience_s is not None:

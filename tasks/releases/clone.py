@@ -29,7 +29,7 @@ from ruamel.yaml import YAML
 from params import DataError, ModelError, RecipeError, TransientError, load
 from params.dvc_files import RECIPES
 from params.foundation import command_result
-from params.foundation.artifacts import SPLITS, Artifacts, translate_storage_errors
+from params.foundation.artifacts import SPLITS, Artifacts, translate_disk_errors
 from params.schema import AdapterForm, RowsFromHubDataset
 from tasks.hub_client.release_file import Sha256
 from tasks.publishing.provenance import FILE
@@ -149,7 +149,7 @@ def clone_project_in_block(
     inside = git("this is not a git repository", "rev-parse", "--show-prefix")
     unknown = f"its commit {commit} is not in this repository; `git fetch --all` may bring it"
     git(unknown, "cat-file", "-e", f"{commit}^{{commit}}")
-    with translate_storage_errors(Path(tempfile.gettempdir())):
+    with translate_disk_errors(Path(tempfile.gettempdir())):
         folder = Path(tempfile.mkdtemp(prefix="evergreen-reproduce-")).resolve()
     target = folder / top.relative_to(top.anchor)
     try:

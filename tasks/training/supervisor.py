@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from params import BudgetSpentError, EvergreenError, MemoryExhaustedError, PreemptedError
-from params.foundation.artifacts import translate_storage_errors, write_text_atomically
+from params.foundation.artifacts import translate_disk_errors, write_text_atomically
 from tasks.progress import note_progress
 from tasks.training import causes, machines, processes
 from tasks.training.ranks import RankMonitor
@@ -57,9 +57,11 @@ def supervise_training(job: Job, choose_checkpoint: Callable[[], Path | None]) -
     """
     sharding.check_deepspeed_installed(job.launch)
     halved, budget = 0, TrainingTimeBudget(job)
-    with translate_storage_errors(job.folder), processes.catch_stop_signals() as signals:
+    with translate_disk_errors(job.folder), processes.catch_stop_signals() as signals:
         while True:
-            attempt = TrainingAttempt(job.model_copy(update={"checkpoint": choose_checkpoint()}), signals, budget)
+            attempt = TrainingProcessSupervisor(
+                job.model_copy(update={"checkpoint": choose_checkpoint()}), signals, budget
+            )
             try:
                 attempt.run()
             except MemoryExhaustedError:
@@ -81,7 +83,7 @@ def supervise_training(job: Job, choose_checkpoint: Callable[[], Path | None]) -
             return
 
 
-class TrainingAttempt:
+class TrainingProcessSupervisor:
     """One start of a training's processes, until all of them have ended."""
 
     def __init__(self, job: Job, signals: processes.ReceivedStopSignals, budget: TrainingTimeBudget) -> None:

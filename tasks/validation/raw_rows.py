@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pyarrow import types
 
 from params import DataError
-from params.foundation.artifacts import SPLITS, translate_storage_errors
+from params.foundation.artifacts import SPLITS, translate_disk_errors
 from params.loading import suggestion
 from tasks.shards.kept_work import ShardWork, ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows
@@ -146,7 +146,7 @@ class RawRows:
     def folder(self) -> Iterator[Path]:
         """Yield an empty folder for what does not fit into memory; it is there inside the block."""
         shutil.rmtree(self.scratch, ignore_errors=True)  # a killed stage leaves it
-        with translate_storage_errors(self.scratch):
+        with translate_disk_errors(self.scratch):
             self.scratch.mkdir(parents=True)
             try:
                 yield self.scratch

@@ -24,13 +24,13 @@ import resource, signal, sys
 import torch
 from pathlib import Path
 from params import StorageError
-from params.foundation.artifacts import translate_storage_errors
+from params.foundation.artifacts import translate_disk_errors
 
 path = sys.argv[1]
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 try:
-    with translate_storage_errors(Path(path)):
+    with translate_disk_errors(Path(path)):
         {write}
 except StorageError as error:
     print(error)

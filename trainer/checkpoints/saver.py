@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from params import EvergreenError, StorageError
-from params.foundation.artifacts import translate_storage_errors
+from params.foundation.artifacts import translate_disk_errors
 
 
 class TensorSnapshotter:
@@ -91,7 +91,7 @@ def guard_disk_space(staging: Path, needed: int) -> Iterator[None]:
     """For a block that writes `needed` bytes to `staging`: on a full disk, raise how much is missing and clean up."""
     try:
         check_disk_space(staging.parent, needed)
-        with translate_storage_errors(staging.parent):
+        with translate_disk_errors(staging.parent):
             yield
     except EvergreenError as error:
         shutil.rmtree(staging, ignore_errors=True)  # leaves room for writing the error report

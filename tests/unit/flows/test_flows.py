@@ -184,10 +184,10 @@ class TestUnwatchedSources:
         )
 
     def test_it_is_read_in_every_run(self, artifacts) -> None:
-        assert unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
+        assert unwatched_sources.update_imports_and_check_ingest(artifacts, log)
         unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
         unwatched_sources.update_kept_rows_mark("train", artifacts, None)
-        assert unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
+        assert unwatched_sources.update_imports_and_check_ingest(artifacts, log)
 
     @pytest.mark.parametrize("stage", ["validate", "tokenize", "train"])
     def test_an_interrupted_run_keeps_its_rows(self, artifacts, monkeypatch, caplog, stage) -> None:
@@ -196,7 +196,7 @@ class TestUnwatchedSources:
         for error in (KilledError("a", "b", "c"), StorageError("a", "b", "c"), TransientError("a", "b", "c")):
             unwatched_sources.update_kept_rows_mark(stage, artifacts, error)
             with caplog.at_level(logging.INFO, logger="test"):
-                assert not unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
+                assert not unwatched_sources.update_imports_and_check_ingest(artifacts, log)
         assert "ingest@tiny: keeps the rows of 0.0 hours ago" in caplog.text
 
     def test_an_old_run_is_given_up(self, artifacts, caplog) -> None:
@@ -204,19 +204,19 @@ class TestUnwatchedSources:
         for hours, gives_up in ((1.9, False), (2.1, True)):
             then = time.time() - hours * 3600
             os.utime(artifacts.rows_taken, (then, then))
-            assert unwatched_sources.refresh_imports_or_force_ingest(artifacts, log) is gives_up
+            assert unwatched_sources.update_imports_and_check_ingest(artifacts, log) is gives_up
         assert "gave up the unfinished run of 2.1 hours ago" in caplog.text
 
     @pytest.mark.parametrize("kind", [DataError, ModelError, RecipeError])
     def test_rows_that_fail_again_are_not_kept(self, artifacts, kind) -> None:
         unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
         unwatched_sources.update_kept_rows_mark("train", artifacts, kind("a", "b", "c"))
-        assert unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
+        assert unwatched_sources.update_imports_and_check_ingest(artifacts, log)
 
     def test_a_run_that_dvc_has_finished_keeps_nothing(self, artifacts, monkeypatch) -> None:
         unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
         self.stale(monkeypatch, "evaluate", "publish")
-        assert unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
+        assert unwatched_sources.update_imports_and_check_ingest(artifacts, log)
 
     def test_an_unfinished_run_needs_no_hub(self, artifacts, monkeypatch) -> None:
         away = f"http://127.0.0.1:{free_port()}"
@@ -224,22 +224,22 @@ class TestUnwatchedSources:
         unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
         report = IngestReport(source="hub", revision="0" * 40, rows={}, columns={}, data_sha256={})
         save_report(report, artifacts.report("ingest"))
-        assert not unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
+        assert not unwatched_sources.update_imports_and_check_ingest(artifacts, log)
         self.stale(monkeypatch)
         with pytest.raises(TransientError):
-            unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
+            unwatched_sources.update_imports_and_check_ingest(artifacts, log)
 
     def test_imported_files_are_updated_unless_a_run_is_unfinished(self, artifacts, monkeypatch) -> None:
         self.write({"kind": "files", "train": "rows.csv", "refresh": True})
         updates: list[str] = []
         monkeypatch.setattr("flows.child_process.run_python_module", lambda module, *_, **__: updates.append(module))
         unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
-        assert not unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
+        assert not unwatched_sources.update_imports_and_check_ingest(artifacts, log)
         unwatched_sources.fetch_missing_source_files(artifacts, log)
         assert updates == []
-        assert unwatched_sources.refresh_imports_or_force_ingest(artifacts, log, force=True)
+        assert unwatched_sources.update_imports_and_check_ingest(artifacts, log, force=True)
         unwatched_sources.update_kept_rows_mark("train", artifacts, None)
-        assert not unwatched_sources.refresh_imports_or_force_ingest(artifacts, log), "DVC sees what has changed"
+        assert not unwatched_sources.update_imports_and_check_ingest(artifacts, log), "DVC sees what has changed"
         assert updates == ["flows.dvc_project.update"] * 2
         unwatched_sources.fetch_missing_source_files(artifacts, log)
         assert updates == ["flows.dvc_project.update"] * 3
@@ -249,11 +249,11 @@ class TestUnwatchedSources:
 
     def test_other_sources_are_left_to_dvc(self, artifacts) -> None:
         self.write({"kind": "files", "train": "rows.csv"})
-        assert not unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
+        assert not unwatched_sources.update_imports_and_check_ingest(artifacts, log)
         self.write({"kind": "function", "function": "rows:rows"})
-        assert not unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
+        assert not unwatched_sources.update_imports_and_check_ingest(artifacts, log)
         self.write({"kind": "function", "function": "rows:rows", "refresh": True})
-        assert unwatched_sources.refresh_imports_or_force_ingest(artifacts, log)
+        assert unwatched_sources.update_imports_and_check_ingest(artifacts, log)
 
 
 class TestErrors:

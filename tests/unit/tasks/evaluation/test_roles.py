@@ -20,7 +20,7 @@ from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.digests import PROVENANCE
 from tasks.evaluation import champion
-from tasks.evaluation.reading import ModelInputReader
+from tasks.evaluation.reading import ModelTokenization
 from tasks.evaluation.report import ChampionReference
 from tasks.publishing.provenance import collect_provenance
 from tasks.shards.split_rows import SplitRows
@@ -574,7 +574,7 @@ def test_positions_that_a_configuration_does_not_limit(tmp_path: Path) -> None:
     """XLNet says -1."""
     config = XLNetConfig(vocab_size=10, d_model=8, n_layer=1, n_head=2, d_inner=8)
     config.save_pretrained(tmp_path)
-    reading = ModelInputReader(
+    reading = ModelTokenization(
         objectives.build_objective(ObjectiveChoice(name="causal_lm")), None, tmp_path, 8, "a model"
     )  # type: ignore[arg-type]
     assert reading.readable(99) == 99
