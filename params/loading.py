@@ -263,9 +263,11 @@ def _problem(error: Any) -> Problem:
 
 
 def _meaning(model: type[pydantic.BaseModel] | None, key: Key) -> str:
-    """Return the first line of the key's docstring."""
+    """Return the first line of the key's docstring, if its class has source code."""
     for section in model.__mro__ if model and key else ():
-        if key[-1] in vars(section).get("__annotations__", {}):
+        if key[-1] not in vars(section).get("__annotations__", {}):
+            continue
+        with contextlib.suppress(OSError):
             body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0].body  # type: ignore[attr-defined]
             for field, after in pairwise(body):
                 is_key = isinstance(field, ast.AnnAssign) and ast.unparse(field.target) == key[-1]

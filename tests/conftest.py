@@ -53,6 +53,7 @@ def pytest_collection_finish() -> None:
     """Leave what was imported out of garbage collections: accelerate makes one after each training, half a second long."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 50, 50)
     gc.enable()
 
 

@@ -29,7 +29,8 @@ from tests.support.project import (
 )
 from tests.support.webhook import Webhook, webhook
 
-pytestmark = pytest.mark.in_order
+# tests/e2e/test_tutorial.py deploys, and a worker runs what it was asked for; tests/e2e/test_watch.py has the messages.
+pytestmark = [pytest.mark.in_order, pytest.mark.slow]
 
 SLOW_STEPS = """
 import pathlib, time
@@ -167,7 +168,6 @@ def test_a_run_that_is_asked_for_completes(deployed: Deployed) -> None:
         assert words in message["text"]
 
 
-@pytest.mark.slow
 def test_a_second_run_waits_for_the_first(deployed: Deployed) -> None:
     for _ in range(2):
         deployed.run("prefect", "deployment", "run", "retrain/tiny")
@@ -183,7 +183,6 @@ def test_a_second_run_waits_for_the_first(deployed: Deployed) -> None:
     assert (known[0], known[1].isoformat()[:19]) == ("tiny", second["end_time"][:19])
 
 
-@pytest.mark.slow
 def test_a_killed_stage_is_tried_again_and_goes_on(deployed: Deployed) -> None:
     deployed.edit("params/tiny.yaml", "max_steps: 20", "max_steps: 150")
     deployed.run("prefect", "deployment", "run", "retrain/tiny")
@@ -199,7 +198,6 @@ def test_a_killed_stage_is_tried_again_and_goes_on(deployed: Deployed) -> None:
     assert "resumes at step" in deployed.logs(run)
 
 
-@pytest.mark.slow
 def test_a_killed_worker_leaves_no_trainer_and_the_next_run_goes_on(deployed: Deployed) -> None:
     recipe = deployed.root / "params/tiny.yaml"
     text = recipe.read_text(encoding="utf-8").replace("seed: 3", "seed: 4")
@@ -215,7 +213,6 @@ def test_a_killed_worker_leaves_no_trainer_and_the_next_run_goes_on(deployed: De
     assert "resumes at step" in deployed.logs(deployed.runs()[0])
 
 
-@pytest.mark.slow
 def test_a_run_that_is_paused_or_suspended_while_it_trains_publishes_only_when_it_is_resumed(
     deployed: Deployed,
 ) -> None:
@@ -244,7 +241,6 @@ def test_a_run_that_is_paused_or_suspended_while_it_trains_publishes_only_when_i
         assert deployed.task_runs(run)["publish"]["state"]["type"] == "COMPLETED"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("away_s", [10, pytest.param(600, marks=pytest.mark.timeout(2400))])
 def test_a_run_survives_an_absent_server(deployed: Deployed, away_s: int) -> None:
     recipe = deployed.root / "params/tiny.yaml"
@@ -272,7 +268,6 @@ def test_a_run_survives_an_absent_server(deployed: Deployed, away_s: int) -> Non
     deployed.start_worker()
 
 
-@pytest.mark.slow
 def test_bad_rows_fail_the_run_at_validate_without_retries(deployed: Deployed) -> None:
     receipt = deployed.json("runs/tiny/release/receipt.json")
     write_sentences(deployed.root / "data/sentences.csv", empty=range(40, 80))
@@ -300,7 +295,6 @@ def test_bad_rows_fail_the_run_at_validate_without_retries(deployed: Deployed) -
     assert len(deployed.received.about("crashed")) == len(deployed.received.about("crashed", *crashed)) == 1
 
 
-@pytest.mark.slow
 def test_a_burst_of_notices_starts_one_run(deployed: Deployed) -> None:
     """Ten seconds instead of the minute in prefect.yaml; the deployment is otherwise as it is there."""
     write_sentences(deployed.root / "data/sentences.csv")
@@ -330,7 +324,6 @@ def test_a_burst_of_notices_starts_one_run(deployed: Deployed) -> None:
     assert deployed.api.delete(f"flow_runs/{other['id']}").status_code == 204
 
 
-@pytest.mark.slow
 def test_a_run_that_is_due_appears_and_runs_by_itself(deployed: Deployed) -> None:
     write_sentences(deployed.root / "data/sentences.csv")
     with (deployed.root / "prefect.yaml").open("a", encoding="utf-8") as file:
