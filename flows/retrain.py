@@ -16,7 +16,7 @@ from prefect.runtime import task_run
 
 from flows.child_process import Logger
 from flows.dvc_project.locks import hold_recipe_lock, remove_dead_lock_owners
-from flows.record.recording import RecordTarget, check_or_record_before_publish, record_run_after_block
+from flows.record.recording import RecordTarget, ensure_recordable_before_publish, record_run_after_block
 from flows.run import history, logs, pauses, stages
 from flows.run.final_state import final_state, gate_refused_state
 from flows.run.prefect_artifacts import add_run_page_link, add_stage_report_artifact
@@ -49,7 +49,7 @@ def wait_until_stage_may_start(
     """Return when a stage may start; an error if a person has stopped the run, or its release could not be recorded."""
     pauses.wait_while_paused(log)
     if stage == "publish" and record:
-        check_or_record_before_publish(artifacts, record, outcomes, log)
+        ensure_recordable_before_publish(artifacts, record, outcomes, log)
         pauses.wait_while_paused(log)  # a remote may have kept it waiting for long
 
 

@@ -81,7 +81,7 @@ def record_run_after_block(
         record_run_on_branch(artifacts, to, log, outcomes)
 
 
-def check_or_record_before_publish(
+def ensure_recordable_before_publish(
     artifacts: Artifacts, to: RecordTarget, outcomes: Mapping[str, str], log: Logger
 ) -> None:
     """Make sure that a run whose model is to be published can be recorded: what no record has, later runs do not know.

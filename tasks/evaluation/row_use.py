@@ -57,7 +57,7 @@ def make_row_sketch(hashes: RowHashes) -> tuple[str, ...]:
     return tuple(f"{value:016x}" for value in hashes[:_SKETCH_SIZE].tolist())
 
 
-def estimate_share_in_sketch(earlier: Sequence[str], hashes: RowHashes) -> float:
+def estimate_reused_row_share(earlier: Sequence[str], hashes: RowHashes) -> float:
     """Estimate which share of rows is among the rows of an earlier sketch; 1, which is cautious, if nothing can be said."""
     found = np.array([int(value, 16) for value in earlier], np.uint64)
     sample = hashes if len(found) < _SKETCH_SIZE else hashes[hashes <= found[-1]]  # a smaller sketch holds all rows
@@ -90,6 +90,6 @@ def measure_row_use(
         is_here = made[:2] == comparison[:2]
         if one.event == "verdict" and one.row_sketch and one.confidence and is_here and made != comparison:
             error = (1 - one.confidence) / (1 - gate.comparison_confidence)
-            uses = error * estimate_share_in_sketch(one.row_sketch, hashes[one.row_sketch_of])
+            uses = error * estimate_reused_row_share(one.row_sketch, hashes[one.row_sketch_of])
             earlier[made] = max(uses, earlier.get(made, 0.0))
     return HeldOutRowUse(uses=sum(earlier.values()), comparisons=gate.planned_comparisons)

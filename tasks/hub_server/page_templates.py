@@ -100,7 +100,7 @@ def _slug(title: str, taken: dict[str, int]) -> str:
     return f"{slug}-{taken[slug]}" if taken[slug] else slug
 
 
-def metadata_texts(value: object) -> list[str]:
+def metadata_value_texts(value: object) -> list[str]:
     """Return a value, or the values of a list, of a card's metadata as text."""
     values = value if isinstance(value, list) else [value]
     return [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in values]
@@ -130,5 +130,9 @@ _ENVIRONMENT = Environment(
     finalize=_show_direction,
 )
 _ENVIRONMENT.filters["date"] = lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
-_ENVIRONMENT.filters |= {"quoted": quote, "texts": metadata_texts, "as_typed": lambda text: _AsTyped(escape(text))}
+_ENVIRONMENT.filters |= {
+    "quoted": quote,
+    "texts": metadata_value_texts,
+    "as_typed": lambda text: _AsTyped(escape(text)),
+}
 _ENVIRONMENT.globals["style"] = Markup(_STYLE)  # noqa: S704 (a file of this package)

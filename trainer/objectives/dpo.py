@@ -27,7 +27,12 @@ from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_and_concatenate, pad_batch
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
-from trainer.objectives.bases.texts import Tokenizer, check_end_of_text_token, generate_from_release, tokenize_texts
+from trainer.objectives.bases.texts import (
+    Tokenizer,
+    check_end_of_text_token,
+    generate_tokens_checking_prompt,
+    tokenize_texts,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -175,7 +180,7 @@ class DPO(Objective[Options]):
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
     ) -> Mapping[str, float]:
-        generate_from_release(ask, self.reader_input(row), example)
+        generate_tokens_checking_prompt(ask, self.reader_input(row), example)
         return {}
 
     def length(self, example: Example) -> int:

@@ -23,7 +23,7 @@ from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_by
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.rows import PromptForm
-from trainer.objectives.bases.texts import Tokenizer, generate_from_release, tokenize_texts
+from trainer.objectives.bases.texts import Tokenizer, generate_tokens_checking_prompt, tokenize_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -233,7 +233,7 @@ class SFT(TokenLikelihood[Options]):
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
     ) -> Mapping[str, float]:
-        generate_from_release(ask, self.reader_input(row), example)
+        generate_tokens_checking_prompt(ask, self.reader_input(row), example)
         return {}
 
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:

@@ -128,7 +128,7 @@ class TokenClassification(ClassifierObjective[Options]):
     ) -> list[EncodedRow]:
         """Each row's windows; a row is truncated if one of its spans has no tag."""
         encoded = []
-        for row, pieces in zip(rows, split_into_subwords([self.text(row) for row in rows], tokenizer), strict=True):
+        for row, pieces in zip(rows, tokenize_with_offsets([self.text(row) for row in rows], tokenizer), strict=True):
             room = max_length - len(pieces.front) - len(pieces.back)
             if room < 1:
                 raise ValueError(f"max_length {max_length} leaves no room for text beside the special tokens")
@@ -215,7 +215,7 @@ class TokenClassification(ClassifierObjective[Options]):
         self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[str]:
         """The spans that the model predicts."""
-        (pieces,), tags = split_into_subwords([self.text(row)], tokenizer), []
+        (pieces,), tags = tokenize_with_offsets([self.text(row)], tokenizer), []
         for example in self.encode([row], tokenizer, max_length, state)[0].examples:
             ids = compute_logits(model, self.collate([example], tokenizer))[0].argmax(-1).tolist()
             tags += [state["labels"][i] for i in ids[len(pieces.front) : len(ids) - len(pieces.back)]]
@@ -227,7 +227,7 @@ class TokenClassification(ClassifierObjective[Options]):
         return sorted(spans, key=lambda span: span[1:])
 
     def _tagged_spans(self, row: Row, tokenizer: Tokenizer) -> list[Span]:
-        (pieces,) = split_into_subwords([self.text(row)], tokenizer)
+        (pieces,) = tokenize_with_offsets([self.text(row)], tokenizer)
         return tags_to_character_spans(pieces, spans_to_tags(pieces, self._spans(row)))
 
 
@@ -247,7 +247,7 @@ class SubwordSplit:
     """Special tokens after every sequence."""
 
 
-def split_into_subwords(texts: Sequence[str], tokenizer: Tokenizer) -> list[SubwordSplit]:
+def tokenize_with_offsets(texts: Sequence[str], tokenizer: Tokenizer) -> list[SubwordSplit]:
     """Return each text as the tokenizer splits it."""
     encoding = tokenizer(list(texts), return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
     columns = (encoding[name] for name in ("input_ids", "special_tokens_mask", "offset_mapping"))

@@ -133,7 +133,7 @@ def test_a_run_that_ends_while_a_remote_answers_publishes_nothing(
         asked.append("the remote")
         set_state(UUID(flow_run.id), Cancelled())
 
-    monkeypatch.setattr(retrain, "check_or_record_before_publish", before_release)
+    monkeypatch.setattr(retrain, "ensure_recordable_before_publish", before_release)
 
     @flow(name="one-stage")
     def one_stage() -> None:

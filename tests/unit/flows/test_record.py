@@ -596,15 +596,15 @@ class TestRefusal:
         evaluated = {stage: outcome for stage, outcome in RAN.items() if stage != "publish"}
         git(worker.root, "remote", "set-url", "--push", "origin", str(remote.parent / "nowhere"))
         with pytest.raises(RemoteRefusedError, match="nowhere"):
-            record.check_or_record_before_publish(artifacts, TO, evaluated, log)
+            record.ensure_recordable_before_publish(artifacts, TO, evaluated, log)
         git(worker.root, "remote", "set-url", "--push", "origin", f"http://127.0.0.1:{free_port()}/x.git")
         monkeypatch.setattr(record, "_WAITS_S", (0.1,))
         monkeypatch.setitem(record.record_run_on_branch.__kwdefaults__, "waits_s", (0.1,))
         with pytest.raises(TransientError):
-            record.check_or_record_before_publish(artifacts, TO, evaluated, log)
+            record.ensure_recordable_before_publish(artifacts, TO, evaluated, log)
         assert commits(remote) == ["the project"]
         git(worker.root, "remote", "set-url", "--push", "origin", str(remote))
-        record.check_or_record_before_publish(artifacts, TO, evaluated, log)
+        record.ensure_recordable_before_publish(artifacts, TO, evaluated, log)
         assert commits(remote) == [
             *(["Record a: evaluated, verdict publish"] if over == "test_rows" else []),
             "the project",
@@ -618,9 +618,9 @@ class TestRefusal:
         evaluated = {stage: outcome for stage, outcome in RAN.items() if stage != "publish"}
         hook(remote, "pre-receive", "echo no >&2; exit 1")
         with pytest.raises(RemoteRefusedError, match="refused the commit"):
-            record.check_or_record_before_publish(artifacts, TO, evaluated, log)
+            record.ensure_recordable_before_publish(artifacts, TO, evaluated, log)
         (remote / "hooks/pre-receive").unlink()
-        record.check_or_record_before_publish(artifacts, TO, evaluated, log)
+        record.ensure_recordable_before_publish(artifacts, TO, evaluated, log)
         assert recorded(remote, "runs/a/release/log.jsonl") == (worker.root / artifacts.receipt_log).read_text().strip()
         record.record_run_on_branch(artifacts, TO, log, RAN)
         assert len(commits(remote)) == 2, "nothing is new"
@@ -628,7 +628,7 @@ class TestRefusal:
     def test_a_kept_champion_asks_for_nothing(self, worker: Worker, remote: Path) -> None:
         artifacts = worker.ran("a", 1, status="kept")
         git(worker.root, "remote", "set-url", "--push", "origin", str(remote.parent / "nowhere"))
-        record.check_or_record_before_publish(artifacts, TO, RAN, log)
+        record.ensure_recordable_before_publish(artifacts, TO, RAN, log)
 
     def test_objects_come_first(self, worker: Worker, remote: Path) -> None:
         """A commit names no object that the DVC remote lacks: here the remote cannot be used."""

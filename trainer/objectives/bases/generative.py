@@ -27,7 +27,7 @@ from trainer.objectives.bases.rollout import (
     sample_completions,
 )
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
-from trainer.objectives.bases.texts import Tokenizer, generate_from_release, tokenize_texts
+from trainer.objectives.bases.texts import Tokenizer, generate_tokens_checking_prompt, tokenize_texts
 from trainer.rewards import WeightedRewardSum
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class GenerativeObjective(Objective[OptionsT]):
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
     ) -> Mapping[str, float]:
-        completion = generate_from_release(ask, self.reader_input(row), example, **self.call_arguments)
+        completion = generate_tokens_checking_prompt(ask, self.reader_input(row), example, **self.call_arguments)
         text = tokenizer.decode(completion, skip_special_tokens=True)
         (reward,) = self.rewards([str(text)], [json.loads(example["reward_row"])])
         return {"reward": reward, "completion_length": len(completion)}

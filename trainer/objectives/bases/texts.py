@@ -63,7 +63,7 @@ def encode_texts(
     return found
 
 
-def generate_from_release(
+def generate_tokens_checking_prompt(
     ask: Callable[..., Any], prompt: Any, example: Mapping[str, Any], **arguments: Any
 ) -> list[int]:
     """Ask a release for text by `Objective.answer_scores`, and return the tokens that it generates: one without `arguments`.

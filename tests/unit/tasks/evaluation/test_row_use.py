@@ -12,7 +12,7 @@ from params.schema import Gate, ObjectiveChoice
 from tasks.evaluation.receipt_log import ReceiptLogEntry
 from tasks.evaluation.row_use import (
     ComparisonId,
-    estimate_share_in_sketch,
+    estimate_reused_row_share,
     hash_rows_of_split,
     hash_texts,
     make_row_sketch,
@@ -67,8 +67,8 @@ def test_sketch_is_small_and_of_the_content_only(tmp_path) -> None:
 
 @pytest.mark.parametrize("size", [10, 63, 64, 65, 5000])
 def test_same_rows_are_used_as_a_whole_and_other_rows_not_at_all(size: int) -> None:
-    assert estimate_share_in_sketch(make_row_sketch(rows(0, size)), rows(0, size)) == 1
-    assert estimate_share_in_sketch(make_row_sketch(rows(0, size)), rows(size, 2 * size)) == 0
+    assert estimate_reused_row_share(make_row_sketch(rows(0, size)), rows(0, size)) == 1
+    assert estimate_reused_row_share(make_row_sketch(rows(0, size)), rows(size, 2 * size)) == 0
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_same_rows_are_used_as_a_whole_and_other_rows_not_at_all(size: int) -> N
     ],
 )
 def test_share_of_rows_is_estimated(earlier: tuple[int, int], today: tuple[int, int], share: float) -> None:
-    found = estimate_share_in_sketch(make_row_sketch(rows(*earlier)), rows(*today))
+    found = estimate_reused_row_share(make_row_sketch(rows(*earlier)), rows(*today))
     assert found == pytest.approx(share, abs=0.2)  # three standard errors of 64 rows
     if earlier[1] < 64:
         assert found == share
@@ -92,7 +92,7 @@ def test_share_of_rows_is_estimated(earlier: tuple[int, int], today: tuple[int, 
 def test_estimate_is_unbiased() -> None:
     """Over 100 pairs of splits, a mean of 0.5 has a standard error of 0.005."""
     shares = [
-        estimate_share_in_sketch(
+        estimate_reused_row_share(
             make_row_sketch(hash_texts(f"{i} {seed}" for i in range(600))),
             hash_texts(f"{i} {seed}" for i in range(300, 900)),
         )
@@ -104,7 +104,7 @@ def test_estimate_is_unbiased() -> None:
 def test_a_few_rows_after_very_many_count_as_used() -> None:
     """No hash of the new rows is below the largest in the sketch: nothing can be said about them."""
     one = rows(0, 5)[-1:]
-    assert estimate_share_in_sketch(make_row_sketch(rows(100, 100_000)), one) == 1
+    assert estimate_reused_row_share(make_row_sketch(rows(100, 100_000)), one) == 1
 
 
 def test_every_earlier_comparison_on_these_rows_counts() -> None:

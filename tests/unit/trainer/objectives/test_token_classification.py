@@ -21,8 +21,8 @@ from trainer.loop.metrics import MetricAccumulator
 from trainer.objectives.token_classification import (
     bio_tags_to_subword_spans,
     spans_to_tags,
-    split_into_subwords,
     tags_to_character_spans,
+    tokenize_with_offsets,
 )
 
 OBJECTIVE = objectives.build_objective(ObjectiveChoice(name="token_classification"))
@@ -60,7 +60,7 @@ def encode(row, tokenizer, max_length):
 
 
 def tags(tokenizer, text, *spans):
-    (pieces,) = split_into_subwords([text], tokenizer)
+    (pieces,) = tokenize_with_offsets([text], tokenizer)
     return dict(zip([tokenizer.decode([i]) for i in pieces.ids], spans_to_tags(pieces, spans), strict=True))
 
 
@@ -84,7 +84,7 @@ def test_labels_are_collected_from_the_rows():
 def test_span_covers_every_subword_it_touches():
     inside_a_word = tags(words(), "on friday", ("date", 4, 5))  # only the r
     assert inside_a_word == {"on": "O", "fri": "B-date", "##day": "O"}
-    two_in_one, shared = split_into_subwords(["people", "8pm"], words())
+    two_in_one, shared = tokenize_with_offsets(["people", "8pm"], words())
     assert spans_to_tags(two_in_one, [("a", 0, 2), ("b", 2, 6)]) == ["B-a"]
     assert spans_to_tags(shared, [("a", 0, 2), ("b", 2, 3)]) == ["B-a", "I-a", "B-b"]  # 8, ##p, ##m
     assert spans_to_tags(shared, [("a", 0, 1), ("a", 1, 3)]) == [
@@ -97,12 +97,12 @@ def test_span_covers_every_subword_it_touches():
 def test_leading_space_of_a_subword_belongs_to_no_span():
     text = "four people, on Friday"
     bpe = byte_pairs(*["four people on Friday people on Friday four"] * 4)
-    assert " people" in {bpe.decode([i]) for i in split_into_subwords([text], bpe)[0].ids}
+    assert " people" in {bpe.decode([i]) for i in tokenize_with_offsets([text], bpe)[0].ids}
     assert tags(bpe, text, ("n", 0, 5))[" people"] == "O"  # the span ends with the space
     assert tags(bpe, text, ("n", 0, 6))[" people"] == "I-n"
     assert tags(bpe, text, ("n", 4, 11))[" people"] == "B-n"  # it begins with the space
     for start, end in ((0, 4), (5, 11), (16, 22), (0, 22)):
-        (pieces,) = split_into_subwords([text], bpe)
+        (pieces,) = tokenize_with_offsets([text], bpe)
         assert tags_to_character_spans(pieces, spans_to_tags(pieces, [("n", start, end)])) == [("n", start, end)]
 
 
@@ -119,7 +119,7 @@ def test_tags_restore_the_character_span(text):
     bpe = byte_pairs(*TEXTS)
     starts = [i for i, c in enumerate(text) if not c.isspace() and (i == 0 or text[i - 1].isspace())]
     ends = [i + 1 for i, c in enumerate(text) if not c.isspace() and (i + 1 == len(text) or text[i + 1].isspace())]
-    (pieces,) = split_into_subwords([text], bpe)
+    (pieces,) = tokenize_with_offsets([text], bpe)
     for start in starts:
         for end in (e for e in ends if e > start):
             assert tags_to_character_spans(pieces, spans_to_tags(pieces, [("x", start, end)])) == [("x", start, end)]
