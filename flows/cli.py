@@ -67,7 +67,7 @@ def run(
     if not force and (has_own_server or (url and not branch)):
         outcomes = stages.outcomes_if_all_unchanged(STAGES[:-1] if no_publish else STAGES, artifacts)
         parameters = {"recipe": recipe, "publish": not no_publish, "force": force, "record": None}
-        if outcomes and url and not nothing_new.add_unchanged_flow_run(url, artifacts, outcomes, parameters):
+        if outcomes and url and not nothing_new.add_run_to_server(url, artifacts, outcomes, parameters):
             outcomes = None
         if outcomes:
             artifacts.succeeded.touch()
@@ -181,7 +181,7 @@ def make_password() -> None:
     """
     from flows.server import password
 
-    is_new, was_open = password.add_password_to_env(), password.restrict_env_permissions()
+    is_new, was_open = password.add_password_to_dotenv(), password.restrict_dotenv_permissions()
     print(f"{password.FILE}: {'has a new password' if is_new else 'has a password already, which is kept'}")
     if was_open:
         what = "every user of this machine could read it, and now only its owner can"

@@ -81,7 +81,7 @@ def retrain(
         with (
             hold_recipe_lock(artifacts, log),
             record_run_after_block(artifacts, record, outcomes, log),
-            history.record_flow_run(artifacts) as run,
+            history.log_run_in_block(artifacts) as run,
         ):
             load(artifacts.recipe_path)
             if force or stages.any_stale(requested, artifacts.recipe):

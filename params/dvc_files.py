@@ -131,7 +131,7 @@ def is_training_recorded(artifacts: Artifacts) -> bool:
     return report.is_file() and recorded == _md5(report.read_bytes())
 
 
-def check_recipe_unedited(inputs: StageInputsSnapshot) -> None:
+def check_recipe_matches_snapshot(inputs: StageInputsSnapshot) -> None:
     """Fail if the recipe was edited since DVC looked at its values, which then are not those of this stage."""
     if os.environ.get("DVC_STAGE") != inputs.name:
         return

@@ -25,7 +25,7 @@ _STEP_S = 1.0  # seconds between two looks at the progress
 _moved = threading.Event()
 
 
-def note_progress() -> None:
+def reset_idle_timer() -> None:
     """Note that the stage makes progress; costs less than a microsecond."""
     if not _moved.is_set():
         _moved.set()
@@ -48,7 +48,7 @@ def end_process_if_idle(stage: str, limit_s: float) -> Iterator[None]:
             if idle_s >= limit_s:
                 _end(stage, idle_s, sys._current_frames()[worker])  # noqa: SLF001 (documented)
 
-    note_progress()
+    reset_idle_timer()
     thread = threading.Thread(target=watch, name="time limit", daemon=True)
     thread.start()
     try:
@@ -84,7 +84,7 @@ def iterate_with_progress(
     has_bar = False
     try:
         for count, item in enumerate(items):
-            note_progress()
+            reset_idle_timer()
             now = time.monotonic()
             if now - shown >= progress_bar.EVERY_S and now - start >= progress_bar.AFTER_S:
                 shown, has_bar = now, progress_bar.show_progress(what, count, total)

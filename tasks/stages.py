@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 import pydantic
 
 from params import DataError, InputsChangedError, ModelError, Recipe, load
-from params.dvc_files import StageInputsSnapshot, check_recipe_unedited
+from params.dvc_files import StageInputsSnapshot, check_recipe_matches_snapshot
 from params.foundation.artifacts import Artifacts, translate_disk_errors, write_text_atomically
 from tasks.progress import end_process_if_idle
 from trainer.runtime.lifetime import hold_file_lock
@@ -86,7 +86,7 @@ def run_stage(stage: str, recipe_path: Path) -> Report:
     artifacts = Artifacts(recipe_path.stem)
     inputs = StageInputsSnapshot.read(stage, artifacts)  # before the recipe and the stage's code are read
     recipe = load(recipe_path)
-    check_recipe_unedited(inputs)
+    check_recipe_matches_snapshot(inputs)
     for name, maker in _NEEDED.get(stage, {}).items():
         folder: Path = getattr(artifacts, name)
         if not folder.exists():

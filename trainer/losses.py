@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from params import ModelError
-from trainer.objectives.bases.likelihood import global_batch_mean_loss
+from trainer.objectives.bases.likelihood import micro_batch_loss_share
 
 
 def cross_entropy(
@@ -37,4 +37,4 @@ def cross_entropy(
     if weights is not None and len(weights) != logits.shape[-1]:
         what = f"has {len(weights)} class_weights for {logits.shape[-1]} classes"
         raise ModelError("training.loss", what, "give one per label, in the order of the model's config.id2label")
-    return global_batch_mean_loss(logits, labels, num_items_in_batch, smoothing=smoothing, weights=weights)
+    return micro_batch_loss_share(logits, labels, num_items_in_batch, smoothing=smoothing, weights=weights)

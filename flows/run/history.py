@@ -22,7 +22,7 @@ from ruamel.yaml.error import YAMLError
 
 from params import EvergreenError
 from params.foundation.artifacts import Artifacts
-from tasks.history.cells import markdown_table, terminal_table
+from tasks.history.cells import runs_markdown_table, runs_terminal_table
 from tasks.history.recipe_history import RecipeHistory, Schedule, read_recipe_histories, read_runs_with_receipts
 from tasks.history.run_log import utc_now_to_second
 from tasks.history.run_record import RunRecorder
@@ -35,7 +35,7 @@ _IN_PREFECT = 10  # runs in the table that Prefect's UI shows
 
 
 @contextlib.contextmanager
-def record_flow_run(artifacts: Artifacts) -> Iterator[RunRecorder]:
+def log_run_in_block(artifacts: Artifacts) -> Iterator[RunRecorder]:
     """Log the flow run that the block does, if it does something, and bring the page of all runs up to date."""
     from prefect.runtime import flow_run
 
@@ -55,7 +55,7 @@ def _show(artifacts: Artifacts) -> None:
     try:
         _, page = _page(artifacts.root)
         runs = read_runs_with_receipts(artifacts)[: -_IN_PREFECT - 1 : -1]
-        text = f"{markdown_table(runs)}\n\nAll runs: [{page}]({page.resolve().as_uri()})"
+        text = f"{runs_markdown_table(runs)}\n\nAll runs: [{page}]({page.resolve().as_uri()})"
         add_history_artifact(artifacts, text)
     except Exception as error:
         is_known = isinstance(error, EvergreenError)
@@ -81,7 +81,7 @@ def print_history_and_write_page(recipe: str | None, *, as_json: bool, last: int
     if as_json:
         print(json.dumps([run.model_dump(mode="json") for run in runs], indent=1))
         return
-    print("\n".join(terminal_table(runs)) if runs else "No run is logged yet.")
+    print("\n".join(runs_terminal_table(runs)) if runs else "No run is logged yet.")
     for one in histories:
         if one.is_overdue and recipe in (None, one.recipe):
             since = f"{one.succeeded:%Y-%m-%d %H:%M} UTC" if one.succeeded else "its first run"
@@ -158,12 +158,12 @@ def fetch_last_success_times(recipes: Sequence[str]) -> dict[str, datetime]:
     from prefect.client.schemas.objects import StateType
     from prefect.client.schemas.sorting import FlowRunSort
 
-    from flows.server.configured import probe_api_url
+    from flows.server.configured import refuse_non_api_url
 
     found: dict[str, datetime] = {}
     completed = filters.FlowRunFilterStateType(any_=[StateType.COMPLETED])
     try:
-        probe_api_url(url)
+        refuse_non_api_url(url)
         quickly = {settings.PREFECT_CLIENT_MAX_RETRIES: 0, settings.PREFECT_API_REQUEST_TIMEOUT: _ANSWER_S}
         with settings.temporary_settings(quickly), get_client(sync_client=True) as client:
             for recipe in recipes:

@@ -21,7 +21,7 @@ _TIMEOUT_S = 10.0
 _FLOW = Path(__file__).parents[1] / "retrain.py"
 
 
-def add_unchanged_flow_run(
+def add_run_to_server(
     url: str, artifacts: Artifacts, outcomes: Mapping[str, str], parameters: Mapping[str, Any]
 ) -> bool:
     """Add a flow run that ended with `outcomes` to the server whose API is at `url`.

@@ -29,8 +29,8 @@ def open_configured_server_client() -> Iterator[SyncPrefectClient]:
     if not url:
         fix = "start a server, `export PREFECT_API_URL=http://127.0.0.1:4200/api`, and try again (docs/deployment.md)"
         raise EvergreenError("PREFECT_API_URL", "names no Prefect server", fix)
-    probe_api_url(url)
-    where = f"Prefect's server at {scheme_host_and_port(url)}"
+    refuse_non_api_url(url)
+    where = f"Prefect's server at {url_origin(url)}"
     try:
         with get_client(sync_client=True) as client:
             yield client
@@ -56,7 +56,7 @@ def announce_new_data(recipe: str, data: Mapping[str, str]) -> None:
     print(f"told {DATA_ARRIVED} of {recipe}")
 
 
-def probe_api_url(url: str) -> None:
+def refuse_non_api_url(url: str) -> None:
     """Check that an address is that of a server's API, not of its pages, which answer every request in their own way."""
     try:
         parts = urlsplit(url)
@@ -67,7 +67,7 @@ def probe_api_url(url: str) -> None:
         return
     is_page = answer.status_code == httpx.codes.OK and answer.content.strip() != b"true"
     if is_page or answer.status_code == httpx.codes.NOT_FOUND:
-        place = scheme_host_and_port(url) + parts.path
+        place = url_origin(url) + parts.path
         fix = f"export PREFECT_API_URL={place.rstrip('/')}/api"
         raise EvergreenError("PREFECT_API_URL", f"{place} is not the API: /api is missing", fix)
 
@@ -81,7 +81,7 @@ def answers_without_password() -> bool:
         return False
 
 
-def scheme_host_and_port(url: str) -> str:
+def url_origin(url: str) -> str:
     """Return scheme, host and port of an address: a password or a token in the rest of it is not shown."""
     parts = urlsplit(url)
     port = f":{parts.port}" if parts.port else ""

@@ -23,7 +23,7 @@ def generate_credentials() -> str:
     return f"evergreen:{secrets.token_urlsafe(32)}"
 
 
-def add_password_to_env() -> bool:
+def add_password_to_dotenv() -> bool:
     """Add a new password for server and clients to `.env`, which then only its owner can read.
 
     Returns:
@@ -58,7 +58,7 @@ def add_password_to_env() -> bool:
     return True
 
 
-def restrict_env_permissions() -> bool:
+def restrict_dotenv_permissions() -> bool:
     """Let only its owner read `.env` if all users can; whom the owner lets read it by a group still can. False if nothing changed."""
     try:
         if not FILE.exists() or not FILE.stat().st_mode & 0o007:

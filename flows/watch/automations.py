@@ -39,7 +39,7 @@ from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
 from flows.run import final_state
-from flows.server.configured import answers_without_password, open_configured_server_client, scheme_host_and_port
+from flows.server.configured import answers_without_password, open_configured_server_client, url_origin
 from params import EvergreenError
 from tasks.report.formatting import format_duration
 
@@ -118,7 +118,7 @@ def replace_server_automations(notify: Sequence[str], rules: WatchRules) -> None
         _bring_up_to_date(client, build_automations(rules, found, deployments, get_current_settings().ui_url or ""))
         delete_unused_blocks(client, found)
     if answers_without_password():
-        where = scheme_host_and_port(get_current_settings().api.url or "")
+        where = url_origin(get_current_settings().api.url or "")
         print(f"Prefect's server at {where} has no password: whoever reaches it can let its workers run any command")
         print("  make one with `evergreen password`, and restart server and workers (docs/operation.md)")
 
@@ -223,7 +223,7 @@ def _of_address(address: str, name: str) -> MessageDestination:
             )
             saved = block.save(name, overwrite=True)
             assert isinstance(saved, UUID), "it is not awaited here"
-            return MessageDestination(scheme_host_and_port(address), saved)
+            return MessageDestination(url_origin(address), saved)
     what = "an address does not have the form https://host/path"  # it is not shown: it may have a password in it
     raise EvergreenError("--notify", what, "write the whole address, or name a block: slack-webhook/team")
 

@@ -17,7 +17,7 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.model import network
 from trainer.objectives.bases.likelihood import Likelihood, compute_logits
-from trainer.objectives.bases.padding import IGNORE_INDEX, token_columns
+from trainer.objectives.bases.padding import IGNORE_INDEX, token_column_names
 
 if TYPE_CHECKING:
     from trainer.objectives.bases.objective import Example
@@ -110,7 +110,9 @@ def token_lines(encoder: RowEncoder, example: Example) -> list[str]:
     if encoder.objective.has_target_text:
         return [*_numbered(encoder, ids, " "), "target:", *_numbered(encoder, labels or [], "*")]
     if not isinstance(labels, list) or isinstance(labels[0], float):
-        lines = [line for name in token_columns(example) for line in ("", *_numbered(encoder, example[name], " "))][1:]
+        lines = [
+            line for name in token_column_names(example) for line in ("", *_numbered(encoder, example[name], " "))
+        ][1:]
         if labels is None:
             return lines
         if isinstance(labels, list):

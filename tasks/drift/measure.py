@@ -35,7 +35,7 @@ from tasks.drift.rows import (
     without_identifier_columns,
 )
 from tasks.drift.two_sample import (
-    Observations,
+    ObservationUnits,
     PermutationSettings,
     bin_numbers,
     classifier_two_sample_test,
@@ -198,11 +198,13 @@ class _Tests:
         pairs = [(one, found[key]) for one in self.profile.samples if (key := (one.kind, one.column)) in found]
         # labels first, then texts, then numbers: the permutations follow each other in one random stream
         for known, new in sorted(pairs, key=lambda pair: {"label": 0, "text": 1}.get(pair[0].kind, 2)):
-            sides = Observations.of(len(known.values), len(new.values), (known.groups, new.groups))
+            sides = ObservationUnits.of(len(known.values), len(new.values), (known.groups, new.groups))
             compare = {"label": self._labels, "text": self._texts}.get(known.kind, self._numbers)
             yield from compare(known, new, sides)
 
-    def _labels(self, known: SampledMeasure, new: SampledMeasure, sides: Observations) -> Iterator[ChangeWithExamples]:
+    def _labels(
+        self, known: SampledMeasure, new: SampledMeasure, sides: ObservationUnits
+    ) -> Iterator[ChangeWithExamples]:
         labels, numbers = np.unique(np.concatenate([known.values, new.values]), return_inverse=True)
         shares = sides.shares(numbers, len(labels))
         real, p_values, by_chance = permutation_test(shares, sides.new, label_shift_statistics, self.permutations)
@@ -215,7 +217,7 @@ class _Tests:
         own_numbers = numbers[len(known.values) :]  # of the labels of each new row, one after the other
         row_of = np.repeat(np.arange(len(of_rows)), [len(own) for own in of_rows])
         has_unknown = np.bincount(row_of, is_unknown[own_numbers], len(of_rows)) > 0  # (N,)
-        weights = Observations.of(0, len(of_rows), (None, self.new.groups)).weights
+        weights = ObservationUnits.of(0, len(of_rows), (None, self.new.groups)).weights
         unknown = float((has_unknown * weights).sum() / weights.sum())
         counts = Counter(name for own in of_rows for name in {*own})
         unseen = [name for name, _ in counts.most_common() if label_hash(name) not in counted]
@@ -243,7 +245,9 @@ class _Tests:
             examples=change,
         )
 
-    def _texts(self, known: SampledMeasure, new: SampledMeasure, sides: Observations) -> Iterator[ChangeWithExamples]:
+    def _texts(
+        self, known: SampledMeasure, new: SampledMeasure, sides: ObservationUnits
+    ) -> Iterator[ChangeWithExamples]:
         features = [*known.values, *new.values]
         told = classifier_two_sample_test(features, sides, self.permutations)
         if told is None:
@@ -259,7 +263,9 @@ class _Tests:
             examples=scores[len(known.values) :],
         )
 
-    def _numbers(self, known: SampledMeasure, new: SampledMeasure, sides: Observations) -> Iterator[ChangeWithExamples]:
+    def _numbers(
+        self, known: SampledMeasure, new: SampledMeasure, sides: ObservationUnits
+    ) -> Iterator[ChangeWithExamples]:
         from scipy.stats import wasserstein_distance
 
         values = np.concatenate([known.values, new.values])

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyarrow import types
 
-from tasks.progress import note_progress
+from tasks.progress import reset_idle_timer
 from tasks.shards.kept_work import ShardWork, ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows, group_values_of_row
 from trainer import objectives
@@ -183,7 +183,7 @@ def scan_shard(columns: ComparedColumns, rows: SplitRows) -> RowScan:
     smallest = SmallestHashes()
     counts = {column: Counter[str]() for column in columns.labelled}
     for batch in rows.batches([ROW_ID, *columns.content]):
-        note_progress()
+        reset_idle_timer()
         values = [batch[column].to_pylist() for column in columns.content]
         # `hash_row_values` each row, in half of the time
         texts = map(", ".join, zip(*(map(_to_json, column) for column in values), strict=True))

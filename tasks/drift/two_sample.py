@@ -36,7 +36,7 @@ observations to one or more statistics, (B, S)."""
 
 
 @dataclass(frozen=True)
-class Observations:
+class ObservationUnits:
     """N rows, the known ones first, as observations."""
 
     units: NDArray[np.int64]
@@ -47,7 +47,7 @@ class Observations:
     @classmethod
     def of(
         cls, known: int, new: int, groups: tuple[NDArray[Any] | None, NDArray[Any] | None] = (None, None)
-    ) -> Observations:
+    ) -> ObservationUnits:
         """From the numbers of rows on both sides, and their groups if rows belong together."""
         units: list[NDArray[np.int64]] = []
         counts: list[int] = []
@@ -135,7 +135,7 @@ def bin_numbers(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def classifier_two_sample_test(
-    features: Sequence[Sequence[int]], sides: Observations, permutations: PermutationSettings
+    features: Sequence[Sequence[int]], sides: ObservationUnits, permutations: PermutationSettings
 ) -> tuple[float, float, NDArray[np.float64]] | None:
     """Teach a classifier to tell new rows from known ones by their features.
 
@@ -157,7 +157,7 @@ def classifier_two_sample_test(
 
     tested = np.flatnonzero(~learns[sides.units])
     numbers = np.cumsum(~learns) - 1  # of the observations that are left
-    half = Observations(
+    half = ObservationUnits(
         numbers[sides.units[tested]], int((~learns[: sides.known]).sum()), int((~learns[sides.known :]).sum())
     )
     area, p_value = area_under_curve_test(scores[tested], half, permutations)
@@ -165,7 +165,7 @@ def classifier_two_sample_test(
 
 
 def area_under_curve_test(
-    scores: NDArray[np.float64], sides: Observations, permutations: PermutationSettings
+    scores: NDArray[np.float64], sides: ObservationUnits, permutations: PermutationSettings
 ) -> tuple[float, float]:
     """Return the area under the ROC curve of scores (N,), and the probability of one as large by chance.
 
@@ -187,7 +187,7 @@ def area_under_curve_test(
 
 
 def mean_decrease_test(
-    values: NDArray[np.float64], sides: Observations, permutations: PermutationSettings
+    values: NDArray[np.float64], sides: ObservationUnits, permutations: PermutationSettings
 ) -> tuple[float, float, float]:
     """Return the mean of the known and of the new observations of values (N,), and the probability of a fall as large by chance."""
     from scipy.sparse import csr_array

@@ -230,7 +230,7 @@ def compare_champion_confidence(
     known, found = (objective.confidence(scores.columns) for scores in (held_out, new))
     assert known is not None
     assert found is not None
-    sides = two_sample.Observations.of(len(known), len(found), (held_out.groups, new.groups))
+    sides = two_sample.ObservationUnits.of(len(known), len(found), (held_out.groups, new.groups))
     error = (1 - drift.confidence) * CONFIDENCE_ERROR_SHARE
     permutations = max(_PERMUTATIONS, math.ceil(2 / error) - 1)
     values = np.concatenate([known, found])

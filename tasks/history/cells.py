@@ -95,7 +95,7 @@ def longest_stage_text(run: RunEntry) -> str:
     return f"{name} {format_duration(stage.seconds)}" if stage and stage.seconds >= 1 else ""
 
 
-def terminal_table(runs: Sequence[RunEntry]) -> list[str]:
+def runs_terminal_table(runs: Sequence[RunEntry]) -> list[str]:
     """Return one line for each run, with a heading."""
     table = [_HEADINGS, *(_cells(run) for run in runs)]
     widths = [max(len(row[column]) for row in table) for column in range(len(_HEADINGS))]
@@ -103,7 +103,7 @@ def terminal_table(runs: Sequence[RunEntry]) -> list[str]:
     return ["  ".join(row[column].ljust(widths[column]) for column in used).rstrip() for row in table]
 
 
-def markdown_table(runs: Sequence[RunEntry]) -> str:
+def runs_markdown_table(runs: Sequence[RunEntry]) -> str:
     """Return the runs as a Markdown table."""
     cells = [[re.sub(r"[\\`*_{}\[\]<>()#+\-!|]", r"\\\g<0>", cell) for cell in _cells(run)] for run in runs]
     table = [_HEADINGS, ["---"] * len(_HEADINGS), *cells]
@@ -127,7 +127,7 @@ def _cells(run: RunEntry) -> tuple[str, ...]:
     )
 
 
-def summarize_outcomes(runs: Sequence[RunEntry]) -> str:
+def outcome_counts_text(runs: Sequence[RunEntry]) -> str:
     """Return how many runs there were, and how they ended, for example `12 runs: 3 published, 9 kept`."""
     ended = Counter(run.outcome for run in runs)
     parts = [f"{ended[outcome]} {outcome}" for outcome in TONES if outcome in ended]

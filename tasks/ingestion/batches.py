@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from params import DataError
-from tasks.progress import note_progress
+from tasks.progress import reset_idle_timer
 
 BATCH_ROWS = 512
 """The most rows that are in memory as Python objects."""
@@ -76,7 +76,7 @@ def to_batches(rows: AddressedRows) -> Batches:
 
 
 def _count(row: tuple[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
-    note_progress()  # a source may take minutes for a row
+    reset_idle_timer()  # a source may take minutes for a row
     return row
 
 

@@ -32,7 +32,7 @@ from tasks.ingestion.formats import (
     read_rows_of_file,
     translate_read_errors,
 )
-from tasks.progress import note_progress
+from tasks.progress import reset_idle_timer
 from tasks.shards.executor import count_usable_cpus
 
 INDEXED = (".csv", *JSON_SUFFIXES, ".parquet")
@@ -81,7 +81,7 @@ class FileRowRange:
 
 
 @dataclass(frozen=True)
-class FileIndex:
+class FileRowIndex:
     """The rows of a file."""
 
     path: Path
@@ -111,7 +111,7 @@ class FileIndex:
         return FileRowRange(self.path, self.name, first, rows, begin, hashed, self.csv_columns, key)
 
 
-def index_file(path: Path, name: str) -> FileIndex:
+def index_file(path: Path, name: str) -> FileRowIndex:
     """Find the rows of a file of one of the formats in `INDEXED`; the work of a fast look at all of it.
 
     Raises:
@@ -126,7 +126,7 @@ def index_file(path: Path, name: str) -> FileIndex:
         else:
             places, rows = index_json_lines(path)
         hashes = _hashes(path, [0, *(place.offset for place in places[1:])])
-        return FileIndex(path, name, rows, _hash_of(hashes), places, hashes, columns)
+        return FileRowIndex(path, name, rows, _hash_of(hashes), places, hashes, columns)
 
 
 def _scan_parquet(path: Path, name: str) -> tuple[list[TextFilePosition], int]:
@@ -175,7 +175,7 @@ def _hashes_of(path: Path, offsets: Sequence[int]) -> list[str]:
             while block := file.read(min(left, _BLOCK_BYTES)):
                 found.update(block)
                 left -= len(block)
-                note_progress()
+                reset_idle_timer()
             hashes.append(found.hexdigest())
     return hashes
 
@@ -205,7 +205,7 @@ class FileSource:
         self._text_unit = text_unit
         self._place = place or str(folder.absolute())
         self._names = {split: self._match(split, pattern) for split, pattern in patterns.items()}
-        self._indexes: dict[str, FileIndex] = {}
+        self._indexes: dict[str, FileRowIndex] = {}
 
     @property
     def splits(self) -> Sequence[str]:
@@ -228,13 +228,13 @@ class FileSource:
         for name in self._names[split]:
             yield from read_rows_of_file(self._folder / name, name, self._text_unit)
 
-    def indexes(self, split: str) -> list[FileIndex] | None:
+    def indexes(self, split: str) -> list[FileRowIndex] | None:
         self._check_columns(split)
         if not all(map(_is_indexed, self._names[split])):
             return None
         return [self._index(name) for name in self._names[split]]
 
-    def _index(self, name: str) -> FileIndex:
+    def _index(self, name: str) -> FileRowIndex:
         if name not in self._indexes:
             self._indexes[name] = index_file(self._folder / name, name)
         return self._indexes[name]

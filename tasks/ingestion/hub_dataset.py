@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from params import DataError, EvergreenError, HubRefusedError, RecipeError, TransientError
 from params.schema import RowsFromHubDataset
 from tasks.ingestion.batches import Batches
-from tasks.ingestion.files import FileIndex, FileSource
+from tasks.ingestion.files import FileRowIndex, FileSource
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -57,7 +57,7 @@ class HubSource:
     def batches(self, split: str) -> Batches:
         return self._files.batches(split)
 
-    def indexes(self, split: str) -> list[FileIndex] | None:
+    def indexes(self, split: str) -> list[FileRowIndex] | None:
         return self._files.indexes(split)
 
     @cached_property

@@ -52,7 +52,7 @@ def write_part_shards(batches: Iterable[tuple[SourceBatch, Sequence[str]]], fold
     """
     columns, tables, rows = dict[str, SourceColumn](), dict[str, list[pa.Table]](), 0
     for batch, splits in batches:
-        widen_columns_in_place(columns, _columns(batch, columns))
+        widen_schema_in_place(columns, _columns(batch, columns))
         places = pa.array(range(rows, rows + len(batch.rows)), pa.int32())
         rows += len(batch.rows)
         table = pa.Table.from_batches([batch.rows]).append_column(ROW, places)
@@ -81,7 +81,7 @@ def part_file_name(number: int) -> str:
     return f"{number:05}.parquet"
 
 
-def widen_columns_in_place(columns: dict[str, SourceColumn], found: Mapping[str, SourceColumn]) -> None:
+def widen_schema_in_place(columns: dict[str, SourceColumn], found: Mapping[str, SourceColumn]) -> None:
     """Add the columns of later rows to those of earlier rows.
 
     Raises:

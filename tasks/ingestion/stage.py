@@ -31,13 +31,13 @@ from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomic
 from params.loading import suggestion
 from params.schema import Data, Launch, SplitFractions
 from tasks.ingestion.batches import Batches, SourceBatch, to_readable_batch
-from tasks.ingestion.files import FileIndex, FileRowRange
+from tasks.ingestion.files import FileRowIndex, FileRowRange
 from tasks.ingestion.parquet import (
     SourceColumn,
     WrittenPart,
     check_shards_fit_columns,
     part_file_name,
-    widen_columns_in_place,
+    widen_schema_in_place,
     write_part_shards,
     write_split_schema,
 )
@@ -77,7 +77,7 @@ def ingest(
         for source_split in source.splits:
             division = SplitAssigner(source_split, shares if source_split == "train" else {}, data.group_by, seed)
             for part in _write_parts(source, division, folder, workers):
-                widen_columns_in_place(columns, part.columns)
+                widen_schema_in_place(columns, part.columns)
                 for split, shard in part.shards.items():
                     shards[split].append(shard.model_copy(update={"first_row_id": row_id}))
                 row_id += part.rows
@@ -121,7 +121,7 @@ def _write_parts(
     files = source.indexes(split)
     if files is None:
         with contextlib.closing(source.batches(split)) as batches:
-            parts = enumerate(divide_into_parts(batches))
+            parts = enumerate(divide_batches_into_parts(batches))
             yield from iterate_with_progress(
                 map(partial(_write, division, folder), parts), what=f"ingest: parts of {split}"
             )
@@ -170,7 +170,7 @@ def _refuse_empty_splits(rows: Mapping[str, int], source_splits: Sequence[str], 
         raise DataError(name, what, f"raise data.split.{name}, add rows, or give the split its own files")
 
 
-def divide_into_parts(batches: Batches) -> Iterator[Iterator[SourceBatch]]:
+def divide_batches_into_parts(batches: Batches) -> Iterator[Iterator[SourceBatch]]:
     """Divide the rows of a split; read each part to its end before the next."""
     first = _first(batches)
     size = _part_rows(first)
@@ -191,8 +191,8 @@ def divide_into_parts(batches: Batches) -> Iterator[Iterator[SourceBatch]]:
         yield part()
 
 
-def divide_files_into_parts(files: Sequence[FileIndex]) -> Iterator[tuple[FileRowRange, ...]]:
-    """Divide the rows of a split into the same parts as `divide_into_parts`, without reading them; a part can have pieces of several files."""
+def divide_files_into_parts(files: Sequence[FileRowIndex]) -> Iterator[tuple[FileRowRange, ...]]:
+    """Divide the rows of a split into the same parts as `divide_batches_into_parts`, without reading them; a part can have pieces of several files."""
     with contextlib.closing(read_file_ranges(file.piece(0, _MEASURED_ROWS) for file in files if file.rows)) as batches:
         size = _part_rows(_first(batches))
     part, missing = list[FileRowRange](), size

@@ -55,7 +55,7 @@ def has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def training_memory_bytes() -> float:
+def device_memory_bytes() -> float:
     """Return the memory that a training here has."""
     import psutil
     import torch

@@ -29,7 +29,7 @@ def list_dataset_files(repo_id: str, revision: str) -> list[str]:
     return sorted(file.rfilename for file in found.siblings or ())
 
 
-def fetch_model_files_and_size(repo_id: str, revision: str, patterns: list[str]) -> tuple[str, Path, int | None]:
+def download_and_count_parameters(repo_id: str, revision: str, patterns: list[str]) -> tuple[str, Path, int | None]:
     """Return the commit of a model, a folder with its files that match, and its number of parameters (None without safetensors)."""
     from huggingface_hub import errors, snapshot_download
 

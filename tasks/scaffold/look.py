@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from params import DataError
 from params.schema import RowsFromFiles, RowsFromHubDataset, RowsFromSql
 from tasks.ingestion.batches import to_readable_batch
-from tasks.ingestion.files import FileIndex
+from tasks.ingestion.files import FileRowIndex
 from tasks.ingestion.source import open_source
 from tasks.scaffold.sources import list_matching_files
 
@@ -141,7 +141,7 @@ def read_source_sample(source: RowsFromFiles | RowsFromHubDataset | RowsFromSql,
     return RowSample(rows, totals)
 
 
-def _spread(indexes: Sequence[FileIndex]) -> Iterator[Row]:
+def _spread(indexes: Sequence[FileRowIndex]) -> Iterator[Row]:
     """Yield all rows, or blocks of rows at even distances: files are often sorted by a label."""
     blocks = [(index, start) for index in indexes for start in range(0, index.rows, _BLOCK_ROWS)]
     total = sum(index.rows for index in indexes)

@@ -61,7 +61,7 @@ def read_model_facts(model: str, root: Path = Path()) -> ModelFacts:
     if model.startswith((".", "/", "~")) or name.count("/") != 1 or repo_id_problem(name):
         fix = "give a local folder, or owner/name of a repository on the Hub"
         raise ModelError("--model", f"there is no folder {model}", fix)
-    return _facts(name, *hub.fetch_model_files_and_size(name, revision or "main", _CONFIG_FILES))
+    return _facts(name, *hub.download_and_count_parameters(name, revision or "main", _CONFIG_FILES))
 
 
 def _facts(path: str, revision: str | None, folder: Path, parameters: int | None) -> ModelFacts:

@@ -235,7 +235,7 @@ def _model_keys(proposal: ObjectiveProposal, facts: ModelFacts | None) -> Keys:
     keys: dict[str, Any] = {"pretrained": AdvisedValue(facts.path, f"{facts.model_type}, {facts.size} parameters")}
     if facts.revision:
         keys["revision"] = AdvisedValue(facts.revision, "the commit of today")
-    if reason := choices.reason_to_use_lora(facts.parameters, choices.training_memory_bytes()):
+    if reason := choices.reason_to_use_lora(facts.parameters, choices.device_memory_bytes()):
         keys[f"# Adapters instead of all weights: {reason}."] = ""
         keys["lora"] = {"r": AdvisedValue(Lora().r, "rank"), "alpha": AdvisedValue(Lora().alpha, "twice the rank")}
     return keys

@@ -29,7 +29,7 @@ from trainer import objectives
 from trainer.data.shards import ROW, ROW_ID, Manifest
 from trainer.data.tokens import BATCH_SEQUENCES
 from trainer.objectives.bases.objective import EncodedRow, Example, Objective, ObjectiveState, Row
-from trainer.objectives.bases.padding import IGNORE_INDEX, token_columns
+from trainer.objectives.bases.padding import IGNORE_INDEX, token_column_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -214,7 +214,7 @@ def write_sequences(examples: Iterable[Example], target: Path, *, first_row_id: 
             rows = [example | {ROW: example[ROW_ID] - first_row_id} for example in batch]
             written = pa.RecordBatch.from_pylist(rows, schema)
             writer.write_batch(written)
-            lengths += [sum(len(example[name]) for name in token_columns(schema.names)) for example in batch]
+            lengths += [sum(len(example[name]) for name in token_column_names(schema.names)) for example in batch]
             learned += _count_learned(written)
     return lengths, learned
 

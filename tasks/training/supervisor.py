@@ -21,7 +21,7 @@ from pathlib import Path
 
 from params import BudgetSpentError, EvergreenError, MemoryExhaustedError, PreemptedError
 from params.foundation.artifacts import translate_disk_errors, write_text_atomically
-from tasks.progress import note_progress
+from tasks.progress import reset_idle_timer
 from tasks.training import causes, machines, processes
 from tasks.training.ranks import RankMonitor
 from trainer.checkpoints.sealed import FINISHED
@@ -136,7 +136,7 @@ class TrainingProcessSupervisor:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_POLL_S)
                 return
-            note_progress()  # the time limit here is that of the ranks
+            reset_idle_timer()  # the time limit here is that of the ranks
             self._ranks.poll()
             now = time.monotonic()
             if self._signals.first or self._budget.is_spent:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params.foundation.artifacts import SPLITS
-from tasks.progress import note_progress
+from tasks.progress import reset_idle_timer
 from tasks.validation.check_results import CheckResult, quarantined_positions, reasons_at_positions
 from tasks.validation.raw_rows import NOTHING, Positions, RawRows, RawShardWork, positions_within, union_of_positions
 from tasks.validation.report import ShownRow, ValidationReport, render_validation_page, shorten_value
@@ -116,7 +116,7 @@ def _tables(rows: RawRows, results: Sequence[CheckResult], positions: Positions)
     """Yield the failing rows of each shard that has some, in the order of the splits."""
     for part in (part for split in SPLITS for part in rows.parts_of(split)):
         if len(own := positions_within(positions, part.start, part.stop)):
-            note_progress()
+            reset_idle_timer()
             yield _table(part.table().take(own - part.start), part.split, reasons_at_positions(results, rows, own))
 
 

@@ -21,7 +21,7 @@ from trainer.loop.metrics import EvaluationMetrics, MetricAccumulator
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.likelihood import Likelihood, compute_logits
 from trainer.objectives.bases.loss import MicroBatchShare
-from trainer.objectives.bases.padding import token_columns
+from trainer.objectives.bases.padding import token_column_names
 
 MAX_LENGTH = 24
 SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -76,7 +76,7 @@ def test_examples_have_every_column(case):
 def test_sequences_respect_max_length_and_have_a_row_id(case):
     assert {e["row_id"] for e in case.examples} == {row["row_id"] for row in case.rows}
     for example in case.examples:
-        for name in token_columns(example):
+        for name in token_column_names(example):
             assert 1 < len(example[name]) <= MAX_LENGTH
             assert all(0 <= i < len(case.tokenizer) for i in example[name])
         if case.objective.has_target_text:
@@ -99,7 +99,7 @@ def test_whole_row_is_not_truncated(case):
 
 def test_padding_is_not_learned(case):
     batch = case.objective.collate(case.examples, case.tokenizer)
-    for name in token_columns(case.examples[0]):
+    for name in token_column_names(case.examples[0]):
         lengths = [len(e[name]) for e in case.examples]
         shape = (len(lengths), max(lengths))
         ids, mask = batch[name], batch[name.replace("input_ids", "attention_mask")]

@@ -139,7 +139,7 @@ roles = {
     "base, another kind of adapter": lambda: network.build_untrained_model(
         Model(pretrained=str(shadow)), objective=objective, state={}, tokenizer=usual_tokenizer, seed=1
     ),
-    "script": lambda: configuration.load_model_if_named(str(own), None),
+    "script": lambda: configuration.load_model_unless_loaded(str(own), None),
     "tokenizer of a script": lambda: configuration.load_tokenizer(str(own)),
 }
 for role, load in roles.items():

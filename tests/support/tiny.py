@@ -17,7 +17,7 @@ from params import Recipe, load
 from params.dvc_files import StageInputsSnapshot, file_fingerprint
 from params.foundation.artifacts import Artifacts
 from tasks.ingestion.batches import SourceBatch
-from tasks.ingestion.parquet import SourceColumn, widen_columns_in_place, write_part_shards, write_split_schema
+from tasks.ingestion.parquet import SourceColumn, widen_schema_in_place, write_part_shards, write_split_schema
 from tasks.ingestion.stage import PART_ROWS
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
@@ -137,7 +137,7 @@ def write_splits(folder: Path, splits: dict[str, dict[str, Any]], *, group_by: S
         shards = []
         for number, rows in enumerate(table.combine_chunks().to_batches(max_chunksize=PART_ROWS)):
             part = write_part_shards([(SourceBatch(rows, "row {}".format), [split] * len(rows))], folder, number)
-            widen_columns_in_place(columns, part.columns)
+            widen_schema_in_place(columns, part.columns)
             shards.append(part.shards[split].model_copy(update={"first_row_id": start}))
             start += len(rows)
         Manifest.write(folder / split, shards)

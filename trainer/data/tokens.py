@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from params import DataError
 from trainer.data.shards import ROW, ROW_ID, Manifest
-from trainer.objectives.bases.padding import token_columns
+from trainer.objectives.bases.padding import token_column_names
 from trainer.runtime.model_files import check_model_file_references
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Sequences:
         numbers = range(len(self._manifest.shards))
         batches = [batch for number in numbers for batch in self._shard(number)]
         found = [
-            sum(np.diff(batch.column(name).offsets.to_numpy()) for name in token_columns(batch.schema.names))
+            sum(np.diff(batch.column(name).offsets.to_numpy()) for name in token_column_names(batch.schema.names))
             for batch in batches
         ]
         return np.concatenate([np.zeros(0, np.int64), *found])

@@ -104,7 +104,7 @@ def model_name_or_path(model: object) -> str:
     return str(getattr(model.config, "_name_or_path", "") or "")
 
 
-def load_model_if_named(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedModel:
+def load_model_unless_loaded(model: PreTrainedModel | str, init_kwargs: Any) -> PreTrainedModel:
     """Load a model by name, with the head that its configuration needs; return a model object as it is.
 
     ValueError if it is one and `init_kwargs` are given, ModelError if the model's files name files that are not its own.
@@ -127,7 +127,7 @@ def load_model_if_named(model: PreTrainedModel | str, init_kwargs: Any) -> PreTr
 
 
 def load_tokenizer(name: str) -> Any:
-    """Load the tokenizer of a model by the model's name; ValueError without one, ModelError as of `load_model_if_named`."""
+    """Load the tokenizer of a model by the model's name; ValueError without one, ModelError as of `load_model_unless_loaded`."""
     if not name:
         what = "the model was not loaded by name"
         raise ValueError(f"IterativeSFTTrainer: {what}; give its tokenizer as processing_class")

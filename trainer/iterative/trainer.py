@@ -35,7 +35,7 @@ from transformers.utils import logging
 from trainer.iterative.collator import RowCollator
 from trainer.iterative.configuration import (
     checked_or_default_arguments,
-    load_model_if_named,
+    load_model_unless_loaded,
     load_tokenizer,
     model_name_or_path,
 )
@@ -94,7 +94,7 @@ class IterativeSFTTrainer(Trainer):
             args, processing_class = None, args
         name = model_name_or_path(model)
         args = checked_or_default_arguments(args, model_name=name, schedule=optimizers[1])
-        model = load_model_if_named(model, getattr(args, "model_init_kwargs", None))
+        model = load_model_unless_loaded(model, getattr(args, "model_init_kwargs", None))
         if processing_class is None:
             processing_class = load_tokenizer(name)
         self.row_collator = RowCollator(

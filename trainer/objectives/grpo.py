@@ -28,12 +28,17 @@ from params.defaults import ObjectiveDefaults
 from params.schema import Fraction, Launch, Model, Training
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.lazy_imports import torch
-from trainer.objectives.bases.rollout import GenerationOptions, Rollout, TrainingSample, completion_token_logprobs
+from trainer.objectives.bases.rollout import (
+    GenerativeObjectiveOptions,
+    Rollout,
+    TrainingSample,
+    completion_token_logprobs,
+)
 
 _EPSILON = 1e-4
 
 
-class Options(GenerationOptions):
+class Options(GenerativeObjectiveOptions):
     """Keys of the recipe's `objective` section.
 
     `training.global_batch_size` counts prompts per optimizer step, each with `num_generations` completions.

@@ -21,11 +21,16 @@ from params.schema import Launch, Model, Training
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, ObjectiveState, Row
-from trainer.objectives.bases.rollout import GenerationOptions, Rollout, TrainingSample, completion_token_logprobs
+from trainer.objectives.bases.rollout import (
+    GenerativeObjectiveOptions,
+    Rollout,
+    TrainingSample,
+    completion_token_logprobs,
+)
 from trainer.objectives.bases.texts import Tokenizer, tokenize_texts
 
 
-class Options(GenerationOptions):
+class Options(GenerativeObjectiveOptions):
     """Keys of the recipe's `objective` section.
 
     `training.global_batch_size` counts prompts per optimizer step, each with its selected completions.

@@ -232,7 +232,7 @@ class TokenClassification(ClassifierObjective[Options]):
 
 
 @dataclass(frozen=True)
-class SubwordSplit:
+class TokenizedText:
     """A text split into sub-words, with the special tokens apart."""
 
     text: str
@@ -247,7 +247,7 @@ class SubwordSplit:
     """Special tokens after every sequence."""
 
 
-def tokenize_with_offsets(texts: Sequence[str], tokenizer: Tokenizer) -> list[SubwordSplit]:
+def tokenize_with_offsets(texts: Sequence[str], tokenizer: Tokenizer) -> list[TokenizedText]:
     """Return each text as the tokenizer splits it."""
     encoding = tokenizer(list(texts), return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
     columns = (encoding[name] for name in ("input_ids", "special_tokens_mask", "offset_mapping"))
@@ -257,11 +257,11 @@ def tokenize_with_offsets(texts: Sequence[str], tokenizer: Tokenizer) -> list[Su
         last = len(ids) - (special[::-1].index(0) if 0 in special else 0)
         offsets = [_trimmed(text, start, end) for start, end in places[first:last]]
         words = encoding.word_ids(i)[first:last]
-        found.append(SubwordSplit(text, ids[first:last], offsets, words, ids[:first], ids[last:]))
+        found.append(TokenizedText(text, ids[first:last], offsets, words, ids[:first], ids[last:]))
     return found
 
 
-def spans_to_tags(pieces: SubwordSplit, spans: Sequence[Span]) -> list[str | None]:
+def spans_to_tags(pieces: TokenizedText, spans: Sequence[Span]) -> list[str | None]:
     """Return the tag of each sub-word, from spans in the order of the text; a span whose sub-words are all taken has none."""
     tags: list[str | None] = [OUTSIDE] * len(pieces.ids)
     for label, *ends in spans:
@@ -276,7 +276,7 @@ def spans_to_tags(pieces: SubwordSplit, spans: Sequence[Span]) -> list[str | Non
     return tags
 
 
-def tags_to_character_spans(pieces: SubwordSplit, tags: Sequence[str | None]) -> list[Span]:
+def tags_to_character_spans(pieces: TokenizedText, tags: Sequence[str | None]) -> list[Span]:
     """Return the spans of characters that tags stand for."""
     return [
         (label, pieces.offsets[start][0], pieces.offsets[end - 1][1])

@@ -12,7 +12,7 @@ from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRu
 
 from flows import retrain
 from flows.run import final_state
-from flows.server.configured import scheme_host_and_port
+from flows.server.configured import url_origin
 from flows.watch import automations
 from flows.watch.automations import longest_interval_between_runs, select_message_kinds
 from params import EvergreenError
@@ -70,8 +70,5 @@ def test_kinds_are_chosen() -> None:
 
 
 def test_only_the_host_of_an_address_is_shown() -> None:
-    assert (
-        scheme_host_and_port("https://me:secret@hooks.example:8443/secret?token=secret#secret")
-        == "https://hooks.example:8443"
-    )
-    assert scheme_host_and_port("http://hooks.example") == "http://hooks.example"
+    assert url_origin("https://me:secret@hooks.example:8443/secret?token=secret#secret") == "https://hooks.example:8443"
+    assert url_origin("http://hooks.example") == "http://hooks.example"

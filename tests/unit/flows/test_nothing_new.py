@@ -54,7 +54,7 @@ def test_the_password_is_sent(serve, monkeypatch) -> None:
 
 
 def add(url: str) -> bool:
-    return nothing_new.add_unchanged_flow_run(url, Artifacts("tiny"), {"publish": "unchanged"}, {"recipe": "tiny"})
+    return nothing_new.add_run_to_server(url, Artifacts("tiny"), {"publish": "unchanged"}, {"recipe": "tiny"})
 
 
 @pytest.mark.parametrize("answer", [(401, b"{}"), (403, b"{}"), (307, b""), (200, b"<html>"), (200, b"{}")])

@@ -46,7 +46,7 @@ def test_prefect_and_we_read_the_password_that_only_its_owner_can_read(folder, c
 def test_who_has_opened_the_file_before_does_not_see_the_password(folder) -> None:
     (folder / ".env").write_text("A=1\n")
     with (folder / ".env").open() as earlier:
-        password.add_password_to_env()
+        password.add_password_to_dotenv()
         assert earlier.read() == "A=1\n"
 
 
@@ -59,12 +59,12 @@ def test_what_is_in_the_file_stays(folder) -> None:
     file = folder / ".env"
     file.write_text("PREFECT_LOGGING_LEVEL=DEBUG")
     file.chmod(0o644)
-    password.add_password_to_env()
+    password.add_password_to_dotenv()
     made = file.read_text()
     assert made.splitlines()[0] == "PREFECT_LOGGING_LEVEL=DEBUG"
     assert len(made.splitlines()) == 3
     assert file.stat().st_mode & 0o777 == 0o600
-    assert password.add_password_to_env() is False
+    assert password.add_password_to_dotenv() is False
     assert file.read_text() == made
     assert [path.name for path in folder.iterdir()] == [".env"]
 
@@ -73,7 +73,7 @@ def test_what_is_in_the_file_stays(folder) -> None:
 def test_a_name_without_a_value_is_no_password(folder, lines) -> None:
     before = lines.format(password.SERVER, password.CLIENT).encode()
     (folder / ".env").write_bytes(before)
-    assert password.add_password_to_env() is True
+    assert password.add_password_to_dotenv() is True
     assert (folder / ".env").read_bytes().startswith(before)
     values = dotenv_values(folder / ".env")
     assert values[password.SERVER] == values[password.CLIENT] == password.read_client_credentials() != ""
@@ -94,7 +94,7 @@ def test_a_password_for_one_side_only_is_an_error(folder, capsys, has, lacks, ot
 
 @pytest.mark.parametrize(("before", "after"), [(0o644, 0o600), (0o640, 0o640), (0o600, 0o600), (0o604, 0o600)])
 def test_not_all_users_can_read_a_password_that_is_kept(folder, capsys, before, after) -> None:
-    password.add_password_to_env()
+    password.add_password_to_dotenv()
     content = (folder / ".env").read_text()
     (folder / ".env").chmod(before)
     assert main(["password"]) == os.EX_OK
@@ -109,7 +109,7 @@ def test_a_link_stays_one(folder, content) -> None:
     if content:
         (folder / "shared/env").write_text(content)
     (folder / ".env").symlink_to("shared/env")
-    assert password.add_password_to_env() is True
+    assert password.add_password_to_dotenv() is True
     assert (folder / ".env").is_symlink()
     assert (folder / "shared/env").read_text().startswith(content or password.SERVER)
     assert (folder / "shared/env").stat().st_mode & 0o777 == 0o600
@@ -117,7 +117,7 @@ def test_a_link_stays_one(folder, content) -> None:
 
 
 def test_the_environment_outranks_the_file(monkeypatch) -> None:
-    password.add_password_to_env()
+    password.add_password_to_dotenv()
     monkeypatch.setenv(password.CLIENT, "me:secret")
     assert password.read_client_credentials() == "me:secret"
 

@@ -17,7 +17,7 @@ from prefect.settings import (
 )
 
 from flows.server import own as server
-from flows.server.configured import probe_api_url
+from flows.server.configured import refuse_non_api_url
 from params import EvergreenError
 from trainer.runtime.lifetime import stop_process_group
 
@@ -76,7 +76,7 @@ def test_an_address_without_api_is_named_unless_an_api_answers_there(path, statu
             with (
                 contextlib.nullcontext() if is_api else pytest.raises(EvergreenError, match="/api is missing") as raised
             ):
-                probe_api_url(address.replace("//", "//me:secret@") + path)
+                refuse_non_api_url(address.replace("//", "//me:secret@") + path)
             if raised:
                 assert raised.value.fix == f"export PREFECT_API_URL={address}{path.rstrip('/')}/api"
         finally:
@@ -85,4 +85,4 @@ def test_an_address_without_api_is_named_unless_an_api_answers_there(path, statu
 
 def test_an_address_where_nothing_answers_is_left_to_prefect() -> None:
     for address in ("http://127.0.0.1:9", "no address", "http://[::1"):
-        probe_api_url(address)
+        refuse_non_api_url(address)

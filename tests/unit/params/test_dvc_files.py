@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from params import InputsChangedError
-from params.dvc_files import StageInputsSnapshot, check_earlier_stages_unchanged, check_recipe_unedited
+from params.dvc_files import StageInputsSnapshot, check_earlier_stages_unchanged, check_recipe_matches_snapshot
 from params.foundation.artifacts import Artifacts
 from params.resolve import write_resolved_recipe
 from tests.support.project import ROOT, copy_project
@@ -84,14 +84,14 @@ def test_recipe_that_was_edited_after_dvc_looked_at_it_is_named(artifacts, monke
     write_resolved_recipe(artifacts)
     monkeypatch.setenv("DVC_STAGE", "train@tiny")
     edit("params/tiny.yaml", "num_processes: 1", "num_processes: 2")
-    check_recipe_unedited(StageInputsSnapshot.read("train", artifacts))
+    check_recipe_matches_snapshot(StageInputsSnapshot.read("train", artifacts))
     edit("params/tiny.yaml", "1e-2", "3e-2")
     inputs = StageInputsSnapshot.read("train", artifacts)
     what = r"^train@tiny: the recipe changed since runs/tiny/recipe.yaml was written: training$"
     with pytest.raises(InputsChangedError, match=f"(?m){what}"):
-        check_recipe_unedited(inputs)
+        check_recipe_matches_snapshot(inputs)
     monkeypatch.delenv("DVC_STAGE")
-    check_recipe_unedited(inputs)
+    check_recipe_matches_snapshot(inputs)
 
 
 def test_large_file_is_compared_by_size_and_time(artifacts):

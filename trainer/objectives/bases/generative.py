@@ -20,7 +20,7 @@ from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.rollout import (
-    GenerationOptions,
+    GenerativeObjectiveOptions,
     Rollout,
     TrainingSample,
     prompt_template_columns,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _SCORES = ("reward", "completion_length", "terminated")
 
-OptionsT = TypeVar("OptionsT", bound=GenerationOptions)
+OptionsT = TypeVar("OptionsT", bound=GenerativeObjectiveOptions)
 
 
 class GenerativeObjective(Objective[OptionsT]):

@@ -36,7 +36,7 @@ class Likelihood(Objective[OptionsT]):
         The own loss of many models averages over the micro-batch: with n of them, the gradient would be n times too large.
         """
         outputs = model(**without_labels(batch))
-        loss = global_batch_mean_loss(outputs.logits, batch["labels"], share.items, smoothing=share.smoothing)
+        loss = micro_batch_loss_share(outputs.logits, batch["labels"], share.items, smoothing=share.smoothing)
         return BatchLoss(loss * share.processes, outputs)
 
     @abstractmethod
@@ -253,7 +253,7 @@ def label_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return losses
 
 
-def global_batch_mean_loss(
+def micro_batch_loss_share(
     logits: torch.Tensor,
     labels: torch.Tensor,
     items: torch.Tensor | float | None,

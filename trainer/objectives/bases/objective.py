@@ -13,7 +13,7 @@ from params.schema import Direction, Expectation, Launch, Model, Section, Traini
 from trainer.objectives.bases.advice import RecipeAdvice
 from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
-from trainer.objectives.bases.padding import count_labels, pad_batch, token_columns
+from trainer.objectives.bases.padding import count_labels, pad_batch, token_column_names
 from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer
 
@@ -172,7 +172,7 @@ class Objective(ABC, Generic[OptionsT]):
 
     def length(self, example: Example) -> int:
         """Return the tokens of an example as a model reads it: those of all its texts."""
-        return sum(len(example[name]) for name in token_columns(example))
+        return sum(len(example[name]) for name in token_column_names(example))
 
     def collate(self, examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
         """Pad B examples into a batch: `input_ids` and `attention_mask` (B, T), and `labels` as model or Trainer expects."""

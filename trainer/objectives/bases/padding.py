@@ -20,7 +20,7 @@ def pad_to_tensor(sequences: Sequence[Sequence[int]], value: int) -> torch.Tenso
     )
 
 
-def token_columns(names: Iterable[str]) -> list[str]:
+def token_column_names(names: Iterable[str]) -> list[str]:
     """Return which values of an example are tokens of a text: `input_ids`, and others such as `other_input_ids`."""
     return [name for name in names if name.endswith("input_ids")]
 
@@ -31,7 +31,7 @@ def pad_batch(examples: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> di
     `input_ids` has `attention_mask`, `other_input_ids` has `other_attention_mask`.
     """
     batch: dict[str, torch.Tensor] = {}
-    for name in token_columns(examples[0]):
+    for name in token_column_names(examples[0]):
         ids = [e[name] for e in examples]
         batch[name] = pad_to_tensor(ids, tokenizer.pad_token_id)
         batch[name.replace("input_ids", "attention_mask")] = pad_to_tensor([[1] * len(row) for row in ids], 0)
@@ -47,7 +47,7 @@ def concatenate_batch_texts(batch: Mapping[str, Any], model: Any) -> dict[str, t
     may be wrapped for several processes: some models find the end of a text by it.
     """
     pad_token_id = getattr(model, "module", model).config.pad_token_id or 0
-    texts = [name.removesuffix("input_ids") for name in token_columns(batch)]
+    texts = [name.removesuffix("input_ids") for name in token_column_names(batch)]
     fillings = {"input_ids": pad_token_id, "attention_mask": 0}
     return {
         name: pad_and_concatenate([batch[text + name] for text in texts], filling) for name, filling in fillings.items()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class GenerationOptions(Section):
+class GenerativeObjectiveOptions(Section):
     """Recipe keys that all generative objectives share: prompts, rewards, and how completions are sampled.
 
     `training.global_batch_size` and `launch.micro_batch_size` count prompts, each with all its completions.
@@ -114,7 +114,7 @@ def sample_completions(
     prompts: Sequence[Sequence[int]],
     *,
     tokenizer: Tokenizer,
-    options: GenerationOptions,
+    options: GenerativeObjectiveOptions,
     keys: Sequence[object] | None,
     on_token: Callable[[], None] = lambda: None,
 ) -> tuple[list[list[int]], list[bool]]:

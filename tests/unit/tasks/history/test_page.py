@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from params.foundation.artifacts import Artifacts
-from tasks.history.cells import age_text, markdown_table, terminal_table
+from tasks.history.cells import age_text, runs_markdown_table, runs_terminal_table
 from tasks.history.page import render_history_page, write_history_page
 from tasks.history.recipe_history import RecipeHistory, Schedule, read_recipe_histories
 from tasks.history.run_log import RunEntry
@@ -167,10 +167,10 @@ def test_text_of_the_logs_is_escaped():
     assert "\u202e" not in page
     assert "\x00" not in page
     assert 'href="javascript' not in page
-    markdown = markdown_table([evil, failed])
+    markdown = runs_markdown_table([evil, failed])
     assert len(markdown.splitlines()) == 4
     assert "<script" not in markdown.replace("\\<script", "")
-    assert all(line.isprintable() for line in terminal_table([evil, failed]))
+    assert all(line.isprintable() for line in runs_terminal_table([evil, failed]))
 
 
 def test_a_release_on_a_hub_is_a_link():
@@ -220,12 +220,12 @@ def test_years_of_runs_stay_readable_small_and_quick():
 
 def test_a_table_for_the_terminal_has_a_line_for_each_run():
     entries = runs(12)
-    lines = terminal_table(entries)
+    lines = runs_terminal_table(entries)
     assert len(lines) == 13
     assert lines[0].split()[:3] == ["when", "(UTC)", "recipe"]
     for line, run in zip(lines[1:], entries, strict=True):
         assert line.startswith(f"{run.started:%Y-%m-%d %H:%M}  tiny    {run.outcome} ")
-    quiet = terminal_table([entry(1, cost=None)])
+    quiet = runs_terminal_table([entry(1, cost=None)])
     assert "cost" not in quiet[0]
 
 
@@ -233,12 +233,12 @@ def test_drift_is_shown_where_something_moved():
     drifted, quiet = entry(1, drift="labels (intent), words"), entry(2, drift="none")
     assert words(page_of(history([drifted, quiet]))).count("drift: ") == 1
     assert "drift: labels (intent), words" in words(page_of(history([drifted])))
-    lines = terminal_table([drifted, quiet])
+    lines = runs_terminal_table([drifted, quiet])
     assert [("labels (intent), words" in line, " none " in line) for line in lines[1:]] == [
         (True, False),
         (False, True),
     ]
-    assert "drift" not in terminal_table([entry(1)])[0]
+    assert "drift" not in runs_terminal_table([entry(1)])[0]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from params import DataError, InputsChangedError
 from tasks.ingestion import formats
-from tasks.ingestion.files import FileIndex, FileRowRange, index_file
+from tasks.ingestion.files import FileRowIndex, FileRowRange, index_file
 from tasks.ingestion.formats import read_rows_of_file
 
 TEXTS = ["plain", "", "two\nlines", 'a "quote"', "comma, here", "ä\u2028ö\x1c", " lead", "carriage\rreturn", "{brace"]
@@ -89,7 +89,7 @@ def test_a_piece_begins_close_to_its_rows(tmp_path: Path, name: str) -> None:
     assert all(0 <= first - index.piece(first, 1).begin.row < 10 for first in range(345))
 
 
-def keys(index: FileIndex, rows: int) -> list[str]:
+def keys(index: FileRowIndex, rows: int) -> list[str]:
     return [index.piece(first, rows).key for first in range(0, index.rows, rows)]
 
 

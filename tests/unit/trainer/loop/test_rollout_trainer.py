@@ -18,7 +18,12 @@ from tests.support.training import ElasticTraining, assert_same, metrics_log, pl
 from trainer import objectives
 from trainer.job import Job
 from trainer.loop.trainer import EvergreenTrainer
-from trainer.objectives.bases.rollout import GenerationOptions, Rollout, completion_token_logprobs, sample_completions
+from trainer.objectives.bases.rollout import (
+    GenerativeObjectiveOptions,
+    Rollout,
+    completion_token_logprobs,
+    sample_completions,
+)
 
 N = 4
 BUFFERED = prompts.GRPO | {"steps_per_generation": N, "beta": 0.1}
@@ -66,7 +71,7 @@ def test_completions_do_not_depend_on_the_rest_of_the_batch() -> None:
     keys = [("key", i) for i in range(4)]
 
     def drawn(part: slice, **options: Any) -> list[list[int]]:
-        sampling = GenerationOptions(max_new_tokens=12, **options)
+        sampling = GenerativeObjectiveOptions(max_new_tokens=12, **options)
         return sample_completions(model, prompt_ids[part], tokenizer=tokenizer, options=sampling, keys=keys[part])[0]
 
     together = drawn(slice(4))
@@ -75,7 +80,7 @@ def test_completions_do_not_depend_on_the_rest_of_the_batch() -> None:
     assert together[0] != together[3], "the same prompt, another key"
     assert drawn(slice(4), temperature=1e-5) == drawn(slice(4), top_k=1) == drawn(slice(4), top_p=1e-6)
     greedy, ended = sample_completions(
-        model, prompt_ids, tokenizer=tokenizer, options=GenerationOptions(max_new_tokens=12), keys=None
+        model, prompt_ids, tokenizer=tokenizer, options=GenerativeObjectiveOptions(max_new_tokens=12), keys=None
     )
     assert greedy == drawn(slice(4), top_k=1)
     assert ended == [ids[-1] == tokenizer.eos_token_id for ids in greedy]
@@ -86,7 +91,7 @@ def test_sampled_tokens_follow_the_models_distribution() -> None:
     with torch.no_grad():
         model.lm_head.weight.mul_(60)  # some tokens are much likelier than others
         logits = model(torch.tensor([[65]])).logits[0, -1]
-    sampling = GenerationOptions(max_new_tokens=1, temperature=0.7, top_k=5)
+    sampling = GenerativeObjectiveOptions(max_new_tokens=1, temperature=0.7, top_k=5)
     count = 8000
     found, _ = sample_completions(model, [[65]] * count, tokenizer=tokenizer, options=sampling, keys=list(range(count)))
     likeliest = logits.topk(5)

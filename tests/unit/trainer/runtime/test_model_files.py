@@ -286,7 +286,7 @@ def test_adapters_are_no_base_model(
         lambda: build_untrained_model(
             Model(pretrained=str(both)), objective=objective, state={}, tokenizer=tokenizer, seed=1
         ),
-        lambda: configuration.load_model_if_named(str(adapter), None),
+        lambda: configuration.load_model_unless_loaded(str(adapter), None),
         lambda: load_trained_model(above, AutoModelForCausalLM),
     )
     for load in loads:
