@@ -187,7 +187,7 @@ def parse(document: Document) -> tuple[Recipe | None, list[Problem]]:
     try:
         return Recipe.model_validate(document.recipe), []
     except pydantic.ValidationError as error:
-        return None, [_problem(e) for e in error.errors()]
+        return None, [validation_problem(e, *_locate(e["loc"])) for e in error.errors()]
 
 
 def valid_sections(document: Document) -> dict[str, Any]:
@@ -241,8 +241,8 @@ def _most_similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> str |
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)
 
 
-def _problem(error: Any) -> Problem:
-    key, model = _locate(error["loc"])
+def validation_problem(error: Any, key: Key, model: type[pydantic.BaseModel] | None) -> Problem:
+    """Return an error of pydantic about a key as a problem; `model` is the class of the section that holds the key."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         known = [name for name in model.model_fields if name not in key] if model else []

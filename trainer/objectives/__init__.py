@@ -16,7 +16,7 @@ from typing import Any
 import pydantic
 
 from params import Problem, RecipeError
-from params.loading import problems_error, suggestion
+from params.loading import problems_error, suggestion, validation_problem
 from params.schema import ObjectiveChoice
 from trainer.objectives.bases.objective import Objective, PromptForm
 
@@ -51,14 +51,7 @@ def find_option_problems(choice: ObjectiveChoice) -> list[Problem]:
     except RecipeError as error:
         return [Problem(("objective", "name"), error.what, error.fix)]
     except pydantic.ValidationError as error:
-        return [
-            Problem(
-                ("objective", *e["loc"]),
-                f"{e['msg'][0].lower()}{e['msg'][1:]}, found {e['input']!r}",
-                suggestion(str(e["loc"][-1]), list(cls.options_class.model_fields), "options"),
-            )
-            for e in error.errors()
-        ]
+        return [validation_problem(e, ("objective", *e["loc"]), cls.options_class) for e in error.errors()]
     return []
 
 

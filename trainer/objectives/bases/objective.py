@@ -129,7 +129,9 @@ class Objective(ABC, Generic[OptionsT]):
         """Return what in other sections of the recipe does not work with this objective and its options."""
         if training.arguments.get("label_smoothing_factor") and not self.smooths_labels:
             key = ("training", "arguments", "label_smoothing_factor")
-            yield Problem(key, "has no effect on this objective's loss", "remove it")
+            own = "label_smoothing" in self.options_class.model_fields
+            fix = "set objective.label_smoothing instead" if own else "remove it"
+            yield Problem(key, "has no effect on this objective's loss", fix)
 
     # From rows to batches
 

@@ -95,12 +95,12 @@ WRONG = {
     "option": (
         {"objective.text_colunm": "text"},
         "objective.text_colunm",
-        "extra inputs are not permitted, found 'text'; did you mean `text_column`?",
+        "no such key; did you mean `text_column`?",
     ),
     "option's type": (
         {"objective.packing": "often"},
         "objective.packing",
-        "input should be a valid boolean, found 'often'",
+        "input should be a valid boolean, found 'often'; write a valid value (Fill training sequences",
     ),
     "column": (
         {"objective.text_column": "texts"},

@@ -323,6 +323,12 @@ def test_conflicting_settings_are_refused(key: str) -> None:
     assert [".".join(problem.key) for problem in found] == [key.strip()]
 
 
+def test_smoothing_of_the_trainer_is_said_to_be_an_option_here() -> None:
+    training = Training(**TRAINING, arguments={"label_smoothing_factor": 0.1})
+    (problem,) = objective().conflicts(model=MODEL, training=training, launch=LAUNCH)
+    assert problem.fix == "set objective.label_smoothing instead"
+
+
 def test_common_settings_have_no_conflict() -> None:
     training = Training(**TRAINING, streaming=True, arguments={"include_num_input_tokens_seen": "no"})
     assert not list(objective().conflicts(model=MODEL, training=training, launch=LAUNCH))
