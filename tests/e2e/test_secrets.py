@@ -275,6 +275,7 @@ CASES = [
 ]
 """In this order: what has been published is not published again."""
 AT_LENGTH = {
+    "a token that the Hub does not know",
     "a token with a space in it",
     "an address with the token in it",
     "errors that quote the token",

@@ -7,6 +7,8 @@ import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import pytest
+
 from tests.support import forked, tiny
 from tests.support.project import Project, wait_for
 from tests.support.terminal import CTRL_C, Terminal, terminal
@@ -66,6 +68,7 @@ def test_ctrl_c_ends_a_run_that_says_its_checkpoint_and_goes_on_from_there(proje
         check_interrupted(project, again, says=r"interrupted: train@tiny\r\n  start again")
 
 
+@pytest.mark.slow  # the other tests here show it in short
 def test_ctrl_c_ends_a_stage_of_the_data(project: Project) -> None:
     project.use_source("slow_rows", SLOW_ROWS)
     with on_terminal(project, "evergreen", "ingest", "tiny") as seen:

@@ -288,7 +288,7 @@ def test_rolled_back_form_and_model_stay_back(api, project):
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    [("adapter", "merged"), pytest.param("merged", "adapter", marks=pytest.mark.slow), ("both", "adapter")],
+    [("adapter", "merged"), *(pytest.param(first, "adapter", marks=pytest.mark.slow) for first in ("merged", "both"))],
 )
 def test_champion_and_candidate_in_any_form(api, project, first, then):
     """The champion has the metrics that it had as a candidate; with another base model, too."""

@@ -64,6 +64,7 @@ class TestWhereTheWorkIsDone:
         assert self.run(artifacts, inputs=inputs(artifacts)) == alone, "all of it is kept"
         assert not artifacts.validation_keys.exists()
 
+    @pytest.mark.slow  # tests/unit/tasks/shards/test_cluster.py shows it in short
     def test_bytes_are_those_of_a_cluster(self, artifacts, cluster):  # noqa: F811
         assert self.run(artifacts, launch=cluster.launch()) == self.run(artifacts)
 
