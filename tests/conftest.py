@@ -11,11 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import filelock
 import pytest
 
 from tasks.shards import executor
+from tests.support import forked
 from tests.support.project import CODE, ROOT, Project, copy_project
 
 # Until all tests are collected: imports make much that lives on, and each collection would look at all of it.
@@ -33,10 +35,18 @@ executor.set_forkserver_preload = lambda imports: None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile the code once, for all projects that tests make of it."""
+    """Compile the code once, for all projects that tests make of it; workers fork from one server."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         for name in CODE:
             compileall.compile_dir(ROOT / name, quiet=2)
+    else:
+        forked.use_server(**config.workerinput["forkserver"])  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker, before it starts, how it reaches the server that it forks from."""
+    node.workerinput["forkserver"] = forked.start_server()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -142,7 +152,7 @@ def own_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     folder = tmp_path / "own_objectives"
     folder.mkdir()
     monkeypatch.setattr(objectives, "__path__", [*objectives.__path__, str(folder)])
-    imports = "from params.defaults import ObjectiveDefaults\nfrom trainer.objectives.bases.advice import ObjectiveFit, RecipeAdvice\n"
+    imports = "from params.defaults import ObjectiveDefaults\nfrom trainer.objectives.bases.advice import ObjectiveFit, NewRecipeAdvice\n"
     imports += "from trainer.objectives.bases.objective import Objective\nfrom params.schema import Section\n"
 
     def write(line: str) -> None:

@@ -35,7 +35,7 @@ _LOG: Final = re.compile(r"\{[^{}\n]*\}")
 _PUBLISHED: Final = re.compile(
     r'"event":"(?:published|proposed|kept|rollback)".*?"repo_id":"([^"]*)","endpoint":"([^"]*)"'
 )
-"""An event of a repository that has releases, in the log of receipts. It is searched for: a kill may have cut a line short."""
+"""An event of a repository that has releases, in the log of releases. It is searched for: a kill may have cut a line short."""
 _EXPERIMENTS: Final = Path(".dvc/tmp/exps")
 """Where DVC runs queued experiments, each in a copy of the project that uses the same cache."""
 _KEPT_VARIABLES: Final = ("GIT_CONFIG_", "GIT_EXEC_PATH", "GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM")

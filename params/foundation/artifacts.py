@@ -96,13 +96,13 @@ class Artifacts:
     blessing = _Below("evaluation", "blessing.json")  # evaluate: the gate's verdict, with hashes of what it depends on
     page = _Below("run", "report.html")  # the report of the whole run, one HTML page
     receipt = _Below("run", "release/receipt.json")  # publish: what was published where
-    receipt_log = _Below("run", "release/log.jsonl")  # every verdict, receipt, refusal and rollback; only git has it
+    release_events = _Below("run", "release/log.jsonl")  # every verdict, receipt, refusal and rollback; only git has it
     run_log = _Below("run", "runs.jsonl")  # every run of the flow that did something; only git has it
 
     @property
     def logs(self) -> tuple[Path, ...]:
         """The logs that git keeps, JSON lines: where two copies meet, the lines of both stay."""
-        return (self.receipt_log, self.run_log)
+        return (self.release_events, self.run_log)
 
     def report(self, name: str) -> Path:
         """The JSON report of a stage by the stage's name, or of the evaluation `details` or `blessing`."""

@@ -87,7 +87,7 @@ class Jackknife:
         return float(3 / self.skewness * (np.cbrt(inside) - 1))
 
 
-def row_contribution_spread(left_out: NDArray[np.float64]) -> float:
+def max_contribution_difference(left_out: NDArray[np.float64]) -> float:
     """Return by how much the contributions of rows to a metric differ, at most: N - 1 times as much as the values without them, (N,)."""
     finite = left_out[np.isfinite(left_out)]
     return (len(left_out) - 1) * float(np.ptp(finite)) if len(finite) else 0.0

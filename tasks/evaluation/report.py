@@ -98,7 +98,8 @@ class MetricComparison(Report):
         if self.groups is not None:
             text += f"; {self.rows} rows of {self.groups} groups"
         if self.left_out:
-            text += f"; {self.left_out} rows do not count, of which one of the models does not read or write all"
+            rows = "1 row does" if self.left_out == 1 else f"{self.left_out} rows do"
+            text += f"; {rows} not count, of which one of the models does not read or write all"
         return text + ")"
 
     @property

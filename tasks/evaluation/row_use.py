@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from params.schema import Gate
-from tasks.evaluation.receipt_log import ReceiptLogEntry, SketchOf
+from tasks.evaluation.release_events import ReleaseEvent, SketchOf
 from tasks.evaluation.report import HeldOutRowUse
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
@@ -77,7 +77,7 @@ class ComparisonId(NamedTuple):
 
 
 def measure_row_use(
-    gate: Gate, hashes: Mapping[SketchOf, RowHashes], entries: Iterable[ReceiptLogEntry], comparison: ComparisonId
+    gate: Gate, hashes: Mapping[SketchOf, RowHashes], entries: Iterable[ReleaseEvent], comparison: ComparisonId
 ) -> HeldOutRowUse:
     """Return how often comparisons in the log, other than this one, have used today's rows.
 

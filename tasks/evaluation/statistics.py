@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from params.schema import Direction
-from tasks.evaluation.jackknife import Jackknife, row_contribution_spread
+from tasks.evaluation.jackknife import Jackknife, max_contribution_difference
 from tasks.evaluation.report import min_interval_observations
 from tasks.evaluation.scoring import RowScores
 
@@ -125,7 +125,7 @@ class Resampler:
             sign = 1.0 if directions[metric] == "max" else -1.0
             gain = sign * (value - other_metrics[metric])
             without = left_out[0][metric], left_out[1][metric]
-            scale = max(2 * abs(gain), *map(row_contribution_spread, without)) or 1.0
+            scale = max(2 * abs(gain), *map(max_contribution_difference, without)) or 1.0
             jackknife = Jackknife.of(gain, sign * (without[0] - without[1]), scale, self.confidence)
             low, high = self.interval(sign * (resampled[0][metric] - resampled[1][metric]), own.observations)
             ends = jackknife.interval(self.confidence)
@@ -146,7 +146,7 @@ class Resampler:
                 found[metric] = float(bdtr(float(right.sum()), len(right), min(max(floor, 0.0), 1.0)))
                 continue
             sign = 1.0 if directions[metric] == "max" else -1.0
-            scale = max(abs(metrics[metric]), row_contribution_spread(left_out[metric])) or 1.0
+            scale = max(abs(metrics[metric]), max_contribution_difference(left_out[metric])) or 1.0
             jackknife = Jackknife.of(sign * metrics[metric], sign * left_out[metric], scale, self.confidence)
             found[metric] = jackknife.tail(sign * floor)
         return found

@@ -1,4 +1,4 @@
-"""The history of each recipe: its runs from the log of runs, and what only the log of receipts knows.
+"""The history of each recipe: its runs from the log of runs, and what only the log of releases knows.
 
 That are rollbacks, releases by `dvc repro`, and everything from before there was a log of runs.
 """
@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.receipt_log import ReceiptLogEntry, read_receipt_log
+from tasks.evaluation.release_events import ReleaseEvent, read_release_events
 from tasks.history.run_log import DecidingMetric, Outcome, RunEntry, read_runs
 
 
@@ -83,9 +83,9 @@ def read_recipe_histories(
 
 
 def read_runs_with_receipts(artifacts: Artifacts) -> list[RunEntry]:
-    """Return the runs of a recipe, and what only the log of receipts knows, the oldest first."""
+    """Return the runs of a recipe, and what only the log of releases knows, the oldest first."""
     runs = read_runs(artifacts)
-    receipts = read_receipt_log(artifacts)
+    receipts = read_release_events(artifacts)
     judged_further = {_work(entry) for entry in receipts if entry.event != "verdict"}
     found = []
     for receipt in receipts:
@@ -98,12 +98,12 @@ def read_runs_with_receipts(artifacts: Artifacts) -> list[RunEntry]:
     return sorted([*runs, *found], key=lambda run: run.started)
 
 
-def _work(entry: ReceiptLogEntry) -> tuple[str | None, ...]:
+def _work(entry: ReleaseEvent) -> tuple[str | None, ...]:
     return entry.weights, entry.data, entry.recipe
 
 
-def _entry(artifacts: Artifacts, receipt: ReceiptLogEntry) -> RunEntry | None:
-    """Return an entry of the log of receipts as one of the log of runs; None if it says no time."""
+def _entry(artifacts: Artifacts, receipt: ReleaseEvent) -> RunEntry | None:
+    """Return an entry of the log of releases as one of the log of runs; None if it says no time."""
     event = receipt.event
     outcome: Outcome = "evaluated" if event == "verdict" else "rolled back" if event == "rollback" else event
     try:

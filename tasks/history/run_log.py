@@ -1,7 +1,7 @@
 """The log of runs: every run of the flow that did something or failed, one JSON line each, in runs/<recipe>/runs.jsonl.
 
 Git keeps it; DVC does not know it, and nothing deletes from it. A run that finds nothing to do leaves no entry, so that a
-schedule of every ten minutes does not fill it. The log of receipts (tasks/evaluation/receipt_log.py) holds no times of work
+schedule of every ten minutes does not fill it. The log of releases (tasks/evaluation/release_events.py) holds no times of work
 and no costs: the same work is logged there once, whenever it is done.
 """
 
@@ -27,7 +27,7 @@ Outcome = Status | _OtherEnd
 The status of the receipt, or: `evaluated`: it was to stop after the evaluation.
 `unchanged`: stages ran, and made what was there before. `refused`: by the gate. `budget spent`: the training used up its hours.
 `cancelled`: it was asked to stop. `crashed`: it was killed; the next run on the same machine logs it. `rolled back`: no run of
-the flow, but an entry of the log of receipts.
+the flow, but an entry of the log of releases.
 """
 SUCCESSES: Final[frozenset[Outcome]] = frozenset({*get_args(Status), "evaluated", "unchanged"})
 
@@ -122,7 +122,7 @@ class RunEntry(_Record):
     @property
     def seconds(self) -> float | None:
         """How long the run took; None if that is not known."""
-        has_times = bool(self.run_id or self.stages)  # an entry of the log of receipts has neither
+        has_times = bool(self.run_id or self.stages)  # an entry of the log of releases has neither
         return max(0.0, (self.ended - self.started).total_seconds()) if has_times else None
 
     @property

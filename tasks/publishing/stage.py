@@ -19,7 +19,7 @@ from params import GateRefusedError
 from params.dvc_files import StageInputsSnapshot, check_earlier_stages_unchanged
 from params.foundation.artifacts import Artifacts
 from params.schema import Evaluation, Model, ObjectiveChoice, Publish
-from tasks.evaluation.receipt_log import log_receipt, log_verdict
+from tasks.evaluation.release_events import log_receipt, log_verdict
 from tasks.hub_client.connection import current_dvc_experiment
 from tasks.hub_client.receipt import Receipt
 from tasks.publishing.candidate import Candidate, require_readable_base_model

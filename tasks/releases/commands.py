@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 def print_releases(chosen: Sequence[Path], *, must_exist: bool) -> None:
     """Print the releases of recipes; HubRefusedError if a repository cannot be read that `must_exist`."""
-    from tasks.evaluation.receipt_log import format_receipt_log_entry, read_receipt_log
+    from tasks.evaluation.release_events import format_release_event, read_release_events
     from tasks.hub_client.release_log import read_main_commits, release_table_lines, to_one_printable_line
 
     for path in chosen:
@@ -42,8 +42,8 @@ def print_releases(chosen: Sequence[Path], *, must_exist: bool) -> None:
                 if must_exist:
                     raise
                 print(f"  {error.what}")
-        for entry in read_receipt_log(Artifacts(path.stem)):
-            print(f"  log: {to_one_printable_line(format_receipt_log_entry(entry))}")
+        for entry in read_release_events(Artifacts(path.stem)):
+            print(f"  log: {to_one_printable_line(format_release_event(entry))}")
 
 
 def roll_back_and_log(tag: str, *, recipe: Path | None, by: str | None, why: str) -> None:
@@ -55,7 +55,7 @@ def roll_back_and_log(tag: str, *, recipe: Path | None, by: str | None, why: str
         RecipeError: the repositories of several recipes have this tag.
         HubRefusedError, TransientError: as `rollback.commit_rollback`.
     """
-    from tasks.evaluation.receipt_log import ReceiptLogEntry, append_to_receipt_log
+    from tasks.evaluation.release_events import ReleaseEvent, append_release_event
     from tasks.releases import rollback
 
     path = recipe or _recipe_with(tag)
@@ -68,8 +68,8 @@ def roll_back_and_log(tag: str, *, recipe: Path | None, by: str | None, why: str
         commit, changed = rollback.commit_rollback(repository, tag, by=by, why=why)
     if changed:
         where = {"repo_id": publish.repo_id, "endpoint": resolve_hub_endpoint(publish.endpoint), "commit": commit}
-        append_to_receipt_log(
-            Artifacts(path.stem), ReceiptLogEntry(event="rollback", reasons=(why,), by=by, tag=tag, **where)
+        append_release_event(
+            Artifacts(path.stem), ReleaseEvent(event="rollback", reasons=(why,), by=by, tag=tag, **where)
         )
     print(f"{publish.repo_id} {'is rolled back to' if changed else 'holds already the files of'} {tag}, at {commit}")
 

@@ -1,6 +1,6 @@
 """What a specialist would choose, and why: each function returns a value with its reason, which the recipe has as a comment.
 
-What depends on the objective is its `RecipeAdvice`.
+What depends on the objective is its `NewRecipeAdvice`.
 """
 
 from __future__ import annotations

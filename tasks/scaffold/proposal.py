@@ -11,7 +11,7 @@ from params.loading import suggestion
 from tasks.scaffold.look import RowSample, SampledColumn
 from tasks.scaffold.request import NewRecipeRequest
 from trainer import objectives
-from trainer.objectives.bases.advice import ModelKind, ObjectiveFit, RecipeAdvice, SeenColumns
+from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
 
 _USUAL: Final[Mapping[str, tuple[str, ...]]] = {
     "text": ("text", "sentence", "content", "body", "message", "question", "review", "utterance", "document"),
@@ -44,7 +44,7 @@ class ObjectiveProposal:
     """The columns by what they hold: `{"text": "question", "label": "intent"}`."""
 
     @property
-    def advice(self) -> RecipeAdvice:
+    def advice(self) -> NewRecipeAdvice:
         """What the objective advises."""
         return proposable_objectives()[self.objective]
 
@@ -55,10 +55,10 @@ class ObjectiveProposal:
         return {option: self.columns[flag] for flag, option in columns.items() if flag in self.columns}
 
 
-def proposable_objectives() -> dict[str, RecipeAdvice]:
+def proposable_objectives() -> dict[str, NewRecipeAdvice]:
     """Return the objectives that can be proposed, in the order in which those that fit as well are."""
     found = {name: objectives.import_objective_class(name).advice for name in objectives.objective_names()}
-    known = {name: advice for name, advice in found.items() if isinstance(advice, RecipeAdvice)}
+    known = {name: advice for name, advice in found.items() if isinstance(advice, NewRecipeAdvice)}
     return dict(sorted(known.items(), key=lambda item: item[1].place))
 
 

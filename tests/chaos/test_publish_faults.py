@@ -25,12 +25,13 @@ SINGLE_SEED = os.environ.get("EVERGREEN_CHAOS_PUBLISH")
 def campaign(tmp_path: Path) -> Iterator[Campaign]:
     """A campaign with a fork server of its own: tests.support.forked has another one in this process."""
     server = multiprocessing.forkserver._forkserver
-    server._stop()
-    preloaded = server._preload_modules
+    other = dict(vars(server))
+    vars(server).clear()
+    server.__init__()
     with quick_client(), FaultyHub(tmp_path / "hub", tokens={TOKEN: "alice"}) as hub:
         yield Campaign(hub, tmp_path)
     server._stop()
-    server.set_forkserver_preload(preloaded)
+    vars(server).update(other)
 
 
 @pytest.mark.timeout(60 + 4 * PUBLISHES)

@@ -12,7 +12,7 @@ from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice
 from tasks.drift.profile import SCHEMA as PROFILE_SCHEMA
 from tasks.drift.profile import DataProfile
-from tasks.evaluation.receipt_log import append_to_receipt_log, read_receipt_log
+from tasks.evaluation.release_events import append_release_event, read_release_events
 from tasks.history.run_log import append_run, read_runs
 from tasks.hub_client.release_file import ReleaseRecord
 from tasks.publishing.provenance import SCHEMA as PROVENANCE_SCHEMA
@@ -44,15 +44,15 @@ def test_log_of_runs_is_read_and_goes_on(written: Path, tmp_path: Path) -> None:
 
 def test_log_of_receipts_is_read_and_goes_on(written: Path, tmp_path: Path) -> None:
     artifacts = Artifacts("tiny", tmp_path)
-    artifacts.receipt_log.parent.mkdir(parents=True)
-    shutil.copy(written / "log.jsonl", artifacts.receipt_log)
-    verdict, published = read_receipt_log(artifacts)
+    artifacts.release_events.parent.mkdir(parents=True)
+    shutil.copy(written / "log.jsonl", artifacts.release_events)
+    verdict, published = read_release_events(artifacts)
     assert (verdict.event, verdict.confidence, verdict.row_sketch) == ("verdict", 0.95, ("0123456789abcdef",))
     assert (published.tag, published.metrics["champion"]) == ("release-0123456789ab", {"accuracy": 0.88})
-    append_to_receipt_log(artifacts, published)
-    assert len(read_receipt_log(artifacts)) == 2, "the log has it"
-    append_to_receipt_log(artifacts, published.model_copy(update={"event": "kept"}))
-    assert json.loads(artifacts.receipt_log.read_text().splitlines()[-1])["version"] == 1
+    append_release_event(artifacts, published)
+    assert len(read_release_events(artifacts)) == 2, "the log has it"
+    append_release_event(artifacts, published.model_copy(update={"event": "kept"}))
+    assert json.loads(artifacts.release_events.read_text().splitlines()[-1])["version"] == 1
 
 
 def test_what_a_release_says_of_itself_is_read(written: Path) -> None:

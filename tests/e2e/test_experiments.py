@@ -33,7 +33,7 @@ def hub_refs(project: Project) -> dict[str, str]:
 
 
 def events(project: Project) -> list[str]:
-    """What the log of receipts has."""
+    """What the log of releases has."""
     lines = (project.root / "runs/tiny/release/log.jsonl").read_text().splitlines()
     return [json.loads(line)["event"] for line in lines]
 

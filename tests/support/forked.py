@@ -1,7 +1,7 @@
 """Processes forked from one that has imported the libraries: a training of ten steps takes a second instead of ten.
 
 Most of what a short training does is to import torch and transformers, once in accelerate's launcher and once in each rank.
-Python's forkserver imports the libraries once for each pytest process, and none of the project's code. The processes that
+Python's forkserver imports the libraries once for all workers of pytest, and none of the project's code. The processes that
 it forks are processes of their own: a session, an environment, a working directory, an exit status.
 
 `commands` gives this to programs: a `python`, first on their path, that asks for a fork instead of starting a module of the
@@ -30,7 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -76,19 +76,44 @@ Streams: TypeAlias = tuple[connection.Connection, connection.Connection, connect
 """Standard input, output and errors; not as numbers, because only such an object is passed on to the process."""
 
 
+def start_server() -> dict[str, str]:
+    """Start the server, in the process that gives tests to workers, and say how they reach it."""
+    with _set_once():
+        forkserver.ensure_running()
+    key = getattr(forkserver._forkserver, "_forkserver_authkey", None)  # type: ignore[attr-defined]
+    return {"address": forkserver._forkserver._forkserver_address, "key": (key or b"").hex()}  # type: ignore[attr-defined]
+
+
+def use_server(address: str, key: str) -> None:
+    """Fork from the server that another process has started, and that ends with it."""
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server._forkserver_address = address
+    server._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)
+    if key:  # since Python 3.14
+        server._forkserver_authkey = bytes.fromhex(key)
+    server.ensure_running = lambda: None
+
+
+@contextmanager
+def _set_once() -> Iterator[None]:
+    """What the server inherits when it starts."""
+    before = {name: os.environ.get(name) for name in _ONCE}
+    os.environ |= _ONCE
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
 def start(
     call: Callable[..., Any], *arguments: Any, environment: Mapping[str, str], folder: Path, output: Path | Streams
 ) -> BaseProcess:
     """Start a process that calls a function in `folder`, its output in a file."""
     context = multiprocessing.get_context("fork") if _is_forked() else _server
-    before = {name: os.environ.get(name) for name in _ONCE}
-    os.environ |= _ONCE  # which the server inherits when it starts
-    try:
+    with _set_once():
         process = context.Process(target=_begin, args=(call, arguments, dict(environment), str(folder), output))
         process.start()
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
     return process
 
 

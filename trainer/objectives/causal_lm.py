@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from params.defaults import ObjectiveDefaults
 from params.schema import Section
-from trainer.objectives.bases.advice import ObjectiveFit, RecipeAdvice, SeenColumns
+from trainer.objectives.bases.advice import NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.likelihood import TokenLikelihood, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.rows import PromptForm
@@ -31,7 +31,7 @@ class Options(Section):
     """Fill training sequences up to `max_length` with several texts; otherwise each sequence is one padded text."""
 
 
-class _Advice(RecipeAdvice):
+class _Advice(NewRecipeAdvice):
     meaning = "the next token of a text"
     columns: ClassVar[Mapping[str, str]] = {"text": "text_column"}
     reads_running_text = True

@@ -21,7 +21,7 @@ from pydantic import Field, PositiveFloat
 from params import Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Section, Training
-from trainer.objectives.bases.advice import AdvisedValue, ObjectiveFit, RecipeAdvice, SeenColumns, UpTo
+from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
@@ -63,7 +63,7 @@ class Options(Section):
     without its adapters. `precomputed` runs it once over all pairs before training, so no second model is in memory."""
 
 
-class _Advice(RecipeAdvice):
+class _Advice(NewRecipeAdvice):
     meaning = "the better of two answers"
     columns: ClassVar[Mapping[str, str]] = {
         "prompt": "prompt_column",

@@ -26,7 +26,7 @@ from pydantic import PositiveInt
 from params import Problem, RecipeError
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Section, Training
-from trainer.objectives.bases.advice import ModelKind, ObjectiveFit, RecipeAdvice, SeenColumns, UpTo
+from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
@@ -61,7 +61,7 @@ class Options(Section):
     """Always false: an encoder attends to its whole input."""
 
 
-class _Advice(RecipeAdvice):
+class _Advice(NewRecipeAdvice):
     meaning = "a text from another text"
     columns: ClassVar[Mapping[str, str]] = {"prompt": "input_column", "completion": "target_column"}
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder-decoder",)

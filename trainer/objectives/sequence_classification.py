@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Expectation, Section
-from trainer.objectives.bases.advice import AdvisedValue, ClassifierRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
@@ -35,7 +35,7 @@ class Options(Section):
     """The column with the label, text or integer."""
 
 
-class _Advice(ClassifierRecipeAdvice):
+class _Advice(ClassifierNewRecipeAdvice):
     meaning = "one label per text"
     columns: ClassVar[Mapping[str, str]] = {"text": "text_column", "label": "label_column"}
     place = 2

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from params import Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
 from trainer.objectives.bases import chat, packing
-from trainer.objectives.bases.advice import AdvisedValue, ObjectiveFit, RecipeAdvice, SeenColumns
+from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
@@ -54,7 +54,7 @@ class Options(Section):
     """Fill training sequences up to `max_length` with several examples that do not attend to each other."""
 
 
-class _Advice(RecipeAdvice):
+class _Advice(NewRecipeAdvice):
     meaning = "an answer to a prompt"
     columns: ClassVar[Mapping[str, str]] = {
         "prompt": "prompt_column",

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from params import DataError
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Section
-from trainer.objectives.bases.advice import AdvisedValue, ClassifierRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective, compute_logits, sum_token_scores
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
@@ -50,7 +50,7 @@ class Options(Section):
     """The column with the spans: a list of records with `label`, `start` and `end`."""
 
 
-class _Advice(ClassifierRecipeAdvice):
+class _Advice(ClassifierNewRecipeAdvice):
     meaning = "spans of a text and their names"
     columns: ClassVar[Mapping[str, str]] = {"text": "text_column", "spans": "spans_column"}
     epochs: ClassVar[UpTo] = ((1_000, 10), (5_000, 5), (50_000, 3), (500_000, 2), (math.inf, 1))

@@ -9,7 +9,7 @@ a query belong into one split: set `data.group_by` to the query's column.
 from __future__ import annotations
 
 from params.schema import Section
-from trainer.objectives.bases.advice import ObjectiveFit, RecipeAdvice
+from trainer.objectives.bases.advice import NewRecipeAdvice, ObjectiveFit
 from trainer.objectives.bases.groups import group_statistics, hash_group_value
 from trainer.objectives.bases.loss import BatchLoss
 from trainer.objectives.bases.objective import EncodedRow, Objective
@@ -28,7 +28,7 @@ class Options(Section):
     """The column with 1 for relevant documents, and 0 for others."""
 
 
-class _Advice(RecipeAdvice):
+class _Advice(NewRecipeAdvice):
     meaning = "which documents are relevant for a query"
     columns = {"prompt": "query_column", "completion": "document_column", "label": "relevant_column"}
     models = ("encoder",)

@@ -9,7 +9,7 @@ correlation is of all rows at once.
 from __future__ import annotations
 
 from params.schema import Section
-from trainer.objectives.bases.advice import ObjectiveFit, RecipeAdvice
+from trainer.objectives.bases.advice import NewRecipeAdvice, ObjectiveFit
 from trainer.objectives.bases.loss import BatchLoss
 from trainer.objectives.bases.objective import EncodedRow, Objective
 from trainer.objectives.bases.padding import concatenate_batch_texts
@@ -27,7 +27,7 @@ class Options(Section):
     """The column with the number."""
 
 
-class _Advice(RecipeAdvice):
+class _Advice(NewRecipeAdvice):
     meaning = "how alike two texts are"
     columns = {"prompt": "first_column", "completion": "second_column", "label": "similarity_column"}
     models = ("encoder",)

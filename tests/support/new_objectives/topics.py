@@ -8,7 +8,7 @@ Each label has a probability of its own. The loss is the sum of their negative l
 from __future__ import annotations
 
 from params.schema import Section
-from trainer.objectives.bases.advice import AdvisedValue, ClassifierRecipeAdvice, ObjectiveFit
+from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit
 from trainer.objectives.bases.likelihood import ClassifierObjective, without_labels
 from trainer.objectives.bases.loss import BatchLoss
 from trainer.objectives.bases.objective import EncodedRow
@@ -24,7 +24,7 @@ class Options(Section):
     """The column with the list of labels, which may be empty."""
 
 
-class _Advice(ClassifierRecipeAdvice):
+class _Advice(ClassifierNewRecipeAdvice):
     meaning = "any number of labels per text"
     columns = {"text": "text_column", "label": "topics_column"}
 

@@ -17,7 +17,7 @@ from flows.clean import delete_unneeded_if_confirmed
 from flows.dvc_project import cache as dvc_cache
 from params import TransientError
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.receipt_log import ReceiptLogEntry
+from tasks.evaluation.release_events import ReleaseEvent
 from tasks.training.run_folders import mark_run_as_last_started
 from tests.support import tiny
 from tests.support.project import ROOT
@@ -247,7 +247,7 @@ def test_releases_of_removed_recipes_and_of_other_branches_are_asked_for(version
     """By the logs of receipts, the only ones that know where a recipe published that is not here."""
 
     def log(recipe: str, event: str, folder: str = "runs/{}/release") -> None:
-        entry = ReceiptLogEntry(event=event, reasons=('say "event":"kept"',), repo_id=f"me/{recipe}", **about)
+        entry = ReleaseEvent(event=event, reasons=('say "event":"kept"',), repo_id=f"me/{recipe}", **about)
         path = Path(folder.format(recipe), "log.jsonl")
         path.parent.mkdir(parents=True)
         path.write_text(entry.model_dump_json() + "\n" + "{damaged\n")

@@ -87,8 +87,8 @@ class Worker:
         if status != "refused":
             made = {"status": status, "reasons": ["it is better"], "repo_id": "o/n", "endpoint": "local"}
             save_report(Receipt(**made, commit="c" * 40, tag=f"release-{number}", publish_id=None), artifacts.receipt)
-        artifacts.receipt_log.parent.mkdir(exist_ok=True)
-        with artifacts.receipt_log.open("a") as file:
+        artifacts.release_events.parent.mkdir(exist_ok=True)
+        with artifacts.release_events.open("a") as file:
             file.write(json.dumps({"recipe": recipe, "number": number}) + "\n")
         return Artifacts(recipe)
 
@@ -461,7 +461,7 @@ record_run_on_branch(Artifacts(sys.argv[1]), RecordTarget(), logging.getLogger()
             assert len(commits(remote)) == 3
         monkeypatch.chdir(worker.root)
         for number in (3, 4):
-            with artifacts.receipt_log.open("a") as file:
+            with artifacts.release_events.open("a") as file:
                 file.write(f'{{"number": {number}}}\n')
             record.record_run_on_branch(artifacts, TO, log, dict.fromkeys(RAN, "unchanged"))
             assert models(remote) == {"train@a": "2"}
@@ -621,7 +621,9 @@ class TestRefusal:
             record.ensure_recordable_before_publish(artifacts, TO, evaluated, log)
         (remote / "hooks/pre-receive").unlink()
         record.ensure_recordable_before_publish(artifacts, TO, evaluated, log)
-        assert recorded(remote, "runs/a/release/log.jsonl") == (worker.root / artifacts.receipt_log).read_text().strip()
+        assert (
+            recorded(remote, "runs/a/release/log.jsonl") == (worker.root / artifacts.release_events).read_text().strip()
+        )
         record.record_run_on_branch(artifacts, TO, log, RAN)
         assert len(commits(remote)) == 2, "nothing is new"
 

@@ -61,7 +61,7 @@ class SeenColumns:
         return self.names_pair or {"prompt", "completion"} <= self.found
 
 
-class RecipeAdvice(ABC):
+class NewRecipeAdvice(ABC):
     """What `evergreen new` needs to know about an objective to propose it, and to write its recipe."""
 
     meaning: ClassVar[str]
@@ -108,7 +108,7 @@ class RecipeAdvice(ABC):
         return AdvisedValue("loss", "of the validation rows")
 
 
-class ClassifierRecipeAdvice(RecipeAdvice):
+class ClassifierNewRecipeAdvice(NewRecipeAdvice):
     """For heads over pretrained encoders.
 
     The rates are from our own trials (docs/own-data.md: Banking77 by a model of 22.7 M parameters, 0.916 accuracy after 4 epochs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 from params import Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Expectation, Launch, Model, Section, Training
-from trainer.objectives.bases.advice import RecipeAdvice
+from trainer.objectives.bases.advice import NewRecipeAdvice
 from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
 from trainer.objectives.bases.padding import count_labels, pad_batch, token_column_names
@@ -74,7 +74,7 @@ class Objective(ABC, Generic[OptionsT]):
     """The Trainer subclass, as `package.module:Class`."""
     defaults: ClassVar[ObjectiveDefaults] = ObjectiveDefaults()
     """Values of a recipe that does not give them."""
-    advice: ClassVar[RecipeAdvice | str] = "has no `advice`, from which a recipe could be written"
+    advice: ClassVar[NewRecipeAdvice | str] = "has no `advice`, from which a recipe could be written"
     """What `evergreen new` writes, or why it cannot propose this objective."""
     example_rows: ClassVar[tuple[Row, ...]]
     """Two or three raw rows, for readers and for the contract tests; their columns fit the default options."""

@@ -16,7 +16,7 @@ from params import ModelError, load
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.foundation.errors import StaleBlessingError
 from tasks.commands import main
-from tasks.evaluation.receipt_log import read_receipt_log
+from tasks.evaluation.release_events import read_release_events
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.repository import HubRepository
 from tasks.hub_server.server import LocalHub
@@ -258,7 +258,7 @@ def test_comparisons_on_the_same_rows_share_the_error_until_the_rows_are_used_up
     content = tiny.recipe({"evaluation.gate.over": "test_rows", "evaluation.gate.comparisons": 3})
     recipe = load(tiny.write(artifacts.root / "params" / "tiny.yaml", content))
     assert evaluated(artifacts, recipe, WORSE) == ("keep", 0.0), "the log has only verdicts with `over: release`"
-    entry = read_receipt_log(artifacts)[-1]
+    entry = read_release_events(artifacts)[-1]
     assert (entry.event, len(entry.row_sketch)) == ("verdict", releases.SIZES["test"])
     assert entry.confidence == blessing_of(artifacts)["confidence"] == pytest.approx(1 - 0.05 / 3)
     details = json.loads(artifacts.report("details").read_text())
@@ -267,9 +267,9 @@ def test_comparisons_on_the_same_rows_share_the_error_until_the_rows_are_used_up
     assert (longer["low"] < shorter["low"], longer["high"] > shorter["high"]) == (True, True)
     (reason,) = blessing_of(artifacts)["reasons"]
     assert "(98.33% interval" in reason
-    log = artifacts.receipt_log.read_bytes()
+    log = artifacts.release_events.read_bytes()
     assert evaluated(artifacts, recipe, WORSE) == ("keep", 0.0), "the same comparison again"
-    assert artifacts.receipt_log.read_bytes() == log
+    assert artifacts.release_events.read_bytes() == log
 
     assert evaluated(artifacts, recipe, WORSE + 1) == ("keep", 1.0)
     assert evaluated(artifacts, recipe, WORSE + 2) == ("keep", 2.0)
@@ -278,7 +278,7 @@ def test_comparisons_on_the_same_rows_share_the_error_until_the_rows_are_used_up
         assert evaluated(artifacts, recipe, BETTER) == ("keep", 3.0)
         (reason,) = blessing_of(artifacts)["reasons"]
         assert reason.startswith("the held-out rows are used up")
-        assert read_receipt_log(artifacts)[-1].row_sketch == (), "it could not pass, so it used nothing"
+        assert read_release_events(artifacts)[-1].row_sketch == (), "it could not pass, so it used nothing"
     assert evaluated(artifacts, recipe, WORSE) == ("keep", 2.0)
     assert "worse than the champion's" in blessing_of(artifacts)["reasons"][0], "it has had its comparison"
     assert releases.publish(artifacts, recipe).status == "kept"

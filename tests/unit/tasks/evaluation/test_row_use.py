@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from params.schema import Gate, ObjectiveChoice
-from tasks.evaluation.receipt_log import ReceiptLogEntry
+from tasks.evaluation.release_events import ReleaseEvent
 from tasks.evaluation.row_use import (
     ComparisonId,
     estimate_reused_row_share,
@@ -30,7 +30,7 @@ def rows(first: int, end: int) -> NDArray[np.uint64]:
     return hash_texts(f"row {i}" for i in range(first, end))
 
 
-def verdict(hashes: NDArray[np.uint64], weights: str = "other", **changes: object) -> ReceiptLogEntry:
+def verdict(hashes: NDArray[np.uint64], weights: str = "other", **changes: object) -> ReleaseEvent:
     fields = {
         "event": "verdict",
         "reasons": (),
@@ -45,10 +45,10 @@ def verdict(hashes: NDArray[np.uint64], weights: str = "other", **changes: objec
         "row_sketch": make_row_sketch(hashes),
         "row_sketch_of": "inputs",
     }
-    return ReceiptLogEntry.model_validate(fields | changes)
+    return ReleaseEvent.model_validate(fields | changes)
 
 
-def uses(today: NDArray[np.uint64], entries: Sequence[ReceiptLogEntry], gate: Gate = GATE) -> float:
+def uses(today: NDArray[np.uint64], entries: Sequence[ReleaseEvent], gate: Gate = GATE) -> float:
     return measure_row_use(gate, {"inputs": today}, entries, TODAY).uses
 
 
@@ -166,7 +166,7 @@ def test_exactly_so_many_comparisons_fit(comparisons: int) -> None:
 
 def made(gate: Gate, splits: Iterator[tuple[int, int]]) -> tuple[float, float]:
     """How many comparisons are made on a series of splits, and how many times their rows are replaced."""
-    entries: list[ReceiptLogEntry] = []
+    entries: list[ReleaseEvent] = []
     turnovers, largest = 0.0, 0
     for i, (first, end) in enumerate(splits):
         hashes = rows(first, end)
@@ -206,7 +206,7 @@ def test_lines_of_earlier_versions_count_by_whole_texts(tmp_path) -> None:
     today = pairs(tmp_path / "a", ["yes"] * 40, [f"question {i}" for i in range(40)])
     assert measure_row_use(GATE, today, [verdict(today["texts"], row_sketch_of="texts")], TODAY).uses == 1
     assert measure_row_use(GATE, today, [verdict(today["texts"])], TODAY).uses == 0
-    old = ReceiptLogEntry.model_validate(verdict(today["texts"]).model_dump(exclude={"row_sketch_of"}))
+    old = ReleaseEvent.model_validate(verdict(today["texts"]).model_dump(exclude={"row_sketch_of"}))
     assert old.row_sketch_of == "texts"
 
 

@@ -1,4 +1,4 @@
-"""What is known of a recipe: from the log of runs, and from the log of receipts where it knows more."""
+"""What is known of a recipe: from the log of runs, and from the log of releases where it knows more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from params.foundation.artifacts import Artifacts
-from tasks.evaluation.receipt_log import ReceiptLogEntry
+from tasks.evaluation.release_events import ReleaseEvent
 from tasks.history.recipe_history import RecipeHistory, Schedule, read_recipe_histories, read_runs_with_receipts
 from tests.unit.tasks.history.example import FIRST, entry, write
 
@@ -19,12 +19,12 @@ def artifacts(tmp_path):
     return Artifacts("tiny", tmp_path)
 
 
-def write_receipts(artifacts: Artifacts, *entries: ReceiptLogEntry) -> None:
-    artifacts.receipt_log.parent.mkdir(parents=True, exist_ok=True)
-    artifacts.receipt_log.write_text("".join(f"{one.model_dump_json()}\n" for one in entries), encoding="utf-8")
+def write_receipts(artifacts: Artifacts, *entries: ReleaseEvent) -> None:
+    artifacts.release_events.parent.mkdir(parents=True, exist_ok=True)
+    artifacts.release_events.write_text("".join(f"{one.model_dump_json()}\n" for one in entries), encoding="utf-8")
 
 
-def receipt(event: str, time: datetime | str, number: int = 1, **changes: object) -> ReceiptLogEntry:
+def receipt(event: str, time: datetime | str, number: int = 1, **changes: object) -> ReleaseEvent:
     fields = {
         "time": time if isinstance(time, str) else time.isoformat(timespec="seconds"),
         "event": event,
@@ -38,7 +38,7 @@ def receipt(event: str, time: datetime | str, number: int = 1, **changes: object
         "metric": "loss",
         "metrics": {"model": {"loss": 0.5}, "champion": {"loss": 0.75}},
     }
-    return ReceiptLogEntry.model_validate(fields | changes)
+    return ReleaseEvent.model_validate(fields | changes)
 
 
 def test_a_log_of_receipts_alone_gives_a_history(artifacts):

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from params.foundation.errors import GateRefusedError, HubRefusedError, TransientError
 from tasks.commands import main
-from tasks.evaluation.receipt_log import read_receipt_log
+from tasks.evaluation.release_events import read_release_events
 from tasks.hub_server.server import LocalHub
 from tasks.inference.tried_model import AnsweringModel, AnswerOptions
 from tasks.publishing.hub_changes import does_hub_match_receipt
@@ -115,7 +115,7 @@ def test_every_verdict_and_receipt_is_logged_once_with_metrics(tmp_path, monkeyp
     releases.evaluate(artifacts, recipe)
     run(prepared)
 
-    verdict, published, refused, again, kept = read_receipt_log(artifacts)
+    verdict, published, refused, again, kept = read_release_events(artifacts)
     assert (verdict.event, verdict.verdict, verdict.commit) == ("verdict", "publish", None)
     assert (published.event, published.commit, published.tag) == ("published", receipt.commit, receipt.tag)
     assert (refused.event, refused.verdict, refused.reasons) == ("refused", "refuse", ("too slow",))
@@ -143,18 +143,18 @@ def test_publish_that_fails_through_dvc_leaves_the_log(tmp_path):
 
     assert dvc("init", "--no-scm").returncode == 0
     assert dvc("repro").returncode == 0
-    receipt, log = artifacts.receipt.read_bytes(), artifacts.receipt_log.read_bytes()
-    assert [entry.event for entry in read_receipt_log(artifacts)] == ["verdict", "published"]
+    receipt, log = artifacts.receipt.read_bytes(), artifacts.release_events.read_bytes()
+    assert [entry.event for entry in read_release_events(artifacts)] == ["verdict", "published"]
 
     failed = dvc("repro", "--force", HF_ENDPOINT=f"http://127.0.0.1:{free_port()}")
     assert failed.returncode
     assert "there is no token" in failed.stderr
     assert not artifacts.receipt.exists()
-    assert artifacts.receipt_log.read_bytes() == log
+    assert artifacts.release_events.read_bytes() == log
 
     assert dvc("repro").returncode == 0
     assert artifacts.receipt.read_bytes() == receipt
-    assert artifacts.receipt_log.read_bytes() == log, "the same release was logged twice"
+    assert artifacts.release_events.read_bytes() == log, "the same release was logged twice"
 
 
 def test_release_removed_from_the_hub_is_published_again(tmp_path):

@@ -11,7 +11,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOpera
 
 from params.foundation.artifacts import Artifacts
 from params.foundation.errors import HubRefusedError, TransientError
-from tasks.evaluation.receipt_log import read_receipt_log
+from tasks.evaluation.release_events import read_release_events
 from tasks.hub_client.release_file import RELEASE_FILE
 from tasks.hub_client.release_log import MainCommit, find_rollback_reason, read_main_commits, release_table_lines
 from tasks.hub_client.repository import HubRepository, tree_weights_digest
@@ -320,7 +320,7 @@ def test_rollback_is_logged_once_and_listed(
     recipe = tiny.write(tmp_path / "params" / "tiny.yaml", tiny.recipe(place))
     for _ in range(2):
         commands.roll_back_and_log("v1", recipe=recipe, by="ann", why="wrong answers")
-    (entry,) = read_receipt_log(Artifacts("tiny"))
+    (entry,) = read_release_events(Artifacts("tiny"))
     assert (entry.event, entry.tag, entry.by, entry.reasons) == ("rollback", "v1", "ann", ("wrong answers",))
     assert (entry.endpoint, entry.repo_id, entry.commit) == (
         hub.endpoint,

@@ -174,7 +174,7 @@ def test_labels_of_another_form_are_not_passed_over(labels: list[Any], what: str
     assert proposed(rows, "decoder", objective="causal_lm").columns == {"text": "text"}
 
 
-OWN = "advice = type('Own', (RecipeAdvice,), {'meaning': 'own', 'columns': {'text': 'text'}, 'fit': lambda self, seen: ObjectiveFit.SPANS})()"
+OWN = "advice = type('Own', (NewRecipeAdvice,), {'meaning': 'own', 'columns': {'text': 'text'}, 'fit': lambda self, seen: ObjectiveFit.SPANS})()"
 
 
 def test_an_objective_of_your_own_is_proposed_if_it_has_advice(own_objective: Any) -> None:

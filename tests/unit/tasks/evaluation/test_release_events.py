@@ -16,11 +16,11 @@ import pytest
 
 from params.foundation.artifacts import Artifacts
 from params.foundation.errors import StorageError
-from tasks.evaluation.receipt_log import (
-    ReceiptLogEntry,
-    append_to_receipt_log,
-    format_receipt_log_entry,
-    read_receipt_log,
+from tasks.evaluation.release_events import (
+    ReleaseEvent,
+    append_release_event,
+    format_release_event,
+    read_release_events,
 )
 from tests.support.project import ROOT
 
@@ -40,7 +40,7 @@ def entry(number=1, **changes):
         "metric": "loss",
         "metrics": metrics,
     }
-    return ReceiptLogEntry.model_validate(fields | changes)
+    return ReleaseEvent.model_validate(fields | changes)
 
 
 def untimed(entries):
@@ -48,41 +48,41 @@ def untimed(entries):
 
 
 def test_entries_are_appended_with_their_time(artifacts):
-    assert read_receipt_log(artifacts) == []
+    assert read_release_events(artifacts) == []
     for number in (1, 2):
-        append_to_receipt_log(artifacts, entry(number))
-    assert untimed(read_receipt_log(artifacts)) == [entry(1), entry(2)]
-    lines = artifacts.receipt_log.read_text(encoding="utf-8").splitlines()
+        append_release_event(artifacts, entry(number))
+    assert untimed(read_release_events(artifacts)) == [entry(1), entry(2)]
+    lines = artifacts.release_events.read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["tag"] for line in lines] == ["v1", "v2"]
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", json.loads(line)["time"]) for line in lines)
 
 
 def test_equal_work_is_logged_once(artifacts):
     for number in (1, 2, 1, 2):
-        append_to_receipt_log(artifacts, entry(number))
-    append_to_receipt_log(artifacts, entry(1, event="kept"))
-    assert untimed(read_receipt_log(artifacts)) == [entry(1), entry(2), entry(1, event="kept")]
+        append_release_event(artifacts, entry(number))
+    append_release_event(artifacts, entry(1, event="kept"))
+    assert untimed(read_release_events(artifacts)) == [entry(1), entry(2), entry(1, event="kept")]
 
 
 def test_metrics_that_are_not_numbers_are_equal(artifacts):
     for _ in range(2):
-        append_to_receipt_log(artifacts, entry(metrics={"model": {"loss": nan}}))
-    (one,) = read_receipt_log(artifacts)
+        append_release_event(artifacts, entry(metrics={"model": {"loss": nan}}))
+    (one,) = read_release_events(artifacts)
     assert one.metrics == {"model": {"loss": None}}
 
 
 @pytest.mark.parametrize("killed_at", ["os.fsync", "pathlib.Path.rename", "the end"])
 def test_killed_write_leaves_whole_lines_and_is_repeated_once(artifacts, killed_at):
-    append_to_receipt_log(artifacts, entry(1))
-    before = artifacts.receipt_log.read_bytes()
+    append_release_event(artifacts, entry(1))
+    before = artifacts.release_events.read_bytes()
     child = f"from {__name__} import killed_append; killed_append({str(artifacts.root)!r}, {killed_at!r})"
     assert subprocess.run([sys.executable, "-c", child], cwd=ROOT, check=False).returncode == -signal.SIGKILL
-    written = artifacts.receipt_log.read_bytes()
+    written = artifacts.release_events.read_bytes()
     assert written.startswith(before)
     assert (written == before) == (killed_at != "the end")
-    append_to_receipt_log(artifacts, entry(2))
-    assert untimed(read_receipt_log(artifacts)) == [entry(1), entry(2)]
-    assert artifacts.receipt_log.read_bytes().count(b"\n") == 2
+    append_release_event(artifacts, entry(2))
+    assert untimed(read_release_events(artifacts)) == [entry(1), entry(2)]
+    assert artifacts.release_events.read_bytes().count(b"\n") == 2
 
 
 def killed_append(root, killed_at):
@@ -91,7 +91,7 @@ def killed_append(root, killed_at):
 
     if killed_at != "the end":
         pytest.MonkeyPatch().setattr(killed_at, kill)
-    append_to_receipt_log(Artifacts("tiny", Path(root)), entry(2))
+    append_release_event(Artifacts("tiny", Path(root)), entry(2))
     kill()
 
 
@@ -99,29 +99,29 @@ def test_two_processes_write_at_the_same_time(artifacts):
     child = f"from {__name__} import append_many; append_many({str(artifacts.root)!r}, %d)"
     writers = [subprocess.Popen([sys.executable, "-c", child % first], cwd=ROOT) for first in (0, 20)]
     assert [writer.wait() for writer in writers] == [0, 0]
-    assert sorted(int(one.tag[1:]) for one in read_receipt_log(artifacts)) == list(range(40))
+    assert sorted(int(one.tag[1:]) for one in read_release_events(artifacts)) == list(range(40))
 
 
 def append_many(root, first):
     for number in range(first, first + 20):
-        append_to_receipt_log(Artifacts("tiny", Path(root)), entry(number))
+        append_release_event(Artifacts("tiny", Path(root)), entry(number))
 
 
 @pytest.mark.parametrize(
     "damage", [b'{"time": "20', b"\0" * 500, b"\xff\xfe\n", b"<<<<<<< HEAD\n", b"[1]\n", b"\n\n", b'{"event": "x"}']
 )
 def test_damage_is_ignored(artifacts, damage):
-    append_to_receipt_log(artifacts, entry(1))
-    with artifacts.receipt_log.open("ab") as file:
+    append_release_event(artifacts, entry(1))
+    with artifacts.release_events.open("ab") as file:
         file.write(damage)
-    append_to_receipt_log(artifacts, entry(2))
-    assert untimed(read_receipt_log(artifacts)) == [entry(1), entry(2)]
+    append_release_event(artifacts, entry(2))
+    assert untimed(read_release_events(artifacts)) == [entry(1), entry(2)]
 
 
 def test_keys_of_a_newer_version_are_ignored(artifacts):
-    artifacts.receipt_log.parent.mkdir(parents=True)
-    artifacts.receipt_log.write_text(json.dumps({**entry(1).model_dump(mode="json"), "new": 1}) + "\n")
-    assert read_receipt_log(artifacts) == [entry(1)]
+    artifacts.release_events.parent.mkdir(parents=True)
+    artifacts.release_events.write_text(json.dumps({**entry(1).model_dump(mode="json"), "new": 1}) + "\n")
+    assert read_release_events(artifacts) == [entry(1)]
 
 
 def test_log_that_cannot_be_written_is_a_storage_error(artifacts, monkeypatch):
@@ -130,7 +130,7 @@ def test_log_that_cannot_be_written_is_a_storage_error(artifacts, monkeypatch):
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(StorageError, match="cannot be written: No space left on device"):
-        append_to_receipt_log(artifacts, entry())
+        append_release_event(artifacts, entry())
 
 
 @pytest.fixture
@@ -150,8 +150,8 @@ def git(root, *arguments):
 
 
 def test_git_takes_the_log_and_no_partial_file(repository, artifacts):
-    append_to_receipt_log(artifacts, entry())
-    artifacts.receipt_log.with_name(".log.jsonl.partial").touch()
+    append_release_event(artifacts, entry())
+    artifacts.release_events.with_name(".log.jsonl.partial").touch()
     shown = git(repository, "status", "--porcelain", "--untracked-files=all", "runs/tiny")
     assert shown == "?? runs/tiny/release/log.jsonl\n"
 
@@ -159,7 +159,7 @@ def test_git_takes_the_log_and_no_partial_file(repository, artifacts):
 def test_merge_keeps_the_lines_of_both_machines(repository, artifacts):
     def commit(*numbers):
         for number in numbers:
-            append_to_receipt_log(artifacts, entry(number))
+            append_release_event(artifacts, entry(number))
         git(repository, "add", "runs", ".gitattributes")
         git(repository, "commit", "-q", "-m", "run")
 
@@ -169,28 +169,28 @@ def test_merge_keeps_the_lines_of_both_machines(repository, artifacts):
     git(repository, "checkout", "-q", "main")
     commit(4)
     git(repository, "merge", "-q", "other", "-m", "merge")
-    assert sorted(one.tag for one in read_receipt_log(artifacts)) == ["v1", "v2", "v3", "v4"]
+    assert sorted(one.tag for one in read_release_events(artifacts)) == ["v1", "v2", "v3", "v4"]
 
 
 def test_line_for_a_terminal():
     time = "2026-01-02T03:04:05+00:00"
-    assert format_receipt_log_entry(entry(time=time)) == "2026-01-02 03:04  published v1, loss 1.1: it is größer"
+    assert format_release_event(entry(time=time)) == "2026-01-02 03:04  published v1, loss 1.1: it is größer"
     assert (
-        format_receipt_log_entry(entry(time=time, event="verdict"))
+        format_release_event(entry(time=time, event="verdict"))
         == "2026-01-02 03:04  verdict publish, loss 1.1: it is größer"
     )
     rollback = entry(time=time, event="rollback", by="ann", verdict=None, metric=None, metrics={})
-    assert format_receipt_log_entry(rollback) == "2026-01-02 03:04  rollback v1, by ann: it is größer"
+    assert format_release_event(rollback) == "2026-01-02 03:04  rollback v1, by ann: it is größer"
 
 
 def test_lines_that_git_has_taken_away_still_count(tmp_path: Path) -> None:
     """The nights whose record could not be pushed: `git reset` puts the branch's log in place of ours."""
     artifacts = Artifacts("r", tmp_path)
-    append_to_receipt_log(artifacts, entry(1))
-    recorded = artifacts.receipt_log.read_bytes()
+    append_release_event(artifacts, entry(1))
+    recorded = artifacts.release_events.read_bytes()
     for number in (2, 3, 4):
-        append_to_receipt_log(artifacts, entry(number))
-        artifacts.receipt_log.write_bytes(recorded)
-    assert untimed(read_receipt_log(artifacts)) == [entry(1), entry(2), entry(3), entry(4)]
-    append_to_receipt_log(artifacts, entry(3))
-    assert len(read_receipt_log(artifacts)) == 4, "the same work again"
+        append_release_event(artifacts, entry(number))
+        artifacts.release_events.write_bytes(recorded)
+    assert untimed(read_release_events(artifacts)) == [entry(1), entry(2), entry(3), entry(4)]
+    append_release_event(artifacts, entry(3))
+    assert len(read_release_events(artifacts)) == 4, "the same work again"

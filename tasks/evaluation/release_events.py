@@ -19,7 +19,7 @@ SketchOf = Literal["texts", "inputs"]
 """What a sketch of rows has the hashes of: inputs; in lines of earlier versions whole texts, with the targets of some objectives."""
 
 
-class ReceiptLogEntry(Report):
+class ReleaseEvent(Report):
     """Something that happened to a candidate or a release."""
 
     model_config = pydantic.ConfigDict(extra="ignore")
@@ -75,7 +75,7 @@ def log_verdict(
     champion, used = blessing.champion, {}
     if row_sketch:
         used = {"confidence": blessing.confidence, "row_sketch": row_sketch, "row_sketch_of": "inputs"}
-    entry = ReceiptLogEntry(
+    entry = ReleaseEvent(
         event=event,
         reasons=blessing.reasons,
         repo_id=repo_id,
@@ -85,15 +85,13 @@ def log_verdict(
         **used,
         **_evaluation(blessing, evaluated),
     )
-    append_to_receipt_log(artifacts, entry)
+    append_release_event(artifacts, entry)
 
 
 def log_receipt(artifacts: Artifacts, receipt: Receipt, blessing: Blessing, evaluated: EvaluationReport) -> None:
     """Log what became of a model."""
     published = receipt.model_dump(exclude={"status"})
-    append_to_receipt_log(
-        artifacts, ReceiptLogEntry(event=receipt.status, **published, **_evaluation(blessing, evaluated))
-    )
+    append_release_event(artifacts, ReleaseEvent(event=receipt.status, **published, **_evaluation(blessing, evaluated)))
 
 
 def _evaluation(blessing: Blessing, evaluated: EvaluationReport) -> dict[str, Any]:
@@ -102,7 +100,7 @@ def _evaluation(blessing: Blessing, evaluated: EvaluationReport) -> dict[str, An
     return fields | {"data": blessing.data, "recipe": blessing.recipe, "metrics": evaluated.metrics}
 
 
-def append_to_receipt_log(artifacts: Artifacts, entry: ReceiptLogEntry) -> None:
+def append_release_event(artifacts: Artifacts, entry: ReleaseEvent) -> None:
     """Append an entry with the current time, unless the log has it with another time.
 
     Raises:
@@ -110,18 +108,18 @@ def append_to_receipt_log(artifacts: Artifacts, entry: ReceiptLogEntry) -> None:
     """
     timed = entry.model_copy(update={"time": datetime.now(UTC).isoformat(timespec="seconds")})
 
-    def is_same(one: ReceiptLogEntry, other: ReceiptLogEntry) -> bool:
+    def is_same(one: ReleaseEvent, other: ReleaseEvent) -> bool:
         return one.model_copy(update={"time": other.time}) == other
 
-    append_to_log_once(artifacts, artifacts.receipt_log, timed, is_same)
+    append_to_log_once(artifacts, artifacts.release_events, timed, is_same)
 
 
-def read_receipt_log(artifacts: Artifacts) -> list[ReceiptLogEntry]:
+def read_release_events(artifacts: Artifacts) -> list[ReleaseEvent]:
     """Return the entries of the log, oldest first, without damaged lines."""
-    return read_log_and_unrecorded(artifacts, artifacts.receipt_log, ReceiptLogEntry)
+    return read_log_and_unrecorded(artifacts, artifacts.release_events, ReleaseEvent)
 
 
-def format_receipt_log_entry(entry: ReceiptLogEntry) -> str:
+def format_release_event(entry: ReleaseEvent) -> str:
     """Format an entry as one line for a terminal."""
     what = entry.verdict if entry.event == "verdict" else entry.tag or entry.commit
     value = entry.metrics.get("model", {}).get(entry.metric or "")
