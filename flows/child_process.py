@@ -77,7 +77,7 @@ def run_python_module(
         KeyboardInterrupt: Ctrl-C was pressed; it says what is kept.
     """
     process = start_python_module(
-        module, arguments, subprocess.PIPE, command_result.reserve_result_file(artifacts.command_result)
+        module, arguments, subprocess.PIPE, command_result.preallocate_result_file(artifacts.command_result)
     )
     assert process.stdout is not None
     last = ""

@@ -30,13 +30,18 @@ from params.foundation.errors import (
 )
 
 if TYPE_CHECKING:
-    from params.loading import Document as Document, Problem as Problem, load as load, read as read
+    from params.loading import (
+        Document as Document,
+        Problem as Problem,
+        load as load,
+        read_yaml_document as read_yaml_document,
+    )
     from params.schema import Recipe as Recipe
 
 
 def __getattr__(name: str) -> object:
     """Import what reads recipes."""
-    if name not in {"Document", "Problem", "Recipe", "load", "read"}:
+    if name not in {"Document", "Problem", "Recipe", "load", "read_yaml_document"}:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from params import loading
 

@@ -14,7 +14,7 @@ Distribution = Literal["data parallelism", "FSDP", "DeepSpeed", "Megatron-LM"]
 _BY_TYPE: dict[str, Distribution] = {"FSDP": "FSDP", "DEEPSPEED": "DeepSpeed", "MEGATRON_LM": "Megatron-LM"}
 
 
-def read_distribution_type(launch: Launch) -> Distribution:
+def read_parallelism_strategy(launch: Launch) -> Distribution:
     """Return what `launch.accelerate_config` asks for; a file that cannot be read counts as data parallelism.
 
     `check` and accelerate report what is wrong with such a file.

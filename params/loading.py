@@ -139,7 +139,7 @@ def recipe_name(recipe: str) -> str:
     return find_recipe(recipe).stem
 
 
-def read(path: Path) -> Document:
+def read_yaml_document(path: Path) -> Document:
     """Parse the YAML file at `path`.
 
     Raises:
@@ -212,7 +212,7 @@ def load(path: Path) -> Recipe:
     Raises:
         RecipeError: it is invalid; the error lists every problem with its file:line, key and fix.
     """
-    document = read(path)
+    document = read_yaml_document(path)
     recipe, problems = parse(document)
     if recipe is None:
         raise document.error(problems)

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
 from params.foundation.artifacts import Artifacts, write_text_atomically
-from params.loading import load, read
+from params.loading import load, read_yaml_document
 from params.schema import Recipe
 
 _NULL: Final = "tag:yaml.org,2002:null"
@@ -31,7 +31,7 @@ def write_complete_recipe(recipe: Recipe, path: Path) -> None:
 def recipe_text_marking_defaults(artifacts: Artifacts) -> str:
     """Return the resolved recipe with a comment at each value that its file does not give."""
     content = load(artifacts.recipe_path).model_dump(mode="json")
-    text = _text(_annotated(content, read(artifacts.recipe_path).content))
+    text = _text(_annotated(content, read_yaml_document(artifacts.recipe_path).content))
     return re.sub(r" +# default$", "  # default", text, flags=re.MULTILINE)
 
 

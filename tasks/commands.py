@@ -295,11 +295,11 @@ def serve_hub(
 
     See docs/hub.md.
     """
-    from tasks.hub_client.local import serve_local_hub
+    from tasks.hub_client.local import serve_hub_until_signal
     from tasks.inference.hub_trials import HubModelAnswerer
 
     with HubModelAnswerer(folder) if answer else contextlib.nullcontext() as trials:
-        serve_local_hub(folder, host=host, port=port, tokens=tokens, answer=trials)
+        serve_hub_until_signal(folder, host=host, port=port, tokens=tokens, answer=trials)
 
 
 def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name: str = "python -m tasks") -> int:

@@ -17,7 +17,7 @@ def parse_recipe_stages(text: str, recipe: str, *, where: str) -> Mapping[str, A
     return {name: entry for name, entry in found.items() if _is_of(name, recipe)}
 
 
-def replace_recipe_stages(theirs: str, ours: Mapping[str, Any], recipe: str, *, where: str) -> str:
+def with_recipe_stages(theirs: str, ours: Mapping[str, Any], recipe: str, *, where: str) -> str:
     """Return `theirs`, the text of a dvc.lock, with the stages of `recipe` replaced by `ours`."""
     from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
 

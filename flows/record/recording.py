@@ -200,7 +200,7 @@ class _Recorder:
         ours = self.state(_read, where=_LOCK)
         if ours[_LOCK] and not any(self.is_in(ours, commit) for commit in branch.known(head)):
             theirs = (branch.read(head, _LOCK) or b"").decode()
-            text = lock_file.replace_recipe_stages(theirs, ours.pop(_LOCK), self.artifacts.recipe, where=str(branch))
+            text = lock_file.with_recipe_stages(theirs, ours.pop(_LOCK), self.artifacts.recipe, where=str(branch))
             files |= {_LOCK: text.encode(), **{path: content for path, content in ours.items() if content is not None}}
             for path in filter(files.__contains__, self.paths):
                 edited = branch.read(head, path)  # somebody may import from elsewhere now

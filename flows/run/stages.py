@@ -95,7 +95,7 @@ def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, forc
         outdated = _outdated_on_hub(stage, artifacts, log)
         if outdated is None:
             if stage == "train":
-                unwatched_sources.update_kept_rows_mark(stage, artifacts, None)
+                unwatched_sources.keep_rows_until_trained(stage, artifacts, None)
             log.info("%s: nothing has changed", name)
             return "unchanged"
         log.warning("%s: %s", name, outdated)
@@ -111,9 +111,9 @@ def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, forc
         assert limit
         raise limit.error(name) from None
     except EvergreenError as error:
-        unwatched_sources.update_kept_rows_mark(stage, artifacts, error)
+        unwatched_sources.keep_rows_until_trained(stage, artifacts, error)
         raise
-    unwatched_sources.update_kept_rows_mark(stage, artifacts, None)
+    unwatched_sources.keep_rows_until_trained(stage, artifacts, None)
     return "ran" if has_run else "restored"
 
 

@@ -92,7 +92,7 @@ def _has_new_commit(source: RowsFromHubDataset, artifacts: Artifacts, log: Logge
     return not report.exists() or HubSource(source).revision != read_report(artifacts, IngestReport).revision
 
 
-def update_kept_rows_mark(stage: str, artifacts: Artifacts, error: EvergreenError | None) -> None:
+def keep_rows_until_trained(stage: str, artifacts: Artifacts, error: EvergreenError | None) -> None:
     """Record that a stage has run, with its error if it failed: rows are kept from ingest until train."""
     if stage == "ingest" and error is None:
         artifacts.rows_taken.parent.mkdir(parents=True, exist_ok=True)

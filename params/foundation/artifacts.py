@@ -131,7 +131,7 @@ def replace_folder_atomically(target: Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
         try:
             yield partial
-            flush_folder_to_disk(partial)
+            flush_tree_to_disk(partial)
             old = target.with_name(f".{target.name}.old")
             shutil.rmtree(old, ignore_errors=True)
             if target.exists():
@@ -151,7 +151,7 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
         shutil.copy2(source, target)
 
 
-def flush_folder_to_disk(folder: Path) -> None:
+def flush_tree_to_disk(folder: Path) -> None:
     """Write a folder's content to the disk itself, so that a loss of power cannot take it back."""
     for path in (*folder.rglob("*"), folder):
         flush_path_to_disk(path)

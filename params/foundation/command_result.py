@@ -30,7 +30,7 @@ class CommandResult:
     error: EvergreenError | None = None  # the error that ended it; None if it succeeded
 
 
-def reserve_result_file(path: Path) -> dict[str, str]:
+def preallocate_result_file(path: Path) -> dict[str, str]:
     """Empty the file at `path`, and return the environment variable that names it.
 
     The file is filled with blanks, so that an error can still be written to it when the disk is full.

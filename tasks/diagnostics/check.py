@@ -21,7 +21,7 @@ from params import EvergreenError, Problem
 from params.dvc_files import RECIPES, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts
 from params.importing import find_named_source_files, import_with_arguments, is_project_file
-from params.loading import Document, Key, parse, read, suggestion, valid_sections
+from params.loading import Document, Key, parse, read_yaml_document, suggestion, valid_sections
 from params.schema import Evaluation, Launch, ObjectiveChoice, RowsFromFiles, RowsFromFunction, Training
 from tasks.diagnostics import model_checks
 from tasks.ingestion.function import find_imports_beyond_ingest
@@ -44,7 +44,7 @@ def check(path: Path) -> None:
     Raises:
         RecipeError: it has problems; the error lists each with its file:line, key and fix.
     """
-    document = read(path)
+    document = read_yaml_document(path)
     if problems := find_recipe_problems(document):
         raise document.error(problems)
     logger.info("check: %s is sound", path)
@@ -57,7 +57,7 @@ def find_recipe_problems(document: Document) -> list[Problem]:
     config = (sections["model"].config if "model" in sections else None) or {}
     training: Training | None = sections.get("training")
     chosen = {"lr_scheduler": training.lr_scheduler, "optimizer": training.optimizer} if training else {}
-    wait_for_errors = config_check.start_config_and_name_check(config, chosen)
+    wait_for_errors = config_check.start_transformers_settings_check(config, chosen)
     known = {**sections, "sections": sections, "document": document}
     for find_problems in _CHECKS:
         names = inspect.signature(find_problems).parameters

@@ -16,7 +16,7 @@ from params.foundation.artifacts import Artifacts
 from params.loading import Key
 from params.schema import Model, PretrainedTokenizer, Publish, Tokenization, repo_id_problem
 from trainer.model.adapters import BaseModelReference
-from trainer.runtime.model_files import check_model_file_references
+from trainer.runtime.model_files import check_safe_to_load
 
 logger = logging.getLogger(__name__)
 _HUB_S = 10.0
@@ -49,7 +49,7 @@ def find_unusable_start_models(sections: Mapping[str, Any]) -> Iterator[Problem]
                 yield Problem(key, what, "load them where you trust them, and write safetensors with `save_pretrained`")
                 continue
             try:
-                check_model_file_references(folder, weights=is_model)
+                check_safe_to_load(folder, weights=is_model)
             except ModelError as error:
                 yield Problem.of(error, key)
                 continue

@@ -37,7 +37,7 @@ from tasks.validation.checks import BY_KEY, ROW_BY_ROW
 from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.loop.batch import interval_steps, total_steps
-from trainer.reporting.step_clock import ProcessTimings, StepClock
+from trainer.reporting.step_clock import ProcessMeasurements, StepClock
 from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class _Pass(NamedTuple):
 
     rows: int
     seconds: dict[str, float]
-    clock: ProcessTimings
+    clock: ProcessMeasurements
     report: TokenizationReport
     quarantined: int
     disk_bytes: int
@@ -208,7 +208,7 @@ def _run(
     return _Pass(
         rows=sum(map(len, rows.values())),
         seconds=seconds,
-        clock=ProcessTimings(**json.loads((root / _CLOCK).read_text(encoding="utf-8"))),
+        clock=ProcessMeasurements(**json.loads((root / _CLOCK).read_text(encoding="utf-8"))),
         report=read_report(artifacts, TokenizationReport),
         quarantined=read_report(artifacts, ValidationReport).quarantined,
         disk_bytes=sum(path.stat().st_size for path in artifacts.checkpoint.rglob("*") if path.is_file()),

@@ -30,7 +30,7 @@ from tasks.drift.rows import (
     SampledRows,
     join_texts_in_value,
     label_hash,
-    read_sampled_rows,
+    read_compared_values,
     scan_rows,
     without_identifier_columns,
 )
@@ -85,7 +85,7 @@ def write_profile_and_measure_drift(
     columns = ComparedColumns.of(rows, objective, drift.ignore)
     scanned = scan_rows(rows, columns, workers)
     smallest = scanned.smallest
-    sampled = read_sampled_rows(rows, columns, smallest.row_ids[:MAX_SAMPLED], workers)
+    sampled = read_compared_values(rows, columns, smallest.row_ids[:MAX_SAMPLED], workers)
     columns, sampled = without_identifier_columns(columns, sampled)
     profile = DataProfile.of(scanned, columns, sampled)
     profile.save(folder / artifacts.data_profile.name)
@@ -127,7 +127,7 @@ def _compared(
     drift: Drift,
     seed: int,
 ) -> DriftReport:
-    findings = compare_with_profile(reference, read_sampled_rows(rows, columns, new_ids, workers), drift, seed)
+    findings = compare_with_profile(reference, read_compared_values(rows, columns, new_ids, workers), drift, seed)
     changes = tuple(finding.change for finding in findings)
     known_rows = max((len(one.values) for one in reference.samples if one.kind != "label"), default=0)
     shown = _shown(findings, new_ids)
@@ -148,13 +148,13 @@ def _compared(
     )
 
 
-def _shown(findings: Sequence[ChangeWithExamples], new_ids: NDArray[np.int64]) -> list[int]:
+def _shown(findings: Sequence[ChangeWithRowScores], new_ids: NDArray[np.int64]) -> list[int]:
     """Return the ids of the rows that show best what moved."""
     first = next((finding for finding in findings if finding.change.moved), None)
     if first is None:
         return []
-    order = np.argsort(-first.examples, kind="stable")[:_MAX_EXAMPLES]
-    best = [i for i in order if first.examples[i] > 0] or order[:1]
+    order = np.argsort(-first.row_scores, kind="stable")[:_MAX_EXAMPLES]
+    best = [i for i in order if first.row_scores[i] > 0] or order[:1]
     return [int(new_ids[i]) for i in best]
 
 
@@ -164,15 +164,15 @@ def _shorten(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class ChangeWithExamples:
+class ChangeWithRowScores:
     """A change, and how well each new row shows it."""
 
     change: MeasuredChange
-    examples: NDArray[np.float64]
+    row_scores: NDArray[np.float64]
     """(N,), the rows that show it best have the largest values."""
 
 
-def compare_with_profile(profile: DataProfile, new: SampledRows, drift: Drift, seed: int) -> list[ChangeWithExamples]:
+def compare_with_profile(profile: DataProfile, new: SampledRows, drift: Drift, seed: int) -> list[ChangeWithRowScores]:
     """Return all that was compared, the most important first."""
     count = (
         2 * (len(profile.samples) + len(profile.labels)) / _error(drift)
@@ -193,7 +193,7 @@ class _Tests:
     drift: Drift
     permutations: PermutationSettings
 
-    def all(self) -> Iterator[ChangeWithExamples]:
+    def all(self) -> Iterator[ChangeWithRowScores]:
         found = {(one.kind, one.column): one for one in measure_sampled_rows(self.new)}
         pairs = [(one, found[key]) for one in self.profile.samples if (key := (one.kind, one.column)) in found]
         # labels first, then texts, then numbers: the permutations follow each other in one random stream
@@ -204,7 +204,7 @@ class _Tests:
 
     def _labels(
         self, known: SampledMeasure, new: SampledMeasure, sides: ObservationUnits
-    ) -> Iterator[ChangeWithExamples]:
+    ) -> Iterator[ChangeWithRowScores]:
         labels, numbers = np.unique(np.concatenate([known.values, new.values]), return_inverse=True)
         shares = sides.shares(numbers, len(labels))
         real, p_values, by_chance = permutation_test(shares, sides.new, label_shift_statistics, self.permutations)
@@ -228,7 +228,7 @@ class _Tests:
             floor=self.drift.min_new_labels,
             p_value=p_values[1],
             detail=f"{_listed(unseen)}, {unknown:.1%} of the new rows" if unseen else "none",
-            examples=has_unknown.astype(float),
+            row_scores=has_unknown.astype(float),
         )
         grown = np.argsort(now - before)[::-1]
         moved = [f"{names[codes[i]]} from {before[i]:.1%} to {now[i]:.1%}" for i in grown if codes[i] in names]
@@ -242,12 +242,12 @@ class _Tests:
             floor=self.drift.min_label_change,
             p_value=p_values[0],
             detail=f"{distance:.1%} differ, beyond chance; most of all {_listed(moved)}",
-            examples=change,
+            row_scores=change,
         )
 
     def _texts(
         self, known: SampledMeasure, new: SampledMeasure, sides: ObservationUnits
-    ) -> Iterator[ChangeWithExamples]:
+    ) -> Iterator[ChangeWithRowScores]:
         features = [*known.values, *new.values]
         told = classifier_two_sample_test(features, sides, self.permutations)
         if told is None:
@@ -260,12 +260,12 @@ class _Tests:
             floor=self.drift.min_auc,
             p_value=p_value,
             detail=f"by its words, a new row is told from a known one in {area:.1%} of pairs (50% by chance)",
-            examples=scores[len(known.values) :],
+            row_scores=scores[len(known.values) :],
         )
 
     def _numbers(
         self, known: SampledMeasure, new: SampledMeasure, sides: ObservationUnits
-    ) -> Iterator[ChangeWithExamples]:
+    ) -> Iterator[ChangeWithRowScores]:
         from scipy.stats import wasserstein_distance
 
         values = np.concatenate([known.values, new.values])
@@ -278,9 +278,9 @@ class _Tests:
         olds, news = known.values / scale, new.values / scale
         distance = min(float(wasserstein_distance(olds, news, *weights)) * (scale / spread), _LARGEST_EFFECT)
         before, now = float(np.median(olds)), float(np.median(news))
-        examples = np.full(len(self.new.row_ids), -np.inf)
+        row_scores = np.full(len(self.new.row_ids), -np.inf)
         is_there = np.isfinite(self.new.numbers[new.column]) if known.kind == "number" else slice(None)
-        examples[is_there] = (news - before) * math.copysign(1.0, float(news.mean() - olds.mean()))
+        row_scores[is_there] = (news - before) * math.copysign(1.0, float(news.mean() - olds.mean()))
         yield _finding(
             what=f"length of {known.column}" if known.kind == "length" else known.column,
             measure="Wasserstein distance in standard deviations",
@@ -288,7 +288,7 @@ class _Tests:
             floor=self.drift.min_distance,
             p_value=p_values[0],
             detail=f"the median went from {before * scale:,.4g} to {now * scale:,.4g}; {distance:.2f} standard deviations",
-            examples=examples,
+            row_scores=row_scores,
         )
 
 
@@ -308,8 +308,15 @@ def _error(drift: Drift) -> float:
 
 
 def _finding(
-    *, what: str, measure: str, effect: float, floor: float, p_value: float, detail: str, examples: NDArray[np.float64]
-) -> ChangeWithExamples:
+    *,
+    what: str,
+    measure: str,
+    effect: float,
+    floor: float,
+    p_value: float,
+    detail: str,
+    row_scores: NDArray[np.float64],
+) -> ChangeWithRowScores:
     """A finding of one test by itself: whether it moved is decided over all of them."""
     change = MeasuredChange(
         what=what,
@@ -320,7 +327,7 @@ def _finding(
         moved=False,
         detail=detail,
     )
-    return ChangeWithExamples(change, examples)
+    return ChangeWithRowScores(change, row_scores)
 
 
 def _listed(names: Sequence[str]) -> str:

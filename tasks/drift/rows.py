@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pyarrow import types
 
 from tasks.progress import reset_idle_timer
-from tasks.shards.kept_work import ShardWork, ShardWorkers, hash_settings
+from tasks.shards.kept_work import ShardTask, ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows, group_values_of_row
 from trainer import objectives
 from trainer.data.shards import ROW_ID
@@ -165,7 +165,7 @@ def scan_rows(rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers) 
     types = [(name, str(rows.schema.field(name).type)) for name in columns.content]
     options = columns.objective.options.model_dump(mode="json") if columns.objective else {}
     settings = {"work": "drift", "types": types, "labels": columns.labelled, "options": options}
-    works = [ShardWork(own, hash_settings(shard=own.shard.sha256, **settings)) for own in rows.shards]
+    works = [ShardTask(own, hash_settings(shard=own.shard.sha256, **settings)) for own in rows.shards]
     smallest, labels = SmallestHashes(), {column: Counter[int]() for column in columns.labelled}
     all_found = workers.run(partial(scan_shard, columns), works, what="shards (drift)")
     for shard, found in zip(rows.manifest.shards, all_found, strict=True):
@@ -203,7 +203,7 @@ def scan_shard(columns: ComparedColumns, rows: SplitRows) -> RowScan:
     return RowScan(len(rows), smallest, labels)
 
 
-def read_sampled_rows(
+def read_compared_values(
     rows: SplitRows, columns: ComparedColumns, row_ids: NDArray[np.int64], workers: ShardWorkers
 ) -> SampledRows:
     """Read the rows with these ids, and keep what is compared of them; the result has the order of `row_ids`."""

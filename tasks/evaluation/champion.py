@@ -36,7 +36,7 @@ from tasks.tokenization.tokenizers import NO_LIMIT
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.runtime.library_errors import as_remote_code_error
-from trainer.runtime.model_files import check_model_file_references
+from trainer.runtime.model_files import check_safe_to_load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -123,7 +123,7 @@ def build_champion_reader(
     from transformers import AutoTokenizer
 
     with translate_champion_errors(champion):
-        check_model_file_references(folder, adapter=True)
+        check_safe_to_load(folder, adapter=True)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         record, options = folder / PROVENANCE, None
         if record.exists() and (made := _Record.model_validate_json(record.read_bytes()).objective).name == choice.name:

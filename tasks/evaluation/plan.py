@@ -14,7 +14,7 @@ from params.foundation.artifacts import Artifacts
 from params.schema import Direction, Evaluation, Launch, Model, ObjectiveChoice
 from tasks.drift.report import DriftReport
 from tasks.evaluation import champion
-from tasks.evaluation.reading import CommonText, ModelTokenization
+from tasks.evaluation.reading import ComparableInputs, ModelTokenization
 from tasks.evaluation.report import ChampionReference
 from tasks.evaluation.scoring import RowGroups
 from tasks.evaluation.statistics import Resampler
@@ -62,7 +62,7 @@ class EvaluationPlan:
     groups: RowGroups | None
     models: tuple[PlannedModel, ...]
     """In this order, the candidate first."""
-    text: CommonText
+    text: ComparableInputs
     """What candidate and champion both read."""
     new_rows: DriftReport | None
     """Names new rows on which the champion's confidence is measured; None if it is not."""
@@ -97,18 +97,18 @@ def plan_evaluation_and_encode(
     rows = SplitRows(artifacts.rows / evaluation.split)
     groups = RowGroups.read(rows)
     own = ModelTokenization(built, tokenizer, artifacts.model, tokenizer.model_max_length, "the candidate")
-    found, text, other = published.champion, CommonText(), None
+    found, text, other = published.champion, ComparableInputs(), None
     with ShardWorkers(artifacts, "evaluate", launch) as workers:
         if found and published.folder:
             other = champion.build_champion_reader(
                 published.folder, objective, max_length=own.max_length, champion=found, columns=rows.schema.names
             )
-            text = CommonText.find(own, other, rows, state, folder=folder, workers=workers)
+            text = ComparableInputs.find(own, other, rows, state, folder=folder, workers=workers)
             _check_comparable(text, metric, own, found, len(rows))
         elif published.max_length > own.max_length:
             # It was judged at a longer limit than that of the recipe, and its release keeps it.
             encoder = own.encoder(published.max_length, state)
-            text = CommonText(encoder.max_length, own.encode(rows, encoder, folder / "own", workers))
+            text = ComparableInputs(encoder.max_length, own.encode(rows, encoder, folder / "own", workers))
 
     load_model = partial(load_trained_model, artifacts.model, built.model_class())
     load_untrained = partial(build_untrained_model, model, objective=built, state=state, tokenizer=tokenizer, seed=seed)
@@ -145,7 +145,7 @@ def plan_evaluation_and_encode(
 
 
 def _check_comparable(
-    text: CommonText, metric: str, own: ModelTokenization, published: ChampionReference, rows: int
+    text: ComparableInputs, metric: str, own: ModelTokenization, published: ChampionReference, rows: int
 ) -> None:
     """Refuse a metric that cannot be compared with the champion's, and log what is compared."""
     if metric in text.incomparable:

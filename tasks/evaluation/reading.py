@@ -27,7 +27,7 @@ from tasks.tokenization.encoding import IS_CUT, SAYS_ALL, RowEncoder, encode_and
 from trainer.data.shards import ROW_ID, Manifest
 from trainer.data.tokens import Sequences
 from trainer.model import adapters
-from trainer.runtime.model_files import check_model_file_references
+from trainer.runtime.model_files import check_safe_to_load
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -129,7 +129,7 @@ class ModelTokenization:
 
 
 @dataclass(frozen=True)
-class CommonText:
+class ComparableInputs:
     """What candidate and champion read of the rows of a split."""
 
     limit: int | None = None
@@ -161,7 +161,7 @@ class CommonText:
         *,
         folder: Path,
         workers: ShardWorkers,
-    ) -> CommonText:
+    ) -> ComparableInputs:
         """Find out what both read, and encode the rows once more into `folder` where that is not what is there already.
 
         Raises:
@@ -236,7 +236,7 @@ def _positions(folder: Path) -> int | None:
     if adapters.is_adapter_folder(folder) and not (folder / "config.json").exists():
         base = adapters.BaseModelReference.of(folder)
         path, revision = base.name, base.revision
-    revision = check_model_file_references(path, revision, weights=False)
+    revision = check_safe_to_load(path, revision, weights=False)
     config = AutoConfig.from_pretrained(path, revision=revision or "main", trust_remote_code=False).get_text_config()
     found: int | None = getattr(config, "max_position_embeddings", None)
     if not found or found < 1:

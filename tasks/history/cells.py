@@ -17,7 +17,7 @@ from tasks.report.formatting import (
     format_number,
     format_one_line,
     format_signed_gain,
-    truncate_and_escape,
+    truncate_and_escape_invisible,
 )
 
 Tone = Literal["good", "note", "bad", "plain"]
@@ -63,7 +63,7 @@ def outcome_reasons_and_fixes(run: RunEntry) -> list[str]:
         found = [outcome_reason(run), *([f"fix: {run.error.fix}"] if run.error.fix else [])]
     elif run.outcome == "rolled back":
         found = [outcome_reason(run)]
-    return [truncate_and_escape(each, _MAX_PARAGRAPH) for each in found]
+    return [truncate_and_escape_invisible(each, _MAX_PARAGRAPH) for each in found]
 
 
 def gain_and_interval_texts(run: RunEntry) -> tuple[str, str]:

@@ -43,7 +43,7 @@ class HubUsers(BaseModel, frozen=True, extra="forbid"):
     """Team -> its users."""
 
 
-def serve_local_hub(
+def serve_hub_until_signal(
     folder: Path, *, host: str, port: int, tokens: Path | None, answer: AnswerFunction | None = None
 ) -> None:
     """Serve the Hub in `folder` until SIGINT or SIGTERM; with `answer`, its models answer texts on their pages.

@@ -153,7 +153,7 @@ def peel_tag(git: Repo, sha: ObjectID) -> ObjectID:
     return sha
 
 
-def parse_commit_record(commit: Commit) -> CommitRecord:
+def to_commit_record(commit: Commit) -> CommitRecord:
     """Return a commit as a record of the history."""
     title, _, message = commit.message.decode(errors="replace").rstrip("\n").partition("\n\n")
     author = commit.author.decode(errors="replace").partition(" <")[0]
@@ -161,7 +161,7 @@ def parse_commit_record(commit: Commit) -> CommitRecord:
 
 
 def commit_message(title: str, description: str) -> str:
-    """Return the message that `parse_commit_record` takes apart. A title is one line: the next ones would pass for the description."""
+    """Return the message that `to_commit_record` takes apart. A title is one line: the next ones would pass for the description."""
     title = " ".join(title.split())
     return f"{title}\n\n{description}" if description else title
 
@@ -192,4 +192,4 @@ def write_commit(git: Repo, files: dict[str, ObjectID], parents: list[ObjectID],
 def find_last_commit(git: Repo, sha: str, path: str) -> CommitRecord | None:
     """Return the newest commit that changed a file or folder, looking back from `sha`."""
     walker = git.get_walker(include=[ObjectID(sha.encode())], paths=[path.encode()], max_entries=1)
-    return next((parse_commit_record(entry.commit) for entry in walker), None)
+    return next((to_commit_record(entry.commit) for entry in walker), None)

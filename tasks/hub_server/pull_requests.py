@@ -32,9 +32,9 @@ from tasks.hub_server.git_objects import (
     TreeEntry,
     commit_message,
     list_file_blobs,
-    parse_commit_record,
     read_commit,
     read_tree_entry,
+    to_commit_record,
     write_commit,
 )
 from tasks.hub_server.names import COMMIT_ID, file_above, pull_request_number, pull_request_ref, to_full_ref
@@ -324,7 +324,7 @@ def _find_on_main(git: Repo, parent: str) -> ObjectID:
 
 def _read_changes(git: Repo, found: PullRequest) -> PullRequestChanges:
     head, main = git.refs[pull_request_ref(found.number)], git.refs[_MAIN]
-    commits = [parse_commit_record(commit) for commit in _first_parents(git, head, until=found.base)][::-1]
+    commits = [to_commit_record(commit) for commit in _first_parents(git, head, until=found.base)][::-1]
     before, after, merged = (list_file_blobs(git, sha) for sha in (ObjectID(found.base.encode()), head, main))
     changed = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
     conflicts = set()

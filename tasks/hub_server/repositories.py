@@ -32,11 +32,11 @@ from tasks.hub_server.git_objects import (
     add_blob,
     find_large_files_in_history,
     list_file_blobs,
-    parse_commit_record,
     parse_lfs_pointer,
     peel_tag,
     read_commit,
     read_tree_entry,
+    to_commit_record,
     walk_tree,
     write_commit,
 )
@@ -113,7 +113,7 @@ class BareRepository:
         """Return the commits, or up to `limit`, newest first, beginning at `sha`."""
         with self.open() as git:
             walker = git.get_walker(include=[ObjectID(sha.encode())], max_entries=limit)
-            return [parse_commit_record(entry.commit) for entry in walker]
+            return [to_commit_record(entry.commit) for entry in walker]
 
     def entries(self, sha: str, folder: str = "", *, recursive: bool) -> list[TreeEntry]:
         """Return the files and folders in `folder` at a commit, in git's order. HubError 404 if `folder` does not exist."""

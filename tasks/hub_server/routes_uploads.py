@@ -72,7 +72,7 @@ def get_committable_repository(
 Committable = Annotated[RequestedRepository, Depends(get_committable_repository)]
 
 
-async def read_commit_body(request: Request, _: Committable) -> bytes:
+async def read_raw_commit_body(request: Request, _: Committable) -> bytes:
     """Return the body of a commit."""
     return await limits.read_limited_body(request, limits.COMMIT_BYTES)
 
@@ -200,7 +200,7 @@ def commit_changes(
     request: Request,
     target: Committable,
     revision: Quoted,
-    body: Annotated[bytes, Depends(read_commit_body)],
+    body: Annotated[bytes, Depends(read_raw_commit_body)],
     create_pr: bool = False,
 ) -> Json:
     """Add a commit to a branch or a pull request, or make a new pull request of it."""

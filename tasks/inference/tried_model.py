@@ -22,7 +22,7 @@ from trainer.model.adapters import TASKS, BaseModelReference, is_adapter_folder
 from trainer.model.network import load_trained_model
 from trainer.objectives.bases.objective import PromptForm
 from trainer.runtime.library_errors import as_remote_code_error
-from trainer.runtime.model_files import check_model_file_references
+from trainer.runtime.model_files import check_safe_to_load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -77,7 +77,7 @@ class AnsweringModel:
         """
         from transformers import AutoConfig, AutoTokenizer, pipeline
 
-        check_model_file_references(folder, where=where, adapter=True)
+        check_safe_to_load(folder, where=where, adapter=True)
         if is_adapter_folder(folder):
             named = BaseModelReference.of(folder).task
             task = _task([named] if named else [], where, "adapter_config.json")

@@ -116,7 +116,7 @@ def write_split_schema(folder: Path, columns: Mapping[str, SourceColumn], group_
     pq.write_metadata(schema.with_metadata({GROUP_BY: json.dumps(names)} if names else None), folder / SCHEMA)
 
 
-def check_shards_fit_columns(manifest: Manifest, columns: Mapping[str, SourceColumn]) -> None:
+def check_values_fit_types(manifest: Manifest, columns: Mapping[str, SourceColumn]) -> None:
     """Check that the split's columns can hold the values of shards whose columns have other types, such as integers.
 
     Raises:

@@ -35,7 +35,7 @@ from tasks.ingestion.files import FileRowIndex, FileRowRange
 from tasks.ingestion.parquet import (
     SourceColumn,
     WrittenPart,
-    check_shards_fit_columns,
+    check_values_fit_types,
     part_file_name,
     widen_schema_in_place,
     write_part_shards,
@@ -44,7 +44,7 @@ from tasks.ingestion.parquet import (
 from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import OpenedSource, open_source
 from tasks.progress import iterate_with_progress
-from tasks.shards.kept_work import ShardWork, ShardWorkers
+from tasks.shards.kept_work import ShardTask, ShardWorkers
 from tasks.shards.split_rows import SplitRows, group_values_of_row
 from tasks.stages import save_report
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard, folder_sha256
@@ -84,7 +84,7 @@ def ingest(
         for split in SPLITS:
             (folder / split).mkdir(exist_ok=True)
             write_split_schema(folder / split, columns, data.group_by)
-            check_shards_fit_columns(Manifest.write(folder / split, shards[split]), columns)
+            check_values_fit_types(Manifest.write(folder / split, shards[split]), columns)
         rows = {split: SplitRows(folder / split) for split in SPLITS}
         report = IngestReport(
             source=data.source.kind,
@@ -117,7 +117,7 @@ def _write_parts(
     source: OpenedSource, division: SplitAssigner, folder: Path, workers: ShardWorkers
 ) -> Iterator[WrittenPart]:
     """Write the parts of a split of the source."""
-    split, works = division.source_split, list[ShardWork[tuple[int, Sequence[FileRowRange]]]]()
+    split, works = division.source_split, list[ShardTask[tuple[int, Sequence[FileRowRange]]]]()
     files = source.indexes(split)
     if files is None:
         with contextlib.closing(source.batches(split)) as batches:
@@ -130,7 +130,7 @@ def _write_parts(
         key = f"{number} {[piece.key for piece in pieces]} {division}"
         # the source has the other splits
         paths = [folder / own / part_file_name(number) for own in (split, *division.shares)]
-        works.append(ShardWork((number, pieces), key, paths))
+        works.append(ShardTask((number, pieces), key, paths))
     yield from workers.run(partial(_write_files, division, folder), works, what=f"parts of {split}")
 
 

@@ -143,7 +143,7 @@ class CheckpointsBranch:
         return found
 
 
-def with_checkpoint_timeouts(repository: HubRepository, publish: Publish, command: str) -> HubRepository:
+def repository_with_checkpoint_timeouts(repository: HubRepository, publish: Publish, command: str) -> HubRepository:
     """Return `repository` with the time that checkpoints need: no request is cut off, and `publish.timeout_s` limits retries.
 
     Each reason why the Hub gives no clear answer is logged once, however long it lasts.

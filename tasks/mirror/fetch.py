@@ -74,7 +74,7 @@ def fetch_before_training(artifacts: Artifacts, job: Job, publish: Publish) -> N
 def _fetch_newest(artifacts: Artifacts, job: Job, publish: Publish, *, patience_s: float | None = None) -> None:
     """Fetch the run's last checkpoint; with `patience_s`, only if the Hub answers within so many seconds."""
     from tasks.hub_client.connection import open_repository
-    from tasks.mirror.branch import CheckpointsBranch, with_checkpoint_timeouts
+    from tasks.mirror.branch import CheckpointsBranch, repository_with_checkpoint_timeouts
 
     staging = job.folder / ".fetched"
     with (
@@ -83,7 +83,7 @@ def _fetch_newest(artifacts: Artifacts, job: Job, publish: Publish, *, patience_
     ):
         if patience_s is not None:
             replace(opened, timeout_s=patience_s).retry_until_clear(opened.refs)
-        repository = with_checkpoint_timeouts(opened, publish, "fetch")
+        repository = repository_with_checkpoint_timeouts(opened, publish, "fetch")
         branch = CheckpointsBranch(repository, publish.private)
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)

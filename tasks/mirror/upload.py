@@ -126,7 +126,7 @@ class _Uploader:
 
     def __init__(self, repository: HubRepository, queue: UploadQueue, tokenizer: Path, publish: Publish) -> None:
         from tasks.hub_client.repository import RetryPolicy
-        from tasks.mirror.branch import CheckpointsBranch, with_checkpoint_timeouts
+        from tasks.mirror.branch import CheckpointsBranch, repository_with_checkpoint_timeouts
 
         self.ended = threading.Event()
         """Set when the training has ended."""
@@ -136,7 +136,7 @@ class _Uploader:
         self._step_at_start: dict[str, int] = {}
         """The step of the branch before the first upload, by run."""
         # During the training there is no hurry; afterwards `publish.timeout_s` limits the wait for a clear answer.
-        self._last = with_checkpoint_timeouts(repository, publish, "mirror")
+        self._last = repository_with_checkpoint_timeouts(repository, publish, "mirror")
         meanwhile = RetryPolicy(attempts=math.inf, sleep=self._sleep)
         self._meanwhile = replace(self._last, timeout_s=math.inf, retries=meanwhile)
         logger.info("mirror: %s checkpoints go to %s", "all" if queue.keep_all else "last", self._branch.where)

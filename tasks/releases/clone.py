@@ -101,7 +101,7 @@ class ProjectClone:
         result = Artifacts(recipe, self.project).command_result
         path = os.pathsep.join(filter(None, [str(self.project), os.environ.get("PYTHONPATH")]))
         # DVC_STAGE: as under DVC, the stage dies with this process.
-        own = {**command_result.reserve_result_file(result), "DVC_STAGE": name, "PYTHONPATH": path}
+        own = {**command_result.preallocate_result_file(result), "DVC_STAGE": name, "PYTHONPATH": path}
         with subprocess.Popen(
             [sys.executable, "-m", "tasks", name, f"params/{recipe}.yaml"],
             cwd=self.project,

@@ -115,7 +115,7 @@ def format_money(money: object) -> str:
     return f"{known:,.2f}" if known >= 0.1 or not known else f"{known:,.4f}"
 
 
-def truncate_and_escape(value: object, limit: int) -> str:
+def truncate_and_escape_invisible(value: object, limit: int) -> str:
     """Return at most `limit` characters of a text, with invisible characters escaped, except line ends."""
     text = value if isinstance(value, str) else MISSING if value is None else str(value)
     shown = (c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text[:limit])
@@ -124,7 +124,7 @@ def truncate_and_escape(value: object, limit: int) -> str:
 
 def format_one_line(value: object, limit: int) -> str:
     """Return a text on one line, for a label."""
-    return " ".join(truncate_and_escape(value, limit).split())
+    return " ".join(truncate_and_escape_invisible(value, limit).split())
 
 
 def count_with_noun(count: int, noun: str) -> str:

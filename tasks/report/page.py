@@ -20,7 +20,7 @@ from tasks.hub_client.receipt import Receipt
 from tasks.report import sections
 from tasks.report.canvas import figure_as_svg
 from tasks.report.charts import draw_curves, draw_gain
-from tasks.report.formatting import truncate_and_escape
+from tasks.report.formatting import truncate_and_escape_invisible
 from tasks.report.run_results import RunResults
 from tasks.report.templates import render_template
 from tasks.report.timings import StageTiming, read_timings
@@ -109,7 +109,7 @@ def derive_headline(results: RunResults, timings: Mapping[str, StageTiming] | No
         sentence = f"The run failed in {failed.stage}; the published model has not changed."
         if failed.stage == "publish":
             sentence = "The model is ready, but publishing it failed; the next run tries again."
-        reasons = [truncate_and_escape(failed.error, 4000)] if failed.error else []
+        reasons = [truncate_and_escape_invisible(failed.error, 4000)] if failed.error else []
         return Headline("bad", f"Failed in {failed.stage}", sentence, reasons, failed.stage, stale)
     if blessing:
         return _judged(results, blessing)
@@ -123,7 +123,7 @@ def derive_headline(results: RunResults, timings: Mapping[str, StageTiming] | No
 
 
 def _judged(results: RunResults, blessing: Blessing) -> Headline:
-    reasons = [truncate_and_escape(reason, 1200) for reason in blessing.reasons]
+    reasons = [truncate_and_escape_invisible(reason, 1200) for reason in blessing.reasons]
     if blessing.verdict == "refuse":
         return Headline("bad", "Refused", "The candidate misses a demand of the gate and is not published.", reasons)
     if blessing.verdict == "keep":

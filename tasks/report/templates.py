@@ -38,5 +38,8 @@ def render_template(template: str, content: Mapping[str, Any]) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {name: getattr(formatting, name) for name in _FILTERS}
-    environment.filters |= {"at_most": formatting.truncate_and_escape, "confidence_text": format_confidence_level}
+    environment.filters |= {
+        "at_most": formatting.truncate_and_escape_invisible,
+        "confidence_text": format_confidence_level,
+    }
     return escape_direction_characters(environment.get_template(template).render(content))

@@ -100,7 +100,7 @@ def choose_max_length(lengths: Sequence[int], positions: int | None) -> AdvisedV
     return AdvisedValue(chosen, why)
 
 
-def choose_context_length(total_tokens: float, positions: int | None, *, is_new: bool) -> AdvisedValue:
+def choose_packed_sequence_length(total_tokens: float, positions: int | None, *, is_new: bool) -> AdvisedValue:
     """Return the length of packed sequences of running text."""
     wanted = 128 if is_new and total_tokens < 5e6 else 256 if is_new else 1024
     chosen = min(wanted, positions) if positions else wanted

@@ -14,7 +14,7 @@ from params.schema import repo_id_problem
 from tasks.report.formatting import format_large_number
 from tasks.scaffold import hub
 from trainer.objectives.bases.advice import ModelKind
-from trainer.runtime.model_files import check_model_file_references
+from trainer.runtime.model_files import check_safe_to_load
 
 _ENCODERS: Final = re.compile(
     r".*bert.*|electra|deberta.*|mpnet|ernie.*|roformer|xlnet|xlm|funnel|longformer|big_bird|nystromformer"
@@ -55,7 +55,7 @@ def read_model_facts(model: str, root: Path = Path()) -> ModelFacts:
         ModelError: it does not exist, or cannot be used here.
     """
     if (root / model).is_dir():
-        check_model_file_references(root / model, where=model)
+        check_safe_to_load(root / model, where=model)
         return _facts(model, None, root / model, hub.count_local_parameters(root / model))
     name, _, revision = model.partition("@")
     if model.startswith((".", "/", "~")) or name.count("/") != 1 or repo_id_problem(name):

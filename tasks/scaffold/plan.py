@@ -94,7 +94,7 @@ def plan_recipe(
     rows = round(rows * (1 - sum(share.value for share in shares.values())))
     max_length = choices.choose_max_length(inputs, positions)
     if advice.reads_running_text:
-        max_length = choices.choose_context_length(mean * rows, positions, is_new=facts is None)
+        max_length = choices.choose_packed_sequence_length(mean * rows, positions, is_new=facts is None)
     encoder = RowEncoder(objective, tokenizer, max_length.value, state)
     tried = quality.usable[:: max(1, len(quality.usable) // _TRIED_ROWS)]
     per_row = list(_encoded(tried, encoder))

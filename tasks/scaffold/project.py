@@ -138,7 +138,7 @@ def remove_recipe(name: str, *, yes: bool) -> None:
     recipe = root / "params" / f"{name}.yaml"
     recipes, prefect = (read_text_or_none(root / path) or "" for path in (RECIPES, PREFECT))
     new_recipes = recipes_yaml_without_item(recipes, name)
-    new_prefect, deployments = prefect_yaml_without_deployments(prefect, name)
+    new_prefect, deployments = without_recipe_deployments(prefect, name)
     what = [f"the recipe {recipe}"] if recipe.is_file() else []
     what += ["its item in recipes.yaml"] if new_recipes != recipes else []
     what += [f"the deployment {deployment} in prefect.yaml" for deployment in deployments]
@@ -173,7 +173,7 @@ def recipes_yaml_without_item(text: str, name: str) -> str:
     return text if others else re.sub("^recipes:", "recipes: {}", text, flags=re.MULTILINE)  # DVC reads no empty value
 
 
-def prefect_yaml_without_deployments(text: str, name: str) -> tuple[str, list[str]]:
+def without_recipe_deployments(text: str, name: str) -> tuple[str, list[str]]:
     """Return prefect.yaml without the deployments of a recipe, and their names."""
     content, removed = _parsed(text, PREFECT), list[str]()
     rest = _deployments(content)

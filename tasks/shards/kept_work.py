@@ -57,7 +57,7 @@ ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
-class ShardWork(Generic[ItemT]):
+class ShardTask(Generic[ItemT]):
     """What is to be done on one shard; a process gets it as a pickle."""
 
     item: ItemT
@@ -122,7 +122,7 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
             release_memory_if_due()
 
     def run(
-        self, function: Callable[[ItemT], ResultT], works: Sequence[ShardWork[ItemT]], *, what: str
+        self, function: Callable[[ItemT], ResultT], works: Sequence[ShardTask[ItemT]], *, what: str
     ) -> Iterator[ResultT]:
         """Yield `function(work.item)` of each, as `map` does; that of earlier runs, with its files, where nothing has changed."""
         if not self._cache:
@@ -192,10 +192,10 @@ class _Cache:
     code: tuple[tuple[str, str], ...]
     """The files of the code that the work depends on, below `root`, each with its state."""
 
-    def entry(self, work: ShardWork[Any]) -> Path:
+    def entry(self, work: ShardTask[Any]) -> Path:
         return self.folder / _digest([work.key, _code_digest(self.code)])
 
-    def find_or_do(self, function: Callable[[ItemT], ResultT], work: ShardWork[ItemT]) -> tuple[ResultT, bool]:
+    def find_or_do(self, function: Callable[[ItemT], ResultT], work: ShardTask[ItemT]) -> tuple[ResultT, bool]:
         """Return what the work gives, and whether an earlier run did it."""
         if found := self.find(work):
             return found[0], True
@@ -203,7 +203,7 @@ class _Cache:
         self.keep(work, result)
         return result, False
 
-    def find(self, work: ShardWork[Any]) -> tuple[Any, ...]:
+    def find(self, work: ShardTask[Any]) -> tuple[Any, ...]:
         """Return what the work gave, and put its files where they belong; nothing if it is not there, or damaged."""
         entry = self.entry(work)
         try:
@@ -223,7 +223,7 @@ class _Cache:
             return ()
         return (result,)
 
-    def keep(self, work: ShardWork[Any], result: Any) -> None:
+    def keep(self, work: ShardTask[Any], result: Any) -> None:
         """Keep what the work gave. Without room on the disk nothing is kept; the work is done in any case."""
         if not _is_there(self.root, self.code):
             return  # this process may have imported other code

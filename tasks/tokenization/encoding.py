@@ -22,7 +22,7 @@ import pyarrow as pa
 from params import DataError
 from params.foundation.hashing import file_sha256
 from tasks.progress import iterate_with_progress
-from tasks.shards.kept_work import ShardWork, ShardWorkers
+from tasks.shards.kept_work import ShardTask, ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.report import SplitStatistics
 from trainer import objectives
@@ -96,7 +96,7 @@ def collect_labels(rows: SplitRows, objective: Objective[Any], workers: ShardWor
     """Return the `row_labels` of all rows of a split; `settings` is a hash of the objective's options."""
     if not objectives.overrides_method(objective, "row_labels"):
         return set()
-    works = [ShardWork(own, f"labels {own.shard.sha256} {rows.schema} {settings}") for own in rows.shards]
+    works = [ShardTask(own, f"labels {own.shard.sha256} {rows.schema} {settings}") for own in rows.shards]
     found: set[str] = set()
     return found.union(*workers.run(partial(_labels_of_shard, objective), works, what="shards (labels)"))
 
@@ -117,13 +117,13 @@ def encode_and_write_splits(
     Raises:
         DataError: a row cannot be encoded, or the rows of a split give no sequence.
     """
-    works = list[ShardWork[tuple[SplitRows, str, Path]]]()
+    works = list[ShardTask[tuple[SplitRows, str, Path]]]()
     for split, rows in splits.items():
         (folder / split).mkdir()
         for own in rows.shards:
             target = folder / split / Path(own.shard.name).with_suffix(".arrow")
             key = f"{own.shard.sha256} {split == 'train'} {rows.schema} {settings}"
-            works.append(ShardWork((own, split, target), key, [target]))
+            works.append(ShardTask((own, split, target), key, [target]))
     done = zip(works, workers.run(partial(_encode_shard, encoder), works, what="shards"), strict=True)
     encoded = [(work.item, found) for work, found in done]
     return {

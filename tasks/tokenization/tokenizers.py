@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from params import ModelError, TransientError
 from params.schema import Tokenization, TrainTokenizer
 from trainer.runtime.library_errors import as_remote_code_error
-from trainer.runtime.model_files import check_model_file_references
+from trainer.runtime.model_files import check_safe_to_load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -83,7 +83,7 @@ def load_tokenizer(path: str, revision: str | None) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        revision = check_model_file_references(path, revision, weights=False)
+        revision = check_safe_to_load(path, revision, weights=False)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, revision=revision or "main", trust_remote_code=False
         )

@@ -121,7 +121,7 @@ def join_training_as_machine(recipe_path: Path, *, machine: int) -> None:
     folder = Artifacts(recipe_path.stem).machines.absolute()
     with (
         hold_file_lock(folder / f"machine-{machine}.lock", f"machine {machine}"),
-        processes.catch_stop_signals() as signals,
+        processes.collect_stop_signals() as signals,
     ):
         last = _read_announcement(folder)
         seen = last.start if last and last.state != "waiting" else None

@@ -151,7 +151,7 @@ class ReceivedStopSignals:
 
 
 @contextlib.contextmanager
-def catch_stop_signals() -> Iterator[ReceivedStopSignals]:
+def collect_stop_signals() -> Iterator[ReceivedStopSignals]:
     """Collect SIGTERM and SIGINT instead of ending. Only Python's main thread gets signals; elsewhere none arrive."""
     signals = ReceivedStopSignals()
     if threading.current_thread() is not threading.main_thread():

@@ -57,11 +57,9 @@ def supervise_training(job: Job, choose_checkpoint: Callable[[], Path | None]) -
     """
     sharding.check_deepspeed_installed(job.launch)
     halved, budget = 0, TrainingTimeBudget(job)
-    with translate_disk_errors(job.folder), processes.catch_stop_signals() as signals:
+    with translate_disk_errors(job.folder), processes.collect_stop_signals() as signals:
         while True:
-            attempt = TrainingProcessSupervisor(
-                job.model_copy(update={"checkpoint": choose_checkpoint()}), signals, budget
-            )
+            attempt = TrainingAttempt(job.model_copy(update={"checkpoint": choose_checkpoint()}), signals, budget)
             try:
                 attempt.run()
             except MemoryExhaustedError:
@@ -83,7 +81,7 @@ def supervise_training(job: Job, choose_checkpoint: Callable[[], Path | None]) -
             return
 
 
-class TrainingProcessSupervisor:
+class TrainingAttempt:
     """One start of a training's processes, until all of them have ended."""
 
     def __init__(self, job: Job, signals: processes.ReceivedStopSignals, budget: TrainingTimeBudget) -> None:

@@ -18,7 +18,7 @@ from pyarrow import types
 from params import DataError
 from params.foundation.artifacts import SPLITS, translate_disk_errors
 from params.loading import suggestion
-from tasks.shards.kept_work import ShardWork, ShardWorkers, hash_settings
+from tasks.shards.kept_work import ShardTask, ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.objective import ColumnKind
@@ -36,7 +36,7 @@ NOTHING: Positions = np.array([], np.int64)
 ResultT = TypeVar("ResultT")
 
 
-def positions_within(positions: Positions, start: int, stop: int) -> Positions:
+def positions_in_range(positions: Positions, start: int, stop: int) -> Positions:
     """Return those of the positions that are at least `start` and less than `stop`."""
     first, end = np.searchsorted(positions, [start, stop])
     return positions[first:end]
@@ -169,12 +169,12 @@ class RawRows:
         The work reads `columns`, without the rows at the positions in `skip`, and writes the file of the shard in `paths`, if there are any.
         `settings` are all else that the result depends on, as JSON.
         """
-        key, works = hash_settings(work=what, **settings), list[ShardWork[RawShardWork]]()
+        key, works = hash_settings(work=what, **settings), list[ShardTask[RawShardWork]]()
         files: Sequence[Path | None] = paths or [None] * len(parts)
         for part, path in zip(parts, files, strict=True):
-            own = positions_within(skip, part.start, part.stop) - part.start
+            own = positions_in_range(skip, part.start, part.stop) - part.start
             work = RawShardWork(replace(part, start=0), columns, own, path)
-            works.append(ShardWork(work, work.key(key), [path] if path else []))
+            works.append(ShardTask(work, work.key(key), [path] if path else []))
         return self.workers.run(function, works, what=f"shards ({what})")
 
     def span(self, split: str) -> range:
@@ -185,7 +185,9 @@ class RawRows:
     def remaining(self, aside: Positions) -> dict[str, int]:
         """Return the number of rows of each split that are not at the positions in `aside`."""
         spans = {split: self.span(split) for split in SPLITS}
-        return {split: len(span) - len(positions_within(aside, span.start, span.stop)) for split, span in spans.items()}
+        return {
+            split: len(span) - len(positions_in_range(aside, span.start, span.stop)) for split, span in spans.items()
+        }
 
     def parts_of(self, split: str) -> list[ShardWithPositions]:
         """Return the shards of a split."""
@@ -204,7 +206,7 @@ class RawRows:
         """Return the row_id of each position."""
         found = [NOTHING]
         for part in self.parts:
-            chosen = positions_within(positions, part.start, part.stop)
+            chosen = positions_in_range(positions, part.start, part.stop)
             if len(chosen):
                 found.append(part.table([])[ROW_ID].to_numpy()[chosen - part.start])
         return np.concatenate(found)
@@ -213,7 +215,7 @@ class RawRows:
         """Return a few rows by position, with all columns or with `row_id` and those of `columns` that the rows have."""
         found, wanted = dict[int, dict[str, Any]](), np.unique(np.array(positions, np.int64))
         for part in self.parts:
-            if len(own := positions_within(wanted, part.start, part.stop)):
+            if len(own := positions_in_range(wanted, part.start, part.stop)):
                 rows = part.table(columns).take(own - part.start).to_pylist()
                 found.update(zip(own.tolist(), rows, strict=True))
         return found

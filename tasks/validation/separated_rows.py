@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from params.foundation.artifacts import SPLITS
 from tasks.progress import reset_idle_timer
 from tasks.validation.check_results import CheckResult, quarantined_positions, reasons_at_positions
-from tasks.validation.raw_rows import NOTHING, Positions, RawRows, RawShardWork, positions_within, union_of_positions
+from tasks.validation.raw_rows import NOTHING, Positions, RawRows, RawShardWork, positions_in_range, union_of_positions
 from tasks.validation.report import ShownRow, ValidationReport, render_validation_page, shorten_value
 from trainer.data.shards import Shard
 
@@ -58,7 +58,7 @@ def write_good_rows(folder: Path, plan: SeparationPlan) -> None:
     A shard without bad rows is copied. What is left of the others is kept for the next run.
     """
     rows, quarantined = plan.rows, plan.aside
-    bad = [len(positions_within(quarantined, part.start, part.stop)) for part in rows.parts]
+    bad = [len(positions_in_range(quarantined, part.start, part.stop)) for part in rows.parts]
     mixed = [part for part, count in zip(rows.parts, bad, strict=True) if 0 < count < len(part.rows)]
     for split in SPLITS:
         (folder / split).mkdir(parents=True)
@@ -92,7 +92,7 @@ def write_failing_rows_and_page(folder: Path, recipe: str, plan: SeparationPlan,
     checks = zip(results, plan.report.checks, strict=True)
     stopping = union_of_positions([result.failing for result, check in checks if check.stops])
     spans = [rows.span(split) for split in SPLITS]
-    in_order = np.concatenate([positions_within(positions, span.start, span.stop) for span in spans])
+    in_order = np.concatenate([positions_in_range(positions, span.start, span.stop) for span in spans])
     is_first = np.isin(in_order, stopping)
     shown = _shown(rows, results, np.concatenate([in_order[is_first], in_order[~is_first]])[:MAX_ROWS_ON_PAGE])
     page = render_validation_page(plan.report, recipe=recipe, failures=failures, rows=shown, failing=len(positions))
@@ -115,7 +115,7 @@ def _write_quarantine(path: Path, rows: RawRows, results: Sequence[CheckResult],
 def _tables(rows: RawRows, results: Sequence[CheckResult], positions: Positions) -> Iterator[pa.Table]:
     """Yield the failing rows of each shard that has some, in the order of the splits."""
     for part in (part for split in SPLITS for part in rows.parts_of(split)):
-        if len(own := positions_within(positions, part.start, part.stop)):
+        if len(own := positions_in_range(positions, part.start, part.stop)):
             reset_idle_timer()
             yield _table(part.table().take(own - part.start), part.split, reasons_at_positions(results, rows, own))
 

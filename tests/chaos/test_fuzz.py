@@ -59,7 +59,7 @@ KEYS = [
     "query",
 ]
 STRINGS = [
-    "", " ", "a/b", "os:system", "params.loading:read", "tests.support.own_code:nothing", "../..", "data/*.csv", "data", "local",
+    "", " ", "a/b", "os:system", "params.loading:read_yaml_document", "tests.support.own_code:nothing", "../..", "data/*.csv", "data", "local",
     "http://", "http://[", "https://h:x", "1e-4", "null", "files", "hub", "sql", "function", "sqlite:///data.db", "${NO}", "0" * 40,
     "select 1", "[unclosed", "\x00", "\u202egnp", "\U0001f600", "x" * 300, "2020-01-01", "accuracy", "llama",
 ]  # fmt: skip
@@ -213,8 +213,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(
         config_check,
-        "start_config_and_name_check",
-        lambda *given: lambda: config_check.find_config_and_name_errors(*given),
+        "start_transformers_settings_check",
+        lambda *given: lambda: config_check.find_transformers_settings_errors(*given),
     )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("text,label\na fine text,good\nanother,bad\n")

@@ -78,7 +78,7 @@ def clone_of(there: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(stage: str, *options: str) -> tuple[int, EvergreenError | None]:
     """Bring a stage up to date, as the flow does: the exit status, and the error if it was reported."""
-    variable = command_result.reserve_result_file(Path("result.json"))
+    variable = command_result.preallocate_result_file(Path("result.json"))
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(*next(iter(variable.items())))
         status = dvc_stage.main(stage, *options)

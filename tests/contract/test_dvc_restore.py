@@ -56,7 +56,7 @@ def test_an_edit_of_an_added_file_is_not_replaced(monkeypatch: pytest.MonkeyPatc
     dvc("remote", "add", "-d", "storage", "../storage")
     dvc("push")
     Path("source").write_text("edited")
-    variable = command_result.reserve_result_file(Path("result.json"))
+    variable = command_result.preallocate_result_file(Path("result.json"))
     monkeypatch.setenv(*next(iter(variable.items())))
     assert dvc_stage.main("make") == DataError.exit_code
     result = command_result.read_result_file(Path("result.json"))

@@ -62,7 +62,7 @@ def _inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(name: str, *options: str, preexec: Callable[[], None] | None = None) -> tuple[int, CommandResult | None]:
     """The exit status of a run of the stage `name`, and what was reported."""
-    environment = {**os.environ, **command_result.reserve_result_file(Path("result.json"))}
+    environment = {**os.environ, **command_result.preallocate_result_file(Path("result.json"))}
     done = subprocess.run(
         ["python", "-m", "flows.dvc_project.stage", name, *options],
         env=forked.commands(environment),

@@ -140,7 +140,7 @@ def commit(registry: Path) -> None:
 
 def update() -> EvergreenError | None:
     """Update, as the flow does: the error that the command reports."""
-    variable = command_result.reserve_result_file(Path("result.json"))
+    variable = command_result.preallocate_result_file(Path("result.json"))
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(*next(iter(variable.items())))
         status = run_action_for_exit_status(dvc_update.update_imported_files, "tiny")

@@ -10,7 +10,7 @@ import pytest
 from params import load
 from params.dvc_files import read_stage_dependencies
 from params.foundation.artifacts import Artifacts
-from params.loading import read
+from params.loading import read_yaml_document
 from tasks.diagnostics.check import _dvc_problems
 from tests.contract.test_watched_code import edit, key, project, unwatched  # noqa: F401 - a fixture
 from tests.support import tiny
@@ -102,7 +102,7 @@ def test_check_names_a_function_of_rows_that_no_stage_watches(project: Path) -> 
         Path("params/mine.yaml"),
         tiny.recipe({"data": {"source": {"kind": "function", "function": "watched.rows:rows"}}}),
     )
-    document = read(Path("params/mine.yaml"))
+    document = read_yaml_document(Path("params/mine.yaml"))
     unwatched(objective="trainer/objectives/causal_lm.py", data="data/sentences.csv")
     found = list(_dvc_problems(document, {"data": load(Path("params/mine.yaml")).data}))
     assert found, "nobody notices an edit of watched/rows.py"

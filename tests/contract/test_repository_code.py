@@ -56,7 +56,7 @@ def test_every_function_that_loads_first_checks_what_the_files_name():
         for function in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
             if not isinstance(function, ast.FunctionDef):
                 continue
-            lines: dict[str, list[int]] = {"from_pretrained": [], "check_model_file_references": []}
+            lines: dict[str, list[int]] = {"from_pretrained": [], "check_safe_to_load": []}
             for node in ast.walk(function):
                 if isinstance(node, ast.Call):
                     lines.get(ast.unparse(node.func).rpartition(".")[2], []).append(node.lineno)

@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from transformers import Seq2SeqTrainingArguments
 
 from params import Recipe
-from params.loading import read
+from params.loading import read_yaml_document
 from params.schema import Training
 from tasks.diagnostics.check import find_recipe_problems
 from tests.support import tiny
@@ -97,10 +97,10 @@ def test_check_accepts_the_recipe_lines_of_a_row(row: list[str], tmp_path: Path,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         config_check,
-        "start_config_and_name_check",
-        lambda *given: lambda: config_check.find_config_and_name_errors(*given),
+        "start_transformers_settings_check",
+        lambda *given: lambda: config_check.find_transformers_settings_errors(*given),
     )
-    found = find_recipe_problems(read(tiny.write(tmp_path / "row.yaml", content)))
+    found = find_recipe_problems(read_yaml_document(tiny.write(tmp_path / "row.yaml", content)))
     if "GPU" in feature:  # where there is none, `check` says so
         found = [p for p in found if "GPU" not in p.what and "not installed" not in p.what]
     assert found == []

@@ -97,7 +97,7 @@ def test_in_a_clone_the_base_comes_from_the_remote(tuned: Project, tmp_path_fact
 
 MERGE = """
 import sys
-from flows.dvc_project.lock_file import parse_recipe_stages, replace_recipe_stages
+from flows.dvc_project.lock_file import parse_recipe_stages, with_recipe_stages
 ours = parse_recipe_stages(sys.argv[1], "tiny", where="there")
-print(replace_recipe_stages(open("dvc.lock").read(), ours, "tiny", where="here"), end="")
+print(with_recipe_stages(open("dvc.lock").read(), ours, "tiny", where="here"), end="")
 """

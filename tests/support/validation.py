@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Expectation, Launch, ObjectiveChoice, Validation
-from tasks.drift.rows import ComparedColumns, RowScan, SampledRows, read_sampled_rows, scan_rows
+from tasks.drift.rows import ComparedColumns, RowScan, SampledRows, read_compared_values, scan_rows
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from tasks.validation.report import ValidationReport
@@ -71,4 +71,4 @@ def quarantine_reasons(artifacts: Artifacts) -> dict[tuple[str, int], list[str]]
 def sampled(rows: SplitRows, columns: ComparedColumns, row_ids: NDArray[np.int64]) -> SampledRows:
     """What drift compares of some rows."""
     with workers(rows.folder) as own:
-        return read_sampled_rows(rows, columns, row_ids, own)
+        return read_compared_values(rows, columns, row_ids, own)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from params import CheckpointError
-from params.foundation.artifacts import flush_folder_to_disk, flush_path_to_disk
+from params.foundation.artifacts import flush_path_to_disk, flush_tree_to_disk
 from params.foundation.hashing import file_sha256
 from params.schema import Direction
 
@@ -104,7 +104,7 @@ def seal_and_rename(staged: Path, target: Path, kind: Literal["checkpoint", "bes
     """Write the manifest of the folder `staged`, flush it to disk and rename it to `target`."""
     (staged / MANIFEST).write_text(json.dumps(_manifest(staged), indent=1, sort_keys=True), encoding="utf-8")
     pass_kill_point(f"{kind}.manifest")
-    flush_folder_to_disk(staged)
+    flush_tree_to_disk(staged)
     pass_kill_point(f"{kind}.flushed")
     if target.exists():
         shutil.rmtree(target)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from params import DataError
 from trainer.data.shards import ROW, ROW_ID, Manifest
 from trainer.objectives.bases.padding import token_column_names
-from trainer.runtime.model_files import check_model_file_references
+from trainer.runtime.model_files import check_safe_to_load
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,7 +103,7 @@ def read_tokenizer(tokens: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer that made the sequences."""
     from transformers import AutoTokenizer
 
-    check_model_file_references(tokens / "tokenizer")
+    check_safe_to_load(tokens / "tokenizer")
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(tokens / "tokenizer", trust_remote_code=False)
     return tokenizer
 

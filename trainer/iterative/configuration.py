@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import TrainingArguments
 
-from trainer.runtime.model_files import check_model_file_references
+from trainer.runtime.model_files import check_safe_to_load
 
 _WITHOUT_END = {"linear", "constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"}
 """Schedules that work without `max_steps`; linear, the default, is then constant after its warm-up."""
@@ -119,7 +119,7 @@ def load_model_unless_loaded(model: PreTrainedModel | str, init_kwargs: Any) -> 
         arguments["dtype"] = arguments.pop("torch_dtype")
     trusted = arguments.pop("trust_remote_code", False)
     of_hub = {name: value for name, value in arguments.items() if name in _HUB_ARGUMENTS}
-    if revision := check_model_file_references(model, **of_hub):
+    if revision := check_safe_to_load(model, **of_hub):
         of_hub["revision"] = arguments["revision"] = revision
     config = AutoConfig.from_pretrained(model, trust_remote_code=trusted, **of_hub)
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
@@ -131,5 +131,5 @@ def load_tokenizer(name: str) -> Any:
     if not name:
         what = "the model was not loaded by name"
         raise ValueError(f"IterativeSFTTrainer: {what}; give its tokenizer as processing_class")
-    revision = check_model_file_references(name, weights=False) or "main"
+    revision = check_safe_to_load(name, weights=False) or "main"
     return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)

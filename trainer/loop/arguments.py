@@ -15,7 +15,7 @@ from typing import Any
 import pydantic
 
 from params import ModelError, Problem
-from params.distribution import read_distribution_type
+from params.distribution import read_parallelism_strategy
 from params.loading import suggestion
 from params.schema import Direction, Launch, Training
 from trainer.loop import optimizer_check
@@ -158,7 +158,7 @@ def find_launch_conflicts(training: Training, launch: Launch) -> list[Problem]:
         what = "does nothing: training.loss replaces the loss that it would smooth"
         fix = "remove one of them; trainer.losses:cross_entropy takes `smoothing` as an argument"
         add("label_smoothing_factor", what, fix)
-    recomputation, kind = given.get("activation_checkpointing_kwargs") or {}, read_distribution_type(launch)
+    recomputation, kind = given.get("activation_checkpointing_kwargs") or {}, read_parallelism_strategy(launch)
     if recomputation.get("use_reentrant") and launch.num_processes > 1 and kind == "data parallelism":
         what = "the older form of gradient checkpointing cannot resume exactly on several processes"
         fix = "remove use_reentrant: the default form gives the same gradients"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 from params import Problem
-from params.distribution import read_distribution_type
+from params.distribution import read_parallelism_strategy
 from params.loading import suggestion
 from params.schema import Launch, Training
 from trainer.loop.batch import micro_batch_and_accumulation
@@ -54,7 +54,7 @@ def find_optimizer_problems(training: Training, launch: Launch) -> Iterator[Prob
         yield from _backward_problems(training, launch)
     if kind == "schedule_free":
         yield from _schedule_problems(training)
-    if kind in (*LOW_RANK, "lomo", "grokadamw") and read_distribution_type(launch) in ("FSDP", "DeepSpeed"):
+    if kind in (*LOW_RANK, "lomo", "grokadamw") and read_parallelism_strategy(launch) in ("FSDP", "DeepSpeed"):
         what = f"shards the optimizer's state, which {name} keeps in a form that cannot be sharded"
         yield Problem(("launch", "accelerate_config"), what, "remove the key, or use adamw_torch")
     targets, key = given.get("optim_target_modules"), ("training", "arguments", "optim_target_modules")

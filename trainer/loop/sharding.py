@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from params import CheckpointError, ModelError
-from params.distribution import Distribution, read_distribution_type
+from params.distribution import Distribution, read_parallelism_strategy
 from params.schema import Launch
 from trainer.checkpoints.sealed import ResumePosition
 
@@ -29,7 +29,7 @@ _PLAIN: Distribution = "data parallelism"
 
 def check_deepspeed_installed(launch: Launch) -> None:
     """Raise ModelError if the launch section asks for DeepSpeed and it is not installed."""
-    if read_distribution_type(launch) == "DeepSpeed" and importlib.util.find_spec("deepspeed") is None:
+    if read_parallelism_strategy(launch) == "DeepSpeed" and importlib.util.find_spec("deepspeed") is None:
         what = f"{launch.accelerate_config} asks for DeepSpeed, which is not installed"
         fix = "pip install 'evergreen[deepspeed]', or use params/accelerate/fsdp2.yaml, which needs nothing more"
         raise ModelError("launch.accelerate_config", what, fix)

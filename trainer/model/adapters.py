@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from params import ModelError
 from params.schema import Lora
 from trainer.runtime.imports import unhide_package
-from trainer.runtime.model_files import check_model_file_references
+from trainer.runtime.model_files import check_safe_to_load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -104,7 +104,7 @@ def add_lora_adapters(
 
 def merge_adapter(network: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """Merge the adapter in `folder` into its base model. ModelError if it is not plain LoRA."""
-    check_model_file_references(folder, adapter=True)
+    check_safe_to_load(folder, adapter=True)
     unhide_package("peft")
     from peft import PeftModel
 

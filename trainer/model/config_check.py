@@ -19,7 +19,7 @@ Finding: TypeAlias = tuple[tuple[str, ...], str, list[str]]
 """A key of the recipe, what is wrong with it, and the valid names."""
 
 
-def start_config_and_name_check(config: dict[str, Any], names: dict[str, str]) -> Callable[[], list[Finding]]:
+def start_transformers_settings_check(config: dict[str, Any], names: dict[str, str]) -> Callable[[], list[Finding]]:
     """Start checking `config`, which is empty or has a `model_type`, and `names`, the `lr_scheduler` and `optimizer` of a training.
 
     The returned function waits for what was found.
@@ -43,8 +43,8 @@ def start_config_and_name_check(config: dict[str, Any], names: dict[str, str]) -
     return wait
 
 
-def find_config_and_name_errors(config: dict[str, Any], names: dict[str, str]) -> list[Finding]:
-    """Return what is wrong with the arguments of `start_config_and_name_check`."""
+def find_transformers_settings_errors(config: dict[str, Any], names: dict[str, str]) -> list[Finding]:
+    """Return what is wrong with the arguments of `start_transformers_settings_check`."""
     from transformers import SchedulerType
     from transformers.training_args import OptimizerNames
 
@@ -77,4 +77,4 @@ def find_config_and_name_errors(config: dict[str, Any], names: dict[str, str]) -
 
 if __name__ == "__main__":
     sys.modules["torch"] = None  # type: ignore[assignment]  # so that transformers does not import torch
-    print(json.dumps(find_config_and_name_errors(*json.loads(sys.argv[1]))))
+    print(json.dumps(find_transformers_settings_errors(*json.loads(sys.argv[1]))))

@@ -17,7 +17,7 @@ from params import ModelError, Problem, TransientError
 from params.schema import Launch, Model, Quantization
 from trainer.model import adapters
 from trainer.runtime.library_errors import as_remote_code_error
-from trainer.runtime.model_files import check_model_file_references
+from trainer.runtime.model_files import check_safe_to_load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -146,7 +146,7 @@ def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
         from transformers import AutoConfig
 
         base = adapters.BaseModelReference.of(folder)
-        check_model_file_references(folder, adapter=True)
+        check_safe_to_load(folder, adapter=True)
         changed = {}
         if (folder / "config.json").exists():
             try:
@@ -201,7 +201,7 @@ def _load(
         fix = "convert them to safetensors with `save_pretrained`, and use that folder"
         raise ModelError(path, "has weights as pickle only, which can run code when loaded", fix)
     try:
-        revision = check_model_file_references(path, revision)
+        revision = check_safe_to_load(path, revision)
         network, info = model_class.from_pretrained(
             path,
             revision=revision or "main",

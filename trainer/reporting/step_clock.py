@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 
 @dataclass
-class ProcessTimings:
+class ProcessMeasurements:
     """What one process of a training took."""
 
     steps_s: list[float] = field(default_factory=list)
@@ -33,7 +33,7 @@ class StepClock(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._start = self._start_cpu = 0.0
-        self._took = ProcessTimings()
+        self._took = ProcessMeasurements()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the clock."""

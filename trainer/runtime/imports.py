@@ -47,7 +47,7 @@ def hide_packages_in_block(*packages: str, stubs: Iterable[str] = ()) -> Iterato
             del sys.modules[package]
 
 
-def import_lazily(module: str) -> None:
+def defer_import(module: str) -> None:
     """Import `package.module` when one of its names is first used, although others write `from package import module`."""
     if module in sys.modules:
         return

@@ -45,7 +45,7 @@ _READ: Final = (*_OF_TOKENIZER, "model*.safetensors", "adapter*.safetensors")
 _POINTER: Final = b"version https://git-lfs.github.com/spec/v1"
 
 
-def check_model_file_references(
+def check_safe_to_load(
     path: str | Path,
     revision: str | None = None,
     *,

@@ -185,22 +185,22 @@ class TestUnwatchedSources:
 
     def test_it_is_read_in_every_run(self, artifacts) -> None:
         assert unwatched_sources.update_imports_and_check_ingest(artifacts, log)
-        unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
-        unwatched_sources.update_kept_rows_mark("train", artifacts, None)
+        unwatched_sources.keep_rows_until_trained("ingest", artifacts, None)
+        unwatched_sources.keep_rows_until_trained("train", artifacts, None)
         assert unwatched_sources.update_imports_and_check_ingest(artifacts, log)
 
     @pytest.mark.parametrize("stage", ["validate", "tokenize", "train"])
     def test_an_interrupted_run_keeps_its_rows(self, artifacts, monkeypatch, caplog, stage) -> None:
-        unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
+        unwatched_sources.keep_rows_until_trained("ingest", artifacts, None)
         self.stale(monkeypatch, stage)
         for error in (KilledError("a", "b", "c"), StorageError("a", "b", "c"), TransientError("a", "b", "c")):
-            unwatched_sources.update_kept_rows_mark(stage, artifacts, error)
+            unwatched_sources.keep_rows_until_trained(stage, artifacts, error)
             with caplog.at_level(logging.INFO, logger="test"):
                 assert not unwatched_sources.update_imports_and_check_ingest(artifacts, log)
         assert "ingest@tiny: keeps the rows of 0.0 hours ago" in caplog.text
 
     def test_an_old_run_is_given_up(self, artifacts, caplog) -> None:
-        unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
+        unwatched_sources.keep_rows_until_trained("ingest", artifacts, None)
         for hours, gives_up in ((1.9, False), (2.1, True)):
             then = time.time() - hours * 3600
             os.utime(artifacts.rows_taken, (then, then))
@@ -209,19 +209,19 @@ class TestUnwatchedSources:
 
     @pytest.mark.parametrize("kind", [DataError, ModelError, RecipeError])
     def test_rows_that_fail_again_are_not_kept(self, artifacts, kind) -> None:
-        unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
-        unwatched_sources.update_kept_rows_mark("train", artifacts, kind("a", "b", "c"))
+        unwatched_sources.keep_rows_until_trained("ingest", artifacts, None)
+        unwatched_sources.keep_rows_until_trained("train", artifacts, kind("a", "b", "c"))
         assert unwatched_sources.update_imports_and_check_ingest(artifacts, log)
 
     def test_a_run_that_dvc_has_finished_keeps_nothing(self, artifacts, monkeypatch) -> None:
-        unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
+        unwatched_sources.keep_rows_until_trained("ingest", artifacts, None)
         self.stale(monkeypatch, "evaluate", "publish")
         assert unwatched_sources.update_imports_and_check_ingest(artifacts, log)
 
     def test_an_unfinished_run_needs_no_hub(self, artifacts, monkeypatch) -> None:
         away = f"http://127.0.0.1:{free_port()}"
         self.write({"kind": "hub", "repo_id": "a/b", "revision": "main", "train": "*.csv", "endpoint": away})
-        unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
+        unwatched_sources.keep_rows_until_trained("ingest", artifacts, None)
         report = IngestReport(source="hub", revision="0" * 40, rows={}, columns={}, data_sha256={})
         save_report(report, artifacts.report("ingest"))
         assert not unwatched_sources.update_imports_and_check_ingest(artifacts, log)
@@ -233,12 +233,12 @@ class TestUnwatchedSources:
         self.write({"kind": "files", "train": "rows.csv", "refresh": True})
         updates: list[str] = []
         monkeypatch.setattr("flows.child_process.run_python_module", lambda module, *_, **__: updates.append(module))
-        unwatched_sources.update_kept_rows_mark("ingest", artifacts, None)
+        unwatched_sources.keep_rows_until_trained("ingest", artifacts, None)
         assert not unwatched_sources.update_imports_and_check_ingest(artifacts, log)
         unwatched_sources.fetch_missing_source_files(artifacts, log)
         assert updates == []
         assert unwatched_sources.update_imports_and_check_ingest(artifacts, log, force=True)
-        unwatched_sources.update_kept_rows_mark("train", artifacts, None)
+        unwatched_sources.keep_rows_until_trained("train", artifacts, None)
         assert not unwatched_sources.update_imports_and_check_ingest(artifacts, log), "DVC sees what has changed"
         assert updates == ["flows.dvc_project.update"] * 2
         unwatched_sources.fetch_missing_source_files(artifacts, log)

@@ -75,7 +75,7 @@ class Worker:
         lock = self.root / "dvc.lock"
         text = lock.read_text() if lock.exists() else LOCK
         entry = dvc_lock.parse_recipe_stages(LOCK + ENTRY.format(recipe=recipe, number=number), recipe, where="")
-        lock.write_text(dvc_lock.replace_recipe_stages(text, entry, recipe, where=""))
+        lock.write_text(dvc_lock.with_recipe_stages(text, entry, recipe, where=""))
         artifacts = Artifacts(recipe, self.root)
         verdict = {"published": "publish", "kept": "keep", "refused": "refuse"}[status]
         judged = {"verdict": verdict, "reasons": ["loss is 0.5 better"], "metric": "loss", "first_release": False}
@@ -495,12 +495,12 @@ record_run_on_branch(Artifacts(sys.argv[1]), RecordTarget(), logging.getLogger()
         for recipe in ("a", "b"):
             stages = dvc_lock.parse_recipe_stages(text, recipe, where="")
             assert list(stages) == [f"train@{recipe}"]
-            assert dvc_lock.replace_recipe_stages(text, stages, recipe, where="") == text
-        assert dvc_lock.replace_recipe_stages(
+            assert dvc_lock.with_recipe_stages(text, stages, recipe, where="") == text
+        assert dvc_lock.with_recipe_stages(
             "", dvc_lock.parse_recipe_stages(text, "b", where=""), "b", where=""
         ) == LOCK + ENTRY.format(recipe="b", number=2)
         with pytest.raises(RecipeError, match=r"origin/main: dvc.lock is damaged there"):
-            dvc_lock.replace_recipe_stages("<<<<<<< HEAD\nschema: [", {}, "a", where="origin/main")
+            dvc_lock.with_recipe_stages("<<<<<<< HEAD\nschema: [", {}, "a", where="origin/main")
 
 
 class TestRefusal:

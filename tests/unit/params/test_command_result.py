@@ -9,13 +9,13 @@ import pytest
 
 from params import DataError, StorageError
 from params.foundation import command_result
-from params.foundation.command_result import VARIABLE, CommandResult, report_result_on_exit, reserve_result_file
+from params.foundation.command_result import VARIABLE, CommandResult, preallocate_result_file, report_result_on_exit
 
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "folder" / "result.json"
-    for name, value in reserve_result_file(path).items():
+    for name, value in preallocate_result_file(path).items():
         monkeypatch.setenv(name, value)
     return path
 
@@ -50,7 +50,7 @@ def test_other_exceptions_leave_no_result(path: Path, error: type[BaseException]
 def test_reserve_erases_an_earlier_result(path: Path) -> None:
     with pytest.raises(DataError), report_result_on_exit():
         raise DataError("an earlier", "x" * 5000, "c")
-    reserve_result_file(path)
+    preallocate_result_file(path)
     assert command_result.read_result_file(path) is None
 
 
@@ -96,4 +96,4 @@ def test_reserve_reports_a_full_disk() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     with pytest.raises(StorageError, match="cannot be written"):
-        reserve_result_file(Path("/dev/full"))
+        preallocate_result_file(Path("/dev/full"))

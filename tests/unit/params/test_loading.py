@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from params import Recipe, RecipeError, load
-from params.loading import find_recipe, parse, read, recipe_name, valid_sections
+from params.loading import find_recipe, parse, read_yaml_document, recipe_name, valid_sections
 from tasks.diagnostics.check import find_recipe_problems
 
 DEFAULT = Path("params/default.yaml")
@@ -410,7 +410,7 @@ def test_recipe_name_takes_a_name_or_a_path(project):
 
 def test_valid_sections_are_returned_beside_a_malformed_one(tmp_path):
     path = recipe(tmp_path, ("learning_rate: 2e-3", "learning_rate: fast"), ("license: psf-2.0", "licence: psf-2.0"))
-    sections = valid_sections(read(path))
+    sections = valid_sections(read_yaml_document(path))
     assert set(sections) == set(Recipe.model_fields) - {"training"}
     assert sections["publish"].repo_id == "evergreen/python-documentation"  # valid apart from an unknown key
 
@@ -456,7 +456,7 @@ def test_mutated_recipe_gives_a_recipe_or_an_error(tmp_path, seed):
     outcomes = set()
     for i in range(50):
         YAML(typ="safe").dump(_mutated(content, rng), path)
-        document = read(path)
+        document = read_yaml_document(path)
         found, problems = parse(document)
         outcomes.add(type(found))
         assert bool(found) != bool(problems)
@@ -488,4 +488,4 @@ def test_yaml_that_cannot_be_read_is_an_error(tmp_path, text):
     path = tmp_path / "trial.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(RecipeError, match="not valid YAML"):
-        read(path)
+        read_yaml_document(path)

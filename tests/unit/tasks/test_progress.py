@@ -41,7 +41,7 @@ def stalls(tmp_path: Path, code: str) -> tuple[subprocess.CompletedProcess[str],
         f"{head}with command_result.report_result_on_exit(), end_process_if_idle('ingest', 2.0):\n    {code}\n"
     )
     result = tmp_path / "result"
-    environment = {**os.environ, **command_result.reserve_result_file(result), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **command_result.preallocate_result_file(result), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(script)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     found = command_result.read_result_file(result)

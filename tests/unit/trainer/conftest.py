@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from params.loading import read
+from params.loading import read_yaml_document
 from tasks.diagnostics.check import find_recipe_problems
 from tests.support import tiny
 from trainer.model import config_check
@@ -20,14 +20,14 @@ def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., d
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         config_check,
-        "start_config_and_name_check",
-        lambda *given: lambda: config_check.find_config_and_name_errors(*given),
+        "start_transformers_settings_check",
+        lambda *given: lambda: config_check.find_transformers_settings_errors(*given),
     )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("text,label\na text,a\n")
 
     def found(changes: dict[str, Any], **sections: Any) -> dict[str, str]:
-        document = read(tiny.write(tmp_path / "trial.yaml", tiny.recipe(changes, **sections)))
+        document = read_yaml_document(tiny.write(tmp_path / "trial.yaml", tiny.recipe(changes, **sections)))
         return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in find_recipe_problems(document)}
 
     return found

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from params import ModelError, Problem, RecipeError
-from params.distribution import read_distribution_type
+from params.distribution import read_parallelism_strategy
 from params.schema import Direction, Launch, Model, Training
 from trainer.objectives.bases.chat import conversation_template
 from trainer.objectives.bases.lazy_imports import NDArray, np, torch
@@ -129,7 +129,7 @@ class GenerativeObjective(Objective[OptionsT]):
         if isinstance(positions, int) and options.max_new_tokens >= positions:
             what = f"is {options.max_new_tokens} and the model has {positions} positions, so a prompt has no room"
             yield Problem(("objective", "max_new_tokens"), what, "lower it, or use a model with more positions")
-        if (kind := read_distribution_type(launch)) != "data parallelism":
+        if (kind := read_parallelism_strategy(launch)) != "data parallelism":
             what = f"uses {kind}, where no process has the whole weights, which generation needs"
             yield Problem(("launch", "accelerate_config"), what, "remove it: each process then has a copy of the model")
 

@@ -17,7 +17,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from params import DataError, RecipeError
 from params.foundation.artifacts import Artifacts
-from params.loading import read
+from params.loading import read_yaml_document
 from params.schema import Launch, Recipe, Training
 from tasks.commands import main
 from tasks.diagnostics import model_checks
@@ -31,7 +31,7 @@ from tests.support.project import ROOT
 from trainer.loop import arguments
 from trainer.model import config_check
 
-UNPATCHED_START = config_check.start_config_and_name_check
+UNPATCHED_START = config_check.start_transformers_settings_check
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +44,8 @@ def project(tmp_path, monkeypatch):
     # In this process, which is faster; the test of the command line uses another one.
     monkeypatch.setattr(
         config_check,
-        "start_config_and_name_check",
-        lambda *given: lambda: config_check.find_config_and_name_errors(*given),
+        "start_transformers_settings_check",
+        lambda *given: lambda: config_check.find_transformers_settings_errors(*given),
     )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("text,label\na fine text,good\nanother,bad\n")
@@ -54,7 +54,7 @@ def project(tmp_path, monkeypatch):
 
 def problems(changes=None, **sections):
     """Return the problems of the changed tiny recipe, by key."""
-    document = read(tiny.write(Path("trial.yaml"), tiny.recipe(changes, **sections)))
+    document = read_yaml_document(tiny.write(Path("trial.yaml"), tiny.recipe(changes, **sections)))
     found = find_recipe_problems(document)
     assert len({p.key for p in found}) == len(found), "each problem is reported once"
     return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in found}
@@ -268,7 +268,7 @@ def test_base_model_of_adapters_is_on_the_hub_that_they_go_to(tmp_path, monkeypa
         def found(base, **publish):
             changes = {"publish.adapter": "adapter"} | {f"publish.{key}": value for key, value in publish.items()}
             content = base_models.recipe("sft", changes, base=base)
-            document = read(tiny.write(Path("trial.yaml"), content))
+            document = read_yaml_document(tiny.write(Path("trial.yaml"), content))
             return {".".join(map(str, p.key)): p.what for p in find_recipe_problems(document)}
 
         assert found("tests/llama") == {}
@@ -364,7 +364,7 @@ def test_code_outside_of_the_project_is_refused(project, changes, key):
 
 
 def test_reward_outside_of_the_project_is_refused(project):
-    document = read(tiny.write(Path("trial.yaml"), prompts.recipe({**prompts.GRPO, "rewards": [SYSTEM]})))
+    document = read_yaml_document(tiny.write(Path("trial.yaml"), prompts.recipe({**prompts.GRPO, "rewards": [SYSTEM]})))
     assert "`os` is not in the project" in str(find_recipe_problems(document))
     assert not Path("called").exists()
 
@@ -478,7 +478,7 @@ def list_recipe(project, name="trial", **changes):
 
 def listed_problems(project, changes=None):
     path = tiny.write(project / "params" / "trial.yaml", tiny.recipe({"evaluation.metrics": None, **(changes or {})}))
-    return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in find_recipe_problems(read(path))}
+    return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in find_recipe_problems(read_yaml_document(path))}
 
 
 def test_recipe_must_be_listed_with_its_data_and_objective(project):
@@ -516,7 +516,7 @@ def test_dvc_yaml_must_list_the_model_of_another_recipe(project, key, base, prob
     changes = {"model": {"pretrained": "runs/other/model"}} if key.startswith("model") else {}
     changes |= {"tokenization.tokenizer": {"kind": "pretrained", "path": "runs/other/model"}}
     path = tiny.write(project / "params/trial.yaml", tiny.recipe(changes))
-    found = {(".".join(map(str, p.key)), f"{p.what}; {p.fix}") for p in find_recipe_problems(read(path))}
+    found = {(".".join(map(str, p.key)), f"{p.what}; {p.fix}") for p in find_recipe_problems(read_yaml_document(path))}
     watched = [text for name, text in found if name == key and "recipes.yaml watches" in text]
     assert len(watched) == (1 if problem else 0)
     assert not problem or problem in watched[0]
@@ -547,7 +547,7 @@ def test_pointer_of_git_lfs_is_no_model(project):
 def test_recipe_cannot_start_from_its_own_model(project):
     list_recipe(project, base="runs/trial/model")
     path = tiny.write(project / "params/trial.yaml", tiny.recipe({"model": {"pretrained": "runs/trial/model"}}))
-    (found,) = [p for p in find_recipe_problems(read(path)) if "is what this recipe makes" in p.what]
+    (found,) = [p for p in find_recipe_problems(read_yaml_document(path)) if "is what this recipe makes" in p.what]
     assert found.key == ("model", "pretrained")
 
 

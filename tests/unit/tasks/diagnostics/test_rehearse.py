@@ -14,7 +14,7 @@ from tasks.diagnostics.rehearse import RehearsalRows
 from tasks.report.formatting import format_duration
 from tasks.tokenization.report import SplitStatistics, TokenizationReport
 from tests.support import tiny
-from trainer.reporting.step_clock import ProcessTimings
+from trainer.reporting.step_clock import ProcessMeasurements
 
 
 def rows_of(labels: list[str]) -> RehearsalRows:
@@ -50,7 +50,7 @@ def passed(*, rows: int, train_s: float, steps_s: list[float], cpu_s: float) -> 
     counts = {"tokens": 1, "longest": 1, "mean_length": 1, "learned_tokens": 1, "truncated_rows": 0, "unused_rows": 0}
     splits = {s: SplitStatistics(rows=100, sequences=100, **counts) for s in ("train", "validation", "test")}
     seconds = {"ingest": 1.0, "validate": 2.0, "tokenize": 3.0, "train": train_s, "evaluate": 5.0, "publish": 6.0}
-    clock = ProcessTimings(
+    clock = ProcessMeasurements(
         steps_s=steps_s,
         steps_cpu_s=[cpu_s] * len(steps_s),
         threads=2,

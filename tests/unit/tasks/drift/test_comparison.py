@@ -27,7 +27,7 @@ def change_of(known: np.ndarray, new: np.ndarray) -> MeasuredChange:
     )
     rows = SampledRows(np.arange(len(new)), None, {}, {}, {"price": new}, [[]] * len(new))
     (finding,) = compare_with_profile(profile, rows, Drift(), seed=1)
-    assert not np.isnan(finding.examples).any()
+    assert not np.isnan(finding.row_scores).any()
     return finding.change
 
 

@@ -66,7 +66,7 @@ def test_new_labels_of_spans_are_named(tmp_path, group_by):
     assert not {"tweet_id", "length of text"} & set(moved)
     assert identifiers == ("tweet_id",)
     shows = {i for i, labels in enumerate(own.labels["spans"]) if {"cuisine", "budget"} & {*labels}}
-    assert {*np.flatnonzero(findings[0].examples > 0)} == shows
+    assert {*np.flatnonzero(findings[0].row_scores > 0)} == shows
     if not group_by:
         assert findings[0].change.effect == pytest.approx(len(shows) / len(own.row_ids), abs=1e-4), "a share of rows"
 

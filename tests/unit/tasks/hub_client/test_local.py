@@ -1,4 +1,4 @@
-"""`serve_local_hub`: its output, who may sign in, and invalid settings."""
+"""`serve_hub_until_signal`: its output, who may sign in, and invalid settings."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from params import EvergreenError
 from params.foundation.errors import HubRefusedError, StorageError, TransientError
-from tasks.hub_client.local import read_tokens_file, serve_local_hub
+from tasks.hub_client.local import read_tokens_file, serve_hub_until_signal
 
 ALICE, BOB = "hf_" + "a" * 40, "hf_" + "b" * 40
 SERVE = """
 import sys
 from pathlib import Path
-from tasks.hub_client.local import serve_local_hub
+from tasks.hub_client.local import serve_hub_until_signal
 folder, host, tokens = sys.argv[1:]
-serve_local_hub(Path(folder), host=host, port=0, tokens=Path(tokens) if tokens else None)
+serve_hub_until_signal(Path(folder), host=host, port=0, tokens=Path(tokens) if tokens else None)
 """
 
 
@@ -99,7 +99,7 @@ def test_team_hub_admits_only_its_tokens(tmp_path: Path, members: Path) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1"])
 def test_other_hosts_need_a_tokens_file(tmp_path: Path, host: str) -> None:
     with pytest.raises(HubRefusedError, match="without a tokens file"):
-        serve_local_hub(tmp_path / "hub", host=host, port=0, tokens=None)
+        serve_hub_until_signal(tmp_path / "hub", host=host, port=0, tokens=None)
     assert not (tmp_path / "hub").exists()
 
 
@@ -128,7 +128,7 @@ def test_invalid_tokens_file_is_refused(tmp_path: Path, text: str, mode: int, me
     path.write_text(text)
     path.chmod(mode)
     with pytest.raises(HubRefusedError) as raised:
-        serve_local_hub(tmp_path / "hub", host="127.0.0.1", port=0, tokens=path)
+        serve_hub_until_signal(tmp_path / "hub", host="127.0.0.1", port=0, tokens=path)
     assert message in str(raised.value)
     assert "fix: " in str(raised.value)
     assert "aaaa" not in str(raised.value), "the message contains a token"
@@ -146,7 +146,7 @@ def test_port_in_use_is_an_error(tmp_path: Path) -> None:
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(TransientError, match=rf"port {port} is in use") as raised:
-            serve_local_hub(tmp_path, host="localhost", port=port, tokens=None)
+            serve_hub_until_signal(tmp_path, host="localhost", port=port, tokens=None)
     assert "--port" in raised.value.fix
 
 
@@ -161,4 +161,4 @@ def test_port_in_use_is_an_error(tmp_path: Path) -> None:
 def test_start_errors(tmp_path: Path, members: Path, folder: str, host: str, error: type[EvergreenError]) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(error, match="fix: "):
-        serve_local_hub(tmp_path / folder, host=host, port=0, tokens=members)
+        serve_hub_until_signal(tmp_path / folder, host=host, port=0, tokens=members)

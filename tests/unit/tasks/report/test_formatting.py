@@ -15,7 +15,7 @@ from tasks.report.formatting import (
     format_number,
     format_percent,
     format_signed_gain,
-    truncate_and_escape,
+    truncate_and_escape_invisible,
 )
 
 
@@ -63,10 +63,10 @@ from tasks.report.formatting import (
         (format_percent, (None,), MISSING),
         (count_with_noun, (1, "row"), "1 row"),
         (count_with_noun, (3080, "row"), "3,080 rows"),
-        (truncate_and_escape, ("ab\x00\ncd", 4), "ab\\x00\n…"),
-        (truncate_and_escape, ("\ud800", 4), "\\ud800"),
-        (truncate_and_escape, (None, 4), MISSING),
-        (truncate_and_escape, ([1, 2], 40), "[1, 2]"),
+        (truncate_and_escape_invisible, ("ab\x00\ncd", 4), "ab\\x00\n…"),
+        (truncate_and_escape_invisible, ("\ud800", 4), "\\ud800"),
+        (truncate_and_escape_invisible, (None, 4), MISSING),
+        (truncate_and_escape_invisible, ([1, 2], 40), "[1, 2]"),
         (classify_gain, (0.1, 0.2), "better"),
         (classify_gain, (-0.2, -0.1), "worse"),
         (classify_gain, (-0.1, 0.1), "undecided"),

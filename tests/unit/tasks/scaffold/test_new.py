@@ -45,8 +45,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # In this process, which is faster; the test of the command uses another one.
     monkeypatch.setattr(
         config_check,
-        "start_config_and_name_check",
-        lambda *given: lambda: config_check.find_config_and_name_errors(*given),
+        "start_transformers_settings_check",
+        lambda *given: lambda: config_check.find_transformers_settings_errors(*given),
     )
     for name in ("recipes.yaml", "prefect.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)

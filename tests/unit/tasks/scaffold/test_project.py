@@ -11,9 +11,9 @@ from params import RecipeError
 from tasks.scaffold.project import (
     NO_BASE,
     prefect_yaml_with_deployment,
-    prefect_yaml_without_deployments,
     recipes_yaml_with_item,
     recipes_yaml_without_item,
+    without_recipe_deployments,
 )
 from tests.support.project import ROOT
 
@@ -92,18 +92,18 @@ def test_a_deployment_is_added_and_removed() -> None:
     slugless = re.sub(r"- slug: schedule\n +(cron: .30 4.*\n( +)timezone: UTC\n)", r"- \1\2active: true\n", after)
     assert read(slugless)["deployments"] != read(after)["deployments"]
     assert prefect_yaml_with_deployment(slugless, "rows", "30 4 * * 1") == slugless, "as earlier versions wrote it"
-    assert prefect_yaml_without_deployments(after, "rows") == (PREFECT, ["rows"])
+    assert without_recipe_deployments(after, "rows") == (PREFECT, ["rows"])
     with pytest.raises(RecipeError, match="has another deployment rows"):
         prefect_yaml_with_deployment(after, "rows", "0 0 * * *")
 
 
 def test_all_deployments_of_a_recipe_are_removed_and_no_other() -> None:
     text = prefect_yaml_with_deployment(PREFECT, "rows", "0 3 * * *")
-    after, names = prefect_yaml_without_deployments(text, "default")
+    after, names = without_recipe_deployments(text, "default")
     assert names == ["default", "default-on-notice", "default-often"]
     assert [one["name"] for one in read(after)["deployments"]] == ["rows"]
     assert "For workers with nothing but Python" in after
-    assert prefect_yaml_without_deployments(after, "none") == (after, [])
+    assert without_recipe_deployments(after, "none") == (after, [])
 
 
 def test_a_file_of_another_form_is_left_alone() -> None:
@@ -113,6 +113,6 @@ def test_a_file_of_another_form_is_left_alone() -> None:
             recipes_yaml_with_item(form, "rows", **ITEM)
     flow = "deployments: [{name: a, parameters: {recipe: rows}, entrypoint: 'flows/retrain.py:retrain'}]\n"
     with pytest.raises(RecipeError, match="cannot be edited automatically"):
-        prefect_yaml_without_deployments(flow, "rows")
+        without_recipe_deployments(flow, "rows")
     with pytest.raises(RecipeError, match="has no `&retrain`"):
         prefect_yaml_with_deployment(flow, "rows", "0 3 * * *")

@@ -22,7 +22,7 @@ from trainer import objectives
 from trainer.data.tokens import read_tokenizer
 from trainer.iterative import configuration
 from trainer.model.network import build_untrained_model, load_trained_model
-from trainer.runtime.model_files import check_model_file_references
+from trainer.runtime.model_files import check_safe_to_load
 
 INDEX = "model.safetensors.index.json"
 
@@ -73,7 +73,7 @@ def test_no_file_of_this_machine_becomes_a_vocabulary(usual: Path, tmp_path: Pat
 def test_pointer_of_git_lfs_is_named(usual: Path, tmp_path: Path, reader: str, file: str) -> None:
     folder = Path(shutil.copytree(usual, tmp_path / "tokens" / "tokenizer"))
     (folder / "pytorch_model.bin").write_text(POINTER)
-    assert check_model_file_references(folder) is None, "nobody reads it"
+    assert check_safe_to_load(folder) is None, "nobody reads it"
     (folder / file).write_text(POINTER)
     with pytest.raises(ModelError, match=rf"{file} is a git-lfs pointer.*\n  fix: run `git -C \S+tokenizer lfs pull`"):
         readers(folder, tmp_path / "tokens")[reader]()
@@ -111,7 +111,7 @@ def test_files_that_are_not_its_own_are_refused(
         (tmp_path / name).touch()
     changed(folder / file, **keys)
     with pytest.raises(ModelError, match=file.replace(".", r"\.")):
-        check_model_file_references(folder)
+        check_safe_to_load(folder)
 
 
 def test_usual_settings_are_accepted(usual: Path, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_usual_settings_are_accepted(usual: Path, tmp_path: Path) -> None:
     )
     changed(folder / "config.json", _name_or_path="/home/somebody/model")
     (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "pytorch_model-1.bin"}}')
-    assert check_model_file_references(folder) is None
+    assert check_safe_to_load(folder) is None
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_weights_in_parts_are_loaded_from_links_too(usual: Path, tmp_path: Path)
 def test_index_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / INDEX).write_text(text, encoding="utf-8")
     with pytest.raises(ModelError, match=r"cannot be read as JSON|has no weight_map"):
-        check_model_file_references(tmp_path)
+        check_safe_to_load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -192,11 +192,11 @@ def test_repository_on_the_hub_is_checked_at_the_commit_that_is_loaded(
 
     monkeypatch.setattr(hub, "resolve_revision", lambda *_, **__: "c" * 40)
     monkeypatch.setattr(hub, "cached_file", cached_file)
-    assert check_model_file_references("owner/name", "main") == "c" * 40
+    assert check_safe_to_load("owner/name", "main") == "c" * 40
     assert set(asked) == {("owner/name", "c" * 40)}
     changed(tmp_path / file, **content)
     with pytest.raises(ModelError, match="owner/name: "):
-        check_model_file_references("owner/name", "main")
+        check_safe_to_load("owner/name", "main")
 
 
 # Adapters
@@ -252,7 +252,7 @@ def test_adapters_are_lora_and_name_no_file_and_no_code(
     monkeypatch.setattr(hub, "resolve_revision", lambda *_, **__: "c" * 40)
     monkeypatch.setattr(hub, "cached_file", lambda _, name, **__: str(adapter / name) if "adapter" in name else None)
     with pytest.raises(ModelError, match=named):
-        check_model_file_references("bob/adapter", adapter=True)
+        check_safe_to_load("bob/adapter", adapter=True)
 
 
 def test_usual_adapters_are_accepted(adapter: Path) -> None:
@@ -263,7 +263,7 @@ def test_usual_adapters_are_accepted(adapter: Path) -> None:
     assert load_tokenizer(str(adapter), None)
     of_other_versions: dict[str, Any] = {"merge_weights": False, "enable_lora": None, "later": {}, "number": 0.5}
     changed(adapter / "adapter_config.json", **of_other_versions)
-    assert check_model_file_references(adapter, adapter=True) is None
+    assert check_safe_to_load(adapter, adapter=True) is None
 
 
 def test_adapters_are_no_base_model(
@@ -295,7 +295,7 @@ def test_adapters_are_no_base_model(
     monkeypatch.setattr(hub, "resolve_revision", lambda *_, **__: "c" * 40)
     monkeypatch.setattr(hub, "cached_file", lambda _, name, **__: str(adapter / name) if "adapter" in name else None)
     with pytest.raises(ModelError, match="owner/name: holds adapters"):
-        check_model_file_references("owner/name")
+        check_safe_to_load("owner/name")
 
 
 def test_configuration_by_another_name_is_refused(usual: Path, tmp_path: Path) -> None:

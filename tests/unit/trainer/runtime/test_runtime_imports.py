@@ -54,7 +54,7 @@ def test_package_is_empty_inside_the_block_only(package: str) -> None:
 
 
 def test_module_is_imported_when_one_of_its_names_is_used(package: str) -> None:
-    imports.import_lazily(f"{package}.statistics")
+    imports.defer_import(f"{package}.statistics")
     from evergreen_example import statistics
 
     assert not sys.example_ran
