@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
+import functools
 import inspect
 import re
 import textwrap
@@ -149,7 +150,7 @@ def read_yaml_document(path: Path) -> Document:
         text = path.read_text(encoding="utf-8")
         content = YAML(typ="safe").load(text)  # stricter than YAML(): it knows no tags
         _check_size(content)
-        tree = YAML().load(text)
+        tree = _load_with_lines(text)
     except (FileNotFoundError, IsADirectoryError):
         raise _no_such_recipe(path) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -166,6 +167,11 @@ def read_yaml_document(path: Path) -> Document:
     if not isinstance(tree, CommentedMap):
         raise RecipeError(str(path), "holds no recipe", "write a YAML mapping; params/default.yaml is an example")
     return Document(path, content, tree)
+
+
+@functools.lru_cache(maxsize=32)
+def _load_with_lines(text: str) -> Any:
+    return YAML().load(text)
 
 
 def _check_size(content: object) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.evaluation.report import format_confidence_level
 from tasks.report import formatting
 from tasks.validation.report import escape_direction_characters
+
+if TYPE_CHECKING:
+    import jinja2
 
 _FILTERS = (
     *(
@@ -27,6 +31,11 @@ _FILTERS = (
 
 def render_template(template: str, content: Mapping[str, Any]) -> str:
     """Return a page; `template` is a path below tasks/, as templates name each other."""
+    return escape_direction_characters(_environment().get_template(template).render(content))
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
     import jinja2
 
     environment = jinja2.Environment(
@@ -42,4 +51,4 @@ def render_template(template: str, content: Mapping[str, Any]) -> str:
         "at_most": formatting.truncate_and_escape_invisible,
         "confidence_text": format_confidence_level,
     }
-    return escape_direction_characters(environment.get_template(template).render(content))
+    return environment
