@@ -238,28 +238,29 @@ def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Rec
 
 
 def _dealt(recipe: Recipe, rows: Sequence[Row], source: Mapping[str, RehearsalRows]) -> dict[str, pa.Table]:
-    """Deal training rows out to the splits that have no rows of their own. Training sees each label of the held-out rows."""
-    labels = [
-        column for column, kind in objectives.build_objective(recipe.objective).columns().items() if kind == "label"
-    ]
+    """Deal training rows out to the splits that have no rows of their own. Training sees each label that was read, however few rows there are."""
+    objective = objectives.build_objective(recipe.objective)
 
-    def label_of(row: Row) -> tuple[str, ...]:
-        return tuple(str(row.get(column)) for column in labels)
+    def labels_of(row: Row) -> set[str]:
+        try:
+            return {*objective.row_labels(row)}
+        except (AttributeError, KeyError, TypeError, ValueError):  # validate sets the row aside
+            return set()
 
-    known = {label_of(row): row for row in rows}
-    kept = {id(row) for row in known.values()}
+    known = {label: row for row in (*source["train"].pool, *rows) for label in labels_of(row)}
+    kept = {id(row): row for row in known.values()}
     others = [row for row in rows if id(row) not in kept]
     random.Random(0).shuffle(others)  # noqa: S311 - files are often sorted by a label
     count = min(_HELD_OUT_ROWS, len(others) // 4)
     tables = {}
     for split in ("validation", "test"):
         if split in source:
-            found = [row for row in source[split].usual(_HELD_OUT_ROWS) if label_of(row) in known]
+            found = [row for row in source[split].usual(_HELD_OUT_ROWS) if labels_of(row) <= known.keys()]
         else:
             found, others = others[:count], others[count:]
         if found:
             tables[split] = source.get(split, source["train"]).table(found)
-    return {"train": source["train"].table([*known.values(), *others]), **tables}
+    return {"train": source["train"].table([*kept.values(), *others]), **tables}
 
 
 @contextlib.contextmanager

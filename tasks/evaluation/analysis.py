@@ -264,7 +264,7 @@ def _slice_name_function(slice_by: SliceBy, where: str) -> Callable[[Mapping[str
 
     def name_slice(row: Mapping[str, Any]) -> str:
         if function is None:
-            return str(row[str(slice_by.column)])
+            return str(row[str(slice_by.column)]).strip()
         try:
             return str(function(row))
         except Exception as error:

@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 from params import DataError, RecipeError
 from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
+from trainer.objectives.bases.labels import FEW_ROWS, describe_look_alikes
 from trainer.objectives.bases.objective import Objective
-
-_FEW_ROWS = 5
-"""A label with fewer rows is named."""
 
 
 class SampleQuality(NamedTuple):
@@ -34,6 +32,8 @@ class SampleQuality(NamedTuple):
     """Rows of each label; empty without labels."""
     unseen: Sequence[str]
     """Labels that only held-out rows have."""
+    look_alikes: Sequence[str] = ()
+    """Sentences about labels that differ in nothing but case, Unicode form or white space."""
 
     @property
     def set_aside_share(self) -> float:
@@ -51,11 +51,13 @@ class SampleQuality(NamedTuple):
             yield f"{self.known:,} held-out rows have a text that training rows have, too; {fix}"
         if self.conflicting:
             yield f"{self.conflicting} texts occur with different labels; correct them if they are mistakes"
-        few = sorted(label for label, count in self.labels.items() if count < _FEW_ROWS)
+        few = sorted(label for label, count in self.labels.items() if count <= FEW_ROWS)
         if few:
-            yield f"{len(few)} labels have fewer than {_FEW_ROWS} rows: {_listed(few)}"
+            yield f"{len(few)} labels have fewer than {FEW_ROWS + 1} rows: {_listed(few)}"
         if self.unseen:
-            yield f"labels of held-out rows that no training row has: {_listed(self.unseen)}; validation will refuse them"
+            said = f"labels of held-out rows that no training row has: {_listed(self.unseen)}; validation will set their rows aside"
+            yield f"{said}, or refuse them if a label has more than {FEW_ROWS}"
+        yield from self.look_alikes
 
 
 def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, objective: Objective[Any]) -> SampleQuality:
@@ -66,7 +68,8 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     """
     unusable, held_out, train = Counter[str](), list[Row](), list[Row]()
     for split in sorted(sample.rows, key=lambda split: split == "train"):
-        for row in sample.rows[split]:
+        for found in sample.rows[split]:
+            row = dict.fromkeys(objective.columns()) | dict(found)  # a row may lack a key that others have
             if reason := _reason(row, objective):
                 unusable[reason] += 1
             else:
@@ -74,7 +77,10 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     if not train:
         reasons = "; ".join(f"{count} rows: {reason}" for reason, count in unusable.most_common(3))
         raise DataError("the training rows", f"none can be used: {reasons}", "name other columns, or fix the rows")
-    labels = Counter(label for row in train for label in _labels(row, proposal))
+    raw = Counter(label for row in train for label in _labels(row, proposal))
+    labels = Counter[str]()
+    for label, count in raw.items():
+        labels[label.strip()] += count
     if len(labels) == 1 and "label" in proposal.columns:
         where = f"column `{proposal.columns['label']}`"
         what = f"every row has the label {next(iter(labels))!r}, so there is nothing to learn"
@@ -83,7 +89,7 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     answers: dict[str, set[str]] = {}
     for row in train if column else ():
         answers.setdefault(str(row.get(column)), set()).add(str(row.get(target)))
-    unseen = {label for row in held_out for label in _labels(row, proposal)} - set(labels)
+    unseen = {label.strip() for row in held_out for label in _labels(row, proposal)} - set(labels)
     return SampleQuality(
         usable=train,
         unusable=unusable,
@@ -93,6 +99,7 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
         conflicting=sum(len(found) > 1 for found in answers.values()),
         labels=labels,
         unseen=sorted(unseen) if sample.is_whole else (),
+        look_alikes=describe_look_alikes(raw, objective.state_of),
     )
 
 
@@ -103,8 +110,9 @@ def input_column(proposal: ObjectiveProposal) -> str | None:
 
 def _reason(row: Row, objective: Objective[Any]) -> str | None:
     """Return why a row does not pass the objective's checks, without what differs between rows."""
+    checks = {(check.type, check.arguments["column"]): check.on_failure for check in objective.expectations(())}
     for column, kind in objective.columns().items():
-        if row.get(column) is None:
+        if row.get(column) is None and checks["expect_column_values_to_not_be_null", column] == "quarantine":
             return f"no `{column}`"
         if kind in ("string", "label") and not str(row[column]).strip():
             return f"an empty `{column}`"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from tasks.validation.checks import (
     expectation_check_kind,
 )
 from tasks.validation.expectations import ExpectationResult, columns_named_by_expectations
-from tasks.validation.raw_rows import NOTHING, Positions, RawRows, RawShardWork, union_of_positions
+from tasks.validation.raw_rows import NOTHING, Positions, RawRows, union_of_positions
 from tasks.validation.report import CheckReport, FailingRow, Origin, expectation_as_call, shorten_value
 from trainer import objectives
 from trainer.objectives.bases.objective import Objective, Row
@@ -27,8 +26,6 @@ Check = tuple[Origin, Expectation]
 """An expectation and where it comes from."""
 ROW_IS_USABLE = Expectation(type="row_is_usable")
 """The objective's check of a row as a whole; not an expectation of Great Expectations."""
-ROW_IS_KNOWN = Expectation(type="row_is_known_to_training", on_failure="fail")
-"""The objective's check of a row against the train split."""
 MAX_EXAMPLES_IN_REPORT = 5
 MAX_EXAMPLES_IN_ERROR = 10
 
@@ -42,6 +39,8 @@ class CheckResult:
     found: ExpectationResult
     explain: Callable[[Row], str | None] | None = None
     """Returns the objective's reason for a failing row, if it checked the rows itself."""
+    sentence: str = ""
+    """What it found, for people; without it, its name and the first failing rows say it."""
 
     @property
     def failing(self) -> Positions:
@@ -57,6 +56,15 @@ class CheckResult:
     def rejected(self) -> Positions:
         """Positions of the rows that go to quarantine or end the stage."""
         return self.failing if not self.found.success and self.expectation.on_failure != "report" else NOTHING
+
+    @property
+    def noted(self) -> str:
+        """What an objective's check found that does not end the stage, for people; empty if nothing, or if the page says it."""
+        if self.origin == "recipe" or self.found.success:
+            return ""
+        if self.expectation.on_failure == "report" and len(self.failing):
+            return f"rows without `{self.expectation.arguments['column']}`, which are kept: {len(self.failing):,}"
+        return self.sentence or (str(self.found.observed) if self.failing is NOTHING else "")
 
     def report(self, rows: RawRows) -> CheckReport:
         """Return the check's entry in the report."""
@@ -109,7 +117,7 @@ def run_checks(
         results |= {number: CheckResult(*checks[number], own) for number, own in zip(numbers, found, strict=True)}
     if objective is not None and objectives.needs_row_check(objective, "reject_reason"):
         failed = union_of_positions([result.failing for result in results.values() if result.origin == "objective"])
-        own = check_rows_with_objective(objective.reject_reason, rows, failed, objective=_identity(objective))
+        own = check_rows_with_objective(objective.reject_reason, rows, failed, objective=objective_identity(objective))
         results[len(checks)] = CheckResult("objective", ROW_IS_USABLE, own, objective.reject_reason)
     quarantined = quarantined_positions(results.values())
     for number in (number for number, kind in enumerate(kinds) if kind == "by key"):
@@ -127,28 +135,7 @@ def check_groups_across_splits(rows: RawRows, set_aside: Positions) -> CheckResu
     return CheckResult("recipe", *find_groups_across_splits(rows, set_aside))
 
 
-def check_labels_seen_in_training(method: Objective[Any], rows: RawRows, set_aside: Positions) -> CheckResult:
-    """Compare the remaining rows with the remaining train split, as the objective does."""
-    labels = rows.run(
-        partial(collect_shard_labels, method),
-        rows.parts_of("train"),
-        what="labels of rows",
-        columns=list(method.columns()),
-        skip=set_aside,
-        objective=_identity(method),
-    )
-    state = method.state_of(set().union(*labels))
-    unseen_label = partial(method.unseen_label, state=state)
-    found = check_rows_with_objective(unseen_label, rows, set_aside, objective=_identity(method), state=state)
-    return CheckResult("objective", ROW_IS_KNOWN, found, unseen_label)
-
-
-def collect_shard_labels(method: Objective[Any], work: RawShardWork) -> set[str]:
-    """Return the labels in the rows of one shard, as the objective sees them."""
-    return {label for _, row in work.each() for label in method.row_labels(row)}
-
-
-def _identity(objective: Objective[Any]) -> list[Any]:
+def objective_identity(objective: Objective[Any]) -> list[Any]:
     """Return what decides an objective's verdicts beside its code."""
     return [type(objective).__module__, objective.options.model_dump(mode="json")]
 

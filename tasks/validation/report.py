@@ -14,7 +14,7 @@ from tasks.drift.report import DriftReport
 from tasks.stages import Report
 
 Origin = Literal["objective", "objective, on the remaining rows", "recipe"]
-"""Where a check comes from. Some checks of an objective follow from the data; they run again on the remaining rows."""
+"""Where a check comes from; reports of earlier versions say of some that they were run again, on the remaining rows."""
 
 
 class FailingRow(Report):
@@ -54,7 +54,7 @@ class ValidationReport(Report):
     quarantined: int
     """Number of rows set aside, over all splits."""
     share: float
-    """`quarantined` divided by the number of all rows."""
+    """Share of all rows that are bad: `quarantined` but for those whose label training lacks by chance."""
     max_quarantined: float
     """The recipe's limit for `share`."""
     checks: list[CheckReport]

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from params.foundation.artifacts import SPLITS
 from tasks.progress import reset_idle_timer
 from tasks.validation.check_results import CheckResult, quarantined_positions, reasons_at_positions
+from tasks.validation.label_checks import ROW_IS_KNOWN
 from tasks.validation.raw_rows import NOTHING, Positions, RawRows, RawShardWork, positions_in_range, union_of_positions
 from tasks.validation.report import ShownRow, ValidationReport, render_validation_page, shorten_value
 from trainer.data.shards import Shard
@@ -41,11 +42,12 @@ class SeparationPlan:
     def of(cls, rows: RawRows, results: Sequence[CheckResult], max_quarantined: float) -> Self:
         """Return what follows from the results of all checks."""
         aside = quarantined_positions(results)
+        bad = quarantined_positions([result for result in results if result.expectation.type != ROW_IS_KNOWN])
         report = ValidationReport(
             rows_in=rows.remaining(NOTHING),
             rows_out=rows.remaining(aside),
             quarantined=len(aside),
-            share=len(aside) / max(1, len(rows)),
+            share=len(bad) / max(1, len(rows)),
             max_quarantined=max_quarantined,
             checks=[result.report(rows) for result in results],
         )

@@ -25,10 +25,9 @@ import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NoReturn
 
-import pandas as pd
+from pyarrow import types
 
 from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
@@ -41,12 +40,12 @@ from tasks.validation.check_results import (
     Check,
     CheckResult,
     check_groups_across_splits,
-    check_labels_seen_in_training,
     quarantined_positions,
     run_checks,
 )
 from tasks.validation.expectations import columns_named_by_expectations, expectation_problems
-from tasks.validation.raw_rows import NOTHING, Positions, RawRows, RawShardWork, open_raw_rows
+from tasks.validation.label_checks import ROW_IS_KNOWN, check_labels
+from tasks.validation.raw_rows import RawRows, open_raw_rows
 from tasks.validation.report import ValidationReport, expectation_as_call
 from tasks.validation.separated_rows import SeparationPlan, write_failing_rows_and_page, write_good_rows
 from trainer import objectives
@@ -97,11 +96,11 @@ def validate(
             rows, _run_all_checks(method, validation.expectations, rows), validation.max_quarantined
         )
         if failures := _failures(plan):
-            fix = "fix the data"
-            if plan.report.share > plan.report.max_quarantined:
-                fix += ", or raise validation.max_quarantined"
-            if any(check.stops for check in plan.report.checks):
-                fix += ", or change the check"
+            stopping = {check.type: check.origin for check in plan.report.checks if check.stops}
+            fixes = ["raise validation.max_quarantined"] if plan.report.share > plan.report.max_quarantined else []
+            fixes += ["change the check"] if "recipe" in stopping.values() else []
+            known = "add training rows with these labels, or take the rows with them out of the held-out data"
+            fix = ", or ".join([known if [*stopping] == [ROW_IS_KNOWN] else "fix the data", *fixes])
             _fail(artifacts, plan, failures, f"{fix}; ")
         with replace_folder_atomically(artifacts.validated) as folder:
             write_good_rows(folder / artifacts.rows.name, plan)
@@ -121,51 +120,22 @@ def validate(
             write_failing_rows_and_page(folder, artifacts.recipe, plan, failures=[])
             save_report(plan.report, folder / artifacts.report("validate").name)
     shutil.rmtree(artifacts.failed_validation, ignore_errors=True)
+    for sentence in filter(None, (result.noted for result in plan.results)):
+        logger.warning("validate: %s", sentence)
     return plan.report
 
 
 def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation], rows: RawRows) -> list[CheckResult]:
     """Run all checks; each but the first look at all rows skips the rows that those before it set aside.
 
-    Some expectations of the objective follow from the labels of the train split. They are checked again as they follow from
-    the remaining rows: a label is unknown to training even if all training rows that have it are set aside. At the end, the
-    objective compares the remaining rows with the remaining train split.
+    The labels are compared last: one is unknown to training even if all training rows that have it are set aside.
     """
-    of_objective = method.expectations(_labels(method, rows, NOTHING))
-    checks: list[Check] = [("objective", e) for e in of_objective]
+    texts = {field.name for field in rows.schema if types.is_string(field.type) or types.is_large_string(field.type)}
+    checks: list[Check] = [("objective", e) for e in method.expectations(texts)]
     results = run_checks([*checks, *(("recipe", e) for e in expectations)], rows, objective=method)
-    aside = quarantined_positions(results)
-    if len(aside) and rows.remaining(aside)["train"]:
-        changed = [e for e in method.expectations(_labels(method, rows, aside)) if e not in of_objective]
-        results += run_checks([("objective, on the remaining rows", e) for e in changed], rows, aside)
     if rows.splits["train"].group_by:
         results.append(check_groups_across_splits(rows, quarantined_positions(results)))
-    aside = quarantined_positions(results)
-    if objectives.needs_row_check(method, "unseen_label") and rows.remaining(aside)["train"]:
-        results.append(check_labels_seen_in_training(method, rows, aside))
-    return results
-
-
-def _labels(method: Objective[Any], rows: RawRows, skip: Positions) -> pd.DataFrame:
-    """Return the labels of the train split, each once; rows at the positions in `skip` do not count."""
-    columns = [column for column, kind in method.columns().items() if kind == "label"]
-    as_objects = rows.as_objects(columns)
-    found: pd.DataFrame = rows.schema.empty_table().to_pandas()[columns].astype(dict.fromkeys(as_objects, object))
-    for own in rows.run(
-        partial(distinct_shard_labels, as_objects),
-        rows.parts_of("train") if columns else (),
-        what="labels",
-        columns=columns,
-        skip=skip,
-        as_objects=sorted(as_objects),
-    ):
-        found = pd.concat([found, own]).drop_duplicates()
-    return found
-
-
-def distinct_shard_labels(as_objects: frozenset[str], work: RawShardWork) -> pd.DataFrame:
-    """Return the labels of one shard, each once."""
-    return work.frame(as_objects).drop_duplicates()
+    return results + check_labels(method, rows, quarantined_positions(results))
 
 
 def _failures(plan: SeparationPlan) -> list[str]:
@@ -175,6 +145,9 @@ def _failures(plan: SeparationPlan) -> list[str]:
     failures = []
     for result, check in zip(plan.results, report.checks, strict=True):
         if check.stops:
+            if result.sentence:
+                failures.append(result.sentence)
+                continue
             count = "the table fails" if result.found.failing is None else f"{len(result.failing)} of {total} rows fail"
             failures.append(f"{expectation_as_call(result.expectation)}: {count}; {result.examples(rows)}")
     if report.share > report.max_quarantined:
@@ -193,6 +166,7 @@ def _failures(plan: SeparationPlan) -> list[str]:
         failures.append(f"no rows remain in any split: all {total} rows would be set aside")
     elif emptied:
         failures.append(f"no rows remain in {' and '.join(emptied)}")
+        failures += [result.noted for result in plan.results if len(result.quarantined) and result.noted]
     return failures
 
 

@@ -11,11 +11,11 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from params import ModelError, Problem, TransientError
 from params.schema import Launch, Model, Quantization
-from trainer.model import adapters
+from trainer.model import adapters, label_head
 from trainer.runtime.library_errors import as_remote_code_error
 from trainer.runtime.model_files import check_safe_to_load
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from trainer.objectives.bases.objective import Objective, ObjectiveState
     from trainer.objectives.bases.texts import Tokenizer
 
+_OF_HEAD: Final = ("num_labels", "id2label")
+"""Keys that an objective sets for a head of its own."""
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
 
@@ -112,6 +114,9 @@ def _untrained(  # noqa: PLR0917
     new: list[str] = []
     if model.pretrained is not None:
         overrides = dict(objective.model_config(state))
+        has_head = not overrides.keys().isdisjoint(_OF_HEAD)
+        if "id2label" in overrides:
+            overrides.pop("num_labels", None)  # it follows; transformers would warn that the base has another number
         if quantization:
             kinds = {"fp32": torch.float32, "bf16": torch.bfloat16}
             overrides["quantization_config"] = BitsAndBytesConfig(
@@ -121,7 +126,11 @@ def _untrained(  # noqa: PLR0917
                 bnb_4bit_use_double_quant=quantization.double_quant,
                 bnb_4bit_compute_dtype=kinds[quantization.compute_dtype],
             )
-        network, new = _load(model.pretrained, objective.model_class(), revision=model.revision, **overrides)
+        network, new, resized = _load(model.pretrained, objective.model_class(), revision=model.revision, **overrides)
+        if has_head:
+            other_head = label_head.keep_rows_of_known_labels(network, model.pretrained, new, resized)
+            new = sorted({*new, *other_head})
+            label_head.settle_configuration(network, tokenizer, overrides)
         for layer in network.modules():
             # bitsandbytes 0.50.2 would round the scales of weights at the first evaluation on some CPUs, for good
             if hasattr(layer, "support_avx512bf16_for_cpu"):
@@ -153,12 +162,12 @@ def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
                 changed["config"] = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             except (OSError, ValueError) as error:
                 raise _cannot_load(str(folder), error) from error
-        network, missing = _load(base.name, model_class, revision=base.revision, **changed)
-        if lacking := adapters.weights_missing_from_adapter(folder, missing):
+        network, missing, resized = _load(base.name, model_class, revision=base.revision, **changed)
+        if lacking := adapters.weights_missing_from_adapter(folder, missing + resized):
             what = f"neither the adapter nor its base model, {base.name}, has {', '.join(lacking[:5])}"
             raise ModelError(str(folder), what, "use the objective and base model that the adapter was trained with")
         return adapters.merge_adapter(network, folder)
-    network, missing = _load(str(folder), model_class, revision=None)
+    network, missing, _ = _load(str(folder), model_class, revision=None)
     if missing:
         what = f"lacks {', '.join(missing[:5])}, which {type(network).__name__} has"
         raise ModelError(str(folder), what, "use the objective that the model was trained with")
@@ -193,8 +202,11 @@ def _build(
 
 def _load(
     path: str, model_class: type[Any], *, revision: str | None, **overrides: Any
-) -> tuple[PreTrainedModel, list[str]]:
-    """Return a model from a folder or a repository, and the names of the weights that these lack, sorted."""
+) -> tuple[PreTrainedModel, list[str], list[str]]:
+    """Return a model from a folder or a repository, and the names of the weights that these lack, and have in another size, sorted.
+
+    The size may be another one only where `overrides` may change the number of labels.
+    """
     import torch
 
     if Path(path).is_dir() and has_only_unsafe_weights(Path(path)):
@@ -209,6 +221,7 @@ def _load(
             trust_remote_code=False,
             dtype=torch.float32,
             output_loading_info=True,
+            ignore_mismatched_sizes=not overrides.keys().isdisjoint((*_OF_HEAD, "config")),
             **overrides,
         )
     except (ConnectionError, TimeoutError) as error:
@@ -217,7 +230,7 @@ def _load(
         raise _cannot_load(path, error) from error
     if hasattr(network.config, "auto_map"):  # transformers has its code: what is saved must not ask others to run any
         del network.config.auto_map
-    return network, sorted(info["missing_keys"])
+    return network, sorted(info["missing_keys"]), sorted(name for name, *_ in info["mismatched_keys"])
 
 
 def _cannot_load(path: str, error: Exception) -> ModelError:

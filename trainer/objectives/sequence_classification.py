@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from params import DataError
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Expectation, Section
+from params.schema import Direction, Section
 from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _BINS = 15
 """Bins of confidence, of equal width."""
@@ -88,13 +86,6 @@ class SequenceClassification(ClassifierObjective[Options]):
     def columns(self) -> Mapping[str, ColumnKind]:
         return {self.options.text_column: "string", self.options.label_column: "label"}
 
-    def expectations(self, train: pd.DataFrame) -> list[Expectation]:
-        """As the base class; a held-out row with a label that the train split lacks fails the stage."""
-        column, kind = self.options.label_column, "expect_column_values_to_be_in_set"
-        labels = sorted(train[column].dropna().unique().tolist(), key=str)
-        known_label = Expectation(type=kind, column=column, value_set=labels, on_failure="fail")
-        return [*super().expectations(train), known_label]
-
     def text(self, row: Row) -> str:
         return str(row[self.options.text_column])
 
@@ -102,13 +93,13 @@ class SequenceClassification(ClassifierObjective[Options]):
         return (str(row[self.options.label_column]),)
 
     def state_of(self, labels: Collection[str]) -> ObjectiveState:
-        return {"labels": sorted(labels)}
+        return {"labels": sorted({label.strip() for label in labels})}
 
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         numbers = {label: number for number, label in enumerate(state["labels"])}
-        labels = [str(row[self.options.label_column]) for row in rows]
+        labels = [self._label(row) for row in rows]
         if unknown := next((label for label in labels if label not in numbers), None):
             raise ValueError(f"no training row has the label {unknown!r}")
         encoded = tokenize_texts_truncated([self.text(row) for row in rows], tokenizer, max_length)
@@ -118,7 +109,12 @@ class SequenceClassification(ClassifierObjective[Options]):
         ]
 
     def model_config(self, state: ObjectiveState) -> dict[str, Any]:
-        """As the base class; a base model for several labels per text would otherwise keep its sigmoids."""
+        """As the base class, for at least two labels: of one, a pipeline takes the sigmoid."""
+        if len(state["labels"]) < 2:
+            what = f"every row of the train split has the label {', '.join(map(repr, state['labels']))}"
+            raise DataError(
+                self.options.label_column, f"{what}, so there is nothing to learn", "add rows with other labels"
+            )
         return {**super().model_config(state), "problem_type": "single_label_classification"}
 
     @property
@@ -132,7 +128,7 @@ class SequenceClassification(ClassifierObjective[Options]):
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
     ) -> Mapping[str, float]:
         found = {str(one["label"]): float(one["score"]) for one in ask(self.text(row), top_k=None)}
-        known = found.get(str(row[self.options.label_column]), 0.0)
+        known = found.get(self._label(row), 0.0)
         return {"nll": -math.log(known) if known else math.inf, "confidence": max(found.values())}
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -192,6 +188,9 @@ class SequenceClassification(ClassifierObjective[Options]):
             "predicted": labels[prediction] if prediction < len(labels) else "a label of another run",
             "confidence": f"{scores['confidence']:.3f}",
         }
+
+    def _label(self, row: Row) -> str:
+        return str(row[self.options.label_column]).strip()
 
     def calibration_bins(self, totals: NDArray[np.float64], state: ObjectiveState) -> list[dict[str, float]]:
         bins = totals[3 + 3 * len(state["labels"]) :].reshape(3, -1).T

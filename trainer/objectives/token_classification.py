@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from params import DataError
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Section
+from params.schema import Direction, Expectation, Section
 from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective, compute_logits, sum_token_scores
@@ -47,7 +47,7 @@ class Options(Section):
     text_column: str = "text"
     """The column with the text."""
     spans_column: str = "spans"
-    """The column with the spans: a list of records with `label`, `start` and `end`."""
+    """The column with the spans: a list of records with `label`, `start` and `end`; a row may lack it."""
 
 
 class _Advice(ClassifierNewRecipeAdvice):
@@ -95,10 +95,20 @@ class TokenClassification(ClassifierObjective[Options]):
     def columns(self) -> Mapping[str, ColumnKind]:
         return {self.options.text_column: "string", self.options.spans_column: "records"}
 
+    def expectations(self, text_columns: Collection[str]) -> list[Expectation]:
+        """As the base class; a row without spans, also one without that key, is a text without any."""
+        checks = super().expectations(text_columns)
+        kept = {
+            "type": "expect_column_values_to_not_be_null",
+            "column": self.options.spans_column,
+            "on_failure": "report",
+        }
+        return [Expectation(**kept) if check.arguments == {"column": kept["column"]} else check for check in checks]
+
     def reject_reason(self, row: Row) -> str | None:
         """Return why a row's spans are invalid: not in the text, or overlapping."""
         text, end_before = self.text(row), 0
-        spans = row[self.options.spans_column]
+        spans = row[self.options.spans_column] or ()
         if reason := next((f"span {i}: {r}" for i, s in enumerate(spans) if (r := _span_problem(s, text))), None):
             return reason
         for label, start, end in self._spans(row):
@@ -114,14 +124,15 @@ class TokenClassification(ClassifierObjective[Options]):
         return str(row[self.options.text_column])
 
     def row_labels(self, row: Row) -> Iterable[str]:
-        return (label for label, _, _ in self._spans(row))
+        return (str(span["label"]) for span in row[self.options.spans_column] or ())
 
     def state_of(self, labels: Collection[str]) -> ObjectiveState:
         """The tags, ordered by label: O, B-date, I-date, B-people, ..."""
         if not labels:
             what = "no row of the train split has a span"
             raise DataError(self.options.spans_column, what, "add rows with spans")
-        return {"labels": [OUTSIDE, *(f"{tag}-{label}" for label in sorted(labels) for tag in "BI")]}
+        names = sorted({label.strip() for label in labels})
+        return {"labels": [OUTSIDE, *(f"{tag}-{label}" for label in names for tag in "BI")]}
 
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
@@ -223,7 +234,8 @@ class TokenClassification(ClassifierObjective[Options]):
         return [f"{label}: {start} to {end}, {pieces.text[start:end]!r}" for label, start, end in spans]
 
     def _spans(self, row: Row) -> list[Span]:
-        spans = [(str(s["label"]), int(s["start"]), int(s["end"])) for s in row[self.options.spans_column]]
+        spans = row[self.options.spans_column] or ()
+        spans = [(str(span["label"]).strip(), int(span["start"]), int(span["end"])) for span in spans]
         return sorted(spans, key=lambda span: span[1:])
 
     def _tagged_spans(self, row: Row, tokenizer: Tokenizer) -> list[Span]:

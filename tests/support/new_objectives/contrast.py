@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from params.schema import Section
 from trainer.objectives.bases.objective import EncodedRow, Objective
-from trainer.objectives.bases.padding import concatenate_batch_texts
+from trainer.objectives.bases.padding import concatenate_texts_along_batch
 from trainer.objectives.bases.texts import tokenize_texts_truncated
 
 
@@ -58,7 +58,7 @@ class Contrast(Objective[Options]):
         import torch
         import torch.nn.functional as F
 
-        inputs = concatenate_batch_texts(batch, model)
+        inputs = concatenate_texts_along_batch(batch, model)
         mask = inputs["attention_mask"][..., None]
         states = model(**inputs).last_hidden_state.float()
         return torch.stack(F.normalize((states * mask).sum(1) / mask.sum(1), dim=-1).chunk(2), 1)

@@ -12,7 +12,7 @@ from params.schema import Section
 from trainer.objectives.bases.advice import NewRecipeAdvice, ObjectiveFit
 from trainer.objectives.bases.loss import BatchLoss
 from trainer.objectives.bases.objective import EncodedRow, Objective
-from trainer.objectives.bases.padding import concatenate_batch_texts
+from trainer.objectives.bases.padding import concatenate_texts_along_batch
 from trainer.objectives.bases.texts import tokenize_texts_truncated
 
 
@@ -76,7 +76,7 @@ class Similarity(Objective[Options]):
     def _cosines(self, model, batch):
         import torch
 
-        inputs = concatenate_batch_texts(batch, model)
+        inputs = concatenate_texts_along_batch(batch, model)
         mask = inputs["attention_mask"][..., None]
         states = model(**inputs).last_hidden_state.float()
         first, second = ((states * mask).sum(1) / mask.sum(1)).chunk(2)

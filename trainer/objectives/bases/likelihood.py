@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from params.schema import Direction
+from trainer.objectives.bases.labels import match_labels
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
 from trainer.objectives.bases.objective import Objective, ObjectiveState, OptionsT, PromptForm, ScoreColumns
@@ -150,9 +151,10 @@ class ClassifierObjective(Likelihood[OptionsT]):
         known = [str(model.config.id2label[i]) for i in range(model.config.num_labels)]
         if known == labels:
             return model
-        only_its_own = [i for i, label in enumerate(known) if label not in labels]
-        places = [known.index(label) if label in known else -1 for label in labels] + only_its_own
-        self._unknown = tuple(i for i, label in enumerate(labels) if label not in known)
+        same = match_labels(known, labels)
+        only_its_own = [i for i in range(len(known)) if i not in same]
+        places = [-1 if place is None else place for place in same] + only_its_own
+        self._unknown = tuple(i for i, place in enumerate(same) if place is None)
         self._guess = math.log(len(places))
 
         def rearrange(_: Any, __: Any, outputs: Any) -> Any:

@@ -18,7 +18,6 @@ from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, Objec
 from trainer.objectives.bases.texts import Tokenizer
 
 if TYPE_CHECKING:
-    import pandas as pd
     from transformers import PreTrainedModel
 
 __all__ = ["ColumnKind", "EncodedRow", "Example", "Objective", "ObjectiveState", "PromptForm", "Row", "ScoreColumns"]
@@ -88,12 +87,12 @@ class Objective(ABC, Generic[OptionsT]):
     def columns(self) -> Mapping[str, ColumnKind]:
         """Return the columns that every row must have, and what each holds."""
 
-    def expectations(self, train: pd.DataFrame) -> list[Expectation]:
-        """Return the checks that rows must pass; `train` has the label columns of the raw train split, each row of them once."""
+    def expectations(self, text_columns: Collection[str]) -> list[Expectation]:
+        """Return the checks that rows must pass; `text_columns` are those of the source that hold text."""
         checks = []
         for column, kind in self.columns().items():
             checks.append(Expectation(type="expect_column_values_to_not_be_null", column=column))
-            if kind == "string":
+            if kind == "string" or (kind == "label" and column in text_columns):
                 checks.append(Expectation(type="expect_column_values_to_match_regex", column=column, regex=r"\S"))
             elif kind == "number":
                 most = sys.float_info.max
@@ -107,7 +106,10 @@ class Objective(ABC, Generic[OptionsT]):
         return next((f"one of its {column} is null" for column in lists if None in row[column]), None)
 
     def row_labels(self, row: Row) -> Iterable[str]:
-        """Return the labels in a row of the train split that encoding needs to know; the row has the objective's columns."""
+        """Return the labels in a row of the train split that encoding needs to know; the row has the objective's columns.
+
+        They are as they stand in the row; `state_of` says which are one, such as those that differ by white space at their ends.
+        """
         return ()
 
     def state_of(self, labels: Collection[str]) -> ObjectiveState:
@@ -119,8 +121,8 @@ class Objective(ABC, Generic[OptionsT]):
         return self.state_of({label for row in rows for label in self.row_labels(row)})
 
     def unseen_label(self, row: Row, state: ObjectiveState) -> str | None:
-        """Return which label of a row the train split lacks, as a message. One such row fails the validate stage."""
-        unknown = sorted({*self.row_labels(row)} - {*state.get("labels", ())})
+        """Return which label of a row the train split lacks, as a message. The validate stage sets the row aside, or fails."""
+        unknown = sorted({*map(str.strip, self.row_labels(row))} - {*map(str.strip, state.get("labels", ()))})
         return f"no training row has the label {', '.join(map(repr, unknown))}" if unknown else None
 
     # The rest of the recipe

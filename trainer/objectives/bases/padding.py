@@ -40,11 +40,11 @@ def pad_batch(examples: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> di
     return batch
 
 
-def concatenate_batch_texts(batch: Mapping[str, Any], model: Any) -> dict[str, torch.Tensor]:
+def concatenate_texts_along_batch(batch: Mapping[str, Any], model: Any) -> dict[str, torch.Tensor]:
     """Return all texts of a batch as one batch, for one forward pass: `input_ids` and `attention_mask` (M * B, T).
 
     The first texts of all B rows come first, then the second ones. Shorter ones are filled with the padding token of the model, which
-    may be wrapped for several processes: some models find the end of a text by it.
+    may be wrapped for several processes: some models find the end of a text by it. Of one without, with token 0; the mask hides both.
     """
     pad_token_id = getattr(model, "module", model).config.pad_token_id or 0
     texts = [name.removesuffix("input_ids") for name in token_column_names(batch)]

@@ -58,7 +58,22 @@ def test_labels_that_contradict_each_other_are_few_or_unseen_are_named() -> None
     notes = "\n".join(found.notes())
     assert "1 texts occur with different labels" in notes
     assert "1 labels have fewer than 5 rows: x" in notes
-    assert "no training row has: unheard; validation will refuse them" in notes
+    assert "no training row has: unheard; validation will set their rows aside, or refuse them if a label has" in notes
+
+
+def test_labels_that_differ_by_white_space_are_one_and_said() -> None:
+    found = judged([*rows(20), {"text": "new", "label": "label 0 "}], [{"text": "newer", "label": " label 1"}])
+    assert (found.labels, found.unseen) == ({"label 0": 11, "label 1": 10}, [])
+    said = "the labels 'label 0' (10 rows) and 'label 0 ' (1 rows) look alike, and are learned as one"
+    assert list(found.notes()) == [said]
+
+
+def test_a_row_without_spans_is_usable() -> None:
+    tags = ObjectiveProposal("token_classification", {"text": "text", "spans": "spans"})
+    train = [
+        {"text": f"text {i}"} | ({"spans": [{"label": "a", "start": 0, "end": 4}]} if i % 3 else {}) for i in range(9)
+    ]
+    assert judged(train, proposal=tags).set_aside_share == 0
 
 
 def test_most_rows_with_one_label_are_an_imbalance() -> None:

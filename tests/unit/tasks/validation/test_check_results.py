@@ -64,8 +64,8 @@ def test_too_many_unusable_rows_are_an_error(tmp_path):
 
 
 def test_objective_checks_only_rows_with_valid_columns(tmp_path):
-    train = rows([span(11, 17)], None, [span(1, 1)])
-    train["text"][2] = None
+    train = rows([span(11, 17)], [span(1, 1)], [span(1, 1)])
+    train["text"] = [train["text"][0], None, " "]
     report = run_validation(write_raw(tmp_path, train=train, **HELD_OUT), objective=TAGS)
     assert report.quarantined == 2
     assert [c.success for c in report.checks if c.type == USABLE] == [True]
@@ -79,12 +79,20 @@ def test_good_row_does_not_repeat_an_unusable_row(tmp_path):
     assert good_rows(artifacts) == [1]
 
 
-def test_span_label_missing_from_training_is_an_error(tmp_path):
+def test_a_row_without_spans_is_a_text_without_any(tmp_path, caplog):
+    train = rows([span(11, 17)], None, [], None)
+    artifacts = write_raw(tmp_path, train=train, **HELD_OUT)
+    report = run_validation(artifacts, objective=TAGS, max_quarantined=0.0)
+    assert (report.quarantined, good_rows(artifacts)) == (0, [0, 1, 2, 3])
+    assert "validate: rows without `spans`, which are kept: 2" in caplog.messages
+
+
+def test_span_label_missing_from_training_is_said(tmp_path):
     train = rows([span(11, 17)], [span(11, 17), span(21, 99, "time")])  # the only training row with a time is unusable
-    test = rows([span(21, 26, "time")], [span(11, 17)], text="see you on Sunday at seven")
-    artifacts = write_raw(tmp_path, train=train, validation=HELD_OUT["validation"], test=test)
-    with pytest.raises(DataError, match=KNOWN) as caught:
+    several = rows(*[[span(21, 26, "time")]] * 5, [span(11, 17)], text="see you on Sunday at seven")
+    artifacts = write_raw(tmp_path, train=train, validation=HELD_OUT["validation"], test=several)
+    with pytest.raises(DataError) as caught:
         run_validation(artifacts, objective=TAGS)
-    assert "1 of 5 rows fail; row 3 of test: no training row has the label 'time'" in caught.value.what
+    assert caught.value.what == "no training row has a label of test: 'time' (5 rows)"
     report = run_validation(write_raw(tmp_path, train=train, **HELD_OUT), objective=TAGS)
     assert [c.success for c in report.checks if c.type == KNOWN] == [True]

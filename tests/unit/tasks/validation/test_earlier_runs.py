@@ -13,7 +13,7 @@ import pytest
 from params import DataError
 from params.schema import Expectation, Launch, ObjectiveChoice
 from tasks.drift import rows as drift_rows
-from tasks.validation import by_key, separated_rows, stage
+from tasks.validation import by_key, label_checks, separated_rows
 from tasks.validation import checks as checks_module
 from tests.support import tiny
 from tests.support.validation import LANGUAGE, UNIQUE, run_validation, write_raw
@@ -26,7 +26,7 @@ TAGS = ObjectiveChoice(name="token_classification")
 LONG = Expectation(type="expect_column_value_lengths_to_be_between", column="text", min_value=5)
 TWO_PROCESSES = Launch(micro_batch_size=1, data_workers=2)
 FUNCTIONS = {
-    "labels": (stage, "distinct_shard_labels"),
+    "labels": (label_checks, "count_shard_labels"),
     "rows": (checks_module, "check_shard_rows"),
     "objective": (checks_module, "find_rejected_positions"),
     "keys": (by_key, "write_shard_key_hashes"),
@@ -177,10 +177,11 @@ class TestEarlierRuns:
         assert len(self.run(unique)["keys"]) == 6
         assert len(self.run(unique.model_copy(update={"ignore_row_if": "never"}))["keys"]) == 6
 
-    def test_new_label_is_checked_in_all_rows(self):
+    def test_new_label_changes_no_check_of_other_rows(self):
         self.run()
         self.write(35, _34="A zebra sees the rain.")
-        assert len(self.run()["rows"]) == 6
+        again = self.run()
+        assert again["rows"] == again["labels"] == ["train 3"]
 
     def test_other_code_checks_all(self):
         first = {name: len(done) for name, done in self.run().items()}

@@ -6,12 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    LlamaModel,
+)
 
 from params.schema import ObjectiveChoice
 from tests.support import new_objectives
 from trainer import objectives
-from trainer.objectives.bases.padding import concatenate_batch_texts, pad_batch
+from trainer.objectives.bases.padding import concatenate_texts_along_batch, pad_batch
 
 SMALL = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -41,5 +47,18 @@ def test_score_of_a_text_does_not_depend_on_the_length_of_another():
     for other in ([8, 9], [8, 9, 10, 11, 12]):
         batch = pad_batch([{"input_ids": [5, 6, 7], "other_input_ids": other}], tokenizer)
         with torch.no_grad():
-            found.append(float(model(**concatenate_batch_texts(batch, model)).logits[0, 0]))
+            found.append(float(model(**concatenate_texts_along_batch(batch, model)).logits[0, 0]))
     assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+def test_a_model_without_a_padding_token_does_not_see_what_texts_are_filled_with():
+    torch.manual_seed(0)
+    model = LlamaModel(LlamaConfig(**SMALL, num_key_value_heads=2, pad_token_id=None)).eval()
+    found = []
+    for other in ([8, 9], [8, 9, 10, 11, 12]):
+        batch = pad_batch([{"input_ids": [5, 6, 7], "other_input_ids": other}], SimpleNamespace(pad_token_id=2))
+        inputs = concatenate_texts_along_batch(batch, model)
+        with torch.no_grad():
+            states = model(**inputs).last_hidden_state * inputs["attention_mask"][..., None]
+        found.append(states.sum(1)[0])
+    torch.testing.assert_close(found[0], found[1])

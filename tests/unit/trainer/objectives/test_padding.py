@@ -11,7 +11,7 @@ import torch
 from tasks.tokenization.encoding import write_sequences
 from trainer.data.shards import Manifest, Shard
 from trainer.data.tokens import Sequences
-from trainer.objectives.bases.padding import concatenate_batch_texts, count_labels, pad_batch
+from trainer.objectives.bases.padding import concatenate_texts_along_batch, count_labels, pad_batch
 
 TOKENIZER = types.SimpleNamespace(pad_token_id=9)
 LABELS = {
@@ -48,8 +48,8 @@ def test_texts_are_padded_each_by_itself_and_read_together():
     assert batch["other_input_ids"].tolist() == [[4, 9], [6, 7]]
     assert batch["other_attention_mask"].tolist() == [[1, 0], [1, 1]]
     model = types.SimpleNamespace(config=types.SimpleNamespace(pad_token_id=8))
-    together = concatenate_batch_texts(batch, model)
-    wrapped = concatenate_batch_texts(batch, types.SimpleNamespace(module=model))  # by DDP, which has no config
+    together = concatenate_texts_along_batch(batch, model)
+    wrapped = concatenate_texts_along_batch(batch, types.SimpleNamespace(module=model))  # by DDP, which has no config
     assert together["input_ids"].tolist() == wrapped["input_ids"].tolist()
     assert together["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 0, 0], [1, 1, 0]]
     assert together["input_ids"].tolist() == [[1, 2, 3], [5, 9, 9], [4, 9, 8], [6, 7, 8]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -66,10 +65,24 @@ def test_unknown_label_is_an_error_with_the_row(objective, words):
         encoder.encode([{"row_id": 0, "text": "word"}, *rows("a")])
 
 
-def test_expectations_allow_only_training_labels(objective):
-    *_, check = objective.expectations(pd.DataFrame({"text": ["x"] * 3, "kind": ["b", None, "a"]}))
-    assert (check.type, check.on_failure) == ("expect_column_values_to_be_in_set", "fail")
-    assert check.arguments == {"column": "kind", "value_set": ["a", "b"]}
+def test_white_space_around_a_label_is_not_part_of_it(objective, words):
+    state = objective.collect_state(rows("b", " a", "b ", "B"))
+    assert state == {"labels": ["B", "a", "b"]}
+    encoded = objective.encode(rows("a", "b ", "b"), words, 9, state)
+    assert [example["labels"] for (example,), _ in encoded] == [1, 2, 2]
+    assert objective.unseen_label({"kind": " a "}, state) is None
+    assert objective.unseen_label({"kind": " c "}, state) == "no training row has the label 'c'"
+
+
+@pytest.mark.parametrize("texts", [{"text"}, {"text", "kind"}])
+def test_a_label_of_text_is_not_blank(objective, texts):
+    found = [check.type for check in objective.expectations(texts) if check.arguments["column"] == "kind"]
+    assert found == ["expect_column_values_to_not_be_null", "expect_column_values_to_match_regex"][: len(texts)]
+
+
+def test_one_label_is_nothing_to_learn(objective):
+    with pytest.raises(DataError, match="every row of the train split has the label 'a'"):
+        objective.model_config({"labels": ["a"]})
 
 
 def test_long_text_is_truncated(objective, words):

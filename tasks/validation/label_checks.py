@@ -1,0 +1,91 @@
+"""Checks of the labels of all remaining rows: which ones training lacks, which ones look alike, which ones a held-out split lacks.
+
+A hash decides the split of a row, so a label with few rows may have none in train. With up to `FEW_ROWS` rows that is chance: they are set
+aside. With more, the label has vanished from the training data, and the stage fails.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+from params.schema import Expectation
+from tasks.validation.check_results import CheckResult, objective_identity
+from tasks.validation.checks import check_rows_with_objective
+from tasks.validation.expectations import ExpectationResult
+from tasks.validation.raw_rows import NOTHING, Positions, RawRows, RawShardWork
+from trainer import objectives
+from trainer.objectives.bases.labels import FEW_ROWS, describe_look_alikes, list_labels
+from trainer.objectives.bases.objective import Objective
+
+ROW_IS_KNOWN: Final = "row_is_known_to_training"
+"""The objective's check of a row against the train split; not an expectation of Great Expectations."""
+LABELS_DIFFER: Final = "labels_do_not_look_alike"
+SPLIT_HAS_LABELS: Final = "split_has_most_labels"
+"""Checks that only report."""
+
+
+def check_labels(method: Objective[Any], rows: RawRows, set_aside: Positions) -> list[CheckResult]:
+    """Compare the labels of the remaining rows of each split."""
+    if not objectives.needs_row_check(method, "unseen_label") or not rows.remaining(set_aside)["train"]:
+        return []
+    counted = rows.run(
+        partial(count_shard_labels, method),
+        rows.parts,
+        what="labels of rows",
+        columns=list(method.columns()),
+        skip=set_aside,
+        objective=objective_identity(method),
+    )
+    counts = {split: Counter[str]() for split in rows.splits}
+    for part, found in zip(rows.parts, counted, strict=True):
+        counts[part.split].update(found)
+    held_out = counts["validation"] | counts["test"]
+    results = [_check_known(method, rows, set_aside, counts["train"], held_out)]
+    reported = [(LABELS_DIFFER, one) for one in describe_look_alikes(sum(counts.values(), Counter()), method.state_of)]
+    reported += [(SPLIT_HAS_LABELS, one) for one in _lacking_splits(counts)]
+    for kind, sentence in reported:
+        expectation = Expectation(type=kind, on_failure="report")
+        results.append(
+            CheckResult("objective", expectation, ExpectationResult(success=False, failing=None, observed=sentence))
+        )
+    return results
+
+
+def count_shard_labels(method: Objective[Any], work: RawShardWork) -> Counter[str]:
+    """Return how many rows of one shard have each label, as it stands there."""
+    return Counter(label for _, row in work.each() for label in {*method.row_labels(row)})
+
+
+def _check_known(
+    method: Objective[Any], rows: RawRows, set_aside: Positions, train: Collection[str], held_out: Collection[str]
+) -> CheckResult:
+    state = method.state_of(set(train))
+    unseen_label = partial(method.unseen_label, state=state)
+    found = ExpectationResult(success=True, failing=NOTHING)
+    if {*map(str.strip, held_out)} - {*map(str.strip, train)} or objectives.overrides_method(method, "unseen_label"):
+        settings = {"objective": objective_identity(method), "state": state}
+        found = check_rows_with_objective(unseen_label, rows, set_aside, **settings)
+    if found.success or found.failing is None:
+        return CheckResult("objective", Expectation(type=ROW_IS_KNOWN), found)
+    picked = rows.pick(found.failing.tolist())
+    lacking = Counter(label for row in picked.values() for label in {*method.row_labels(row)} - {*train})
+    is_chance = bool(lacking) and all(count <= FEW_ROWS for count in lacking.values())
+    named = ", ".join(f"{label!r} ({count:,} rows)" for label, count in lacking.most_common(10))
+    named += f" and {len(lacking) - 10:,} more" if len(lacking) > 10 else ""
+    split = " and ".join(dict.fromkeys(rows.split_of(position) for position in found.failing.tolist()))
+    sentence = (
+        f"no training row has {'a label' if len(lacking) == 1 else 'labels'} of {split}: {named}" if lacking else ""
+    )
+    expectation = Expectation(type=ROW_IS_KNOWN, on_failure="quarantine" if is_chance else "fail")
+    return CheckResult("objective", expectation, found, unseen_label, sentence)
+
+
+def _lacking_splits(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    known = sorted({label.strip() for label in counts["train"]})
+    for split in ("validation", "test"):
+        lacking = [label for label in known if label not in {label.strip() for label in counts[split]}]
+        if known and 2 * len(lacking) >= len(known):
+            yield f"{split} has none of {len(lacking)} of {len(known)} labels, and says nothing about them: {list_labels(lacking)}"

@@ -1,0 +1,226 @@
+"""The head of a base model for a run's labels: known rows stay, found by their names, for every kind of head."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    pipeline,
+)
+
+from params import ModelError
+from params.schema import Model, ObjectiveChoice, TrainTokenizer
+from tasks.tokenization.tokenizers import train_tokenizer
+from trainer import objectives
+from trainer.model.network import (
+    build_model_to_train,
+    build_untrained_model,
+    load_trained_model,
+    write_merged_and_adapter,
+)
+
+TOKENIZER = train_tokenizer(
+    ["the rain in this place", "a train and a road"], TrainTokenizer(kind="train", vocab_size=270)
+)
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+CONFIGS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("bert", "roberta", "electra", "deberta-v2"), SIZES),
+    **dict.fromkeys(("llama", "qwen2"), SIZES | {"num_key_value_heads": 2}),
+    "distilbert": {"dim": 16, "hidden_dim": 16, "n_layers": 1, "n_heads": 2},
+    "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2},
+    "t5": {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0},
+    "bart": {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
+    | {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16},
+}
+AUTO = {
+    "sequence_classification": AutoModelForSequenceClassification,
+    "token_classification": AutoModelForTokenClassification,
+}
+TEXTS = ["the rain", "a train and a road in this place"]
+LABELS = {
+    "another order": ["c", "b", "a"],
+    "fewer": ["c", "a"],
+    "more": ["a", "b", "c", "d"],
+    "as many others": ["b", "d", "e"],
+    "none of them": ["x", "y", "z"],
+}
+CASES = [
+    pytest.param(name, kind, LABELS[labels], id=f"{name}-{kind}-{labels}")
+    for name in CONFIGS
+    for kind in AUTO
+    for labels in (LABELS if name == "bert" else ("more",) if kind == "token_classification" else ("as many others",))
+    if (name, kind) != ("bart", "token_classification")
+]
+
+
+def write_base(folder: Path, model_type: str, kind: str, labels: list[str] | None, **config: Any) -> Path:
+    """A classifier with these labels, from random weights; without, a model without a head."""
+    ends = {"eos_token_id": TOKENIZER.eos_token_id, "bos_token_id": TOKENIZER.bos_token_id}
+    named = (
+        {"id2label": dict(enumerate(labels)), "label2id": {one: i for i, one in enumerate(labels)}} if labels else {}
+    )
+    content = {"vocab_size": len(TOKENIZER), "pad_token_id": TOKENIZER.pad_token_id, **ends, **CONFIGS[model_type]}
+    torch.manual_seed(1)
+    made = AutoConfig.for_model(model_type, **content, **named, **config)
+    network = (AUTO[kind] if labels else AutoModel).from_config(made)
+    for name, weight in network.named_parameters():  # biases are zero otherwise
+        if labels and weight.shape[0] == len(labels):
+            torch.nn.init.normal_(weight)
+            assert name.endswith((".weight", ".bias"))
+    network.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return folder
+
+
+def parts(kind: str, labels: list[str]) -> dict[str, Any]:
+    state = objectives.build_objective(ObjectiveChoice(name=kind)).state_of(labels) | {"labels": labels}
+    return {
+        "objective": objectives.build_objective(ObjectiveChoice(name=kind)),
+        "state": state,
+        "tokenizer": TOKENIZER,
+        "seed": 5,
+    }
+
+
+def built(folder: Path, kind: str, labels: list[str]) -> Any:
+    return build_untrained_model(Model(pretrained=str(folder)), **parts(kind, labels)).eval()
+
+
+def logits(network: Any) -> dict[str, torch.Tensor]:
+    """The logits of each label, for two texts without padding."""
+    with torch.no_grad():
+        found = [
+            network(**TOKENIZER(f"{text}{TOKENIZER.eos_token}", return_tensors="pt")).logits.flatten(0, -2)
+            for text in TEXTS
+        ]
+    return {network.config.id2label[i]: torch.cat(found)[:, i] for i in range(network.config.num_labels)}
+
+
+def said_of_head(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "trainer.model.label_head"]
+
+
+@pytest.mark.parametrize(("model_type", "kind", "labels"), CASES)
+def test_known_labels_keep_their_rows(tmp_path, caplog, model_type, kind, labels):
+    caplog.set_level("INFO", "trainer.model.label_head")
+    folder = write_base(tmp_path, model_type, kind, ["a", "b", "c"])
+    base = logits(AUTO[kind].from_pretrained(folder).eval())
+    network = built(folder, kind, labels)
+    own = logits(network)
+    assert list(own) == labels
+    for label, values in own.items():
+        if label in base:
+            torch.testing.assert_close(values, base[label], rtol=1e-5, atol=1e-6)
+        else:
+            assert all(not torch.allclose(values, other) for other in base.values()), "it is new"
+    assert all(torch.equal(values, logits(built(folder, kind, labels))[label]) for label, values in own.items())
+    (said,) = {message.partition(": ")[2] for message in said_of_head(caplog)}
+    groups = {
+        "kept are the rows of": [one for one in labels if one in base],
+        "new are": [one for one in labels if one not in base],
+        "dropped are": [one for one in base if one not in labels],
+    }
+    assert said == "; ".join(f"{what} {', '.join(map(repr, names))}" for what, names in groups.items() if names)
+    network.save_pretrained(tmp_path / "trained")
+    saved = logits(load_trained_model(tmp_path / "trained", AUTO[kind]).eval())
+    assert all(torch.equal(saved[label], own[label]) for label in labels)
+
+
+@pytest.mark.parametrize("kind", AUTO)
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_head_without_names_is_not_used_and_that_is_said(tmp_path, caplog, kind, count):
+    caplog.set_level("INFO", "trainer.model.label_head")
+    folder = write_base(tmp_path, "bert", kind, [f"LABEL_{i}" for i in range(count)])
+    own, base = logits(built(folder, kind, ["a", "b"])), logits(AUTO[kind].from_pretrained(folder).eval())
+    assert not any(torch.allclose(values, other) for values in own.values() for other in base.values())
+    said = "its labels have no names (LABEL_0, ...), so the head for all 2 labels is new"
+    assert said_of_head(caplog) == [f"the head of {folder}: {said}"]
+
+
+@pytest.mark.parametrize("labels", [["a", "b"], None], ids=["the same labels", "no head"])
+@pytest.mark.parametrize("kind", AUTO)
+def test_what_was_right_stays_bit_for_bit(tmp_path, caplog, kind, labels):
+    """The weights are those that transformers gives, also the random ones."""
+    caplog.set_level("INFO", "trainer.model.label_head")
+    folder = write_base(tmp_path, "bert", kind, labels)
+    found = built(folder, kind, ["a", "b"]).state_dict()
+    torch.manual_seed(5)
+    expected = AUTO[kind].from_pretrained(folder, num_labels=2, id2label={0: "a", 1: "b"}).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(weight, expected[name]) for name, weight in found.items())
+    assert not said_of_head(caplog)
+
+
+def test_a_base_whose_weights_have_another_size_than_it_says_is_refused(tmp_path):
+    folder = write_base(tmp_path, "bert", "sequence_classification", ["a", "b"])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 32}))
+    with pytest.raises(ModelError, match="its configuration fits another size of bert"):
+        built(folder, "sequence_classification", ["a", "c"])
+
+
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
+def test_adapters_learn_the_whole_new_head(tmp_path, labels):
+    """A merged model and the adapters by themselves have the head that was trained."""
+    folder = write_base(tmp_path / "base", "bert", "sequence_classification", ["a", "b", "c"])
+    own = parts("sequence_classification", labels)
+    model = Model.model_validate({"pretrained": str(folder), "lora": {"r": 2, "alpha": 4}})
+    network = build_model_to_train(model, **own)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if weight.requires_grad:
+                weight.add_(0.1 if "modules_to_save" in name else 0.01)
+    trained = logits(network.eval())
+    network.save_pretrained(tmp_path / "trained")
+    write_merged_and_adapter(tmp_path / "trained", tmp_path / "merged", tmp_path / "adapter", model, **own)
+    for form in ("merged", "adapter"):
+        found = logits(load_trained_model(tmp_path / form, AutoModelForSequenceClassification).eval())
+        assert list(found) == labels
+        for label in labels:
+            torch.testing.assert_close(found[label], trained[label], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen2"])
+@pytest.mark.parametrize("padding", [None, 7], ids=["none", "another than the tokenizer's"])
+@pytest.mark.parametrize("kind", AUTO)
+def test_padding_is_known_to_the_release(tmp_path, model_type, padding, kind):
+    """A batch gives the answers of its texts one by one, on either side of which they are padded."""
+    folder = write_base(tmp_path / "base", model_type, kind, None)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"pad_token_id": padding}))
+    network = built(folder, kind, ["a", "b"])
+    network.save_pretrained(tmp_path / "release")
+    TOKENIZER.save_pretrained(tmp_path / "release")
+    task = "text-classification" if kind == "sequence_classification" else "token-classification"
+    for side in ("right", "left") if model_type != "gpt2" else ("right",):
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "release", padding_side=side)
+        answer = pipeline(task, model=str(tmp_path / "release"), tokenizer=tokenizer)
+        together, alone = answer(TEXTS, batch_size=2), [answer(text) for text in TEXTS]
+        flat = [
+            [one for found in many for one in (found if isinstance(found, list) else [found])]
+            for many in (together, alone)
+        ]
+        for one, other in zip(*flat, strict=True):
+            assert [one.get(name) for name in ("label", "entity", "word")] == [
+                other.get(name) for name in ("label", "entity", "word")
+            ]
+            assert one["score"] == pytest.approx(other["score"], abs=1e-5)
+
+
+def test_nothing_of_the_task_of_a_base_stays(tmp_path):
+    of_task = {"problem_type": "multi_label_classification", "finetuning_task": "mnli", "function_to_apply": "sigmoid"}
+    of_task["task_specific_params"] = {"text-classification": {"function_to_apply": "none"}}
+    for kind, problem in (("sequence_classification", "single_label_classification"), ("token_classification", None)):
+        folder = write_base(tmp_path / kind, "bert", kind, ["b", "a"], **of_task)
+        config = built(folder, kind, ["a", "b"]).config
+        assert config.problem_type == problem
+        assert [getattr(config, name, None) for name in of_task if name != "problem_type"] == [None] * 3

@@ -1,0 +1,120 @@
+"""The head of a base model for a run's labels: rows of labels that both have are kept, found by their names, and the others are new."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from params import ModelError
+from trainer.objectives.bases.labels import are_unnamed, list_labels, match_labels
+from trainer.objectives.bases.lazy_imports import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from trainer.objectives.bases.texts import Tokenizer
+
+logger = logging.getLogger(__name__)
+_OF_A_TASK: Final = frozenset({"problem_type", "function_to_apply", "task_specific_params", "finetuning_task"})
+"""Keys of a configuration that say what a base model was made for; the first two decide what a pipeline makes of logits."""
+
+
+def keep_rows_of_known_labels(
+    network: PreTrainedModel, base: str, lacking: Collection[str], mismatched: Collection[str]
+) -> set[str]:
+    """Arrange the head of a model that was loaded from `base` by the labels of its configuration; return its weights if it is another one.
+
+    Of the model's weights, the base has not those in `lacking`, and those in `mismatched` only for another number of labels.
+
+    Raises:
+        ModelError: a weight of another size is not part of the head.
+    """
+    from transformers import AutoConfig
+    from transformers.utils.hub import cached_file
+
+    places = _label_dimensions(network)
+    if other := sorted(set(mismatched) - set(places)):
+        what = f"cannot be loaded: its configuration fits another size of {', '.join(other[:5])}"
+        raise ModelError(base, what, "use a model whose config.json belongs to its weights")
+    commit = getattr(network.config, "_commit_hash", None)
+    found = base if Path(base).is_dir() else cached_file(base, "config.json", revision=commit)
+    folder = Path(found) if Path(found).is_dir() else Path(found).parent
+    known, labels = (
+        _labels(config) for config in (AutoConfig.from_pretrained(folder, trust_remote_code=False), network.config)
+    )
+    if set(places) <= set(lacking) or (known == labels and not mismatched):
+        return set()  # there is no head, or it is for these very labels
+    stored = {name: network.get_parameter(name).detach().clone() for name in places if name not in mismatched}
+    stored |= _read_weights(folder, mismatched)
+    kept = [None] * len(labels) if are_unnamed(known) and known != labels else match_labels(known, labels)
+    for module in sorted({name.rpartition(".")[0] for name in places}):
+        layer = network.get_submodule(module)
+        for name, weight in list(layer.named_parameters(recurse=False)):
+            if f"{module}.{name}".lstrip(".") in places:
+                setattr(layer, name, torch.nn.Parameter(torch.zeros_like(weight)))
+        network._init_weights(layer)  # noqa: SLF001 - as transformers itself does for weights that a base lacks
+    with torch.no_grad():
+        for name, dimension in places.items():
+            for label, place in enumerate(kept):
+                if place is not None and name in stored:
+                    network.get_parameter(name).select(dimension, label).copy_(stored[name].select(dimension, place))
+    logger.info("the head of %s: %s", base, _described(known, labels, kept))
+    return set(places)
+
+
+def settle_configuration(network: PreTrainedModel, tokenizer: Tokenizer, own: Collection[str]) -> None:
+    """Leave nothing of the base model's task in the configuration of a model with a head, and name the padding that it is trained with.
+
+    `own` are the keys that the objective has set. Models that read the last token of a text find it by the padding token.
+    """
+    for name in _OF_A_TASK - set(own):
+        if getattr(network.config, name, None) is not None:
+            setattr(network.config, name, None)
+    layers = ((name, getattr(layer, "padding_idx", None)) for name, layer in network.named_modules())
+    counts_from_padding = any("position" in name and padding is not None for name, padding in layers)
+    for config in (network.config, network.config.get_text_config()):
+        if getattr(config, "pad_token_id", None) is None or not counts_from_padding:
+            config.pad_token_id = tokenizer.pad_token_id
+
+
+def _described(known: Sequence[str], labels: Sequence[str], kept: Sequence[int | None]) -> str:
+    if are_unnamed(known) and known != labels:
+        return f"its labels have no names ({known[0]}, ...), so the head for all {len(labels)} labels is new"
+    parts = {
+        "kept are the rows of": [label for label, place in zip(labels, kept, strict=True) if place is not None],
+        "new are": [label for label, place in zip(labels, kept, strict=True) if place is None],
+        "dropped are": [label for place, label in enumerate(known) if place not in kept],
+    }
+    return "; ".join(f"{what} {list_labels(names)}" for what, names in parts.items() if names)
+
+
+def _labels(config: PreTrainedConfig) -> list[str]:
+    return [str(config.id2label[number]) for number in range(config.num_labels)]
+
+
+def _label_dimensions(network: PreTrainedModel) -> dict[str, int]:
+    """Return the weights of which each label has a part, and in which dimension."""
+    shapes = []
+    for more in (0, 1):
+        config = copy.deepcopy(network.config)
+        config.num_labels += more
+        config.quantization_config = None
+        with torch.device("meta"):
+            shapes.append({name: weight.shape for name, weight in type(network)(config).named_parameters()})
+    pairs = {name: zip(shape, shapes[1][name], strict=True) for name, shape in shapes[0].items()}
+    changed = {name: [i for i, (one, other) in enumerate(pair) if one != other] for name, pair in pairs.items()}
+    return {name: dimensions[0] for name, dimensions in changed.items() if dimensions}
+
+
+def _read_weights(folder: Path, names: Collection[str]) -> Mapping[str, Any]:
+    """Return weights by name from the safetensors in a folder; others, under another name there, are left out."""
+    from safetensors import safe_open
+
+    found = {}
+    for path in sorted(folder.glob("model*.safetensors")) if names else ():
+        with safe_open(path, framework="pt") as file:
+            found |= {name: file.get_tensor(name) for name in set(names) & set(file.keys())}
+    return found
