@@ -77,7 +77,7 @@ def prompt_form(section: Mapping[str, Any] | None, *, has_template: bool) -> Pro
 
 def needs_row_check(objective: Objective[Any], check: str) -> bool:
     """Whether a check, `reject_reason` or `unseen_label`, finds something that no expectation of a column does."""
-    return overrides_method(objective, check) or "labels" in objective.columns().values()
+    return overrides_method(objective, check) or not {"labels", "optional"}.isdisjoint(objective.columns().values())
 
 
 def overrides_method(objective: Objective[Any], method: str) -> bool:
