@@ -26,7 +26,12 @@ from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_and_concatenate, pad_batch
-from trainer.objectives.bases.prompt_template import ColumnOrTemplate, column_or_template, form_around_text
+from trainer.objectives.bases.prompt_template import (
+    ColumnOrTemplate,
+    column_or_template,
+    form_around_text,
+    names_columns,
+)
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import (
     Tokenizer,
@@ -72,6 +77,7 @@ class _Advice(NewRecipeAdvice):
         "chosen": "chosen_column",
         "rejected": "rejected_column",
     }
+    templates = frozenset({"prompt"})
     needs_pretrained = True
     rates: ClassVar[UpTo] = ((20e6, 1e-4), (200e6, 1e-5), (math.inf, 5e-7))
     lora_rate = 5e-6
@@ -83,6 +89,10 @@ class _Advice(NewRecipeAdvice):
     def fit(self, seen: SeenColumns) -> ObjectiveFit:
         is_named = not seen.named.isdisjoint({"chosen", "rejected"})
         return ObjectiveFit.PREFERENCES if is_named or {"chosen", "rejected"} <= seen.found else ObjectiveFit.NOT
+
+    def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, AdvisedValue]:
+        is_template = names_columns(columns.get("prompt", ""))
+        return {"separator": AdvisedValue("\n\n", "between prompt and answer")} if is_template else {}
 
 
 class DPO(Objective[Options]):

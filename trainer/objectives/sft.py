@@ -22,7 +22,12 @@ from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
-from trainer.objectives.bases.prompt_template import ColumnOrTemplate, column_or_template, form_around_text
+from trainer.objectives.bases.prompt_template import (
+    ColumnOrTemplate,
+    column_or_template,
+    form_around_text,
+    names_columns,
+)
 from trainer.objectives.bases.rows import PromptForm
 from trainer.objectives.bases.texts import Tokenizer, generate_tokens_checking_prompt, tokenize_texts
 
@@ -65,6 +70,7 @@ class _Advice(NewRecipeAdvice):
         "completion": "completion_column",
         "messages": "messages_column",
     }
+    templates = frozenset({"prompt"})
     place = 0
     batch = 16
 
@@ -81,6 +87,8 @@ class _Advice(NewRecipeAdvice):
         options = {
             "packing": AdvisedValue(value=True, why="fills sequences with several examples, which needs no padding")
         }
+        if names_columns(columns.get("prompt", "")):
+            options["separator"] = AdvisedValue("\n\n", "between prompt and answer")
         if "messages" in columns and not has_template:
             options["chat_template"] = AdvisedValue(_CHAT_TEMPLATE, "the tokenizer has none; published with the model")
         return options
