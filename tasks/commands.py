@@ -76,6 +76,7 @@ def _stage_command(stage: str) -> Callable[[Path], None]:
 
 
 app.command()(scaffold.new)
+app.command()(scaffold.convert)
 app.command()(scaffold.remove)
 for _stage, _help in _STAGES.items():
     app.command(_stage, help=_help)(_stage_command(_stage))

@@ -7,6 +7,7 @@ for their columns.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import logging
@@ -116,6 +117,29 @@ def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluati
         if column is not None and column not in columns:
             hint = "; the objective's `..._column` options name it" if key == ("objective",) else ""
             yield Problem(key, f"the source has no column `{column}`", suggestion(column, columns, "columns") + hint)
+
+
+def _warn_of_long_warmup(training: Training, data: Any, objective: ObjectiveChoice) -> tuple[()]:
+    """Say if a training ends before its warm-up. Without `max_steps`, the steps follow from the rows of local files."""
+    from trainer.loop.batch import total_steps
+
+    rows, warmup = 0, int(training.warmup_steps)
+    if warmup < 1:
+        return ()
+    if not training.max_steps:
+        if not isinstance(data.source, RowsFromFiles) or objectives.find_option_problems(objective):
+            return ()
+        advice = objectives.import_objective_class(objective.name).advice
+        if isinstance(advice, str) or advice.reads_running_text:
+            return ()  # a row may give several sequences
+        with contextlib.suppress(EvergreenError, OSError):
+            rows = sum(index.rows for index in open_source(data.source).indexes("train") or ())
+        for split in ("validation", "test"):
+            rows -= 0 if split in data.source.patterns else int(rows * getattr(data.split, split))
+    if (rows or training.max_steps) and warmup >= (steps := total_steps(training, rows)):
+        what = "check: training.warmup_steps is %d, and the training has about %d steps: it ends before its learning rate is reached"
+        logger.warning(what, warmup, steps)
+    return ()
 
 
 def _expectation_problems(validation: Any) -> Iterator[Problem]:
@@ -272,6 +296,7 @@ def _closest(name: str, known: list[str]) -> str:
 _CHECKS: list[Callable[..., Iterable[Problem]]] = [
     lambda objective: objectives.find_option_problems(objective),  # noqa: PLW0108 - its own parameter has another name
     _column_problems,
+    _warn_of_long_warmup,
     _expectation_problems,
     model_checks.find_position_limit_problem,
     _metric_problems,

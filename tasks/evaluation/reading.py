@@ -96,7 +96,8 @@ class ModelTokenization:
 
     def is_alike(self, other: ModelTokenization) -> bool:
         """Whether both read the same tokens of each row, up to their limits."""
-        names = self.objective.own_options
+        prompt = self.objective.prompt_option
+        names = self.objective.own_options | ({prompt} if prompt else set())
         own, theirs = ({name: getattr(each.objective.options, name) for name in names} for each in (self, other))
         return self.has_tokens_of(other) and own == theirs
 

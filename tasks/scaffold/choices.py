@@ -13,6 +13,8 @@ from tasks.report.formatting import format_large_number
 from tasks.scaffold.proposal import ObjectiveProposal
 from trainer.objectives.bases.advice import AdvisedValue, UpTo
 
+UNASKED_QUARANTINE: Final = 0.05
+"""The largest share of rows that is set aside without asking."""
 EVALUATIONS: Final = 20
 """How often a run evaluates on the validation split."""
 COVERED: Final = 0.995
@@ -151,11 +153,15 @@ def choose_eval_steps(steps: int) -> AdvisedValue:
     return AdvisedValue(every, f"about {max(1, steps // every)} evaluations in {steps:,} steps")
 
 
-def choose_max_quarantined(share: float) -> AdvisedValue:
-    """Return the largest share of rows that may be set aside: twice that of the sample, and at least 1 %."""
+def choose_max_quarantined(share: float, allowed: float | None) -> AdvisedValue:
+    """Return the largest share of rows that may be set aside: twice that of the sample, and at least 1 %; more than 5 % if allowed."""
+    if allowed is not None:
+        return AdvisedValue(allowed, f"as --max-quarantined says; {_percent(share)} of the sample")
     if share == 0:
         return AdvisedValue(0.01, "none in the sample; a night with more bad rows than this fails")
     value = max(0.01, math.ceil(200 * share) / 100)
+    if share <= UNASKED_QUARANTINE < value:
+        return AdvisedValue(UNASKED_QUARANTINE, f"{_percent(share)} of the sample; a night with more fails")
     return AdvisedValue(min(value, 0.9), f"{_percent(share)} of the sample; a night with twice as many fails")
 
 

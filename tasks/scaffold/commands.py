@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
@@ -28,11 +29,16 @@ def new(
     text: Annotated[str | None, Option(metavar="COLUMN", help="Column with the text.")] = None,
     label: Annotated[str | None, Option(metavar="COLUMN", help="Column with the label.")] = None,
     spans: Annotated[str | None, Option(metavar="COLUMN", help="Column with spans.")] = None,
-    prompt: Annotated[str | None, Option(metavar="COLUMN", help="Column with the prompt, or the input.")] = None,
+    prompt: Annotated[
+        str | None, Option(metavar="COLUMN", help='Column with the prompt or the input, or several: "{a} {b}".')
+    ] = None,
     completion: Annotated[str | None, Option(metavar="COLUMN", help="Column with the answer, or the target.")] = None,
     messages: Annotated[str | None, Option(metavar="COLUMN", help="Column with conversations.")] = None,
     chosen: Annotated[str | None, Option(metavar="COLUMN", help="Column with the better answer.")] = None,
     rejected: Annotated[str | None, Option(metavar="COLUMN", help="Column with the worse answer.")] = None,
+    max_quarantined: Annotated[
+        float | None, Option(metavar="SHARE", help="Share of bad rows to set aside; above 0.05 only with this.")
+    ] = None,
     repo_id: Annotated[
         str | None, Option(metavar="OWNER/NAME", help="Where to publish. By default evergreen/NAME.")
     ] = None,
@@ -52,11 +58,27 @@ def new(
     columns = {flag: column for flag, column in given.items() if column}
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     request = NewRecipeRequest(
-        name, data, query, test, validation, model, objective, columns, repo_id, schedule, may_ask
+        name, data, query, test, validation, model, objective, columns, repo_id, schedule, may_ask, max_quarantined
     )
     kept = f"the recipe {name} is written as a whole or not at all\n  start again"
     with command_result.explain_keyboard_interrupt(kept):
         create_recipe(request)
+
+
+def convert(
+    file: Annotated[Path, Argument(metavar="FILE", help="File whose rows no objective reads.")],
+    to: Annotated[Path, Argument(metavar="TO", help="File for the rows that one reads, such as rows.jsonl.")],
+    *,
+    names: Annotated[str, Option(metavar="NAME,NAME", help="Names of tags that are numbers, from 0 on.")] = "",
+) -> None:
+    """Write rows in a form that `new` reads.
+
+    Tags of words become spans, JSON text what it says, records and lists of labels a column of each, whole conversations prompt and
+    answers. `new` says where this is needed.
+    """
+    from tasks.scaffold.convert import convert_file
+
+    convert_file(file, to, [name for name in names.split(",") if name])
 
 
 def remove(

@@ -26,6 +26,8 @@ OTHER_FORMATS: Final = {
     ".pkl": None,
 }
 """How pandas reads what the sources do not."""
+TAGGED_SUFFIXES: Final = (".conll", ".iob", ".iob2", ".bio")
+_TAGGED_WORD: Final = re.compile(r"\S+([ \t]+\S+)*[ \t]+(O|[BIESLU]-\S+)")
 _DELIMITERS: Final = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _MANY_FILES: Final = 20
 
@@ -37,6 +39,9 @@ def refuse_misreadable_file(path: Path) -> None:
         DataError: the file has another format, encoding or delimiter, or no header.
     """
     suffix = path.suffix.lower()
+    if suffix in TAGGED_SUFFIXES or (suffix == ".txt" and holds_tagged_words(path)):
+        command = f"evergreen convert {shlex.quote(str(path))} {shlex.quote(_clean(path) + '.jsonl')}"
+        raise DataError(str(path), "has a word with its tag in each line", f"make texts with spans of it: {command}")
     if suffix in OTHER_FORMATS:
         raise _convert(path, f"{suffix} files cannot be read", OTHER_FORMATS[suffix])
     if suffix == ".parquet":
@@ -56,6 +61,15 @@ def refuse_misreadable_file(path: Path) -> None:
         if first == "{" or (first.startswith("{") and not first.endswith("}") and len(lines) > 1):
             fix = "write each object in one line, for example with `jq -c . FILE`"
             raise DataError(str(path), "has JSON objects over several lines, and must have one object per line", fix)
+
+
+def holds_tagged_words(path: Path) -> bool:
+    """Whether each line is a word with its tag, as in files of CoNLL, or blank."""
+    if path.suffix.lower() in TAGGED_SUFFIXES:
+        return True
+    lines = [line for line in _head(path).decode("utf-8", errors="replace").splitlines()[:-1] if line.strip()]
+    tagged = [line for line in lines if _TAGGED_WORD.fullmatch(line.strip())]
+    return len(tagged) > 0.9 * len(lines) and any("\tB-" in line or " B-" in line for line in tagged)
 
 
 def guess_text_unit(paths: Sequence[Path]) -> tuple[Literal["line", "paragraph", "file"], str]:

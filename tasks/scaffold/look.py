@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +26,25 @@ _BLOCK_ROWS: Final = 512
 _SCANNED_BYTES: Final = 512 << 20
 """Files up to this size together are read to their end, to count the rows and to look at all parts of them."""
 Row = Mapping[str, Any]
-Kind = Literal["text", "integer", "number", "boolean", "messages", "spans", "list", "record", "other", "empty"]
+Kind = Literal["text", "json", "integer", "number", "boolean", "messages", "spans", "list", "record", "other", "empty"]
 _TYPES: Final[Mapping[Kind, set[type]]] = {"text": {str}, "boolean": {bool}, "integer": {int}, "number": {int, float}}
+_NUMBER: Final = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
 _SPAN: Final = {"label", "start", "end"}
+_MESSAGES: Final = ({"role", "content"}, {"from", "value"})
 _MAX_LABELS: Final = 1000
+USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "text": ("text", "sentence", "content", "body", "message", "question", "review", "utterance", "document"),
+    "label": ("label", "labels", "category", "class", "intent", "topic", "sentiment", "target", "tag", "type"),
+    "spans": ("spans", "entities"),
+    "prompt": ("prompt", "question", "instruction", "input", "query", "source", "article", "document", "problem"),
+    "completion": (
+        *("completion", "answer", "response", "output", "target", "summary", "translation", "solution", "reply"),
+    ),
+    "messages": ("messages", "conversation", "conversations", "chat"),
+    "chosen": ("chosen", "preferred", "accepted", "better"),
+    "rejected": ("rejected", "dispreferred", "worse"),
+}
+"""Usual names of the columns that a flag of `new` names, most usual first."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +68,9 @@ class SampledColumn:
         if types == {list}:
             items = [set(item) if isinstance(item, dict) else set() for value in self.filled for item in value]
             keys = set.intersection(*items) if items else set()
-            return "messages" if keys >= {"role", "content"} else "spans" if keys >= _SPAN else "list"
+            return "messages" if any(keys >= own for own in _MESSAGES) else "spans" if keys >= _SPAN else "list"
+        if types == {str} and all(map(_is_json, self.filled)):
+            return "json"
         for kind, own in _TYPES.items():
             if types <= own:
                 return kind
@@ -75,17 +94,64 @@ class SampledColumn:
     @property
     def is_label(self) -> bool:
         """Whether the values are few, short, and each occurs several times."""
-        few = 1 <= self.distinct <= min(_MAX_LABELS, max(2, len(self.filled) / 3))
+        few = 2 <= self.distinct <= min(_MAX_LABELS, max(2, len(self.filled) / 3))
         return few and self.mean_characters <= 60
 
     @property
     def is_id(self) -> bool:
         """Whether the values only number or name the rows."""
+        if self.name.lower() in USUAL_NAMES["text"] or self.is_decimal:
+            return False
         unique = self.distinct > 0.95 * len(self.filled)
         by_name = re.fullmatch(r"(.*[_.-])?(id|idx|index|uuid|guid|key|row|number|no|nr)", self.name.lower())
         if self.kind == "integer":
-            return (unique and len(self.filled) > 20) or bool(by_name and self.distinct > len(self.filled) / 2)
+            counts_rows = all(map(operator.lt, self.filled, self.filled[1:])) and len(self.filled) > 20
+            return counts_rows or bool(by_name and self.distinct > len(self.filled) / 2)
         return self.kind == "text" and not self.has_spaces and bool(unique and (by_name or self.mean_characters < 40))
+
+    @property
+    def can_be_text(self) -> bool:
+        """Whether an objective can read the values as text."""
+        return self.kind in ("text", "json")
+
+    @property
+    def is_numbered_text(self) -> bool:
+        """Whether the values are numbers that are meant as texts."""
+        return self.is_numeric and self.can_be_text and self.name.lower() in USUAL_NAMES["text"]
+
+    @cached_property
+    def is_numeric(self) -> bool:
+        """Whether the values are numbers; in a text file, as they are written."""
+        if self.kind != "text":
+            return self.kind in ("integer", "number")
+        return all(_NUMBER.fullmatch(value.strip()) for value in self.filled)
+
+    @property
+    def is_decimal(self) -> bool:
+        """Whether the values are numbers, some with decimals."""
+        return self.is_numeric and (self.kind == "number" or any("." in str(value) for value in self.filled))
+
+    @property
+    def is_incidental(self) -> bool:
+        """Whether the values say nothing about a row: there are none, or they are all the same, or names, numbers or addresses of rows."""
+        if self.kind == "text" and all(re.match(r"https?://\S+$", value) for value in self.filled):
+            return True
+        return all(value == self.filled[0] for value in self.filled) or self.is_id
+
+
+def _is_json(text: str) -> bool:
+    if not text.lstrip().startswith(("[", "{")):
+        return False
+    try:
+        return isinstance(json.loads(text), list | dict)
+    except ValueError:
+        return False
+
+
+def columns_of_rows(rows: Sequence[Row]) -> dict[str, SampledColumn]:
+    """Return the columns of some rows; a row that lacks one has null there."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: SampledColumn(name, [row.get(name) for row in rows]) for name in names}
 
 
 @dataclass(frozen=True)
@@ -99,8 +165,7 @@ class RowSample:
     @cached_property
     def columns(self) -> dict[str, SampledColumn]:
         """The columns of the training rows."""
-        names = dict.fromkeys(name for row in self.rows["train"] for name in row)
-        return {name: SampledColumn(name, [row.get(name) for row in self.rows["train"]]) for name in names}
+        return columns_of_rows(self.rows["train"])
 
     @property
     def is_whole(self) -> bool:

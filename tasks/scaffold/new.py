@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,8 @@ from params.loading import recipe_name_problem
 from params.schema import repo_id_problem
 from tasks.diagnostics.check import check
 from tasks.diagnostics.trace import token_lines
-from tasks.scaffold import project, proposal
+from tasks.scaffold import choices, project, proposal
+from tasks.scaffold.forms import rating_column
 from tasks.scaffold.look import RowSample, read_source_sample
 from tasks.scaffold.model_facts import ModelFacts, read_model_facts
 from tasks.scaffold.plan import RecipePlan, plan_recipe
@@ -49,15 +51,16 @@ def create_recipe(request: NewRecipeRequest) -> None:
     found = find_source(request, root)
     sample = read_source_sample(found.source, root)
     facts, kind = _model(request, sample, root)
-    chosen = proposal.choose_objective_and_columns(request, sample, kind)
+    chosen = proposal.choose_objective_and_columns(request, sample, kind, found.files(root))
     print(f"{request.name}: learn {chosen.advice.meaning} ({chosen.objective})")
     print(*_seen(found, sample, chosen, facts), sep="\n")
     # transformers notes at its import what is installed
     unused = [] if "transformers" in sys.modules else ["peft", "torchao"]
     with hide_packages_in_block(*unused):
-        plan = plan_recipe(found, chosen, sample, facts, request.repo_id or f"evergreen/{request.name}")
+        plan = plan_recipe(found, chosen, sample, facts, request)
     for note in plan.quality.notes():
         print(f"  note: {note}")
+    _check_set_aside(request, plan)
     text = project.render_recipe_yaml(request.name, chosen, sample, facts, plan)
     base = facts.path if facts and facts.revision is None else project.NO_BASE
     item = {"data": found.watched, "objective": chosen.objective, "base": base}
@@ -71,7 +74,7 @@ def _check_request(request: NewRecipeRequest) -> None:
     if not _CRON.fullmatch(request.schedule):
         what = f"{request.schedule!a} is not five fields: minute, hour, day, month, weekday"
         raise RecipeError("--schedule", what, 'write for example "0 3 * * *", every night at three')
-    repo_id = request.repo_id or f"evergreen/{request.name}"
+    repo_id = request.published_repo_id
     if "/" not in repo_id or (problem := repo_id_problem(repo_id)):
         what = f"the Hub refuses {repo_id!a}: {problem if '/' in repo_id else 'it has no owner'}"
         raise RecipeError("--repo-id", what, "write another OWNER/NAME")
@@ -101,11 +104,33 @@ def _seen(
     more = {split: "" if total else " or more" for split, total in sample.totals.items()}
     yield f"  rows: {', '.join(f'{sample.estimated(split):,}{more[split]} {split}' for split in sample.rows)}"
     yield from (f"  {note}" for note in found.notes)
-    yield from (f"  {flag}: column `{column}`" for flag, column in chosen.columns.items())
-    if unused := [name for name in sample.columns if name not in chosen.columns.values()]:
+    for flag, column in chosen.columns.items():
+        yield f"  {flag}: column `{column}`" if column in sample.columns else f"  {flag}: columns {column!r}"
+    if unused := [name for name in sample.columns if name not in chosen.read_columns()]:
         yield f"  columns that the objective does not read: {', '.join(unused)}"
+    if (rating := rating_column(sample.columns)) and rating.name in unused:
+        yield f"  note: `{rating.name}` seems to say how good the answers are; bad ones are learned, too"
     known = f"{facts.path}, {facts.model_type}, {facts.size} parameters" if facts else "small, from random weights"
     yield f"  model: {known}"
+
+
+def _check_set_aside(request: NewRecipeRequest, plan: RecipePlan) -> None:
+    """Ask before more rows are set aside than usual.
+
+    Raises:
+        RecipeError: nobody is there to ask, or `--max-quarantined` allows fewer.
+    """
+    quality, allowed = plan.quality, request.max_quarantined
+    if quality.set_aside_share <= (choices.UNASKED_QUARANTINE if allowed is None else allowed):
+        return
+    aside = sum(quality.unusable.values())
+    reasons = "; ".join(f"{n:,}: {why} ({quality.examples[why]})" for why, n in quality.unusable.items())
+    what = f"{aside:,} of {quality.rows:,} rows would be set aside. {reasons}"
+    needed = math.ceil(100 * min(1, 1.1 * quality.set_aside_share)) / 100
+    error = RecipeError("the rows", what, f"fix them; or allow it with --max-quarantined {needed:g}")
+    if allowed is not None:
+        raise error
+    request.confirm(f"Learn from the other {quality.rows - aside:,}?", error)
 
 
 def _write(root: Path, request: NewRecipeRequest, item: Mapping[str, str], text: str) -> None:
@@ -141,8 +166,8 @@ def _one_row(chosen: proposal.ObjectiveProposal, plan: RecipePlan) -> Iterator[s
     """Yield what becomes of a row of mean length, as `evergreen trace` shows it."""
     row, examples = plan.example
     yield "\nOne row, from the source to the model:"
-    for column in chosen.columns.values():
-        value = str(row[column])
+    for column in chosen.read_columns():
+        value = str(row.get(column))
         yield f"  {column}: {value[:_SHOWN_CHARACTERS]}{' ...' if len(value) > _SHOWN_CHARACTERS else ''}"
     for example in examples[:1]:
         lines = token_lines(plan.encoder, example)

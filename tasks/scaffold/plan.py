@@ -13,7 +13,8 @@ from tasks.scaffold import choices
 from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.model_facts import ModelFacts
 from tasks.scaffold.proposal import ObjectiveProposal
-from tasks.scaffold.quality import SampleQuality, assess_sample_quality, input_column
+from tasks.scaffold.quality import SampleQuality, assess_sample_quality, input_columns
+from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.sources import FoundSource
 from tasks.tokenization.encoding import RowEncoder
 from tasks.tokenization.tokenizers import NO_LIMIT, train_or_load_tokenizer
@@ -31,6 +32,11 @@ _MEASURED_ROWS: Final = 5_000
 """The most rows that are tokenized for their lengths."""
 _BATCH_ROWS: Final = 500
 _MAX_SLICES: Final = 100
+_NO_EXAMPLES: Final = (
+    "name other columns; or, if the chat template drops what was said, as those of reasoning models drop earlier thoughts: in a copy"
+    " of the model's folder, put {% generation %} and {% endgeneration %} around the assistant's text in its chat template, and"
+    " give that folder with --model"
+)
 _SCHEDULERS: Final = {"linear": "down to 0, usual for fine-tuning", "cosine": "usual for language models"}
 _NEW_DECAY: Final = AdvisedValue(0.1, "usual for training from random weights")
 _TUNING_DECAY: Final = AdvisedValue(0.01, "usual for fine-tuning")
@@ -57,7 +63,11 @@ class RecipePlan(NamedTuple):
 
 
 def plan_recipe(
-    found: FoundSource, proposal: ObjectiveProposal, sample: RowSample, facts: ModelFacts | None, repo_id: str
+    found: FoundSource,
+    proposal: ObjectiveProposal,
+    sample: RowSample,
+    facts: ModelFacts | None,
+    request: NewRecipeRequest,
 ) -> RecipePlan:
     """Choose everything that a recipe says; `facts` are None for a model from random weights. The errors are those of `create_recipe`."""
     advice, positions = proposal.advice, facts.positions if facts else None
@@ -77,7 +87,7 @@ def plan_recipe(
     tokenizer = train_or_load_tokenizer(tokenization, texts)
     objective.prepare_tokenizer(tokenizer)
     state = objective.collect_state(quality.usable)
-    inputs, targets = _lengths(quality.usable, RowEncoder(objective, tokenizer, NO_LIMIT, state))
+    quality, inputs, targets = _lengths(quality, RowEncoder(objective, tokenizer, NO_LIMIT, state))
     if targets:
         length = choices.choose_max_length(targets, None)
         options = {**options, **dict.fromkeys(sorted(objective.limits), length)}
@@ -115,7 +125,7 @@ def plan_recipe(
         "seed": SEED,
         "data": _data_keys(found, proposal, quality, shares),
         "validation": {
-            "max_quarantined": choices.choose_max_quarantined(quality.set_aside_share),
+            "max_quarantined": choices.choose_max_quarantined(quality.set_aside_share, request.max_quarantined),
             "# Columns and types are checked anyway, and each row as the objective needs it. `expectations` adds checks.": "",
         },
         "tokenization": {"tokenizer": tokenizer_keys, "max_length": max_length},
@@ -141,7 +151,7 @@ def plan_recipe(
         },
         "evaluation": _evaluation_keys(proposal, quality, best_metric),
         "publish": {
-            "repo_id": repo_id,
+            "repo_id": request.published_repo_id,
             "endpoint": AdvisedValue("local", "the Hub in the folder .hub; or https://huggingface.co, with HF_TOKEN"),
             "private": True,
             "license": AdvisedValue("other", "write that of data and model, such as cc-by-4.0 or apache-2.0"),
@@ -173,12 +183,34 @@ def _encoded(rows: Sequence[Row], encoder: RowEncoder) -> Iterator[list[Example]
         yield from (row.examples for row in lenient.encode(numbered[first : first + _BATCH_ROWS]))
 
 
-def _lengths(rows: Sequence[Row], encoder: RowEncoder) -> tuple[list[int], list[int]]:
-    """Return the whole lengths of rows in tokens, and those of second texts such as translations, if rows have them."""
-    rows, objective = rows[:: max(1, len(rows) // _MEASURED_ROWS)], encoder.objective
-    encoded = [examples for examples in _encoded(rows, encoder) if examples]
+def _lengths(quality: SampleQuality, encoder: RowEncoder) -> tuple[SampleQuality, list[int], list[int]]:
+    """Return the whole lengths of rows in tokens, and those of second texts such as translations, if rows have them.
+
+    Rows that cannot be encoded, for example because the chat template refuses them, are then no longer usable.
+    """
+    step, objective = max(1, len(quality.usable) // _MEASURED_ROWS), encoder.objective
+    rows = quality.usable[::step]
+    of_rows = list(_encoded(rows, encoder))
+    refused = {
+        id(row): why for row, own in zip(rows, of_rows, strict=True) if not own and (why := _refusal(row, encoder))
+    }
+    if refused:
+        quality = quality.without(refused, step)
+    if not any(of_rows):
+        why = next(iter(refused.values()), "none of their tokens has a loss")
+        raise DataError("the training rows", f"none can be learned from: {why}", _NO_EXAMPLES)
+    encoded = [examples for examples in of_rows if examples]
     targets = [max(len(example["labels"]) for example in examples) for examples in encoded if objective.has_target_text]
-    return [sum(map(objective.length, examples)) for examples in encoded], targets
+    return quality, [sum(map(objective.length, examples)) for examples in encoded], targets
+
+
+def _refusal(row: Row, encoder: RowEncoder) -> str | None:
+    """Return why a row cannot be encoded; None if it merely has no token to learn."""
+    try:
+        encoder.encode([{**row, "row_id": 0}])
+    except DataError as error:
+        return error.what
+    return None
 
 
 def _can_train(
@@ -205,10 +237,15 @@ def _data_keys(found: FoundSource, proposal: ObjectiveProposal, quality: SampleQ
     if len(source.get("revision", "")) in range(1, 40):
         source["revision"] = AdvisedValue(source["revision"], "a branch: every run asks whether it has a new commit")
     data: dict[str, Any] = {"source": source} | ({"split": shares} if shares else {})
-    column = input_column(proposal)
-    if column and shares and quality.repeated and not quality.known:
-        why = f"{quality.repeated:,} rows repeat a text: all rows with it are in one split"
-        data["group_by"] = AdvisedValue([column], why)
+    columns = input_columns(proposal)
+    if columns and shares and quality.repeated and not quality.known:
+        smallest = min(share.value for share in shares.values())
+        if quality.largest_group > smallest * len(quality.usable):
+            why = "rows repeat a text, one of them so often that it would fill a split: the splits share texts"
+            data[f"# {quality.repeated:,} {why}."] = ""
+        else:
+            why = f"{quality.repeated:,} rows repeat a text: all rows with it are in one split"
+            data["group_by"] = AdvisedValue(columns, why)
     return data
 
 

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from params import DataError, RecipeError
+from params import RecipeError
 from params.loading import suggestion
-from tasks.scaffold.look import RowSample, SampledColumn
+from params.schema import ObjectiveChoice
+from tasks.scaffold.forms import find_row_forms, numbers_as_text, rating_column, unread_label
+from tasks.scaffold.look import USUAL_NAMES, Kind, RowSample, SampledColumn
 from tasks.scaffold.request import NewRecipeRequest
 from trainer import objectives
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
+from trainer.objectives.bases.prompt_template import column_or_template
+from trainer.objectives.bases.rows import ColumnKind
 
-_USUAL: Final[Mapping[str, tuple[str, ...]]] = {
-    "text": ("text", "sentence", "content", "body", "message", "question", "review", "utterance", "document"),
-    "label": ("label", "labels", "category", "class", "intent", "topic", "sentiment", "target", "tag", "type"),
-    "spans": ("spans", "entities"),
-    "prompt": ("prompt", "question", "instruction", "input", "query", "source", "article", "document", "problem"),
-    "completion": (
-        *("completion", "answer", "response", "output", "target", "summary", "translation", "solution", "reply"),
-    ),
-    "messages": ("messages", "conversation", "conversations", "chat"),
-    "chosen": ("chosen", "preferred", "accepted", "better"),
-    "rejected": ("rejected", "dispreferred", "worse"),
+_CONTEXT: Final = ("input", "context")
+"""Usual names of columns that belong to a prompt."""
+_FITTING: Final[Mapping[ColumnKind, tuple[str, set[Kind]]]] = {
+    **dict.fromkeys(("string", "optional"), ("text", set[Kind]())),
+    "label": ("labels", {"text", "integer", "boolean"}),
+    "labels": ("lists of labels", {"list"}),
+    "number": ("numbers", {"integer", "number"}),
+    "records": ("lists of records", {"messages", "spans", "list"}),
 }
-"""Usual names of the columns, most usual first."""
+"""What the columns of an objective may hold, in words and as a sample shows it."""
 _MEANINGS: Final = {
     "completion": "answer",
     "messages": "conversation",
@@ -41,7 +42,7 @@ class ObjectiveProposal:
 
     objective: str
     columns: Mapping[str, str]
-    """The columns by what they hold: `{"text": "question", "label": "intent"}`."""
+    """The columns by what they hold, or templates of them: `{"text": "question", "label": "intent"}`."""
 
     @property
     def advice(self) -> NewRecipeAdvice:
@@ -54,6 +55,11 @@ class ObjectiveProposal:
         columns = self.advice.columns
         return {option: self.columns[flag] for flag, option in columns.items() if flag in self.columns}
 
+    def read_columns(self, *flags: str) -> list[str]:
+        """Return the columns of some flags, or of all, each once."""
+        given = (own for flag, own in self.columns.items() if not flags or flag in flags)
+        return list(dict.fromkeys(name for own in given for name in column_or_template(own).columns))
+
 
 def proposable_objectives() -> dict[str, NewRecipeAdvice]:
     """Return the objectives that can be proposed, in the order in which those that fit as well are."""
@@ -62,32 +68,95 @@ def proposable_objectives() -> dict[str, NewRecipeAdvice]:
     return dict(sorted(known.items(), key=lambda item: item[1].place))
 
 
-def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, kind: ModelKind) -> ObjectiveProposal:
-    """Return the objective that the user names, or that fits rows and model, with its columns.
+def choose_objective_and_columns(
+    request: NewRecipeRequest, sample: RowSample, kind: ModelKind, files: Sequence[str] = ()
+) -> ObjectiveProposal:
+    """Return the objective that the user names, or that fits rows and model, with its columns; `files` hold the rows.
 
     Raises:
         RecipeError: nothing fits, or several do and nobody is there to ask.
         DataError: the rows have another form than any objective reads.
     """
-    given, known = request.columns, proposable_objectives()
+    given = request.columns
     for flag, column in given.items():
-        if column not in sample.columns:
-            fix = suggestion(column, list(sample.columns), "columns")
-            raise RecipeError(f"--{flag}", f"the rows have no column `{column}`", fix)
-    objective = request.objective
-    if objective:
-        _check_named(objective, kind)
-    else:
-        possible = [name for name in best_fitting_objectives(sample, given) if kind in known[name].models]
-        if not possible:
-            raise _nothing_fits(sample, kind, given)
-        options = {name: known[name].meaning for name in possible}
-        objective = request.choose("--objective", "What the model should learn", options)
-    columns: dict[str, str] = {}
-    for flag in known[objective].asked(_seen(sample, given)):
+        _check_column(flag, column, sample)
+    if request.objective:
+        _check_named(request.objective, kind)
+    objective = request.objective or _choose_objective(request, sample, kind, files)
+    advice, columns = proposable_objectives()[objective], dict[str, str]()
+    for flag in advice.asked(_seen(sample, given)):
         chosen = {**columns, **given}
+        if flag not in chosen and not _candidates(flag, sample, chosen):
+            for form in find_row_forms(sample.columns):
+                if form.column.lower() in USUAL_NAMES[flag]:
+                    raise form.error(files)
         columns[flag] = chosen[flag] if flag in chosen else _choose_column(flag, sample, chosen, request, objective)
-    return ObjectiveProposal(objective, columns)
+    for flag in advice.templates.intersection(columns).difference(given):
+        columns[flag] = _with_context(columns, flag, sample)
+    proposal = ObjectiveProposal(objective, columns)
+    _check_kinds(proposal, sample, files)
+    return proposal
+
+
+def _choose_objective(request: NewRecipeRequest, sample: RowSample, kind: ModelKind, files: Sequence[str]) -> str:
+    for form in find_row_forms(sample.columns):
+        if not (form.is_proposed or request.columns):
+            raise form.error(files)
+    known = proposable_objectives()
+    possible = [name for name in best_fitting_objectives(sample, request.columns) if kind in known[name].models]
+    if not possible:
+        return _choose_text_alone(request, sample, kind, files)
+    return request.choose(
+        "--objective", "What the model should learn", {name: known[name].meaning for name in possible}
+    )
+
+
+def _check_column(flag: str, column: str, sample: RowSample) -> None:
+    try:
+        names = list(column_or_template(column).columns) if column not in sample.columns else []
+    except ValueError as error:
+        raise RecipeError(
+            f"--{flag}", str(error), "write a column, or columns in braces: {instruction} {input}"
+        ) from None
+    for name in names:
+        if name not in sample.columns:
+            fix = suggestion(name, list(sample.columns), "columns")
+            raise RecipeError(f"--{flag}", f"the rows have no column `{name}`", fix)
+
+
+def _with_context(columns: Mapping[str, str], flag: str, sample: RowSample) -> str:
+    """Return the column of a prompt, or a template of it and of the column with what it is about, if there is one."""
+    by_name = {name.lower(): column for name, column in sample.columns.items()}
+    found = [by_name[name] for name in _CONTEXT if name in by_name and by_name[name].kind == "text"]
+    names = [columns[flag], *(c.name for c in found[:1] if c.name not in columns.values())]
+    template = "\n\n".join(f"{{{name}}}" for name in names)
+    try:
+        column_or_template(template)
+    except ValueError:  # a name that cannot stand in braces
+        return columns[flag]
+    return template if len(names) > 1 else columns[flag]
+
+
+def _check_kinds(proposal: ObjectiveProposal, sample: RowSample, files: Sequence[str]) -> None:
+    """Refuse a column that holds something else than the objective reads."""
+    choice = ObjectiveChoice.model_validate({"name": proposal.objective, **proposal.options})
+    kinds = {} if objectives.find_option_problems(choice) else objectives.build_objective(choice).columns()
+    for flag in proposal.columns:
+        for column in (sample.columns[name] for name in proposal.read_columns(flag)):
+            kind = kinds.get(column.name)
+            if kind == "label":
+                for form in unread_label(column):
+                    raise form.error(files)
+            is_text = kind in ("string", "optional")
+            if kind is None or column.kind in _FITTING[kind][1] | {"empty"} or (is_text and column.can_be_text):
+                continue
+            if is_text and column.is_numeric:
+                raise numbers_as_text(column).error(files)
+            what = f"column `{column.name}` holds {_KINDS.get(column.kind, column.kind)}"
+            read = f"{proposal.objective} reads {_FITTING[kind][0]} there"
+            forms = [form for form in find_row_forms(sample.columns) if form.column == column.name]
+            fix = forms[0].error(files).fix if forms else f"name another column with --{flag}"
+            raise RecipeError(f"--{flag}", f"{what}, and {read}", fix)
 
 
 def _check_named(objective: str, kind: ModelKind) -> None:
@@ -112,16 +181,22 @@ def best_fitting_objectives(sample: RowSample, given: Mapping[str, str]) -> list
 
 
 def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
-    prompts = _by_name(sample, "prompt")
-    answers = [c for c in _by_name(sample, "completion") if c not in prompts[:1] and not c.is_label]
+    prompts, texts = _by_name(sample, "prompt"), _candidates("text", sample, given)
+    answers = [c for c in _by_name(sample, "completion") if c not in prompts[:1] and (c.is_numeric or not c.is_label)]
     found = {
-        "text": len(_candidates("text", sample, given)) == 1 and not any(_form_hints(sample)),
-        "label": _candidates("label", sample, given),
-        "completion": answers,  # free text
+        "text": len(texts) == 1 and not any(find_row_forms(sample.columns)),
+        "label": [c for c in _candidates("label", sample, given) if not (answers and c in prompts[:1])],
+        "completion": answers,  # free text, or numbers
         **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages")},
         **{flag: _by_name(sample, flag) for flag in ("prompt", "chosen", "rejected")},
     }
-    return SeenColumns(frozenset(given), frozenset(flag for flag, is_there in found.items() if is_there))
+    own = given.get("text") or next((c.name for c in texts), None)
+    return SeenColumns(
+        frozenset(given),
+        frozenset(flag for flag, is_there in found.items() if is_there),
+        is_text_alone=all(c.is_incidental for c in sample.columns.values() if c.name != own),
+        rates_answers=rating_column(sample.columns) is not None,
+    )
 
 
 def _choose_column(
@@ -149,7 +224,7 @@ def _facts(column: SampledColumn) -> str:
 def _by_name(sample: RowSample, flag: str) -> list[SampledColumn]:
     """Return the columns with a usual name for a flag, most usual first."""
     columns = {c.name.lower(): c for c in sample.columns.values()}
-    return [columns[name] for name in _USUAL[flag] if name in columns]
+    return [columns[name] for name in USUAL_NAMES[flag] if name in columns]
 
 
 def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list[SampledColumn]:
@@ -158,63 +233,56 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
     if flag in ("spans", "messages"):
         return [c for c in columns if c.kind == flag]
     if flag == "text":  # neither labels nor names, longest texts first
-        texts = [c for c in columns if c.kind == "text" and c.name not in taken]
+        texts = [c for c in columns if c.name not in taken and (c.kind == "text" or c.is_numbered_text)]
         found = [c for c in texts if not c.is_id and not (c.is_label and not c.has_spaces)]
-        found = found or [c for c in texts if not c.is_label] or texts
+        unnamed = [c for c in texts if c.name.lower() not in USUAL_NAMES["label"] or c.has_spaces]
+        found = found or [c for c in texts if not c.is_label] or unnamed
         return sorted([c for c in found if c.has_spaces] or found, key=lambda c: -c.mean_characters)
     if flag == "label":
         if "text" not in chosen and len(texts := _candidates("text", sample, chosen)) == 1:
             taken.add(texts[0].name)  # the only one that can be the text
         return [c for c in columns if c.name not in taken and c.is_label and not c.is_id]
-    by_name = [c for c in _by_name(sample, flag) if c.kind == "text"]
-    return by_name or [c for c in columns if c.kind == "text" and not c.is_id]
+    kinds: set[Kind] = {"text"}
+    kinds |= {"messages"} if any(flag in advice.conversations for advice in proposable_objectives().values()) else set()
+    by_name = [c for c in _by_name(sample, flag) if c.kind in kinds or c.can_be_text or c.is_numeric]
+    other = {c.name for own in ("chosen", "rejected") if own != flag for c in _by_name(sample, own)}
+    return by_name or [c for c in columns if c.kind in kinds and not c.is_id and c.name not in other]
 
 
-_OWN = "; or write an objective (docs/objectives.md), and name it with --objective"
+_OWN: Final = "; or write an objective (docs/objectives.md), and name it with --objective"
+_KINDS: Final = {"integer": "whole numbers", "number": "numbers", "boolean": "true or false", "json": "JSON as text"}
 
 
-def _nothing_fits(sample: RowSample, kind: ModelKind, given: Mapping[str, str]) -> DataError | RecipeError:
-    """Return the error that says why no objective reads these rows."""
-    for hint in _form_hints(sample):
-        return hint
-    possible = best_fitting_objectives(sample, given)
-    columns = ", ".join(f"{c.name} ({c.kind})" for c in sample.columns.values())
+def _instead(sample: RowSample, kind: ModelKind) -> str:
+    """Return the flags with which a recipe is written all the same."""
+    text = {"text"} if len(_candidates("text", sample, {})) == 1 else set()
+    seen = _seen(sample, {})
+    seen = replace(seen, found=seen.found | text, rates_answers=False, is_text_alone=True)
+    known = {name: advice for name, advice in proposable_objectives().items() if kind in advice.models}
+    fits = {name: advice.fit(seen) for name, advice in known.items()}
+    flags = [f"--objective {name}" for name, fit in fits.items() if fit == max(fits.values()) != ObjectiveFit.NOT]
+    return f"; or, to pass over this, add {' or '.join(flags)}" if flags else ""
+
+
+def _choose_text_alone(request: NewRecipeRequest, sample: RowSample, kind: ModelKind, files: Sequence[str]) -> str:
+    """Return the objective that learns from the texts alone, if somebody wants that; else say why nothing fits."""
+    given, known = request.columns, proposable_objectives()
+    seen = _seen(sample, given)
+    possible, texts = best_fitting_objectives(sample, given), _candidates("text", sample, given)
+    columns = [f"{c.name} ({c.kind})" for c in sample.columns.values()]
+    alone = next((name for name, advice in known.items() if advice.reads_running_text and kind in advice.models), None)
+    for form in find_row_forms(sample.columns):
+        raise form.error(files, _instead(sample, kind) + (_OWN if form.convert is None else ""))
     if possible:
         what = f"these rows are for {' or '.join(possible)}, which does not work with this {kind} model"
-        return RecipeError("--model", what, "give another model, or name an objective with --objective")
-    what = f"no objective fits these columns: {columns}"
-    return RecipeError("--objective", what, f"name one of {', '.join(proposable_objectives())}, and its columns")
-
-
-def _form_hints(sample: RowSample) -> Iterator[DataError]:
-    """Yield errors for forms of rows that have to be converted."""
-    alone = next((name for name, advice in proposable_objectives().items() if advice.reads_running_text), None)
-    or_alone = f"; to learn from the texts alone, add --objective {alone}" if alone else ""
-    has_texts = any(c.kind == "text" for c in sample.columns.values())
-    for column in sample.columns.values():
-        first = next(iter(column.filled), None)
-        if column.kind == "record" and isinstance(first, dict) and not has_texts:
-            what = f"column `{column.name}` holds records with {', '.join(map(repr, list(first)[:5]))}"
-            read = 'pd.json_normalize(pd.read_json("FILE", lines=True).to_dict("records"))'
-            write = 'to_json("rows.jsonl", orient="records", lines=True)'
-            fix = f"make a column of each: python -c 'import pandas as pd; {read}.{write}'"
-            yield DataError(column.name, what, fix)
-        if column.kind == "list" and isinstance(first, list) and first and isinstance(first[0], dict):
-            if len(column.values) == 1:
-                fix = f"write one object per line: jq -c '.{column.name}[]' FILE > rows.jsonl"
-                yield DataError(column.name, "holds all rows as one list", fix)
-            elif {"from", "value"} <= set(first[0]):
-                fix = "rename from to role and value to content, and write user and assistant for human and gpt"
-                yield DataError(column.name, "holds conversations as {from, value}, not {role, content}", fix)
-        if column.name.lower() not in _USUAL["label"]:
-            continue
-        if column.kind == "number" and all(float(value).is_integer() for value in column.filled):
-            fix = f"write 1 for 1.0{or_alone}"
-            yield DataError(column.name, "holds whole numbers with decimals, which are no names of classes", fix)
-        elif column.kind == "number":
-            fix = f"write a name for each range, for example low, medium and high{_OWN}"
-            what = "holds numbers with decimals, which no objective here predicts"
-            yield DataError(column.name, what, fix)
-        elif column.kind == "list":
-            fix = f"write one label per text{or_alone}{_OWN}"
-            yield DataError(column.name, "holds lists, and no objective here takes several labels per text", fix)
+        raise RecipeError("--model", what, "give another model, or name an objective with --objective")
+    if alone is None or len(texts) != 1 or seen.is_text_alone:
+        what = f"no objective fits these columns: {', '.join(columns)}"
+        raise RecipeError("--objective", what, f"name one of {', '.join(known)}, and its columns")
+    others = [c for c in sample.columns.values() if c is not texts[0] and not c.is_incidental]
+    what = f"no objective reads {', '.join(f'`{c.name}` ({_KINDS.get(c.kind, c.kind)})' for c in others)} of these rows"
+    fix = f"to learn from `{texts[0].name}` alone, add --objective {alone}; or name the columns of another objective"
+    request.confirm(
+        f"Learn {known[alone].meaning} from `{texts[0].name}` alone?", RecipeError("--objective", what, fix)
+    )
+    return alone

@@ -22,12 +22,16 @@ class SampleQuality(NamedTuple):
     """Reasons why rows of any split do not, with the number of rows."""
     rows: int
     """Rows of the sample, of all splits."""
+    examples: Mapping[str, str]
+    """The first row for each of these reasons."""
     repeated: int
     """Training rows whose text occurs before: most often short texts, which people write again and again."""
     known: int
     """Held-out rows whose text training rows have, too."""
     conflicting: int
     """Texts of training rows that occur with different labels or spans."""
+    largest_group: int
+    """Rows that have the most frequent text."""
     labels: Counter[str]
     """Rows of each label; empty without labels."""
     unseen: Sequence[str]
@@ -39,6 +43,16 @@ class SampleQuality(NamedTuple):
     def set_aside_share(self) -> float:
         """Share of rows that validation will set aside."""
         return sum(self.unusable.values()) / self.rows
+
+    def without(self, refused: Mapping[int, str], step: int) -> SampleQuality:
+        """Return the quality without some usable rows, by `id` with the reason; of the rows, one of `step` was tried."""
+        counts, examples = Counter(self.unusable), dict(self.examples)
+        for row in self.usable:
+            if reason := refused.get(id(row)):
+                counts[reason] += step
+                examples.setdefault(reason, str(dict(row))[:120])
+        usable = [row for row in self.usable if id(row) not in refused]
+        return self._replace(usable=usable, unusable=counts, examples=examples)
 
     def notes(self) -> Iterator[str]:
         """Yield what a person should know, one line each."""
@@ -66,12 +80,14 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     Raises:
         DataError: no row can be used, or all rows have the same label.
     """
-    unusable, held_out, train = Counter[str](), list[Row](), list[Row]()
+    unusable, examples, held_out, train = Counter[str](), dict[str, str](), list[Row](), list[Row]()
     for split in sorted(sample.rows, key=lambda split: split == "train"):
-        for found in sample.rows[split]:
-            row = dict.fromkeys(objective.columns()) | dict(found)  # a row may lack a key that others have
+        for number, found in enumerate(sample.rows[split], start=1):
+            row: Row = {**dict.fromkeys(objective.columns()), **found}  # a row may lack a key that others have
             if reason := _reason(row, objective):
                 unusable[reason] += 1
+                place = f"row {number} of {split}" if sample.is_whole else f"a row of {split}"
+                examples.setdefault(reason, f"{place}, {str(dict(row))[:120]}")
             else:
                 (train if split == "train" else held_out).append(row)
     if not train:
@@ -85,34 +101,43 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
         where = f"column `{proposal.columns['label']}`"
         what = f"every row has the label {next(iter(labels))!r}, so there is nothing to learn"
         raise DataError(where, what, "name another column with --label, or add rows with other labels")
-    column, target = input_column(proposal) or "", proposal.columns.get("label") or proposal.columns.get("spans", "")
+    columns, target = input_columns(proposal), proposal.columns.get("label") or proposal.columns.get("spans", "")
     answers: dict[str, set[str]] = {}
-    for row in train if column else ():
-        answers.setdefault(str(row.get(column)), set()).add(str(row.get(target)))
+    texts = Counter(_input(row, columns) for row in train) if columns else Counter[str]()
+    for row in train if columns else ():
+        answers.setdefault(_input(row, columns), set()).add(str(row.get(target)))
     unseen = {label.strip() for row in held_out for label in _labels(row, proposal)} - set(labels)
     return SampleQuality(
         usable=train,
         unusable=unusable,
+        examples=examples,
         rows=sum(map(len, sample.rows.values())),
-        repeated=len(train) - len(answers) if column else 0,
-        known=sum(str(row.get(column)) in answers for row in held_out),
+        repeated=len(train) - len(answers) if columns else 0,
+        known=sum(_input(row, columns) in answers for row in held_out),
         conflicting=sum(len(found) > 1 for found in answers.values()),
         labels=labels,
         unseen=sorted(unseen) if sample.is_whole else (),
         look_alikes=describe_look_alikes(raw, objective.state_of),
+        largest_group=max(texts.values(), default=0),
     )
 
 
-def input_column(proposal: ObjectiveProposal) -> str | None:
-    """Return the column of the input: rows that have the same one are alike, whatever their label or answer is."""
-    return proposal.columns.get("text") or proposal.columns.get("prompt")
+def input_columns(proposal: ObjectiveProposal) -> list[str]:
+    """Return the columns of the input: rows that have the same one are alike, whatever their label or answer is."""
+    return proposal.read_columns("text") or proposal.read_columns("prompt")
+
+
+def _input(row: Row, columns: Sequence[str]) -> str:
+    return "\n".join(str(row.get(column)) for column in columns)
 
 
 def _reason(row: Row, objective: Objective[Any]) -> str | None:
     """Return why a row does not pass the objective's checks, without what differs between rows."""
     checks = {(check.type, check.arguments["column"]): check.on_failure for check in objective.expectations(())}
     for column, kind in objective.columns().items():
-        if row.get(column) is None and checks["expect_column_values_to_not_be_null", column] == "quarantine":
+        if row.get(column) is None:
+            if checks.get(("expect_column_values_to_not_be_null", column)) != "quarantine":
+                continue
             return f"no `{column}`"
         if kind in ("string", "label") and not str(row[column]).strip():
             return f"an empty `{column}`"

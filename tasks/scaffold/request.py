@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import typer
 
-from params import RecipeError
+from params import EvergreenError, RecipeError
 
 NEW_MODEL = "new"
 """`--model new`: a small model from random weights."""
@@ -32,6 +32,13 @@ class NewRecipeRequest:
     schedule: str = "0 3 * * *"
     may_ask: bool = False
     """Whether somebody at a terminal can answer; else an open question is an error that names the flag."""
+    max_quarantined: float | None = None
+    """The share of rows that may be set aside."""
+
+    @property
+    def published_repo_id(self) -> str:
+        """The repository that the recipe publishes to."""
+        return self.repo_id or f"evergreen/{self.name}"
 
     def choose(self, flag: str, what: str, options: Mapping[str, str]) -> str:
         """Return one of `options`, each with what speaks for it; the first is the proposal. RecipeError if nobody can choose."""
@@ -46,6 +53,13 @@ class NewRecipeRequest:
         while (answer := str(typer.prompt(f"Which one? {flag}", default=first))) not in options:
             print(f"Type one of: {', '.join(options)}")
         return answer
+
+    def confirm(self, question: str, error: EvergreenError) -> None:
+        """Raise the error unless somebody at a terminal, who is told what is wrong, wants to go on."""
+        if self.may_ask:
+            print(f"\n{error.where}: {error.what}")
+        if not self.may_ask or not typer.confirm(question):
+            raise error
 
     def ask(self, flag: str, question: str, fix: str) -> str:
         """Return what the user types; RecipeError if there is nobody to ask."""

@@ -14,7 +14,7 @@ from params.foundation.artifacts import SPLITS
 from params.schema import RowsFromFiles, RowsFromHubDataset, RowsFromSql, repo_id_problem
 from tasks.ingestion.formats import SUFFIXES
 from tasks.scaffold import hub
-from tasks.scaffold.file_heads import OTHER_FORMATS, guess_text_unit, refuse_misreadable_file
+from tasks.scaffold.file_heads import OTHER_FORMATS, TAGGED_SUFFIXES, guess_text_unit, refuse_misreadable_file
 from tasks.scaffold.request import NewRecipeRequest
 
 _NAMES: Final = {
@@ -38,6 +38,11 @@ class FoundSource(NamedTuple):
     notes: Sequence[str] = ()
     """What else was found, for people."""
 
+    def files(self, root: Path) -> list[str]:
+        """Return the local files of the rows, those of the training rows first."""
+        patterns = self.source.patterns if isinstance(self.source, RowsFromFiles) else {}
+        return [name for split in SPLITS if split in patterns for name in list_matching_files(patterns[split], root)]
+
 
 def find_source(request: NewRecipeRequest, root: Path = Path()) -> FoundSource:
     """Return the source that `--data`, `--query`, `--test` and `--validation` describe.
@@ -59,7 +64,7 @@ def find_source(request: NewRecipeRequest, root: Path = Path()) -> FoundSource:
     is_local = (  # even if there is no such file or folder
         (root / data).exists()
         or bool(_WILD.search(data))
-        or path.suffix.lower() in (*SUFFIXES, *OTHER_FORMATS)
+        or path.suffix.lower() in (*SUFFIXES, *OTHER_FORMATS, *TAGGED_SUFFIXES)
         or (len(path.parts) > 1 and (root / path.parts[0]).is_dir())
     )
     if match and (data.startswith("hub:") or not is_local):

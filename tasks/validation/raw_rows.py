@@ -271,6 +271,7 @@ def _require_types(raw: Path, schema: pa.Schema, kinds: Mapping[str, ColumnKind]
 
     fitting: dict[ColumnKind, tuple[str, Callable[[Any], bool]]] = {
         "string": ("text", is_text),
+        "optional": ("text", is_text),
         "label": ("text or integers", is_label),
         "labels": ("lists of text or integers", lambda kind: is_list(kind) and is_label(kind.value_type)),
         "number": ("numbers", lambda kind: types.is_integer(kind) or types.is_floating(kind)),

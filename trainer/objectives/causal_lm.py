@@ -37,7 +37,7 @@ class _Advice(NewRecipeAdvice):
     reads_running_text = True
 
     def fit(self, seen: SeenColumns) -> ObjectiveFit:
-        return ObjectiveFit.TEXT if seen.has("text") else ObjectiveFit.NOT
+        return ObjectiveFit.TEXT if seen.has("text") and seen.is_text_alone else ObjectiveFit.NOT
 
 
 class CausalLM(TokenLikelihood[Options]):

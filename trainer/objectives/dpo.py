@@ -26,6 +26,12 @@ from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_and_concatenate, pad_batch
+from trainer.objectives.bases.prompt_template import (
+    ColumnOrTemplate,
+    column_or_template,
+    form_around_text,
+    names_columns,
+)
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import (
     Tokenizer,
@@ -44,8 +50,9 @@ _WITH_SMOOTHING = ("sigmoid", "robust", "exo_pair")
 class Options(Section):
     """Keys of the recipe's `objective` section."""
 
-    prompt_column: str = "prompt"
-    """The column with the prompt of both completions."""
+    prompt_column: ColumnOrTemplate = "prompt"
+    """The column with the prompt of both completions, or a template of columns, such as `{instruction} {input}`
+    (trainer.objectives.bases.prompt_template)."""
     chosen_column: str = "chosen"
     """The column with the better completion, its leading space included."""
     rejected_column: str = "rejected"
@@ -70,6 +77,7 @@ class _Advice(NewRecipeAdvice):
         "chosen": "chosen_column",
         "rejected": "rejected_column",
     }
+    templates = frozenset({"prompt"})
     needs_pretrained = True
     rates: ClassVar[UpTo] = ((20e6, 1e-4), (200e6, 1e-5), (math.inf, 5e-7))
     lora_rate = 5e-6
@@ -81,6 +89,10 @@ class _Advice(NewRecipeAdvice):
     def fit(self, seen: SeenColumns) -> ObjectiveFit:
         is_named = not seen.named.isdisjoint({"chosen", "rejected"})
         return ObjectiveFit.PREFERENCES if is_named or {"chosen", "rejected"} <= seen.found else ObjectiveFit.NOT
+
+    def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, AdvisedValue]:
+        is_template = names_columns(columns.get("prompt", ""))
+        return {"separator": AdvisedValue("\n\n", "between prompt and answer")} if is_template else {}
 
 
 class DPO(Objective[Options]):
@@ -101,6 +113,7 @@ class DPO(Objective[Options]):
     main_metric = "reward_accuracy"
     tokenizer_dependent = frozenset(metrics)  # the reference model reads the same tokens
     own_options = frozenset({"separator"})
+    prompt_option = "prompt_column"
     served_scores = ("chosen_logprob", "rejected_logprob")
     trainer_class = "trainer.loop.preference_trainer:PreferenceTrainer"
     example_rows: ClassVar[tuple[Row, ...]] = (
@@ -113,11 +126,13 @@ class DPO(Objective[Options]):
 
     def columns(self) -> Mapping[str, ColumnKind]:
         o = self.options
-        return {o.prompt_column: "string", o.chosen_column: "string", o.rejected_column: "string"}
+        answers: dict[str, ColumnKind] = dict.fromkeys((o.chosen_column, o.rejected_column), "string")
+        return {**column_or_template(o.prompt_column).columns, **answers}
 
     def reject_reason(self, row: Row) -> str | None:
         same = row[self.options.chosen_column] == row[self.options.rejected_column]
-        return "chosen and rejected are the same text, so there is nothing to learn" if same else None
+        why = "chosen and rejected are the same text, so there is nothing to learn"
+        return why if same else super().reject_reason(row)
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)
@@ -143,21 +158,22 @@ class DPO(Objective[Options]):
 
     def text(self, row: Row) -> str:
         """The prompt with the chosen completion, as in `input_ids`."""
-        return f"{row[self.options.prompt_column]}{self.options.separator}{row[self.options.chosen_column]}"
+        return f"{self.reader_input(row)}{row[self.options.chosen_column]}"
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        return PromptForm(after=str(options.get("separator", "")))
+        prompt, separator = (str(options.get(name, "")) for name in ("prompt_column", "separator"))
+        return form_around_text(prompt, after=separator)
 
     def input_text(self, row: Row) -> str:
-        return str(row[self.options.prompt_column])
+        return column_or_template(self.options.prompt_column).values(row)
 
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         """One pair: `input_ids` of the prompt and the chosen completion, and `rejected`, the other completion alone."""
         o, end = self.options, tokenizer.eos_token_id
-        prompts = tokenize_texts([f"{row[o.prompt_column]}{o.separator}" for row in rows], tokenizer)
+        prompts = tokenize_texts([self.reader_input(row) for row in rows], tokenizer)
         completions = (
             tokenize_texts([str(row[column]) for row in rows], tokenizer, add_special_tokens=False)
             for column in (o.chosen_column, o.rejected_column)
@@ -175,7 +191,7 @@ class DPO(Objective[Options]):
         return encoded
 
     def reader_input(self, row: Row) -> str:
-        return f"{row[self.options.prompt_column]}{self.options.separator}"
+        return f"{column_or_template(self.options.prompt_column).fill(row)}{self.options.separator}"
 
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer

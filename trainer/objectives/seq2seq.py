@@ -18,6 +18,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,6 +32,7 @@ from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
+from trainer.objectives.bases.prompt_template import ColumnOrTemplate, column_or_template, form_around_text
 from trainer.objectives.bases.rows import PromptForm
 from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
 
@@ -43,8 +45,9 @@ _TEXT_METRICS = ("exact_match", "rouge1", "rouge2", "rougeL")
 class Options(Section):
     """Keys of the recipe's `objective` section."""
 
-    input_column: str = "input"
-    """The column with the input text."""
+    input_column: ColumnOrTemplate = "input"
+    """The column with the input text, or a template of columns, such as `{question} {context}`
+    (trainer.objectives.bases.prompt_template)."""
     target_column: str = "target"
     """The column with the target text."""
     prefix: str = ""
@@ -64,6 +67,7 @@ class Options(Section):
 class _Advice(NewRecipeAdvice):
     meaning = "a text from another text"
     columns: ClassVar[Mapping[str, str]] = {"prompt": "input_column", "completion": "target_column"}
+    templates = frozenset({"prompt"})
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder-decoder",)
     rates: ClassVar[UpTo] = ((300e6, 3e-4), (math.inf, 1e-4))
     lora_rate = 1e-3
@@ -83,6 +87,7 @@ class Seq2Seq(TokenLikelihood[Options]):
     metrics: ClassVar[Mapping[str, Direction]] = {**TokenLikelihood.metrics, **dict.fromkeys(_TEXT_METRICS, "max")}
     restated = frozenset({"bits_per_byte", *_TEXT_METRICS})
     own_options = frozenset({"prefix", "max_new_tokens", "num_beams"})
+    prompt_option = "input_column"
     limits = frozenset({"max_target_length"})
     reader_cuts = True
     auto_class = "AutoModelForSeq2SeqLM"
@@ -95,7 +100,7 @@ class Seq2Seq(TokenLikelihood[Options]):
     )
 
     def columns(self) -> Mapping[str, ColumnKind]:
-        return {self.options.input_column: "string", self.options.target_column: "string"}
+        return {**column_or_template(self.options.input_column).columns, self.options.target_column: "string"}
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         options = self.options
@@ -123,14 +128,15 @@ class Seq2Seq(TokenLikelihood[Options]):
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        return PromptForm(before=str(options.get("prefix", "")))
+        form = form_around_text(str(options.get("input_column", "")))
+        return replace(form, before=f"{options.get('prefix', '')}{form.before}")
 
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
         ids = [token for example in examples for token in example["labels"]]
         return tokens_contain_texts_in_order(ids, [str(row[self.options.target_column])], tokenizer)
 
     def input_text(self, row: Row) -> str:
-        return str(row[self.options.input_column])
+        return column_or_template(self.options.input_column).values(row)
 
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
@@ -225,7 +231,7 @@ class Seq2Seq(TokenLikelihood[Options]):
         return ids
 
     def _input(self, row: Row) -> str:
-        return f"{self.options.prefix}{row[self.options.input_column]}"
+        return f"{self.options.prefix}{column_or_template(self.options.input_column).fill(row)}"
 
 
 def exact_match_and_rouge(text: str, target: str) -> list[float]:

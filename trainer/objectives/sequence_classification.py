@@ -43,7 +43,8 @@ class _Advice(ClassifierNewRecipeAdvice):
     def fit(self, seen: SeenColumns) -> ObjectiveFit:
         if "label" in seen.named:
             return ObjectiveFit.NAMED
-        return ObjectiveFit.COLUMNS if "label" in seen.found and not seen.names_pair else ObjectiveFit.NOT
+        is_pair = seen.names_pair or seen.rates_answers
+        return ObjectiveFit.COLUMNS if "label" in seen.found and not is_pair else ObjectiveFit.NOT
 
     def best_metric(self, labels: Mapping[str, int]) -> AdvisedValue:
         label = max(labels, key=labels.__getitem__)

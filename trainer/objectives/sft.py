@@ -22,6 +22,12 @@ from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
+from trainer.objectives.bases.prompt_template import (
+    ColumnOrTemplate,
+    column_or_template,
+    form_around_text,
+    names_columns,
+)
 from trainer.objectives.bases.rows import PromptForm
 from trainer.objectives.bases.texts import Tokenizer, generate_tokens_checking_prompt, tokenize_texts
 
@@ -40,10 +46,13 @@ _FIX = "set objective.packing to false"
 class Options(Section):
     """Keys of the recipe's `objective` section."""
 
-    prompt_column: str = "prompt"
-    """The column with the prompt."""
+    prompt_column: ColumnOrTemplate = "prompt"
+    """The column with the prompt, or a template of columns, such as `{instruction} {input}`
+    (trainer.objectives.bases.prompt_template)."""
     completion_column: str = "completion"
     """The column with the answer, its leading space included."""
+    separator: str = ""
+    """Text to put between prompt and answer; it is tokenized with the prompt."""
     messages_column: str | None = None
     """The column with conversations, lists of {role, content}, instead of prompt and completion."""
     chat_template: str | None = None
@@ -61,6 +70,7 @@ class _Advice(NewRecipeAdvice):
         "completion": "completion_column",
         "messages": "messages_column",
     }
+    templates = frozenset({"prompt"})
     place = 0
     batch = 16
 
@@ -77,6 +87,8 @@ class _Advice(NewRecipeAdvice):
         options = {
             "packing": AdvisedValue(value=True, why="fills sequences with several examples, which needs no padding")
         }
+        if names_columns(columns.get("prompt", "")):
+            options["separator"] = AdvisedValue("\n\n", "between prompt and answer")
         if "messages" in columns and not has_template:
             options["chat_template"] = AdvisedValue(_CHAT_TEMPLATE, "the tokenizer has none; published with the model")
         return options
@@ -87,7 +99,8 @@ class SFT(TokenLikelihood[Options]):
 
     options_class = Options
     advice = _Advice()
-    own_options = frozenset({"chat_template"})
+    own_options = frozenset({"chat_template", "separator"})
+    prompt_option = "prompt_column"
     example_rows: ClassVar[tuple[Row, ...]] = (
         {
             "prompt": "Add 3 and 4.",
@@ -103,16 +116,16 @@ class SFT(TokenLikelihood[Options]):
         options = self.options
         if options.messages_column:
             return {options.messages_column: "records"}
-        return {options.prompt_column: "string", options.completion_column: "string"}
+        return {**column_or_template(options.prompt_column).columns, options.completion_column: "string"}
 
     def reject_reason(self, row: Row) -> str | None:
         if not self.options.messages_column:
-            return None
+            return super().reject_reason(row)
         return chat.why_conversation_unusable(row[self.options.messages_column])
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         options = self.options
-        columns = {"prompt_column", "completion_column"} & options.model_fields_set
+        columns = {"prompt_column", "completion_column", "separator"} & options.model_fields_set
         if options.messages_column and columns:
             what = f"cannot be used with {' and '.join(sorted(columns))}: a row would have two texts"
             yield Problem(("objective", "messages_column"), what, f"remove it, or {' and '.join(sorted(columns))}")
@@ -145,12 +158,18 @@ class SFT(TokenLikelihood[Options]):
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        return PromptForm(is_chat=bool(options.get("messages_column")))
+        if options.get("messages_column"):
+            return PromptForm(is_chat=True)
+        prompt, separator = (str(options.get(name, "")) for name in ("prompt_column", "separator"))
+        return form_around_text(prompt, after=separator)
 
     def text(self, row: Row) -> str:
         if self.options.messages_column:
             return "\n".join(f"{turn['role']}: {turn['content']}" for turn in row[self.options.messages_column])
-        return f"{row[self.options.prompt_column]}{row[self.options.completion_column]}"
+        return f"{self._prompt(row)}{row[self.options.completion_column]}"
+
+    def _prompt(self, row: Row) -> str:
+        return f"{column_or_template(self.options.prompt_column).fill(row)}{self.options.separator}"
 
     def _scored_texts(self, row: Row) -> list[str]:
         """The completion or the assistant's messages; without `completion_only` the prompt or the other messages, too."""
@@ -180,7 +199,7 @@ class SFT(TokenLikelihood[Options]):
     def input_text(self, row: Row) -> str:
         """Return the prompt, or the turns that the model does not write."""
         if not self.options.messages_column:
-            return str(row[self.options.prompt_column])
+            return column_or_template(self.options.prompt_column).values(row)
         given = [turn for turn in row[self.options.messages_column] if turn["role"] != "assistant"]
         return "\n".join(f"{turn['role']}: {turn['content']}" for turn in given)
 
@@ -212,7 +231,7 @@ class SFT(TokenLikelihood[Options]):
     def _tokenize_pairs(self, rows: Sequence[Row], tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
         """Return the tokens of each row, and its labels: the tokens of the completion."""
         end = tokenizer.eos_token_id
-        prompts = tokenize_texts([row[self.options.prompt_column] for row in rows], tokenizer)
+        prompts = tokenize_texts([self._prompt(row) for row in rows], tokenizer)
         texts = [row[self.options.completion_column] for row in rows]
         pairs = []
         for prompt, text in zip(prompts, tokenize_texts(texts, tokenizer, add_special_tokens=False), strict=True):
@@ -225,7 +244,7 @@ class SFT(TokenLikelihood[Options]):
     def reader_input(self, row: Row) -> Any:
         """The prompt, or the messages before the assistant's first one."""
         if not self.options.messages_column:
-            return row[self.options.prompt_column]
+            return self._prompt(row)
         turns = row[self.options.messages_column]
         asked = turns[: next(i for i, turn in enumerate(turns) if turn["role"] == "assistant")]
         return [{name: value for name, value in turn.items() if value is not None} for turn in asked] or None

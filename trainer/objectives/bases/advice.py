@@ -45,6 +45,10 @@ class SeenColumns:
     """Flags with which the user names a column."""
     found: frozenset[str]
     """Flags for which the rows have a column with a usual name or with the right values."""
+    is_text_alone: bool = True
+    """Whether the rows are nothing but texts, beside columns that name or number them."""
+    rates_answers: bool = False
+    """Whether a column seems to say of each answer how good it is."""
 
     def has(self, flag: str) -> bool:
         """Whether there is a column for a flag."""
@@ -58,7 +62,7 @@ class SeenColumns:
     @property
     def has_pairs(self) -> bool:
         """Whether the rows are prompts with their answers."""
-        return self.names_pair or {"prompt", "completion"} <= self.found
+        return self.names_pair or ({"prompt", "completion"} <= self.found and not self.rates_answers)
 
 
 class NewRecipeAdvice(ABC):
@@ -68,6 +72,10 @@ class NewRecipeAdvice(ABC):
     """What the model learns, for people: `one label per text`."""
     columns: ClassVar[Mapping[str, str]]
     """The columns: flags of `evergreen new`, and options of the objective."""
+    templates: ClassVar[frozenset[str]] = frozenset()
+    """Flags whose option may be a template of columns."""
+    conversations: ClassVar[frozenset[str]] = frozenset()
+    """Flags, beside `messages`, whose column may hold messages instead of text."""
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
     """The kinds of models that can learn it; a new one is of the first kind."""
     needs_pretrained: ClassVar[bool] = False

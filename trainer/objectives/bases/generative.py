@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import statistics
-import string
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -19,11 +17,11 @@ from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
+from trainer.objectives.bases.prompt_template import form_around_text, parse_prompt_template
 from trainer.objectives.bases.rollout import (
     GenerativeObjectiveOptions,
     Rollout,
     TrainingSample,
-    prompt_template_columns,
     sample_completions,
 )
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
@@ -100,7 +98,7 @@ class GenerativeObjective(Objective[OptionsT]):
 
     def columns(self) -> Mapping[str, ColumnKind]:
         kinds: dict[str, ColumnKind] = dict.fromkeys(self.options.reference_columns, "label")
-        return kinds | dict.fromkeys(prompt_template_columns(self.options.prompt), "string")
+        return kinds | parse_prompt_template(self.options.prompt).columns
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)
@@ -134,8 +132,7 @@ class GenerativeObjective(Objective[OptionsT]):
             yield Problem(("launch", "accelerate_config"), what, "remove it: each process then has a copy of the model")
 
     def text(self, row: Row) -> str:
-        columns = prompt_template_columns(self.options.prompt)
-        return self.options.prompt.format_map({name: str(row[name]) for name in columns})
+        return parse_prompt_template(self.options.prompt).fill(row)
 
     def renders_conversations(self) -> bool:
         return self.options.chat
@@ -145,7 +142,7 @@ class GenerativeObjective(Objective[OptionsT]):
 
     def input_text(self, row: Row) -> str:
         """Return the values that the prompt is made of."""
-        return "\n".join(str(row[name]) for name in sorted(set(prompt_template_columns(self.options.prompt))))
+        return parse_prompt_template(self.options.prompt).values(row)
 
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
@@ -177,13 +174,7 @@ class GenerativeObjective(Objective[OptionsT]):
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        before = after = ""
-        # A release may say anything. Formatting it could fail in other ways, or fill the memory: `{a:>9999999999}`.
-        with contextlib.suppress(ValueError):
-            parts = list(string.Formatter().parse(str(options.get("prompt", ""))))
-            (place,) = (i for i, (_, name, *_) in enumerate(parts) if name is not None)  # one text cannot fill several
-            before, after = ("".join(text for text, *_ in own) for own in (parts[: place + 1], parts[place + 1 :]))
-        return PromptForm(before, after, is_chat=bool(options.get("chat")))
+        return form_around_text(str(options.get("prompt", "")), is_chat=bool(options.get("chat")))
 
     @property
     def call_arguments(self) -> Mapping[str, Any]:

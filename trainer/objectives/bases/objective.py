@@ -14,6 +14,7 @@ from trainer.objectives.bases.advice import NewRecipeAdvice
 from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
 from trainer.objectives.bases.padding import count_labels, pad_batch, token_column_names
+from trainer.objectives.bases.prompt_template import names_columns
 from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer
 
@@ -32,6 +33,8 @@ class Objective(ABC, Generic[OptionsT]):
     """The keys that the recipe's `objective` section takes in addition to `name`."""
     own_options: ClassVar[frozenset[str]] = frozenset()
     """Options that belong to a model, such as a prefix or how long its answers may be: a released model keeps those that it learned by."""
+    prompt_option: ClassVar[str | None] = None
+    """The option that is a column or a template of columns. A template belongs to a model, a column to the rows."""
     limits: ClassVar[frozenset[str]] = frozenset()
     """Options that limit a text in tokens; null stands for `tokenization.max_length`."""
     pipeline_tag: ClassVar[str] = "text-generation"
@@ -91,6 +94,8 @@ class Objective(ABC, Generic[OptionsT]):
         """Return the checks that rows must pass; `text_columns` are those of the source that hold text."""
         checks = []
         for column, kind in self.columns().items():
+            if kind == "optional":
+                continue
             checks.append(Expectation(type="expect_column_values_to_not_be_null", column=column))
             if kind == "string" or (kind == "label" and column in text_columns):
                 checks.append(Expectation(type="expect_column_values_to_match_regex", column=column, regex=r"\S"))
@@ -103,7 +108,11 @@ class Objective(ABC, Generic[OptionsT]):
     def reject_reason(self, row: Row) -> str | None:
         """Return why a row is unusable although each column alone is valid. The validate stage sets such rows aside."""
         lists = [column for column, kind in self.columns().items() if kind == "labels"]
-        return next((f"one of its {column} is null" for column in lists if None in row[column]), None)
+        if reason := next((f"one of its {column} is null" for column in lists if None in row[column]), None):
+            return reason
+        optional = [column for column, kind in self.columns().items() if kind == "optional"]
+        is_blank = optional and not any(str(row.get(column) or "").strip() for column in optional)
+        return f"none of {' and '.join(optional)} has text" if is_blank else None
 
     def row_labels(self, row: Row) -> Iterable[str]:
         """Return the labels in a row of the train split that encoding needs to know; the row has the objective's columns.
@@ -290,6 +299,9 @@ class Objective(ABC, Generic[OptionsT]):
         read these rows as it learned to read.
         """
         own = self.own_options | self.limits
+        if (name := self.prompt_option) and options is not None:
+            prompts = [getattr(self.options, name), str(options.get(name, ""))]
+            own |= {name} if any(map(names_columns, prompts)) else set()
         return self.with_options({} if options is None else {name: options.get(name) for name in own})
 
     def with_options(self, changes: Mapping[str, Any]) -> Self:

@@ -8,16 +8,16 @@ logits, which can change a draw that falls on the border between two tokens.
 from __future__ import annotations
 
 import hashlib
-import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from params.schema import CallOrName, Section
 from trainer.objectives.bases.lazy_imports import F, torch
 from trainer.objectives.bases.padding import pad_to_tensor
+from trainer.objectives.bases.prompt_template import Template
 from trainer.objectives.bases.texts import Tokenizer
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ class GenerativeObjectiveOptions(Section):
     `training.global_batch_size` and `launch.micro_batch_size` count prompts, each with all its completions.
     """
 
-    prompt: str = "{prompt}"
-    """The prompt, with column names in braces: `Question: {question}`."""
+    prompt: Template = "{prompt}"
+    """The prompt, with column names in braces: `Question: {question}` (trainer.objectives.bases.prompt_template)."""
     chat: bool = False
     """Render the prompt as a user's message by the tokenizer's chat template."""
     reference_columns: list[str] = Field(default=["answer"])
@@ -52,24 +52,6 @@ class GenerativeObjectiveOptions(Section):
     """Sample from the smallest set of likeliest tokens with at least this total probability."""
     generation_batch_size: PositiveInt | None = None
     """Maximum number of completions that a process samples at once, to save memory; by default all of a round."""
-
-    @field_validator("prompt")
-    @classmethod
-    def _names_columns(cls, value: str) -> str:
-        if not prompt_template_columns(value):
-            raise ValueError("it names no column, so all rows would have the same prompt: name one as {column}")
-        return value
-
-
-def prompt_template_columns(template: str) -> list[str]:
-    """Return the columns that a prompt template names; ValueError if braces hold anything else or do not match."""
-    try:
-        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-    except ValueError as error:
-        raise ValueError(f"braces do not match ({error}): write {{{{ for a literal brace") from error
-    if invalid := [name for name in names if not name.isidentifier()]:
-        raise ValueError(f"{{{invalid[0]}}} is not a column name: write {{column}}, and {{{{ for a literal brace")
-    return names
 
 
 @dataclass

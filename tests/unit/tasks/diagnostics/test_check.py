@@ -341,6 +341,27 @@ def test_missing_label_column_is_found():
     }
 
 
+@pytest.mark.parametrize(
+    ("warmup", "training", "is_said"),
+    [
+        (4, {"max_steps": 4}, True),
+        (3, {"max_steps": 4}, False),
+        (0.9, {"max_steps": 4}, False),
+        (66, {"epochs": 2.0, "max_steps": ...}, True),
+        (65, {"epochs": 2.0, "max_steps": ...}, False),
+    ],
+)
+def test_warmup_that_outlasts_the_training_is_said(project, caplog, warmup, training, is_said):
+    (project / "data/rows.csv").write_text("text,label\n" + "a fine text,good\nanother,bad\n" * 150)
+    changes = {f"training.{name}": value for name, value in training.items()}
+    assert problems({"training.warmup_steps": warmup, **changes}, **tiny.CLASSES) == {}
+    assert ("ends before its learning rate is reached" in caplog.text) == is_said
+    caplog.clear()
+    if "epochs" in training:  # a row of running text can give several sequences
+        problems({"training.warmup_steps": warmup, **changes})
+        assert "learning rate is reached" not in caplog.text
+
+
 SYSTEM = {"name": "os:system", "arguments": {"command": "touch called"}}
 
 

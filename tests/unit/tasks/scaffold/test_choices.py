@@ -109,6 +109,10 @@ def test_shares_only_of_splits_without_files() -> None:
     assert {split: share.value for split, share in few.items()} == {"validation": 0.1, "test": 0.2}
 
 
-@pytest.mark.parametrize(("share", "value"), [(0.0, 0.01), (0.001, 0.01), (0.0064, 0.02), (0.2, 0.4), (0.8, 0.9)])
+@pytest.mark.parametrize(
+    ("share", "value"),
+    [(0.0, 0.01), (0.001, 0.01), (0.0064, 0.02), (0.025, 0.05), (0.04, 0.05), (0.05, 0.05), (0.2, 0.4), (0.8, 0.9)],
+)
 def test_quarantine_has_room_for_twice_the_bad_rows_of_the_sample(share: float, value: float) -> None:
-    assert choices.choose_max_quarantined(share).value == pytest.approx(value)
+    assert choices.choose_max_quarantined(share, None).value == pytest.approx(value)
+    assert choices.choose_max_quarantined(share, 0.7).value == 0.7

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from params import EvergreenError, RecipeError, StorageError, load
+from params import DataError, EvergreenError, RecipeError, StorageError, load
 from params.dvc_files import read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts
 from tasks.commands import main
@@ -210,6 +210,88 @@ def test_repeated_and_messy_rows_show_in_the_recipe(project: Path, models: Path)
     text = (project / "params/topics.yaml").read_text(encoding="utf-8")
     assert "1 of 201 rows will be set aside: an empty `text`" in text
     assert "100 training rows repeat a text; they are kept" in text
+
+
+MANY_BAD = [{"text": f"a text about {i}" if i % 3 else "", "label": f"label {i % 2}"} for i in range(120)]
+
+
+def test_more_bad_rows_than_usual_are_set_aside_only_if_somebody_allows_it(
+    project: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(project / "data/rows.jsonl", MANY_BAD)
+    arguments = {"data": "data/rows.jsonl", "model": str(models / "bert")}
+    with pytest.raises(
+        RecipeError, match=r"40 of 120 rows would be set aside\. 40: an empty `text` .row 1 of train, "
+    ) as error:
+        make(**arguments)
+    assert "--max-quarantined 0.37" in error.value.fix
+    assert not (project / "params/topics.yaml").exists()
+    with pytest.raises(RecipeError, match="40 of 120 rows"):
+        make(**arguments, max_quarantined=0.2, may_ask=True)
+    monkeypatch.setattr("typer.confirm", lambda question: question == "Learn from the other 80?")
+    make("asked", **arguments, may_ask=True)
+    assert load(project / "params/asked.yaml").validation.max_quarantined == 0.67
+    make("allowed", **arguments, max_quarantined=0.37)
+    assert load(project / "params/allowed.yaml").validation.max_quarantined == 0.37
+
+
+@pytest.mark.parametrize(("bad", "value"), [(0, 0.01), (2, 0.04), (5, 0.05)])
+def test_few_bad_rows_are_set_aside_without_a_question(bad: int, value: float, project: Path, models: Path) -> None:
+    rows = [{"text": f"a text about {i}" if i >= bad else "", "label": f"label {i % 2}"} for i in range(100)]
+    write_json(project / "data/rows.jsonl", rows)
+    make(data="data/rows.jsonl", model=str(models / "bert"))
+    assert load(project / "params/topics.yaml").validation.max_quarantined == value
+
+
+def test_a_prompt_of_several_columns(project: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"instruction": f"Do {i % 3}.", "input": f"Number {i}" if i % 2 else "", "output": f"It is {i}"}
+        for i in range(120)
+    ]
+    write_json(project / "data/rows.jsonl", rows)
+    make(data="data/rows.jsonl", model=str(models / "llama"))
+    recipe = load(project / "params/topics.yaml")
+    assert recipe.objective.options["prompt_column"] == "{instruction}\n\n{input}"
+    assert recipe.objective.options["separator"] == "\n\n"
+    assert recipe.data.group_by == []  # "Do 0." alone is a sixth of the rows
+    said = capsys.readouterr().out
+    assert "prompt: columns '{instruction}\\n\\n{input}'" in said
+    assert "does not read" not in said
+    check(project / "params/topics.yaml")
+
+
+def test_a_text_that_would_fill_a_split_is_no_group(project: Path, models: Path) -> None:
+    rows = [{"text": "yes" if i % 2 else f"text {i}", "label": f"label {i % 3}"} for i in range(200)]
+    write_json(project / "data/rows.jsonl", rows)
+    make(data="data/rows.jsonl", model=str(models / "bert"), columns={"text": "text"})
+    assert load(project / "params/topics.yaml").data.group_by == []
+    text = (project / "params/topics.yaml").read_text(encoding="utf-8")
+    assert "# 99 rows repeat a text, one of them so often that it would fill a split" in text
+
+
+FORGETS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content if loop.last else m.content.split('</think>')[-1] }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+REMEMBERS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content if loop.last else m.content.split('</think>')[-1] }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_a_template_that_drops_thoughts_is_named_and_the_advice_helps(
+    project: Path, models: Path, tmp_path: Path
+) -> None:
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>b</think>c"}]
+    write_json(project / "data/rows.jsonl", [{"messages": [*said, *said]} for _ in range(60)])
+    model = shutil.copytree(models / "llama", tmp_path / "thinker")
+    (model / "chat_template.jinja").write_text(FORGETS)
+    with pytest.raises(DataError, match=r"none can be learned from: .* renders the messages before message") as error:
+        make(data="data/rows.jsonl", model=str(model))
+    assert "{% generation %}" in error.value.fix
+    (model / "chat_template.jinja").write_text(REMEMBERS)
+    make(data="data/rows.jsonl", model=str(model))
 
 
 def test_a_model_that_cannot_pack_batches_by_length(project: Path, tmp_path: Path) -> None:

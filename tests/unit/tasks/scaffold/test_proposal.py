@@ -148,7 +148,6 @@ def test_a_flag_that_does_not_fit_is_an_error(request_: dict[str, Any], what: st
     ("columns", "what"),
     [
         ({"data": [{"text": text, "label": "a"} for text in TEXTS]}, "column `data` holds records|holds records"),
-        ({"conversations": [[{"from": "human", "value": "a"}]] * 60}, "holds conversations as {from, value}"),
         ({"score": [i / 7 for i in range(60)]}, "no objective fits these columns: score"),
         ({"id": list(range(60))}, "no objective fits these columns"),
     ],
@@ -161,9 +160,9 @@ def test_rows_of_another_form_are_named(columns: dict[str, list[Any]], what: str
 @pytest.mark.parametrize(
     ("labels", "what", "fix"),
     [
-        ([float(i % 3) for i in range(60)], "holds whole numbers with decimals", "write 1 for 1.0"),
+        ([float(i % 3) for i in range(60)], "holds whole numbers with decimals", "writes 1 for 1.0"),
         ([i / 7 for i in range(60)], "no objective here predicts", "a name for each range"),
-        ([["a", "b"][: 1 + i % 2] for i in range(60)], "several labels per text", "write one label per text"),
+        ([["a", "b"][: 1 + i % 2] for i in range(60)], "several labels per text", "writes one label per text"),
     ],
 )
 def test_labels_of_another_form_are_not_passed_over(labels: list[Any], what: str, fix: str) -> None:
@@ -197,7 +196,119 @@ def test_columns_of_an_objective_have_a_flag_and_an_option(name: str) -> None:
     assert set(columns.values()) <= set(objectives.import_objective_class(name).options_class.model_fields)
 
 
-def test_all_rows_in_one_object_get_the_command_that_writes_them_apart() -> None:
-    with pytest.raises(DataError, match="holds all rows as one list") as error:
-        proposed(sample(data=[[{"text": "a", "label": "b"}]]))
-    assert "jq -c '.data[]'" in error.value.fix
+PAIRS = {"prompt": TEXTS, "completion": [f"{text}, too" for text in TEXTS]}
+UNREAD: dict[str, tuple[dict[str, list[Any]], str, str]] = {
+    "a number beside a text": ({"text": TEXTS, "likes": [i * 7 % 50 for i in range(60)]}, "`likes`", "causal_lm"),
+    "a score": ({"text": TEXTS, "value": [i / 7 for i in range(60)]}, "`value` .numbers.", "causal_lm"),
+    "a score of a text file": ({"text": TEXTS, "value": [f"{i / 7:.3f}" for i in range(60)]}, "`value`", "causal_lm"),
+    "a record": (
+        {"text": TEXTS, "meta": [{"by": "me", "at": str(i)} for i in range(60)]},
+        "`meta` .record.",
+        "causal_lm",
+    ),
+    "JSON text": ({"text": TEXTS, "meta": [f'{{"at": {i}}}' for i in range(60)]}, "JSON", "causal_lm"),
+    "a list": ({"text": TEXTS, "topics": [["a"], ["b", "c"]] * 30}, "`topics` .list.", "causal_lm"),
+    "answers that are good or bad": ({**PAIRS, "label": [True, False] * 30}, "how good", "sft"),
+    "answers that are good or bad in words": ({**PAIRS, "feedback": ["good", "bad"] * 30}, "how good", "sft"),
+    "answers with a rating": ({**PAIRS, "score": [i / 7 for i in range(60)]}, "how good", "sft"),
+}
+
+
+@pytest.mark.parametrize("form", UNREAD)
+def test_what_no_objective_reads_is_named_with_the_flag_that_passes_over_it(form: str) -> None:
+    """Not even a person's Enter makes a model of the texts alone."""
+    columns, what, objective = UNREAD[form]
+    with pytest.raises((DataError, RecipeError), match=what) as error:
+        proposed(sample(**columns), "decoder")
+    assert f"--objective {objective}" in error.value.fix
+    assert proposed(sample(**columns), "decoder", objective=objective).objective == objective
+
+
+def test_at_a_terminal_it_asks_whether_to_learn_from_the_texts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, answers = sample(text=TEXTS, likes=[i * 7 % 50 for i in range(60)]), iter([False, True])
+    monkeypatch.setattr("typer.confirm", lambda question: next(answers))
+    with pytest.raises(RecipeError, match="likes"):
+        proposed(rows, "decoder", may_ask=True)
+    assert proposed(rows, "decoder", may_ask=True).objective == "causal_lm"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"id": list(range(60))},
+        {"uuid": [f"x{i}" for i in range(60)]},
+        {"language": ["en"] * 60},
+        {"nothing": [None] * 60},
+        {"url": [f"https://example.org/{'a' * 40}/{i}" for i in range(60)]},
+    ],
+)
+def test_names_of_rows_stand_beside_running_text(other: dict[str, list[Any]]) -> None:
+    assert proposed(sample(text=TEXTS, **other), "decoder") == ObjectiveProposal("causal_lm", {"text": "text"})
+
+
+def test_a_label_is_never_taken_for_the_text() -> None:
+    for name in ("text", "number"):
+        rows = sample(**{name: [100_000 + 37 * i for i in range(60)], "label": ["even", "odd"] * 30})
+        for kind in ("encoder", "decoder"):
+            with pytest.raises((DataError, RecipeError), match=r"holds numbers|none of these columns"):
+                proposed(rows, kind)
+
+
+@pytest.mark.parametrize(
+    ("labels", "what"),
+    [
+        ([i / 7 for i in range(60)], "numbers with decimals"),
+        ([float(i % 2) for i in range(60)], "whole numbers with decimals"),
+        ([["a"], ["a", "b"]] * 30, "lists"),
+        ([{"a": 1, "b": 0}] * 60, "record"),
+    ],
+)
+def test_a_label_that_a_flag_names_is_refused_if_it_is_none(labels: list[Any], what: str) -> None:
+    rows = sample(text=TEXTS, mark=labels)
+    with pytest.raises((DataError, RecipeError), match=f"mark.*{what}"):
+        proposed(rows, columns={"label": "mark"})
+
+
+def test_lists_in_the_columns_of_texts_are_refused() -> None:
+    rows = sample(prompt=CHAT, answer=TEXTS)
+    with pytest.raises(RecipeError, match="column `prompt` holds messages, and sft reads text there"):
+        proposed(rows, "decoder", columns={"prompt": "prompt", "completion": "answer"})
+
+
+def test_numbers_as_answers_are_a_choice_between_texts_and_labels() -> None:
+    rows = sample(question=TEXTS, answer=[i % 9 for i in range(60)])
+    with pytest.raises(RecipeError, match=r"not clear: sft .*, sequence_classification"):
+        proposed(rows, "decoder")
+    assert proposed(rows, "encoder").columns == {"text": "question", "label": "answer"}
+
+
+ASKED = {"instruction": [f"do {i % 5}" for i in range(60)], "input": ["", *TEXTS[1:]], "output": PAIRS["completion"]}
+
+
+def test_the_input_of_an_instruction_belongs_to_its_prompt() -> None:
+    found = proposed(sample(**ASKED), "decoder")
+    assert found.columns == {"prompt": "{instruction}\n\n{input}", "completion": "output"}
+    assert found.read_columns() == ["instruction", "input", "output"]
+    assert proposed(sample(**ASKED), "encoder-decoder").columns == found.columns
+    only = proposed(sample(**ASKED), "decoder", columns={"prompt": "instruction"})
+    assert only.columns["prompt"] == "instruction"
+    asked = {"question": ["How much?"] * 60, "context": TEXTS, "answer": PAIRS["completion"]}
+    assert proposed(sample(**asked), "decoder").columns["prompt"] == "{question}\n\n{context}"
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [("{instruction} {imput}", "did you mean `input`"), ("{instruction:>9}", "is not a column name")],
+)
+def test_a_template_of_a_flag_is_checked(template: str, what: str) -> None:
+    given = {"prompt": template, "completion": "output"}
+    with pytest.raises(RecipeError, match=what):
+        proposed(sample(**ASKED), "decoder", columns=given)
+    given["prompt"] = "Do: {instruction}"
+    assert proposed(sample(**ASKED), "decoder", columns=given).options["prompt_column"] == "Do: {instruction}"
+
+
+def test_an_answer_of_preferences_is_never_the_prompt() -> None:
+    with pytest.raises(RecipeError) as error:
+        proposed(sample(chosen=TEXTS, rejected=PAIRS["completion"]), "decoder")
+    assert "--prompt chosen" not in str(error.value)

@@ -44,6 +44,14 @@ def test_rows_that_validation_sets_aside_are_counted() -> None:
     assert found.set_aside_share == pytest.approx(3 / 99)
 
 
+def test_rows_repeat_a_prompt_only_with_all_of_its_columns() -> None:
+    columns = {"prompt": "{a}\n\n{b}", "completion": "c"}
+    asked = [{"a": "do", "b": str(i % 10) if i % 2 else None, "c": f"it is {i}"} for i in range(20)]
+    found = judged(asked, proposal=ObjectiveProposal("sft", columns))
+    assert (found.repeated, found.largest_group, found.set_aside_share) == (14, 10, 0)
+    assert judged(asked, proposal=ObjectiveProposal("sft", {**columns, "prompt": "a"})).largest_group == 20
+
+
 def test_repeated_rows_are_how_people_write_and_stay() -> None:
     found = judged([*rows(50), *rows(5)], [{"text": "text 2", "label": "label 0"}, {"text": "new", "label": "label 1"}])
     assert (found.repeated, found.known, found.set_aside_share) == (5, 1, 0)

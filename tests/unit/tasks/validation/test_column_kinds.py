@@ -85,3 +85,16 @@ def test_drift_compares_labels_of_lists_and_learned_numbers(tmp_path):
     assert columns.content == ["first", "second", "similarity"]
     smallest = scanned(rows, columns).smallest
     assert sorted(sampled(rows, columns, smallest.row_ids).numbers["similarity"]) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.5]
+
+
+def test_columns_of_a_template_may_be_blank_but_not_all_of_them(tmp_path):
+    train = {"ask": ["a", "b", None, " ", "e", "f"], "input": ["x", None, "y", "", "", "z"], "answer": TEXTS}
+    held_out = {"ask": ["one"], "input": [None], "answer": ["two"]}
+    artifacts = write_raw(tmp_path, train=train, validation=held_out, test={**held_out, "ask": ["three"]})
+    choice = ObjectiveChoice(name="sft", prompt_column="{ask}\n{input}", completion_column="answer")
+    run_validation(artifacts, objective=choice)
+    assert good_rows(artifacts) == [0, 1, 2, 4, 5]
+    assert any("none of ask and input has text" in reason for reason in quarantine_reasons(artifacts)["train", 3])
+    wrong = ObjectiveChoice(name="sft", prompt_column="{ask}\n{inputt}", completion_column="answer")
+    with pytest.raises(DataError, match="there is no column `inputt`"):
+        run_validation(artifacts, objective=wrong)

@@ -1,0 +1,216 @@
+"""Forms of rows that no objective reads: `new` names each with the command that makes right rows of it, and that command is run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from params import DataError, EvergreenError
+from tasks.commands import main
+from tasks.scaffold.look import read_source_sample
+from tasks.scaffold.proposal import choose_objective_and_columns
+from tasks.scaffold.request import NewRecipeRequest
+from tasks.scaffold.sources import find_source
+
+Rows = list[dict[str, Any]]
+CHAT = [{"role": "user", "content": "a “b”"}, {"role": "assistant", "content": "007"}]
+BIO = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "O", "B-PER", "B-PER"]]
+WORDS = [["Ann", "Lee", "in", "Rome"], ["hi", ",", "Bob", "Eve"]]
+SPANNED = {
+    "text": "Ann Lee in Rome",
+    "spans": [{"label": "PER", "start": 0, "end": 7}, {"label": "LOC", "start": 11, "end": 15}],
+}
+
+
+def many(*rows: dict[str, Any]) -> Rows:
+    return [{**rows[i % len(rows)], "id": f"{i:03}"} for i in range(60)]
+
+
+def pairs(**more: list[Any]) -> Rows:
+    """Prompts with answers, and a further column."""
+    return [
+        {"prompt": f"Pick number {i}", "completion": f"It is {i}"}
+        | {name: own[i % len(own)] for name, own in more.items()}
+        for i in range(60)
+    ]
+
+
+def texts(**more: list[Any]) -> Rows:
+    return [{"text": f"a text about {i}"} | {name: own[i % len(own)] for name, own in more.items()} for i in range(60)]
+
+
+NAMES = ["O", "B-PER", "I-PER", "B-LOC"]
+FORMS: dict[str, tuple[Rows, str, dict[str, Any], str, dict[str, str]]] = {
+    "messages as JSON text": (many({"messages": json.dumps(CHAT)}), "JSON", {"messages": CHAT, "id": "000"}, "sft", {}),
+    "cats of spaCy": (
+        texts(cats=[{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 1.0}]),
+        "records with 'a', 'b'",
+        {"text": "a text about 0", "a": "yes", "b": "no"},
+        "sequence_classification",
+        {"label": "b"},
+    ),
+    "lists of labels": (
+        texts(labels=[["007", "NA"], [], ["NA"]]),
+        "several labels",
+        {"text": "a text about 0", "007": "yes", "NA": "yes"},
+        "sequence_classification",
+        {"label": "NA"},
+    ),
+    "lists of one label": (
+        texts(label=[["007"], ["NA"]]),
+        "several labels",
+        {"text": "a text about 0", "label": "007"},
+        "sequence_classification",
+        {},
+    ),
+    "labels as 1.0": (
+        texts(label=[1.0, 0.0]),
+        "whole numbers with decimals",
+        {"text": "a text about 0", "label": "1"},
+        "sequence_classification",
+        {},
+    ),
+    "good and bad answers": (
+        pairs(label=[True, False]),
+        "how good",
+        {"prompt": "Pick number 0", "completion": "It is 0"},
+        "sft",
+        {},
+    ),
+    "rejected annotations": (
+        texts(spans=[[{"label": "n", "start": 0, "end": 1}]], answer=["accept", "reject", "ignore"]),
+        "rejected or ignored",
+        {"text": "a text about 0", "spans": [{"label": "n", "start": 0, "end": 1}]},
+        "token_classification",
+        {},
+    ),
+    "tags": (
+        many(*({"tokens": own, "ner_tags": tags} for own, tags in zip(WORDS, BIO, strict=True))),
+        "tags of the words",
+        {"id": "000", **SPANNED},
+        "token_classification",
+        {},
+    ),
+    "tags that are numbers": (
+        many(
+            *({"tokens": own, "ner_tags": [NAMES.index(t) for t in tags]} for own, tags in zip(WORDS, BIO, strict=True))
+        ),
+        "they are numbers",
+        {"id": "000", **SPANNED},
+        "token_classification",
+        {},
+    ),
+    "records without a text": (
+        [{"data": {"text": f"a text about {i}", "label": ["007", "NA"][i % 2]}} for i in range(60)],
+        "records with 'text', 'label'",
+        {"text": "a text about 0", "label": "007"},
+        "sequence_classification",
+        {},
+    ),
+    "all rows in one": (
+        [{"data": [{"text": f"a text about {i}", "label": ["007", "NA"][i % 2]} for i in range(60)]}],
+        "all rows as one list",
+        {"text": "a text about 0", "label": "007"},
+        "sequence_classification",
+        {},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def proposed(path: str, **columns: str) -> Any:
+    request = NewRecipeRequest("x", path, columns=columns)
+    found = find_source(request)
+    rows, kinds = read_source_sample(found.source), ("encoder", "decoder")
+    errors = list[EvergreenError]()
+    for kind in kinds:
+        try:
+            return choose_objective_and_columns(request, rows, kind, found.files(Path()))  # type: ignore[arg-type]
+        except EvergreenError as error:
+            errors.append(error)
+    return errors[-1]
+
+
+def run_command_of(fix: str) -> str:
+    """Run the command that a fix names, and return the file that it writes."""
+    command = shlex.split(fix[fix.index("evergreen convert") :])[1:4]
+    if "--names" in fix:
+        command = ["convert", "rows's.jsonl", "rows.jsonl", "--names", ",".join(NAMES)]
+    assert main(command) == 0
+    return command[2]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_command_that_new_prints_gives_right_rows(form: str) -> None:
+    rows, what, first, objective, columns = FORMS[form]
+    Path("rows's.jsonl").write_text(
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
+    )
+    error = proposed("rows's.jsonl")
+    assert what in error.what
+    written = run_command_of(error.fix)
+    assert json.loads(Path(written).read_text(encoding="utf-8").splitlines()[0]) == first
+    assert proposed(written, **columns).objective == objective
+
+
+@pytest.mark.parametrize("suffix", [".conll", ".txt"])
+def test_a_word_with_its_tag_in_each_line_becomes_texts_with_spans(suffix: str) -> None:
+    lines = ["-DOCSTART- -X- O O", ""]
+    for words, tags in zip(WORDS * 20, BIO * 20, strict=True):
+        lines += [*(f"{word}\tNN {tag}" for word, tag in zip(words, tags, strict=True)), ""]
+    Path(f"rows{suffix}").write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(DataError, match="a word with its tag") as error:
+        find_source(NewRecipeRequest("x", f"rows{suffix}"))
+    written = run_command_of(error.value.fix)
+    found = [json.loads(line) for line in Path(written).read_text(encoding="utf-8").splitlines()]
+    assert (len(found), found[0]) == (40, SPANNED)
+    assert proposed(written).objective == "token_classification"
+
+
+def test_offsets_of_labels_become_spans(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"text": "Ann Lee in Rome", "entities": [[0, 7, "PER"], [11, 15, "LOC"]]}
+    Path("rows.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({"text": "", "entities": []}) + "\n")
+    assert main(["convert", "rows.jsonl", "new.jsonl"]) == 0
+    assert json.loads(Path("new.jsonl").read_text().splitlines()[0]) == SPANNED
+    assert "2 rows became 2; 0 could not be converted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tags", "spans"),
+    [
+        (["B-A", "I-A", "E-A", "S-B"], [("A", 0, 5), ("B", 6, 7)]),
+        (["B-A", "L-A", "U-A", "O"], [("A", 0, 3), ("A", 4, 5)]),
+        (["I-A", "I-A", "I-B", "B-B"], [("A", 0, 3), ("B", 4, 5), ("B", 6, 7)]),
+        (["A", "A", "O", "A"], [("A", 0, 3), ("A", 6, 7)]),
+        (["O", "O", "O", "O"], []),
+    ],
+)
+def test_schemes_of_tags(tags: list[str], spans: list[tuple[str, int, int]]) -> None:
+    rows = [{"words": list("abcd"), "tags": tags}, {"words": ["a"], "tags": ["O"]}]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["convert", "rows.jsonl", "new.jsonl"]) == 0
+    found = json.loads(Path("new.jsonl").read_text().splitlines()[0])
+    assert found["text"] == "a b c d"
+    assert [(s["label"], s["start"], s["end"]) for s in found["spans"]] == spans
+
+
+def test_rows_that_cannot_be_converted_are_named_and_no_file_is_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [*texts(cats=[{"a": 1.0}]), {"text": "no cats", "cats": None}]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["convert", "rows.jsonl", "new.jsonl"]) == 0
+    said = capsys.readouterr().out
+    assert "left out: row 61: no `cats`" in said
+    assert "61 rows became 60; 1 could not be converted" in said
+    written = Path("new.jsonl").read_bytes()
+    assert main(["convert", "rows.jsonl", "new.jsonl"]) != 0
+    assert Path("new.jsonl").read_bytes() == written
+    assert main(["convert", "new.jsonl", "newer.jsonl"]) != 0
+    assert "has no form that has to be converted" in capsys.readouterr().err
