@@ -98,12 +98,10 @@ class TokenClassification(ClassifierObjective[Options]):
     def expectations(self, text_columns: Collection[str]) -> list[Expectation]:
         """As the base class; a row without spans, also one without that key, is a text without any."""
         checks = super().expectations(text_columns)
-        kept = {
-            "type": "expect_column_values_to_not_be_null",
-            "column": self.options.spans_column,
-            "on_failure": "report",
-        }
-        return [Expectation(**kept) if check.arguments == {"column": kept["column"]} else check for check in checks]
+        spans = {"column": self.options.spans_column}
+        return [
+            check.model_copy(update={"on_failure": "report"}) if check.arguments == spans else check for check in checks
+        ]
 
     def reject_reason(self, row: Row) -> str | None:
         """Return why a row's spans are invalid: not in the text, or overlapping."""

@@ -92,7 +92,7 @@ def test_a_template_gives_the_tokens_of_the_same_text_in_a_column(name: str) -> 
     assert task.reject_reason(kept) is None
     assert task.reject_reason(lacking) == "none of instruction and input has text"
     assert objectives.needs_row_check(task, "reject_reason")
-    checked = [e.model_dump().get("column") for e in task.expectations(None)]
+    checked = [e.model_dump().get("column") for e in task.expectations(())]
     assert not {"instruction", "input"} & {*checked}
     assert (task.input_text(kept), task.input_text(ROW)) == ("Say", "this\nSay")
 
