@@ -98,7 +98,7 @@ class GenerativeObjective(Objective[OptionsT]):
 
     def columns(self) -> Mapping[str, ColumnKind]:
         kinds: dict[str, ColumnKind] = dict.fromkeys(self.options.reference_columns, "label")
-        return kinds | parse_prompt_template(self.options.prompt).columns
+        return {**kinds, **parse_prompt_template(self.options.prompt).columns}
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)
