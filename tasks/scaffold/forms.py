@@ -32,7 +32,7 @@ class RowForm(NamedTuple):
     column: str
     what: str
     becomes: str
-    """What `convert` writes; without `convert`, what to do."""
+    """What `convert` writes; without `convert`, what to do, where `{convert}` is the command."""
     convert: Callable[[Row], list[NewRow]] | None = None
     """Returns what becomes of a row; none if it is not wanted. A ValueError says why it cannot be converted."""
     is_proposed: bool = True
@@ -40,13 +40,14 @@ class RowForm(NamedTuple):
 
     def error(self, files: Sequence[str] = (), instead: str = "") -> DataError:
         """Return the error with the command that converts the files of a source; `instead` says what else can be done."""
-        if self.convert is None:
-            return DataError(self.column, self.what, self.becomes + instead)
         first, *others = files or ["FILE"]
-        to = Path(first).with_name(f"{Path(first).name.partition('.')[0]}-clean.jsonl")
-        command = f"evergreen convert {shlex.quote(first)} {shlex.quote(to.as_posix())}"
+        to = Path(first).with_name(f"{Path(first).name.partition('.')[0]}-clean.jsonl").as_posix()
+        command = f"evergreen convert {shlex.quote(first)} {shlex.quote(to)}"
         more = f" (and the same for {', '.join(others)})" if others else ""
-        return DataError(self.column, self.what, f"{command} writes {self.becomes}{more}; give what it writes{instead}")
+        fix = f"{command} writes {self.becomes}{more}; then give --data {shlex.quote(to)}"
+        if self.convert is None:
+            fix = self.becomes.format(convert=command)
+        return DataError(self.column, self.what, fix + instead)
 
 
 def find_row_forms(columns: Columns, names: Sequence[str] = ()) -> Iterator[RowForm]:
@@ -210,7 +211,7 @@ def _tags(columns: Columns, names: Sequence[str]) -> Iterator[RowForm]:
     found = {own for value in column.filled for own in value}
     what = f"holds the tags of the words in `{words.name}`, and spans of a text are read"
     if any(isinstance(tag, int) for tag in found) and not names:
-        becomes = f"run evergreen convert FILE TO --names with the names of 0 to {max(found)}, such as O,B-PER,I-PER"
+        becomes = f"{{convert}} --names O,B-PER,I-PER with the names of 0 to {max(found)} makes text and spans"
         yield RowForm(column.name, f"{what}; they are numbers", becomes)
         return
     spoken = {names[tag] if isinstance(tag, int) and 0 <= tag < len(names) else str(tag) for tag in found}

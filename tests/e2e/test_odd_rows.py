@@ -27,19 +27,17 @@ class Odd(NamedTuple):
     """The objective of the recipe, which then runs to its end; empty if `new` refuses the rows."""
     says: str = ""
     """A pattern of what the error says; with an objective, of what `new` says."""
-    after: str = ""
-    """Flags for the rows that the command in the error writes; `-` for none. They then run to their end."""
     learns: str = ""
-    """The objective of that recipe."""
+    """The objective of the rows that the command in the error writes, which then run to their end; empty if it names no command."""
+    then: str = ""
+    """Flags for those rows."""
 
 
 ODD = [
-    Odd(
-        "silent-causal-lm/cats.jsonl", "clf3", says="records", after="--label urgent", learns="sequence_classification"
-    ),
+    Odd("silent-causal-lm/cats.jsonl", "clf3", says="records", learns="sequence_classification", then="--label urgent"),
     Odd("silent-causal-lm/cats.jsonl", "llama-use-cache", says="--objective causal_lm"),
-    Odd("silent-causal-lm/jsonstring.jsonl", "qwenlike", says="JSON as text", after="-", learns="sft"),
-    Odd("silent-causal-lm/kto.jsonl", "qwenlike", says="how good the answers are", after="-", learns="sft"),
+    Odd("silent-causal-lm/jsonstring.jsonl", "qwenlike", says="JSON as text", learns="sft"),
+    Odd("silent-causal-lm/kto.jsonl", "qwenlike", says="how good the answers are", learns="sft"),
     Odd("silent-causal-lm/kto.jsonl", "clf3", says="how good the answers are"),
     Odd("alpaca-input/rows.jsonl", "llama-use-cache", "", "sft", r"\{instruction\}.*\{input\}"),
     Odd("new-indexerror/intans.csv", "llama-use-cache", says="--objective: .* is not clear: sft"),
@@ -80,14 +78,12 @@ def test_odd_rows_become_a_release_or_an_error_that_helps(odd: Odd, project: Pro
     assert "Traceback" not in said
     if odd.objective:
         runs(project, odd.objective)
-    if odd.after:
-        command = re.search(r"evergreen (convert \S+ \S+)", said)
+    if odd.learns:
+        command = re.search(r"evergreen (convert \S+ \S+) writes", said)
         assert command, said
         arguments = shlex.split(command[1])
         project.run("python", "-m", "flows.cli", *arguments)
-        status, said = new(
-            project, arguments[2], odd.model, odd.after.removeprefix("-") if odd.after == "-" else odd.after
-        )
+        status, said = new(project, arguments[2], odd.model, odd.then)
         assert status == 0, said
         runs(project, odd.learns)
 
