@@ -18,7 +18,7 @@ Columns = Mapping[str, SampledColumn]
 NewRow = dict[str, Any]
 _TEXTS: Final = {name for flag in ("text", "prompt", "completion") for name in USUAL_NAMES[flag]}
 _RATINGS: Final = re.compile(
-    r"(.*_)?(label|feedback|rating|score|reward|thumbs?(_up)?|votes?|quality|correct|stars|preference)"
+    r"(.*_)?(label|feedback|rating|score|reward|thumbs?(_up)?|votes?|quality|correct|stars|good|accepted|liked|helpful)"
 )
 """Names of columns that say of each answer how good it is."""
 _GOOD: Final = {"true", "1", "1.0", "good", "yes", "positive", "up", "thumbs_up", "correct", "accept", "accepted"}
@@ -73,19 +73,21 @@ def find_row_forms(columns: Columns, names: Sequence[str] = ()) -> Iterator[RowF
 
 
 def rating_column(columns: Columns) -> SampledColumn | None:
-    """Return the column that seems to say of each answer to a prompt how good it is."""
+    """Return the column that seems to say of each answer or conversation how good it is."""
     by_name = {name.lower(): column for name, column in columns.items()}
     prompt, answer = (
         next((by_name[name] for name in USUAL_NAMES[flag] if name in by_name), None)
         for flag in ("prompt", "completion")
     )
-    if prompt is None or answer is None or prompt is answer:
+    is_pair = prompt and answer and prompt is not answer
+    if not is_pair and all(column.kind != "messages" for column in columns.values()):
         return None
-    for column in columns.values():
-        is_named = _RATINGS.fullmatch(column.name.lower()) and (column.is_label or column.is_numeric)
-        if column not in (prompt, answer) and (column.kind == "boolean" or is_named):
-            return column
-    return None
+    others = [c for c in columns.values() if c not in (prompt, answer) and _RATINGS.fullmatch(c.name.lower())]
+    return next((c for c in others if c.filled and (c.is_numeric or _words(c) <= _GOOD | _BAD)), None)
+
+
+def _words(column: SampledColumn) -> set[str]:
+    return {str(value).strip().lower() for value in column.filled}
 
 
 def unread_label(column: SampledColumn) -> Iterator[RowForm]:
@@ -145,7 +147,7 @@ def _reviewed(columns: Columns) -> Iterator[RowForm]:
 
 def _rated(columns: Columns) -> Iterator[RowForm]:
     if column := rating_column(columns):
-        values = {str(value).strip().lower() for value in column.filled}
+        values = _words(column)
         what = f"seems to say how good the answers are ({', '.join(sorted(values)[:5])}), and no objective reads that"
         if values <= _GOOD | _BAD:
             yield RowForm(column.name, what, "the rows with good answers", partial(_good_row, column.name))

@@ -147,8 +147,10 @@ def _check_kinds(proposal: ObjectiveProposal, sample: RowSample, files: Sequence
             if kind == "label":
                 for form in unread_label(column):
                     raise form.error(files)
-            is_text = kind in ("string", "optional")
-            if kind is None or column.kind in _FITTING[kind][1] | {"empty"} or (is_text and column.can_be_text):
+            is_text, reads_messages = kind in ("string", "optional"), flag in proposal.advice.conversations
+            if kind is None or (is_text and (column.can_be_text or (reads_messages and column.kind == "messages"))):
+                continue
+            if column.kind in _FITTING[kind][1] | {"empty"}:
                 continue
             if is_text and column.is_numeric:
                 raise numbers_as_text(column).error(files)

@@ -210,6 +210,8 @@ UNREAD: dict[str, tuple[dict[str, list[Any]], str, str]] = {
     "a list": ({"text": TEXTS, "topics": [["a"], ["b", "c"]] * 30}, "`topics` .list.", "causal_lm"),
     "answers that are good or bad": ({**PAIRS, "label": [True, False] * 30}, "how good", "sft"),
     "answers that are good or bad in words": ({**PAIRS, "feedback": ["good", "bad"] * 30}, "how good", "sft"),
+    "conversations that are good or bad": ({"messages": CHAT, "label": [True, False] * 30}, "how good", "sft"),
+    "conversations with a score": ({"messages": CHAT, "quality": [i % 5 for i in range(60)]}, "how good", "sft"),
     "answers with a rating": ({**PAIRS, "score": [i / 7 for i in range(60)]}, "how good", "sft"),
 }
 
@@ -222,6 +224,13 @@ def test_what_no_objective_reads_is_named_with_the_flag_that_passes_over_it(form
         proposed(sample(**columns), "decoder")
     assert f"--objective {objective}" in error.value.fix
     assert proposed(sample(**columns), "decoder", objective=objective).objective == objective
+
+
+def test_topics_of_answers_are_no_ratings() -> None:
+    assert proposed(sample(messages=CHAT, label=LABELS), "decoder").objective == "sft"
+    with pytest.raises(RecipeError, match=r"not clear: sft .*, sequence_classification"):
+        proposed(sample(**PAIRS, label=LABELS), "decoder")
+    assert proposed(sample(messages=CHAT, redacted=[True, False] * 30), "decoder").objective == "sft"
 
 
 def test_at_a_terminal_it_asks_whether_to_learn_from_the_texts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
