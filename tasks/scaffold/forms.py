@@ -100,9 +100,13 @@ def unread_label(column: SampledColumn) -> Iterator[RowForm]:
         yield RowForm(column.name, what, "write a name for each range, for example low, medium and high")
     elif column.kind == "list":
         what = "holds lists, and no objective here takes several labels per text"
-        if all(len(value) == 1 for value in column.filled):
+        items = [item for value in column.filled for item in value]
+        if not items or not all(isinstance(item, str | int) for item in items):
+            yield RowForm(column.name, what, "write one label per text")
+        elif all(len(value) == 1 for value in column.filled):
             yield RowForm(column.name, what, "the one label of each", _changing(column.name, lambda value: value[0]))
-        elif found := sorted({str(item) for value in column.filled for item in value}):
+        else:
+            found = sorted(set(map(str, items)))
             becomes = "one label per text: yes or no, in a column for each, of which --label names one"
             yield RowForm(column.name, what, becomes, _each_in_a_column(column.name, found, lambda own: map(str, own)))
 

@@ -34,7 +34,13 @@ class Odd(NamedTuple):
 
 
 ODD = [
-    Odd("silent-causal-lm/cats.jsonl", "clf3", says="records", learns="sequence_classification", then="--label urgent"),
+    Odd(
+        "silent-causal-lm/cats.jsonl",
+        "roberta-34-positions",
+        says="records",
+        learns="sequence_classification",
+        then="--label urgent",
+    ),
     Odd("silent-causal-lm/cats.jsonl", "llama-use-cache", says="--objective causal_lm"),
     Odd("silent-causal-lm/jsonstring.jsonl", "qwenlike", says="JSON as text", learns="sft"),
     Odd("silent-causal-lm/kto.jsonl", "qwenlike", says="how good the answers are", learns="sft"),
@@ -45,7 +51,8 @@ ODD = [
     Odd("repeated-question/rows.jsonl", "llama-use-cache", "", "sft", r"\{question\}.*\{context\}"),
     Odd("repeated-question/rows.jsonl", "llama-use-cache", "--prompt question --completion answer", "sft"),
     Odd("base-reviews/rows.csv", "sentiment-positive-first", "", "sequence_classification"),
-    Odd("chat-qa/rows.jsonl", "qwenlike", "", "sft"),
+    Odd("chat-qa/rows.jsonl", "qwenlike", says="is not clear: sft"),
+    Odd("chat-qa/rows.jsonl", "qwenlike", "--objective sft", "sft"),
     Odd("head-label-count/rows.csv", "sentiment-positive-first", "", "sequence_classification"),
     # What the readers of rows, conversations and labels make of their forms.
     Odd("silent-causal-lm/inttext.csv", "clf3", "", "sequence_classification"),

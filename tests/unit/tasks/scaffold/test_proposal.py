@@ -163,6 +163,7 @@ def test_rows_of_another_form_are_named(columns: dict[str, list[Any]], what: str
         ([float(i % 3) for i in range(60)], "holds whole numbers with decimals", "writes 1 for 1.0"),
         ([i / 7 for i in range(60)], "no objective here predicts", "a name for each range"),
         ([["a", "b"][: 1 + i % 2] for i in range(60)], "several labels per text", "writes one label per text"),
+        ([[{"name": "a"}], [{"name": "b"}]] * 30, "several labels per text", "write one label per text"),
     ],
 )
 def test_labels_of_another_form_are_not_passed_over(labels: list[Any], what: str, fix: str) -> None:
@@ -289,6 +290,10 @@ def test_numbers_as_answers_are_a_choice_between_texts_and_labels() -> None:
     with pytest.raises(RecipeError, match=r"not clear: sft .*, sequence_classification"):
         proposed(rows, "decoder")
     assert proposed(rows, "encoder").columns == {"text": "question", "label": "answer"}
+    few = {"prompt": TEXTS, "completion": ["yes", "no", "it depends"] * 20}
+    with pytest.raises(RecipeError, match=r"not clear: sft .*, sequence_classification"):
+        proposed(sample(**few), "decoder")
+    assert proposed(sample(prompt=TEXTS, target=LABELS), "decoder").objective == "sequence_classification"
 
 
 ASKED = {"instruction": [f"do {i % 5}" for i in range(60)], "input": ["", *TEXTS[1:]], "output": PAIRS["completion"]}
