@@ -15,8 +15,10 @@ from params import DataError
 from tasks.scaffold.look import USUAL_NAMES, Row, SampledColumn
 
 Columns = Mapping[str, SampledColumn]
+NewRow = dict[str, Any]
+_TEXTS: Final = {name for flag in ("text", "prompt", "completion") for name in USUAL_NAMES[flag]}
 _RATINGS: Final = re.compile(
-    r"(.*_)?(label|feedback|rating|score|reward|thumbs?(_up)?|votes?|quality|correct|stars|preference)"
+    r"(.*_)?(label|feedback|rating|score|reward|thumbs?(_up)?|votes?|quality|correct|stars|good|accepted|liked|helpful)"
 )
 """Names of columns that say of each answer how good it is."""
 _GOOD: Final = {"true", "1", "1.0", "good", "yes", "positive", "up", "thumbs_up", "correct", "accept", "accepted"}
@@ -30,21 +32,22 @@ class RowForm(NamedTuple):
     column: str
     what: str
     becomes: str
-    """What `convert` writes; without `convert`, what to do."""
-    convert: Callable[[Row], list[dict[str, Any]]] | None = None
+    """What `convert` writes; without `convert`, what to do, where `{convert}` is the command."""
+    convert: Callable[[Row], list[NewRow]] | None = None
     """Returns what becomes of a row; none if it is not wanted. A ValueError says why it cannot be converted."""
     is_proposed: bool = True
     """Whether a recipe may still be proposed for other columns; not if it would learn something else than the rows say."""
 
     def error(self, files: Sequence[str] = (), instead: str = "") -> DataError:
         """Return the error with the command that converts the files of a source; `instead` says what else can be done."""
-        if self.convert is None:
-            return DataError(self.column, self.what, self.becomes + instead)
         first, *others = files or ["FILE"]
-        to = Path(first).with_name(f"{Path(first).name.partition('.')[0]}-clean.jsonl")
-        command = f"evergreen convert {shlex.quote(first)} {shlex.quote(to.as_posix())}"
+        to = Path(first).with_name(f"{Path(first).name.partition('.')[0]}-clean.jsonl").as_posix()
+        command = f"evergreen convert {shlex.quote(first)} {shlex.quote(to)}"
         more = f" (and the same for {', '.join(others)})" if others else ""
-        return DataError(self.column, self.what, f"{command} writes {self.becomes}{more}; give what it writes{instead}")
+        fix = f"{command} writes {self.becomes}{more}; then give --data {shlex.quote(to)}"
+        if self.convert is None:
+            fix = self.becomes.format(convert=command)
+        return DataError(self.column, self.what, fix + instead)
 
 
 def find_row_forms(columns: Columns, names: Sequence[str] = ()) -> Iterator[RowForm]:
@@ -57,32 +60,34 @@ def find_row_forms(columns: Columns, names: Sequence[str] = ()) -> Iterator[RowF
     yield from _tags(columns, names)
     for column in columns.values():
         if column.kind == "list" and all(_is_offset(item) for value in column.filled for item in value):
-            yield RowForm(column.name, "holds lists of start, end and label", "records of them", _offsets(column.name))
+            yield RowForm(
+                column.name,
+                "holds lists of start, end and label",
+                "records of them",
+                partial(_with_records, column.name),
+            )
         elif column.name.lower() in USUAL_NAMES["label"]:
             yield from unread_label(column)
-        elif (
-            column.is_numeric
-            and not column.can_be_text
-            and column.name.lower()
-            in {*(name for flag in ("text", "prompt", "completion") for name in USUAL_NAMES[flag])}
-        ):
+        elif column.is_numeric and not column.can_be_text and column.name.lower() in _TEXTS:
             yield numbers_as_text(column)
 
 
 def rating_column(columns: Columns) -> SampledColumn | None:
-    """Return the column that seems to say of each answer to a prompt how good it is."""
+    """Return the column that seems to say of each answer or conversation how good it is."""
     by_name = {name.lower(): column for name, column in columns.items()}
     prompt, answer = (
         next((by_name[name] for name in USUAL_NAMES[flag] if name in by_name), None)
         for flag in ("prompt", "completion")
     )
-    if prompt is None or answer is None or prompt is answer:
+    is_pair = prompt and answer and prompt is not answer
+    if not is_pair and all(column.kind != "messages" for column in columns.values()):
         return None
-    for column in columns.values():
-        is_named = _RATINGS.fullmatch(column.name.lower()) and (column.is_label or column.is_numeric)
-        if column not in (prompt, answer) and (column.kind == "boolean" or is_named):
-            return column
-    return None
+    others = [c for c in columns.values() if c not in (prompt, answer) and _RATINGS.fullmatch(c.name.lower())]
+    return next((c for c in others if c.filled and (c.is_numeric or _words(c) <= _GOOD | _BAD)), None)
+
+
+def _words(column: SampledColumn) -> set[str]:
+    return {str(value).strip().lower() for value in column.filled}
 
 
 def unread_label(column: SampledColumn) -> Iterator[RowForm]:
@@ -95,9 +100,13 @@ def unread_label(column: SampledColumn) -> Iterator[RowForm]:
         yield RowForm(column.name, what, "write a name for each range, for example low, medium and high")
     elif column.kind == "list":
         what = "holds lists, and no objective here takes several labels per text"
-        if all(len(value) == 1 for value in column.filled):
+        items = [item for value in column.filled for item in value]
+        if not items or not all(isinstance(item, str | int) for item in items):
+            yield RowForm(column.name, what, "write one label per text")
+        elif all(len(value) == 1 for value in column.filled):
             yield RowForm(column.name, what, "the one label of each", _changing(column.name, lambda value: value[0]))
-        elif found := sorted({str(item) for value in column.filled for item in value}):
+        else:
+            found = sorted(set(map(str, items)))
             becomes = "one label per text: yes or no, in a column for each, of which --label names one"
             yield RowForm(column.name, what, becomes, _each_in_a_column(column.name, found, lambda own: map(str, own)))
 
@@ -107,7 +116,7 @@ def numbers_as_text(column: SampledColumn) -> RowForm:
     return RowForm(column.name, "holds numbers, which are not read as text", "texts", _changing(column.name, str))
 
 
-def _changing(name: str, change: Callable[[Any], Any]) -> Callable[[Row], list[dict[str, Any]]]:
+def _changing(name: str, change: Callable[[Any], Any]) -> Callable[[Row], list[NewRow]]:
     return lambda row: [{**row, name: None if row.get(name) is None else change(row[name])}]
 
 
@@ -134,33 +143,28 @@ def _rows_in_one(columns: Columns) -> Iterator[RowForm]:
 
 def _reviewed(columns: Columns) -> Iterator[RowForm]:
     """Yield for Prodigy's answers: what was rejected or ignored is no example."""
-    column, known = columns.get("answer"), {"accept", "reject", "ignore"}
-    if column is None or column.kind != "text" or not set(column.filled) <= known or set(column.filled) <= {"accept"}:
-        return
-
-    def accepted(row: Row) -> list[dict[str, Any]]:
-        return [{k: v for k, v in row.items() if k != "answer"}] if row.get("answer") == "accept" else []
-
-    yield RowForm(
-        "answer", "says which rows were rejected or ignored", "the accepted ones", accepted, is_proposed=False
-    )
+    column = columns.get("answer")
+    if column and column.kind == "text" and {"accept"} < {*column.filled, "accept"} <= {"accept", "reject", "ignore"}:
+        what = "says which rows were rejected or ignored"
+        yield RowForm("answer", what, "the accepted ones", partial(_good_row, "answer"), is_proposed=False)
 
 
 def _rated(columns: Columns) -> Iterator[RowForm]:
-    if (column := rating_column(columns)) is None:
-        return
-    values = {str(value).strip().lower() for value in column.filled}
-    what = f"seems to say how good the answers are ({', '.join(sorted(values)[:5])}), and no objective reads that"
-    name = column.name
-    if not values <= _GOOD | _BAD:
-        yield RowForm(name, what, "keep the rows with good answers, and remove this column")
-        return
+    if column := rating_column(columns):
+        values = _words(column)
+        what = f"seems to say how good the answers are ({', '.join(sorted(values)[:5])}), and no objective reads that"
+        if values <= _GOOD | _BAD:
+            yield RowForm(column.name, what, "the rows with good answers", partial(_good_row, column.name))
+        else:
+            yield RowForm(column.name, what, "keep the rows with good answers, and remove this column")
 
-    def good(row: Row) -> list[dict[str, Any]]:
-        is_good = str(row.get(name)).strip().lower() in _GOOD
-        return [{k: v for k, v in row.items() if k != name}] if is_good else []
 
-    yield RowForm(name, what, "the rows with good answers", good)
+def _good_row(name: str, row: Row) -> list[NewRow]:
+    return [_without(row, name)] if str(row.get(name)).strip().lower() in _GOOD else []
+
+
+def _without(row: Row, *names: str) -> NewRow:
+    return {name: value for name, value in row.items() if name not in names}
 
 
 def _records(columns: Columns) -> Iterator[RowForm]:
@@ -178,8 +182,8 @@ def _records(columns: Columns) -> Iterator[RowForm]:
             yield RowForm(name, holds, "a column of each", partial(_without_record, name))
 
 
-def _without_record(name: str, row: Row) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k != name} | (row.get(name) or {})]
+def _without_record(name: str, row: Row) -> list[NewRow]:
+    return [_without(row, name) | (row.get(name) or {})]
 
 
 def _true_names(record: Mapping[str, Any]) -> Iterator[str]:
@@ -188,12 +192,11 @@ def _true_names(record: Mapping[str, Any]) -> Iterator[str]:
 
 def _each_in_a_column(
     name: str, labels: Sequence[str], of: Callable[[Any], Iterator[str]]
-) -> Callable[[Row], list[dict[str, Any]]]:
-    def spread(row: Row) -> list[dict[str, Any]]:
+) -> Callable[[Row], list[NewRow]]:
+    def spread(row: Row) -> list[NewRow]:
         if row.get(name) is None:
             raise ValueError(f"no `{name}`")
-        own = set(of(row[name]))
-        rest = {k: v for k, v in row.items() if k != name}
+        own, rest = set(of(row[name])), _without(row, name)
         return [rest | {(f"{name}_{one}" if one in rest else one): "yes" if one in own else "no" for one in labels}]
 
     return spread
@@ -205,31 +208,28 @@ def _tags(columns: Columns, names: Sequence[str]) -> Iterator[RowForm]:
     if words is None:
         return
     places = [value is not None for value in words.values]
-    tagged = [
-        c
-        for c in lists
-        if c is not words
-        and places == [value is not None for value in c.values]
-        and all(len(a) == len(b) for a, b in zip(words.filled, c.filled, strict=True))
-        and all(isinstance(own, str | int) for value in c.filled for own in value)
-    ]
+    tagged = [c for c in lists if c is not words and places == [value is not None for value in c.values]]
+    tagged = [c for c in tagged if all(len(a) == len(b) for a, b in zip(words.filled, c.filled, strict=True))]
+    tagged = [c for c in tagged if all(isinstance(own, str | int) for value in c.filled for own in value)]
     if not tagged:
         return
     column = min(tagged, key=lambda c: "ner" not in c.name.lower())
     found = {own for value in column.filled for own in value}
     what = f"holds the tags of the words in `{words.name}`, and spans of a text are read"
     if any(isinstance(tag, int) for tag in found) and not names:
-        becomes = f"run evergreen convert FILE TO --names with the names of 0 to {max(found)}, such as O,B-PER,I-PER"
+        becomes = f"{{convert}} --names O,B-PER,I-PER with the names of 0 to {max(found)} makes text and spans"
         yield RowForm(column.name, f"{what}; they are numbers", becomes)
         return
     spoken = {names[tag] if isinstance(tag, int) and 0 <= tag < len(names) else str(tag) for tag in found}
 
-    def spans(row: Row) -> list[dict[str, Any]]:
+    def spans(row: Row) -> list[NewRow]:
         if not row.get(words.name) or len(row[words.name]) != len(row.get(column.name) or ()):
             raise ValueError(f"`{words.name}` and `{column.name}` are not equally many")
         tags = [names[tag] if isinstance(tag, int) else tag for tag in row[column.name]]
-        rest = {k: v for k, v in row.items() if k not in {c.name for c in (words, *tagged)}}
-        return [rest | _spans_of_tags(row[words.name], tags, has_outside="O" in spoken)]
+        return [
+            _without(row, *(c.name for c in (words, *tagged)))
+            | _spans_of_tags(row[words.name], tags, has_outside="O" in spoken)
+        ]
 
     yield RowForm(column.name, what, "text and spans", spans)
 
@@ -254,9 +254,6 @@ def _is_offset(item: Any) -> bool:
     return is_triple and all(isinstance(place, int) for place in item[:2]) and isinstance(item[2], str)
 
 
-def _offsets(name: str) -> Callable[[Row], list[dict[str, Any]]]:
-    def spans(row: Row) -> list[dict[str, Any]]:
-        found = [{"label": label, "start": start, "end": end} for start, end, label in row.get(name) or ()]
-        return [{k: v for k, v in row.items() if k != name} | {"spans": found}]
-
-    return spans
+def _with_records(name: str, row: Row) -> list[NewRow]:
+    found = [{"label": label, "start": start, "end": end} for start, end, label in row.get(name) or ()]
+    return [_without(row, name) | {"spans": found}]

@@ -94,7 +94,8 @@ class SampledColumn:
     @property
     def is_label(self) -> bool:
         """Whether the values are few, short, and each occurs several times."""
-        few = 2 <= self.distinct <= min(_MAX_LABELS, max(2, len(self.filled) / 3))
+        least = 1 if self.name.lower() in USUAL_NAMES["label"] else 2
+        few = least <= self.distinct <= min(_MAX_LABELS, max(2, len(self.filled) / 3))
         return few and self.mean_characters <= 60
 
     @property
@@ -136,7 +137,7 @@ class SampledColumn:
         """Whether the values say nothing about a row: there are none, or they are all the same, or names, numbers or addresses of rows."""
         if self.kind == "text" and all(re.match(r"https?://\S+$", value) for value in self.filled):
             return True
-        return all(value == self.filled[0] for value in self.filled) or self.is_id
+        return self.is_id or (not self.is_label and all(value == self.filled[0] for value in self.filled))
 
 
 def _is_json(text: str) -> bool:

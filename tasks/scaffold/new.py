@@ -108,7 +108,8 @@ def _seen(
         yield f"  {flag}: column `{column}`" if column in sample.columns else f"  {flag}: columns {column!r}"
     if unused := [name for name in sample.columns if name not in chosen.read_columns()]:
         yield f"  columns that the objective does not read: {', '.join(unused)}"
-    if (rating := rating_column(sample.columns)) and rating.name in unused:
+    learns_answers = not {"completion", "messages"}.isdisjoint(chosen.columns)
+    if learns_answers and (rating := rating_column(sample.columns)) and rating.name in unused:
         yield f"  note: `{rating.name}` seems to say how good the answers are; bad ones are learned, too"
     known = f"{facts.path}, {facts.model_type}, {facts.size} parameters" if facts else "small, from random weights"
     yield f"  model: {known}"

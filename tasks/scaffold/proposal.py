@@ -147,8 +147,10 @@ def _check_kinds(proposal: ObjectiveProposal, sample: RowSample, files: Sequence
             if kind == "label":
                 for form in unread_label(column):
                     raise form.error(files)
-            is_text = kind in ("string", "optional")
-            if kind is None or column.kind in _FITTING[kind][1] | {"empty"} or (is_text and column.can_be_text):
+            is_text, reads_messages = kind in ("string", "optional"), flag in proposal.advice.conversations
+            if kind is None or (is_text and (column.can_be_text or (reads_messages and column.kind == "messages"))):
+                continue
+            if column.kind in _FITTING[kind][1] | {"empty"}:
                 continue
             if is_text and column.is_numeric:
                 raise numbers_as_text(column).error(files)
@@ -182,11 +184,12 @@ def best_fitting_objectives(sample: RowSample, given: Mapping[str, str]) -> list
 
 def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
     prompts, texts = _by_name(sample, "prompt"), _candidates("text", sample, given)
-    answers = [c for c in _by_name(sample, "completion") if c not in prompts[:1] and (c.is_numeric or not c.is_label)]
+    answers = [c for c in _by_name(sample, "completion") if c not in prompts[:1]]
+    answers = [c for c in answers if not c.is_label or c.is_numeric or c.name.lower() not in USUAL_NAMES["label"]]
     found = {
         "text": len(texts) == 1 and not any(find_row_forms(sample.columns)),
         "label": [c for c in _candidates("label", sample, given) if not (answers and c in prompts[:1])],
-        "completion": answers,  # free text, or numbers
+        "completion": answers,
         **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages")},
         **{flag: _by_name(sample, flag) for flag in ("prompt", "chosen", "rejected")},
     }
@@ -234,9 +237,9 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
         return [c for c in columns if c.kind == flag]
     if flag == "text":  # neither labels nor names, longest texts first
         texts = [c for c in columns if c.name not in taken and (c.kind == "text" or c.is_numbered_text)]
-        found = [c for c in texts if not c.is_id and not (c.is_label and not c.has_spaces)]
-        unnamed = [c for c in texts if c.name.lower() not in USUAL_NAMES["label"] or c.has_spaces]
-        found = found or [c for c in texts if not c.is_label] or unnamed
+        unnamed = [c for c in texts if c.name.lower() not in USUAL_NAMES["label"]]
+        found = [c for c in texts if not c.is_id and not (c.is_label and not (c.has_spaces and c in unnamed))]
+        found = found or [c for c in texts if not c.is_label] or [c for c in texts if c in unnamed or c.has_spaces]
         return sorted([c for c in found if c.has_spaces] or found, key=lambda c: -c.mean_characters)
     if flag == "label":
         if "text" not in chosen and len(texts := _candidates("text", sample, chosen)) == 1:

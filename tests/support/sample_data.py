@@ -31,11 +31,16 @@ def cases(*names: str, slow: Iterable[str] = ()) -> list[Any]:
     return made + [pytest.param(name, "public", id=f"{name}-public", marks=marks[name]) for name in names]
 
 
+def public_folder(name: str) -> Path:
+    """Return a folder of the public data."""
+    assert _PUBLIC is not None
+    return _PUBLIC / name
+
+
 def data_set(name: str, kind: Kind, folder: Path) -> Path:
     """Return the folder of a data set; a made one is written below `folder`."""
     if kind == "public":
-        assert _PUBLIC is not None
-        return _PUBLIC / name
+        return public_folder(name)
     (folder / name).mkdir(parents=True)
     _WRITERS[name](folder / name)
     return folder / name

@@ -76,7 +76,8 @@ class _Advice(NewRecipeAdvice):
 
     def fit(self, seen: SeenColumns) -> ObjectiveFit:
         if self.asked(seen) == ["messages"]:
-            return ObjectiveFit.CONVERSATIONS
+            is_open = seen.rates_answers and "messages" not in seen.named
+            return ObjectiveFit.NOT if is_open else ObjectiveFit.CONVERSATIONS
         return ObjectiveFit.COLUMNS if seen.has_pairs else ObjectiveFit.NOT
 
     def asked(self, seen: SeenColumns) -> Sequence[str]:

@@ -300,7 +300,7 @@ class Objective(ABC, Generic[OptionsT]):
         """
         own = self.own_options | self.limits
         if (name := self.prompt_option) and options is not None:
-            prompts = [getattr(self.options, name), str(options.get(name, ""))]
+            prompts = [str(getattr(self.options, name)), str(options.get(name, ""))]
             own |= {name} if any(map(names_columns, prompts)) else set()
         return self.with_options({} if options is None else {name: options.get(name) for name in own})
 

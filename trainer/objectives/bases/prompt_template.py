@@ -117,4 +117,5 @@ def form_around_text(text: str, *, after: str = "", is_chat: bool = False) -> Pr
     if not places:
         return PromptForm(after=after, is_chat=is_chat)
     before = "".join(literal for literal, _ in found[: places[0] + 1])
-    return PromptForm(before, "".join(literal for literal, _ in found[places[-1] + 1 :]) + after, is_chat)
+    end = "".join(literal for literal, _ in found[places[-1] + 1 :]) + after
+    return PromptForm(before, end, is_chat, text if len(places) > 1 else "")

@@ -46,6 +46,8 @@ class PromptForm:
     after: str = ""
     is_chat: bool = False
     """Whether the prompt is a user's message, which the chat template renders."""
+    template: str = ""
+    """The template of several columns that prompts were made of, of which a text takes the place of the first."""
 
     def wrap(self, text: str) -> str:
         """Return a text with what stands around it."""

@@ -294,6 +294,11 @@ def test_snippet_writes_prompts_as_they_were_learned(run):
     assert "role" not in snippet_of(run, grpo, template="{{ messages }}"), "it did not learn conversations"
     dpo = {"name": "dpo", "separator": " => é"}
     assert 'generator("Once upon a time => é",' in snippet_of(run, dpo)
+    sft = {"name": "sft", "prompt_column": "Do: {text}\n```{label}\nA:", "separator": " "}
+    asked = snippet_of(run, sft)
+    assert r"generator('Do: Once upon a time\nA: '," in asked or r'generator("Do: Once upon a time\nA: ",' in asked
+    assert r"Do: {text}\n```{label}\nA:" in asked, "as one line, which ends no block"
+    compile(asked, "card", "exec")
     seq2seq = {"name": "seq2seq", "prefix": "```\nsum: "}
     snippet = snippet_of(run, seq2seq)
     assert r"tokenizer('```\nsum: The input text.'," in snippet

@@ -142,9 +142,8 @@ def proposed(path: str, **columns: str) -> Any:
 def run_command_of(fix: str) -> str:
     """Run the command that a fix names, and return the file that it writes."""
     command = shlex.split(fix[fix.index("evergreen convert") :])[1:4]
-    if "--names" in fix:
-        command = ["convert", "rows's.jsonl", "rows.jsonl", "--names", ",".join(NAMES)]
-    assert main(command) == 0
+    names = ["--names", ",".join(NAMES)] if "--names" in fix else []
+    assert main([*command, *names]) == 0
     return command[2]
 
 

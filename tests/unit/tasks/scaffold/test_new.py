@@ -372,6 +372,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"data": "data/one.csv", "model": "new", "objective": "sequence_classification", "columns": {"label": "topic"}},
         "every row has the label",
     ),
+    "one label, without flags": ({"data": "data/one.csv", "model": "new"}, "every row has the label"),
     "too few rows": ({"data": "data/few.csv", "model": "new"}, "."),
 }
 

@@ -163,6 +163,7 @@ def test_rows_of_another_form_are_named(columns: dict[str, list[Any]], what: str
         ([float(i % 3) for i in range(60)], "holds whole numbers with decimals", "writes 1 for 1.0"),
         ([i / 7 for i in range(60)], "no objective here predicts", "a name for each range"),
         ([["a", "b"][: 1 + i % 2] for i in range(60)], "several labels per text", "writes one label per text"),
+        ([[{"name": "a"}], [{"name": "b"}]] * 30, "several labels per text", "write one label per text"),
     ],
 )
 def test_labels_of_another_form_are_not_passed_over(labels: list[Any], what: str, fix: str) -> None:
@@ -210,6 +211,8 @@ UNREAD: dict[str, tuple[dict[str, list[Any]], str, str]] = {
     "a list": ({"text": TEXTS, "topics": [["a"], ["b", "c"]] * 30}, "`topics` .list.", "causal_lm"),
     "answers that are good or bad": ({**PAIRS, "label": [True, False] * 30}, "how good", "sft"),
     "answers that are good or bad in words": ({**PAIRS, "feedback": ["good", "bad"] * 30}, "how good", "sft"),
+    "conversations that are good or bad": ({"messages": CHAT, "label": [True, False] * 30}, "how good", "sft"),
+    "conversations with a score": ({"messages": CHAT, "quality": [i % 5 for i in range(60)]}, "how good", "sft"),
     "answers with a rating": ({**PAIRS, "score": [i / 7 for i in range(60)]}, "how good", "sft"),
 }
 
@@ -222,6 +225,13 @@ def test_what_no_objective_reads_is_named_with_the_flag_that_passes_over_it(form
         proposed(sample(**columns), "decoder")
     assert f"--objective {objective}" in error.value.fix
     assert proposed(sample(**columns), "decoder", objective=objective).objective == objective
+
+
+def test_topics_of_answers_are_no_ratings() -> None:
+    assert proposed(sample(messages=CHAT, label=LABELS), "decoder").objective == "sft"
+    with pytest.raises(RecipeError, match=r"not clear: sft .*, sequence_classification"):
+        proposed(sample(**PAIRS, label=LABELS), "decoder")
+    assert proposed(sample(messages=CHAT, redacted=[True, False] * 30), "decoder").objective == "sft"
 
 
 def test_at_a_terminal_it_asks_whether_to_learn_from_the_texts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,6 +290,10 @@ def test_numbers_as_answers_are_a_choice_between_texts_and_labels() -> None:
     with pytest.raises(RecipeError, match=r"not clear: sft .*, sequence_classification"):
         proposed(rows, "decoder")
     assert proposed(rows, "encoder").columns == {"text": "question", "label": "answer"}
+    few = {"prompt": TEXTS, "completion": ["yes", "no", "it depends"] * 20}
+    with pytest.raises(RecipeError, match=r"not clear: sft .*, sequence_classification"):
+        proposed(sample(**few), "decoder")
+    assert proposed(sample(prompt=TEXTS, target=LABELS), "decoder").objective == "sequence_classification"
 
 
 ASKED = {"instruction": [f"do {i % 5}" for i in range(60)], "input": ["", *TEXTS[1:]], "output": PAIRS["completion"]}

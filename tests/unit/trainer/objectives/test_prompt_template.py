@@ -127,4 +127,6 @@ def test_what_the_card_and_try_put_around_a_text(section: dict[str, Any], prompt
 def test_around_a_text_stands_what_the_template_gives_a_row_with_its_first_column_alone() -> None:
     for template in ("{a}", "{a}\n\n{b}", "Q: {a}\nC: {b}\nA:", ALPACA, "{{x}} {a} and {b}{c} {{y}}"):
         parsed = parse_prompt_template(template)
-        assert form_around_text(template).wrap("hi") == parsed.fill({next(iter(parsed.columns)): "hi"})
+        form = form_around_text(template)
+        assert form.wrap("hi") == parsed.fill({next(iter(parsed.columns)): "hi"})
+        assert form.template == (template if len(parsed.columns) > 1 else "")
