@@ -46,6 +46,19 @@ def test_training_sees_each_label_of_the_held_out_rows() -> None:
     assert set(tables["train"]["text"].to_pylist()).isdisjoint(tables["validation"]["text"].to_pylist())
 
 
+def test_few_rows_have_every_label_of_many_and_bad_rows_have_none() -> None:
+    """The longest rows may all have one label, or no span, with which nothing could be trained."""
+    rows = rows_of(["usual"] * 99 + ["rare"])
+    table = rehearse._dealt(classifier(), rows.pool[:20], {"train": rows})["train"]
+    assert set(table["label"].to_pylist()) == {"usual", "rare"}
+    spans: list[Any] = [[], None, [{"label": "who", "start": 0, "end": 4}], "no list", [{"start": 0, "end": 4}]]
+    pool = [{"text": f"text {i}", "spans": one} for i, one in enumerate(spans)]
+    schema = pa.Table.from_pylist(pool[:3]).schema
+    tagger = Recipe.model_validate(tiny.recipe({}, **tiny.TAGS))
+    found = rehearse._dealt(tagger, pool[:2], {"train": RehearsalRows(pool, 5, is_whole=True, schema=schema)})
+    assert [row["text"] for row in found["train"].to_pylist()] == ["text 2", "text 0", "text 1"]
+
+
 def passed(*, rows: int, train_s: float, steps_s: list[float], cpu_s: float) -> rehearse._Pass:
     counts = {"tokens": 1, "longest": 1, "mean_length": 1, "learned_tokens": 1, "truncated_rows": 0, "unused_rows": 0}
     splits = {s: SplitStatistics(rows=100, sequences=100, **counts) for s in ("train", "validation", "test")}
