@@ -150,7 +150,8 @@ def collect_shard_labels(method: Objective[Any], work: RawShardWork) -> set[str]
 
 def _identity(objective: Objective[Any]) -> list[Any]:
     """Return what decides an objective's verdicts beside its code."""
-    return [type(objective).__module__, objective.options.model_dump(mode="json")]
+    own = objective.row_check_settings()
+    return [type(objective).__module__, objective.options.model_dump(mode="json"), *([own] if own else ())]
 
 
 def quarantined_positions(results: Iterable[CheckResult]) -> Positions:
