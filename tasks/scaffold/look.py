@@ -17,6 +17,7 @@ from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.files import FileRowIndex
 from tasks.ingestion.source import open_source
 from tasks.scaffold.sources import list_matching_files
+from trainer.objectives.bases.chat import looks_like_conversation
 
 SAMPLE_ROWS: Final = 20_000
 """The most rows of a split that are looked at."""
@@ -49,9 +50,11 @@ class SampledColumn:
             return "empty"
         types = {type(value) for value in self.filled}
         if types == {list}:
+            if any(self.filled) and all(map(looks_like_conversation, self.filled)):
+                return "messages"
             items = [set(item) if isinstance(item, dict) else set() for value in self.filled for item in value]
             keys = set.intersection(*items) if items else set()
-            return "messages" if keys >= {"role", "content"} else "spans" if keys >= _SPAN else "list"
+            return "spans" if keys >= _SPAN else "list"
         for kind, own in _TYPES.items():
             if types <= own:
                 return kind

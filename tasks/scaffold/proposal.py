@@ -166,8 +166,10 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
         if "text" not in chosen and len(texts := _candidates("text", sample, chosen)) == 1:
             taken.add(texts[0].name)  # the only one that can be the text
         return [c for c in columns if c.name not in taken and c.is_label and not c.is_id]
-    by_name = [c for c in _by_name(sample, flag) if c.kind == "text"]
-    return by_name or [c for c in columns if c.kind == "text" and not c.is_id]
+    kinds = {"text"}
+    kinds |= {"messages"} if any(flag in advice.conversations for advice in proposable_objectives().values()) else set()
+    by_name = [c for c in _by_name(sample, flag) if c.kind in kinds]
+    return by_name or [c for c in columns if c.kind in kinds and not c.is_id]
 
 
 _OWN = "; or write an objective (docs/objectives.md), and name it with --objective"
@@ -199,13 +201,10 @@ def _form_hints(sample: RowSample) -> Iterator[DataError]:
             write = 'to_json("rows.jsonl", orient="records", lines=True)'
             fix = f"make a column of each: python -c 'import pandas as pd; {read}.{write}'"
             yield DataError(column.name, what, fix)
-        if column.kind == "list" and isinstance(first, list) and first and isinstance(first[0], dict):
-            if len(column.values) == 1:
-                fix = f"write one object per line: jq -c '.{column.name}[]' FILE > rows.jsonl"
-                yield DataError(column.name, "holds all rows as one list", fix)
-            elif {"from", "value"} <= set(first[0]):
-                fix = "rename from to role and value to content, and write user and assistant for human and gpt"
-                yield DataError(column.name, "holds conversations as {from, value}, not {role, content}", fix)
+        is_records = column.kind == "list" and isinstance(first, list) and first and isinstance(first[0], dict)
+        if is_records and len(column.values) == 1:
+            fix = f"write one object per line: jq -c '.{column.name}[]' FILE > rows.jsonl"
+            yield DataError(column.name, "holds all rows as one list", fix)
         if column.name.lower() not in _USUAL["label"]:
             continue
         if column.kind == "number" and all(float(value).is_integer() for value in column.filled):

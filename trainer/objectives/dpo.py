@@ -1,6 +1,11 @@
 r"""Direct preference optimization: prefer the better of two completions of a prompt, measured against the start model.
 
     {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5"}
+    {"chosen": "\n\nHuman: 2 + 2?\n\nAssistant: 4", "rejected": "\n\nHuman: 2 + 2?\n\nAssistant: 5"}
+    {"chosen": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}], "rejected": [...]}
+
+In the second form, `prompt_column` is null, and the prompt is what both completions begin with. In the third form, `chat` is true,
+and the tokenizer's chat template renders the messages. A prompt may also be messages of its own.
 
 The reward of a completion is beta times its log-probability minus that under the reference, which is the model as it was
 before training (Rafailov et al. 2023, https://arxiv.org/abs/2305.18290). The loss is low where the chosen completion has
@@ -14,14 +19,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat
 
-from params import Problem
+from params import Problem, RecipeError
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Section, Training
+from trainer.objectives.bases import preferences
 from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.bases.chat import ConversationTokenizer, conversation_template
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
@@ -31,6 +38,8 @@ from trainer.objectives.bases.texts import (
     Tokenizer,
     check_end_of_text_token,
     generate_tokens_checking_prompt,
+    strip_repeated_special_tokens,
+    tokenize_prompts,
     tokenize_texts,
 )
 
@@ -44,14 +53,17 @@ _WITH_SMOOTHING = ("sigmoid", "robust", "exo_pair")
 class Options(Section):
     """Keys of the recipe's `objective` section."""
 
-    prompt_column: str = "prompt"
-    """The column with the prompt of both completions."""
+    prompt_column: str | None = "prompt"
+    """The column with the prompt of both completions; null: both begin with it. Then it is the messages that they have in common, or
+    the text up to the last `Assistant:` at the beginning of a paragraph that they have in common."""
     chosen_column: str = "chosen"
     """The column with the better completion, its leading space included."""
     rejected_column: str = "rejected"
     """The column with the worse completion."""
     separator: str = ""
     """Text to put between prompt and completion; it is tokenized with the prompt."""
+    chat: bool = False
+    """The columns hold messages, which the tokenizer's chat template renders; completions are messages of the assistant."""
     loss_type: Literal["sigmoid", "ipo", "hinge", "robust", "exo_pair", "apo_zero", "apo_down"] = "sigmoid"
     """How the rewards of a pair become a loss; `DPO.losses` cites the source of each."""
     beta: PositiveFloat = 0.1
@@ -70,6 +82,8 @@ class _Advice(NewRecipeAdvice):
         "chosen": "chosen_column",
         "rejected": "rejected_column",
     }
+    conversations = frozenset({"prompt", "chosen", "rejected"})
+    conversation_options: ClassVar[Mapping[str, Any]] = {"chat": True}
     needs_pretrained = True
     rates: ClassVar[UpTo] = ((20e6, 1e-4), (200e6, 1e-5), (math.inf, 5e-7))
     lora_rate = 5e-6
@@ -81,6 +95,13 @@ class _Advice(NewRecipeAdvice):
     def fit(self, seen: SeenColumns) -> ObjectiveFit:
         is_named = not seen.named.isdisjoint({"chosen", "rejected"})
         return ObjectiveFit.PREFERENCES if is_named or {"chosen", "rejected"} <= seen.found else ObjectiveFit.NOT
+
+    def asked(self, seen: SeenColumns) -> Sequence[str]:
+        return list(self.columns) if seen.has("prompt") else ["chosen", "rejected"]
+
+    def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, AdvisedValue]:
+        why = "what chosen and rejected begin with is the prompt"
+        return {} if "prompt" in columns else {"prompt_column": AdvisedValue(None, why)}
 
 
 class DPO(Objective[Options]):
@@ -111,16 +132,40 @@ class DPO(Objective[Options]):
     reference_logprobs: Callable[[Mapping[str, Any]], torch.Tensor] | None = None
     """From a batch to its `completion_logprobs` (2, B) under the reference; set before any pair is scored."""
 
+    _conversations: ConversationTokenizer | None = None
+
     def columns(self) -> Mapping[str, ColumnKind]:
         o = self.options
-        return {o.prompt_column: "string", o.chosen_column: "string", o.rejected_column: "string"}
+        names = (name for name in (o.prompt_column, o.chosen_column, o.rejected_column) if name)
+        return dict.fromkeys(names, "records" if o.chat else "string")
+
+    def renders_conversations(self) -> bool:
+        return self.options.chat
+
+    def row_check_settings(self) -> Any:
+        return self._conversations and self._conversations.settings()
+
+    def _pair(self, row: Row) -> preferences.PreferencePair:
+        o = self.options
+        read = preferences.read_conversations if o.chat else preferences.read_texts
+        return read(o.prompt_column and row[o.prompt_column], row[o.chosen_column], row[o.rejected_column])
 
     def reject_reason(self, row: Row) -> str | None:
-        same = row[self.options.chosen_column] == row[self.options.rejected_column]
-        return "chosen and rejected are the same text, so there is nothing to learn" if same else None
+        if row[self.options.chosen_column] == row[self.options.rejected_column]:
+            return "chosen and rejected are the same text, so there is nothing to learn"
+        try:
+            pair = self._pair(row)
+            if self._conversations:
+                preferences.render_pair(pair, self._conversations)
+        except ValueError as error:
+            return str(error)
+        return None
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)
+        if self.options.chat and self.options.separator:
+            what = "has no effect on messages, which the chat template puts together"
+            yield Problem(("objective", "separator"), what, "remove it, or set objective.chat to false")
         smoothing, kind = self.options.label_smoothing, self.options.loss_type
         if smoothing and kind not in _WITH_SMOOTHING:
             what = f"has no effect on {kind}"
@@ -140,32 +185,60 @@ class DPO(Objective[Options]):
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
         check_end_of_text_token(tokenizer)
+        if self.options.chat:
+            if not conversation_template(tokenizer):
+                what = "is true, and the tokenizer has no chat template; of several, it is `default`"
+                raise RecipeError(
+                    "objective.chat", what, "use the tokenizer of a chat model, or texts and `chat: false`"
+                )
+            self._conversation_tokenizer(tokenizer)
+
+    def _conversation_tokenizer(self, tokenizer: Tokenizer) -> ConversationTokenizer:
+        if self._conversations is None or self._conversations.tokenizer is not tokenizer:
+            self._conversations = ConversationTokenizer(tokenizer)
+        return self._conversations
+
+    def as_released(self, options: Mapping[str, Any] | None) -> Self:
+        if options is not None and bool(options.get("chat")) != self.options.chat:
+            kinds = ("texts", "messages")
+            raise ValueError(
+                f"it learned from {kinds[not self.options.chat]}, and these rows are {kinds[self.options.chat]}"
+            )
+        return super().as_released(options)
 
     def text(self, row: Row) -> str:
         """The prompt with the chosen completion, as in `input_ids`."""
-        return f"{row[self.options.prompt_column]}{self.options.separator}{row[self.options.chosen_column]}"
+        prompt, chosen, _ = self._pair(row)
+        return f"{preferences.as_text(prompt)}{self.options.separator}{preferences.as_text(chosen)}"
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        return PromptForm(after=str(options.get("separator", "")))
+        return PromptForm(after=str(options.get("separator", "")), is_chat=bool(options.get("chat")))
 
     def input_text(self, row: Row) -> str:
-        return str(row[self.options.prompt_column])
+        return preferences.as_text(self._pair(row).prompt)
 
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         """One pair: `input_ids` of the prompt and the chosen completion, and `rejected`, the other completion alone."""
         o, end = self.options, tokenizer.eos_token_id
-        prompts = tokenize_texts([f"{row[o.prompt_column]}{o.separator}" for row in rows], tokenizer)
+        pairs = [self._pair(row) for row in rows]
+        if o.chat:
+            known = self._conversation_tokenizer(tokenizer)
+            pairs = [preferences.render_pair(pair, known) for pair in pairs]
+            prompts = tokenize_texts([pair.prompt for pair in pairs], tokenizer, add_special_tokens=False)
+        else:
+            prompts = tokenize_prompts([f"{pair.prompt}{o.separator}" for pair in pairs], tokenizer)
+        texts = ([pair.chosen for pair in pairs], [pair.rejected for pair in pairs])
         completions = (
-            tokenize_texts([str(row[column]) for row in rows], tokenizer, add_special_tokens=False)
-            for column in (o.chosen_column, o.rejected_column)
+            tokenize_texts(
+                strip_repeated_special_tokens(own, tokenizer, ends=True), tokenizer, add_special_tokens=False
+            )
+            for own in texts
         )
         encoded = []
         for row, prompt, *pair in zip(rows, prompts, *completions, strict=True):
-            if prompt[-1] == end:  # some tokenizers end every text
-                prompt.pop()
             is_truncated = len(prompt) + max(map(len, pair)) + 1 > max_length
             chosen, rejected = ([*completion, end][: max_length - 1] for completion in pair)
             kept = prompt[-(max_length - max(len(chosen), len(rejected))) :]
@@ -174,13 +247,19 @@ class DPO(Objective[Options]):
             encoded.append(EncodedRow([example], is_truncated))
         return encoded
 
-    def reader_input(self, row: Row) -> str:
-        return f"{row[self.options.prompt_column]}{self.options.separator}"
+    def reader_input(self, row: Row) -> Any:
+        prompt = self._pair(row).prompt
+        return prompt if self.options.chat else f"{prompt}{self.options.separator}"
 
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
     ) -> Mapping[str, float]:
-        generate_tokens_checking_prompt(ask, self.reader_input(row), example)
+        given = self.reader_input(row)
+        if self.options.chat:
+            given = self._conversation_tokenizer(tokenizer).read(given)
+        else:
+            (given,) = strip_repeated_special_tokens([given], tokenizer)
+        generate_tokens_checking_prompt(ask, given, example)
         return {}
 
     def length(self, example: Example) -> int:

@@ -68,6 +68,10 @@ class NewRecipeAdvice(ABC):
     """What the model learns, for people: `one label per text`."""
     columns: ClassVar[Mapping[str, str]]
     """The columns: flags of `evergreen new`, and options of the objective."""
+    conversations: ClassVar[frozenset[str]] = frozenset()
+    """Flags, beside `messages`, whose column may hold messages instead of text."""
+    conversation_options: ClassVar[Mapping[str, Any]] = {}
+    """Options of a recipe where such a column holds messages."""
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
     """The kinds of models that can learn it; a new one is of the first kind."""
     needs_pretrained: ClassVar[bool] = False

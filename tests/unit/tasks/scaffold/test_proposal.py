@@ -148,7 +148,6 @@ def test_a_flag_that_does_not_fit_is_an_error(request_: dict[str, Any], what: st
     ("columns", "what"),
     [
         ({"data": [{"text": text, "label": "a"} for text in TEXTS]}, "column `data` holds records|holds records"),
-        ({"conversations": [[{"from": "human", "value": "a"}]] * 60}, "holds conversations as {from, value}"),
         ({"score": [i / 7 for i in range(60)]}, "no objective fits these columns: score"),
         ({"id": list(range(60))}, "no objective fits these columns"),
     ],
@@ -156,6 +155,25 @@ def test_a_flag_that_does_not_fit_is_an_error(request_: dict[str, Any], what: st
 def test_rows_of_another_form_are_named(columns: dict[str, list[Any]], what: str) -> None:
     with pytest.raises((DataError, RecipeError), match=what):
         proposed(sample(**columns), "decoder")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "a"},
+        {"from": "human", "value": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{}]},
+    ],
+)
+def test_conversations_are_known_in_all_forms_that_are_read(message: dict[str, Any]) -> None:
+    assert proposed(sample(conversations=[[message]] * 60), "decoder").objective == "sft"
+
+
+def test_whole_conversations_are_preferences_without_a_prompt() -> None:
+    pair = {name: [[{"role": "user", "content": f"{i}"}] for i in range(60)] for name in ("chosen", "rejected")}
+    found = proposed(sample(**pair), "decoder")
+    assert (found.objective, found.columns) == ("dpo", {"chosen": "chosen", "rejected": "rejected"})
 
 
 @pytest.mark.parametrize(
