@@ -41,7 +41,12 @@ _NEEDED = {
     "publish": {"raw": "ingest", "rows": "validate", "tokens": "tokenize", "model": "train", "evaluation": "evaluate"},
 }
 """The artifacts that a stage reads, and the stages that make them."""
-_SINGLE_KEYS = {"metrics": "evaluation.metrics", "repo_id": "publish.repo_id", "endpoint": "publish.endpoint"}
+_SINGLE_KEYS = {
+    "metrics": "evaluation.metrics",
+    "repo_id": "publish.repo_id",
+    "endpoint": "publish.endpoint",
+    "tokenizer": "tokenization.tokenizer",
+}
 """Parameters of a stage that are one key of a section: the other keys may change without making the stage stale."""
 _MADE_BY = {"details": "evaluate", "blessing": "evaluate"}
 """The stages of the reports that are not named after their stage."""

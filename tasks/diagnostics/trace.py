@@ -61,6 +61,10 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
     state, seed = tokens.read_objective_state(artifacts.tokens), recipe.seed
     encoder = RowEncoder(objective, tokenizer, recipe.tokenization.max_length, state)
     (examples, _), *_ = encoder.encode([row])
+    if not examples:
+        what = f"the row gives no sequence: its first {encoder.max_length} tokens hold nothing to learn"
+        yield "tokens", [f"{what}; a larger tokenization.max_length may reach what it has to say"]
+        return
     for i, example in enumerate(examples, start=1):
         yield f"tokens  (sequence {i} of {len(examples)}; * has a loss)", token_lines(encoder, example)
     batch = objective.collate(examples, tokenizer)

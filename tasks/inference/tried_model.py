@@ -21,6 +21,7 @@ from trainer import objectives
 from trainer.model.adapters import TASKS, BaseModelReference, is_adapter_folder
 from trainer.model.network import load_trained_model
 from trainer.objectives.bases.objective import PromptForm
+from trainer.objectives.bases.texts import strip_repeated_special_tokens
 from trainer.runtime.library_errors import as_remote_code_error
 from trainer.runtime.model_files import check_safe_to_load
 
@@ -149,7 +150,7 @@ class AnsweringModel:
         return ModelAnswer(text, spans=spans, note=None if in_windows else self._unread(text))
 
     def _continue(self, text: str, options: AnswerOptions) -> ModelAnswer:
-        prompt, longest = self.form.prompt(text), options.max_new_tokens
+        prompt, longest = self._prompt(text), options.max_new_tokens
         if self.positions:
             used = self._tokens(prompt)
             if used >= self.positions:
@@ -160,12 +161,17 @@ class AnsweringModel:
         return ModelAnswer(text, generated=str(found["generated_text"]))
 
     def _rewrite(self, text: str, options: AnswerOptions) -> ModelAnswer:
-        prompt = str(self.form.prompt(text))
+        prompt = str(self._prompt(text))
         encoded = self.tokenizer(prompt, truncation=True, return_tensors="pt").to(self.network.device)
         inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
         ids = self.network.generate(**inputs, **options.sampling, max_new_tokens=options.max_new_tokens)
         generated = self.tokenizer.decode(ids[0], skip_special_tokens=True)
         return ModelAnswer(text, generated=str(generated), note=self._unread(prompt))
+
+    def _prompt(self, text: str) -> str | list[dict[str, str]]:
+        """Return a text as the model learned to read it: with one token of begin of text, also where the text writes it."""
+        prompt = self.form.prompt(text)
+        return prompt if not isinstance(prompt, str) else strip_repeated_special_tokens([prompt], self.tokenizer)[0]
 
     def _tokens(self, prompt: str | list[dict[str, str]]) -> int:
         if isinstance(prompt, str):

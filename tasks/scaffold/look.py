@@ -19,6 +19,7 @@ from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.files import FileRowIndex
 from tasks.ingestion.source import open_source
 from tasks.scaffold.sources import list_matching_files
+from trainer.objectives.bases.chat import looks_like_conversation
 
 SAMPLE_ROWS: Final = 20_000
 """The most rows of a split that are looked at."""
@@ -30,7 +31,6 @@ Kind = Literal["text", "json", "integer", "number", "boolean", "messages", "span
 _TYPES: Final[Mapping[Kind, set[type]]] = {"text": {str}, "boolean": {bool}, "integer": {int}, "number": {int, float}}
 _NUMBER: Final = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
 _SPAN: Final = {"label", "start", "end"}
-_MESSAGES: Final = ({"role", "content"}, {"from", "value"})
 _MAX_LABELS: Final = 1000
 USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "text": ("text", "sentence", "content", "body", "message", "question", "review", "utterance", "document"),
@@ -66,9 +66,11 @@ class SampledColumn:
             return "empty"
         types = {type(value) for value in self.filled}
         if types == {list}:
+            if any(self.filled) and all(map(looks_like_conversation, self.filled)):
+                return "messages"
             items = [set(item) if isinstance(item, dict) else set() for value in self.filled for item in value]
             keys = set.intersection(*items) if items else set()
-            return "messages" if any(keys >= own for own in _MESSAGES) else "spans" if keys >= _SPAN else "list"
+            return "spans" if keys >= _SPAN else "list"
         if types == {str} and all(map(_is_json, self.filled)):
             return "json"
         for kind, own in _TYPES.items():

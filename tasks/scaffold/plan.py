@@ -72,7 +72,7 @@ def plan_recipe(
     """Choose everything that a recipe says; `facts` are None for a model from random weights. The errors are those of `create_recipe`."""
     advice, positions = proposal.advice, facts.positions if facts else None
     model = _model_keys(proposal, facts)
-    options = advice.options(proposal.columns, has_template=bool(facts and facts.has_chat_template))
+    options = _options(proposal, sample, facts)
     objective = _build(proposal, options)
     quality = assess_sample_quality(sample, proposal, objective)
     texts = [objective.text(row) for row in quality.usable]
@@ -160,6 +160,16 @@ def plan_recipe(
     encoded = [(row, own) for row, own in zip(tried, per_row, strict=True) if own]
     usual = min(encoded, key=lambda pair: abs(sum(len(example["input_ids"]) for example in pair[1]) - mean))
     return RecipePlan(sections, quality, encoder, usual)
+
+
+def _options(proposal: ObjectiveProposal, sample: RowSample, facts: ModelFacts | None) -> dict[str, AdvisedValue]:
+    """Return options of the objective that name no column."""
+    advice = proposal.advice
+    options = advice.options(proposal.columns, has_template=bool(facts and facts.has_chat_template))
+    holding = {flag for flag, column in proposal.columns.items() if sample.columns[column].kind == "messages"}
+    if holding & advice.conversations:
+        options |= {name: AdvisedValue(value, "messages") for name, value in advice.conversation_options.items()}
+    return options
 
 
 def strip_reasons(keys: Keys) -> dict[str, Any]:

@@ -137,7 +137,8 @@ def check_groups_across_splits(rows: RawRows, set_aside: Positions) -> CheckResu
 
 def objective_identity(objective: Objective[Any]) -> list[Any]:
     """Return what decides an objective's verdicts beside its code."""
-    return [type(objective).__module__, objective.options.model_dump(mode="json")]
+    own = objective.row_check_settings()
+    return [type(objective).__module__, objective.options.model_dump(mode="json"), *([own] if own else ())]
 
 
 def quarantined_positions(results: Iterable[CheckResult]) -> Positions:

@@ -32,10 +32,19 @@ from pyarrow import types
 from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomically
-from params.schema import Expectation, Launch, ObjectiveChoice, Validation
+from params.schema import (
+    Expectation,
+    Launch,
+    ObjectiveChoice,
+    PretrainedTokenizer,
+    Tokenization,
+    TrainTokenizer,
+    Validation,
+)
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.shards.kept_work import ShardWorkers
 from tasks.stages import save_report
+from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from tasks.validation.check_results import (
     Check,
     CheckResult,
@@ -68,18 +77,24 @@ def validate(
     repo_id: str,
     endpoint: str,
     launch: Launch,
+    tokenizer: TrainTokenizer | PretrainedTokenizer | None = None,
     inputs: StageInputsSnapshot | None = None,
 ) -> ValidationReport:
     """Check the rows that ingest wrote, set the bad ones aside, and compare the new ones with those of the published model.
 
+    The template of `tokenizer` may refuse conversations, which are then set aside.
+
     Raises:
         RecipeError: an expectation does not exist or has wrong arguments.
+        ModelError: the tokenizer cannot be used.
         DataError: columns are missing, a check with `on_failure: fail` failed, too many rows would be set aside, or, with
             `drift: fail`, the new rows have drifted.
         HubRefusedError, TransientError: with `drift: fail`, if the Hub does not say which model is published.
         ValidationEngineError: a check could not be run.
     """
     method = objectives.build_objective(objective)
+    if tokenizer and method.renders_conversations():
+        method.prepare_tokenizer(train_or_load_tokenizer(Tokenization(tokenizer=tokenizer), ()))
     kinds = method.columns()
     needed = dict.fromkeys(columns_named_by_expectations(validation.expectations), "a check in validation.expectations")
     needed |= dict.fromkeys(kinds, f"the objective {objective.name}")

@@ -189,7 +189,7 @@ def test_stage_declares_its_code(stage: str, graph: grimp.ImportGraph) -> None:
 def test_stages_that_read_the_base_model_declare_it() -> None:
     """What stands in for it where there is none makes no stage stale: they declare it anyway."""
     readers = [stage for stage in STAGES if "${item.base}" in DVC["stages"][stage]["do"]["deps"]]
-    assert readers == ["tokenize", "train", "evaluate", "publish"]
+    assert readers == ["validate", "tokenize", "train", "evaluate", "publish"]
     for stage in readers:
         assert declared(stage)["deps"].count(NO_BASE) == 2, stage
 

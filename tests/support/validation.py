@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import SPLITS, Artifacts
-from params.schema import Expectation, Launch, ObjectiveChoice, Validation
+from params.schema import Expectation, Launch, ObjectiveChoice, PretrainedTokenizer, TrainTokenizer, Validation
 from tasks.drift.rows import ComparedColumns, RowScan, SampledRows, read_compared_values, scan_rows
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
@@ -40,10 +40,12 @@ def run_validation(
     max_quarantined: float = 0.9,
     launch: Launch = ONE_PROCESS,
     inputs: StageInputsSnapshot | None = None,
+    tokenizer: TrainTokenizer | PretrainedTokenizer | None = None,
 ) -> ValidationReport:
     validation = Validation(expectations=list(expectations), max_quarantined=max_quarantined)
     hub = {"repo_id": "tests/tiny", "endpoint": "local"}
-    return validate(artifacts, seed=3, validation=validation, objective=objective, launch=launch, inputs=inputs, **hub)
+    more = {"launch": launch, "inputs": inputs, "tokenizer": tokenizer}
+    return validate(artifacts, seed=3, validation=validation, objective=objective, **hub, **more)
 
 
 def workers(root: Path) -> ShardWorkers:

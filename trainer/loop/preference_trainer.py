@@ -12,6 +12,7 @@ import torch
 from params import RecipeError
 from params.foundation.artifacts import write_text_atomically
 from trainer.loop.trainer import EvergreenTrainer
+from trainer.objectives.bases.preference_loss import completion_logprobs
 
 Reference = Callable[[Mapping[str, Any]], torch.Tensor]
 """From a batch to its log-probabilities (2, B) under the start model."""
@@ -35,7 +36,7 @@ class PreferenceTrainer(EvergreenTrainer):
 
     def _start_model_logprobs(self, batch: Mapping[str, Any]) -> torch.Tensor:
         with torch.no_grad(), self.accelerator.autocast(), self.start_model() as model:
-            return cast("torch.Tensor", self.objective.completion_logprobs(model, batch))
+            return completion_logprobs(model, batch)
 
     def _precomputed(self) -> Reference:
         """Return a reference that looks up log-probabilities, computed once per run and kept for later starts."""
@@ -66,7 +67,7 @@ class PreferenceTrainer(EvergreenTrainer):
             self.heartbeat.beat("evaluating")
             batch = self.collate_on_device([split[i] for i in range(start, min(start + size, len(split)))])
             with torch.no_grad(), self.accelerator.autocast():
-                logprobs = self.objective.completion_logprobs(model, batch)
+                logprobs = completion_logprobs(model, batch)
             found.update(zip(batch["row_id"].tolist(), logprobs.T.tolist(), strict=True))
         return found
 

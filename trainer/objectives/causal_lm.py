@@ -19,7 +19,7 @@ from trainer.objectives.bases.advice import NewRecipeAdvice, ObjectiveFit, SeenC
 from trainer.objectives.bases.likelihood import TokenLikelihood, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.rows import PromptForm
-from trainer.objectives.bases.texts import Tokenizer, encode_texts
+from trainer.objectives.bases.texts import Tokenizer, encode_texts, strip_repeated_special_tokens
 
 
 class Options(Section):
@@ -62,8 +62,9 @@ class CausalLM(TokenLikelihood[Options]):
         return PromptForm()
 
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
-        (encoding,) = encode_texts([self.text(row)], tokenizer, add_special_tokens=False)
-        return tokens_contain_texts_in_order(encoding.ids, [self.text(row)], tokenizer)
+        texts = strip_repeated_special_tokens([self.text(row)], tokenizer, begins=False, ends=True)
+        (encoding,) = encode_texts(texts, tokenizer, add_special_tokens=False)
+        return tokens_contain_texts_in_order(encoding.ids, texts, tokenizer)
 
     def encode(
         self,
@@ -75,7 +76,7 @@ class CausalLM(TokenLikelihood[Options]):
         count_bytes: bool = True,
     ) -> list[EncodedRow]:
         """Windows of each row's tokens; the last window ends with the end-of-text token, which has a loss too."""
-        texts = [self.text(row) for row in rows]
+        texts = strip_repeated_special_tokens(map(self.text, rows), tokenizer, begins=False, ends=True)
         encoded = []
         found = encode_texts(texts, tokenizer, offsets=count_bytes, add_special_tokens=False)
         for row, text, encoding in zip(rows, texts, found, strict=True):

@@ -1,6 +1,11 @@
 r"""Direct preference optimization: prefer the better of two completions of a prompt, measured against the start model.
 
     {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5"}
+    {"chosen": "\n\nHuman: 2 + 2?\n\nAssistant: 4", "rejected": "\n\nHuman: 2 + 2?\n\nAssistant: 5"}
+    {"chosen": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}], "rejected": [...]}
+
+In the second form, `prompt_column` is null, and the prompt is what both completions begin with. In the third form, `chat` is true,
+and the tokenizer's chat template renders the messages. A prompt may also be messages of its own.
 
 The reward of a completion is beta times its log-probability minus that under the reference, which is the model as it was
 before training (Rafailov et al. 2023, https://arxiv.org/abs/2305.18290). The loss is low where the chosen completion has
@@ -14,18 +19,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat
 
-from params import Problem
+from params import Problem, RecipeError
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Section, Training
+from trainer.objectives.bases import preferences
 from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
-from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
+from trainer.objectives.bases.chat import ConversationTokenizer, conversation_template
+from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
-from trainer.objectives.bases.padding import IGNORE_INDEX, pad_and_concatenate, pad_batch
+from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
+from trainer.objectives.bases.preference_loss import completion_logprobs, preference_losses
 from trainer.objectives.bases.prompt_template import (
     ColumnOrTemplate,
     column_or_template,
@@ -37,6 +45,8 @@ from trainer.objectives.bases.texts import (
     Tokenizer,
     check_end_of_text_token,
     generate_tokens_checking_prompt,
+    strip_repeated_special_tokens,
+    tokenize_prompts,
     tokenize_texts,
 )
 
@@ -50,15 +60,18 @@ _WITH_SMOOTHING = ("sigmoid", "robust", "exo_pair")
 class Options(Section):
     """Keys of the recipe's `objective` section."""
 
-    prompt_column: ColumnOrTemplate = "prompt"
+    prompt_column: ColumnOrTemplate | None = "prompt"
     """The column with the prompt of both completions, or a template of columns, such as `{instruction} {input}`
-    (trainer.objectives.bases.prompt_template)."""
+    (trainer.objectives.bases.prompt_template); null: both begin with it. Then it is the messages that they have in common, or
+    the text up to the last `Assistant:` at the beginning of a paragraph that they have in common."""
     chosen_column: str = "chosen"
     """The column with the better completion, its leading space included."""
     rejected_column: str = "rejected"
     """The column with the worse completion."""
     separator: str = ""
     """Text to put between prompt and completion; it is tokenized with the prompt."""
+    chat: bool = False
+    """The columns hold messages, which the tokenizer's chat template renders; completions are messages of the assistant."""
     loss_type: Literal["sigmoid", "ipo", "hinge", "robust", "exo_pair", "apo_zero", "apo_down"] = "sigmoid"
     """How the rewards of a pair become a loss; `DPO.losses` cites the source of each."""
     beta: PositiveFloat = 0.1
@@ -78,6 +91,8 @@ class _Advice(NewRecipeAdvice):
         "rejected": "rejected_column",
     }
     templates = frozenset({"prompt"})
+    conversations = frozenset({"prompt", "chosen", "rejected"})
+    conversation_options: ClassVar[Mapping[str, Any]] = {"chat": True}
     needs_pretrained = True
     rates: ClassVar[UpTo] = ((20e6, 1e-4), (200e6, 1e-5), (math.inf, 5e-7))
     lora_rate = 5e-6
@@ -90,8 +105,13 @@ class _Advice(NewRecipeAdvice):
         is_named = not seen.named.isdisjoint({"chosen", "rejected"})
         return ObjectiveFit.PREFERENCES if is_named or {"chosen", "rejected"} <= seen.found else ObjectiveFit.NOT
 
+    def asked(self, seen: SeenColumns) -> Sequence[str]:
+        return list(self.columns) if seen.has("prompt") else ["chosen", "rejected"]
+
     def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, AdvisedValue]:
-        is_template = names_columns(columns.get("prompt", ""))
+        if "prompt" not in columns:
+            return {"prompt_column": AdvisedValue(None, "what chosen and rejected begin with is the prompt")}
+        is_template = names_columns(columns["prompt"])
         return {"separator": AdvisedValue("\n\n", "between prompt and answer")} if is_template else {}
 
 
@@ -124,18 +144,51 @@ class DPO(Objective[Options]):
     reference_logprobs: Callable[[Mapping[str, Any]], torch.Tensor] | None = None
     """From a batch to its `completion_logprobs` (2, B) under the reference; set before any pair is scored."""
 
+    _conversations: ConversationTokenizer | None = None
+
     def columns(self) -> Mapping[str, ColumnKind]:
         o = self.options
+        if o.chat:
+            return dict.fromkeys(
+                (name for name in (o.prompt_column, o.chosen_column, o.rejected_column) if name), "records"
+            )
+        prompt = column_or_template(o.prompt_column).columns if o.prompt_column else {}
         answers: dict[str, ColumnKind] = dict.fromkeys((o.chosen_column, o.rejected_column), "string")
-        return {**column_or_template(o.prompt_column).columns, **answers}
+        return {**prompt, **answers}
+
+    def renders_conversations(self) -> bool:
+        return self.options.chat
+
+    def row_check_settings(self) -> Any:
+        return self._conversations and self._conversations.settings()
+
+    def _pair(self, row: Row) -> preferences.PreferencePair:
+        o = self.options
+        chosen, rejected = row[o.chosen_column], row[o.rejected_column]
+        if o.chat:
+            return preferences.read_conversations(o.prompt_column and row[o.prompt_column], chosen, rejected)
+        return preferences.read_texts(
+            o.prompt_column and column_or_template(o.prompt_column).fill(row), chosen, rejected
+        )
 
     def reject_reason(self, row: Row) -> str | None:
-        same = row[self.options.chosen_column] == row[self.options.rejected_column]
-        why = "chosen and rejected are the same text, so there is nothing to learn"
-        return why if same else super().reject_reason(row)
+        if row[self.options.chosen_column] == row[self.options.rejected_column]:
+            return "chosen and rejected are the same text, so there is nothing to learn"
+        if reason := super().reject_reason(row):
+            return reason
+        try:
+            pair = self._pair(row)
+            if self._conversations:
+                preferences.render_pair(pair, self._conversations)
+        except ValueError as error:
+            return str(error)
+        return None
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)
+        if self.options.chat and self.options.separator:
+            what = "has no effect on messages, which the chat template puts together"
+            yield Problem(("objective", "separator"), what, "remove it, or set objective.chat to false")
         smoothing, kind = self.options.label_smoothing, self.options.loss_type
         if smoothing and kind not in _WITH_SMOOTHING:
             what = f"has no effect on {kind}"
@@ -155,33 +208,63 @@ class DPO(Objective[Options]):
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
         check_end_of_text_token(tokenizer)
+        if self.options.chat:
+            if not conversation_template(tokenizer):
+                what = "is true, and the tokenizer has no chat template; of several, it is `default`"
+                raise RecipeError(
+                    "objective.chat", what, "use the tokenizer of a chat model, or texts and `chat: false`"
+                )
+            self._conversation_tokenizer(tokenizer)
+
+    def _conversation_tokenizer(self, tokenizer: Tokenizer) -> ConversationTokenizer:
+        if self._conversations is None or self._conversations.tokenizer is not tokenizer:
+            self._conversations = ConversationTokenizer(tokenizer)
+        return self._conversations
+
+    def as_released(self, options: Mapping[str, Any] | None) -> Self:
+        if options is not None and bool(options.get("chat")) != self.options.chat:
+            kinds = ("texts", "messages")
+            raise ValueError(
+                f"it learned from {kinds[not self.options.chat]}, and these rows are {kinds[self.options.chat]}"
+            )
+        return super().as_released(options)
 
     def text(self, row: Row) -> str:
         """The prompt with the chosen completion, as in `input_ids`."""
-        return f"{self.reader_input(row)}{row[self.options.chosen_column]}"
+        prompt, chosen, _ = self._pair(row)
+        return f"{preferences.as_text(prompt)}{self.options.separator}{preferences.as_text(chosen)}"
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        prompt, separator = (str(options.get(name, "")) for name in ("prompt_column", "separator"))
-        return form_around_text(prompt, after=separator)
+        prompt, separator = options.get("prompt_column"), str(options.get("separator", ""))
+        return form_around_text(str(prompt or ""), after=separator, is_chat=bool(options.get("chat")))
 
     def input_text(self, row: Row) -> str:
-        return column_or_template(self.options.prompt_column).values(row)
+        if self.options.prompt_column and not self.options.chat:
+            return column_or_template(self.options.prompt_column).values(row)
+        return preferences.as_text(self._pair(row).prompt)
 
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         """One pair: `input_ids` of the prompt and the chosen completion, and `rejected`, the other completion alone."""
         o, end = self.options, tokenizer.eos_token_id
-        prompts = tokenize_texts([self.reader_input(row) for row in rows], tokenizer)
+        pairs = [self._pair(row) for row in rows]
+        if o.chat:
+            known = self._conversation_tokenizer(tokenizer)
+            pairs = [preferences.render_pair(pair, known) for pair in pairs]
+            prompts = tokenize_texts([pair.prompt for pair in pairs], tokenizer, add_special_tokens=False)
+        else:
+            prompts = tokenize_prompts([f"{pair.prompt}{o.separator}" for pair in pairs], tokenizer)
+        texts = ([pair.chosen for pair in pairs], [pair.rejected for pair in pairs])
         completions = (
-            tokenize_texts([str(row[column]) for row in rows], tokenizer, add_special_tokens=False)
-            for column in (o.chosen_column, o.rejected_column)
+            tokenize_texts(
+                strip_repeated_special_tokens(own, tokenizer, ends=True), tokenizer, add_special_tokens=False
+            )
+            for own in texts
         )
         encoded = []
         for row, prompt, *pair in zip(rows, prompts, *completions, strict=True):
-            if prompt[-1] == end:  # some tokenizers end every text
-                prompt.pop()
             is_truncated = len(prompt) + max(map(len, pair)) + 1 > max_length
             chosen, rejected = ([*completion, end][: max_length - 1] for completion in pair)
             kept = prompt[-(max_length - max(len(chosen), len(rejected))) :]
@@ -190,13 +273,19 @@ class DPO(Objective[Options]):
             encoded.append(EncodedRow([example], is_truncated))
         return encoded
 
-    def reader_input(self, row: Row) -> str:
-        return f"{column_or_template(self.options.prompt_column).fill(row)}{self.options.separator}"
+    def reader_input(self, row: Row) -> Any:
+        prompt = self._pair(row).prompt
+        return prompt if self.options.chat else f"{prompt}{self.options.separator}"
 
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
     ) -> Mapping[str, float]:
-        generate_tokens_checking_prompt(ask, self.reader_input(row), example)
+        given = self.reader_input(row)
+        if self.options.chat:
+            given = self._conversation_tokenizer(tokenizer).read(given)
+        else:
+            (given,) = strip_repeated_special_tokens([given], tokenizer)
+        generate_tokens_checking_prompt(ask, given, example)
         return {}
 
     def length(self, example: Example) -> int:
@@ -218,57 +307,17 @@ class DPO(Objective[Options]):
 
     def set_reference(self, start: Callable[[], PreTrainedModel]) -> None:
         model = cache(lambda device: start().eval().to(device))
-        self.reference_logprobs = lambda batch: self.completion_logprobs(model(batch["input_ids"].device), batch)
-
-    def completion_logprobs(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
-        """Return log-probabilities in nats of chosen and rejected completions, (2, B) float64, by one forward pass."""
-        labels = pad_and_concatenate([batch["labels"], batch["rejected_labels"]], IGNORE_INDEX)  # (2B, T)
-        inputs = {
-            n: pad_and_concatenate([batch[n], batch[f"rejected_{n}"]], 0) for n in ("input_ids", "attention_mask")
-        }
-        logits = model(**inputs, use_cache=False).logits
-        sums = []
-        for row_logits, row_labels in zip(logits[:, :-1], labels[:, 1:], strict=True):
-            has_loss = row_labels != IGNORE_INDEX  # (T-1,), one row at a time: the float copy of logits stays small
-            losses = F.cross_entropy(row_logits[has_loss].float(), row_labels[has_loss], reduction="none")
-            sums.append(-losses.double().sum())
-        return torch.stack(sums).view(2, -1)
+        self.reference_logprobs = lambda batch: completion_logprobs(model(batch["input_ids"].device), batch)
 
     def losses(self, logratios: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each pair, (B,), from log-probabilities minus those of the reference and numbers of tokens, (2, B).
-
-        sigmoid: Rafailov et al. 2023; with label smoothing its conservative form (https://ericmitchell.ai/cdpo.pdf).
-        ipo: Azar et al. 2023 (https://arxiv.org/abs/2310.12036), with log-probabilities per token. hinge: Liu et al. 2023
-        (https://arxiv.org/abs/2309.06657). robust: Chowdhury et al. 2024 (https://arxiv.org/abs/2403.00409). exo_pair: Ji
-        et al. 2024 (https://arxiv.org/abs/2402.00856). apo_zero and apo_down: D'Oosterlinck et al. 2024
-        (https://arxiv.org/abs/2408.06266).
-        """
-        kind, beta, flipped = self.options.loss_type, self.options.beta, self.options.label_smoothing
-        chosen, rejected = beta * logratios  # (B,) each
-        margin = chosen - rejected
-        log_p, log_q = F.logsigmoid(margin), F.logsigmoid(-margin)  # that the label is right, and that it is flipped
-        match kind:
-            case "ipo":
-                per_token = logratios / tokens
-                losses = (per_token[0] - per_token[1] - 0.5 / beta) ** 2
-            case "hinge":
-                losses = torch.relu(1.0 - margin)
-            case "robust":
-                losses = (flipped * log_q - (1.0 - flipped) * log_p) / (1.0 - 2.0 * flipped)
-            case "exo_pair":
-                losses = log_p.exp() * (log_p - math.log1p(-flipped)) + log_q.exp() * (log_q - math.log(flipped))
-            case "apo_zero":
-                losses = (-chosen).sigmoid() + rejected.sigmoid()
-            case "apo_down":
-                losses = chosen.sigmoid() + (-margin).sigmoid()
-            case _:
-                losses = -(1.0 - flipped) * log_p - flipped * log_q
-        return losses
+        """Return the loss of each pair, (B,), from log-probabilities minus those of the reference and numbers of tokens, (2, B)."""
+        o = self.options
+        return preference_losses(o.loss_type, logratios, tokens, beta=o.beta, flipped=o.label_smoothing)
 
     def score_pairs(self, model: Any, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the loss (B,) of each pair, and rewards and log-probabilities (2, B) of its completions."""
         assert self.reference_logprobs is not None, "call set_reference first, or train"
-        logprobs = self.completion_logprobs(model, batch)
+        logprobs = completion_logprobs(model, batch)
         with torch.no_grad():
             reference = self.reference_logprobs(batch)
         logratios = logprobs - reference

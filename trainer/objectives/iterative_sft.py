@@ -27,7 +27,7 @@ from trainer.objectives.bases.rollout import (
     TrainingSample,
     completion_token_logprobs,
 )
-from trainer.objectives.bases.texts import Tokenizer, tokenize_texts
+from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_texts
 
 
 class Options(GenerativeObjectiveOptions):
@@ -73,6 +73,7 @@ class IterativeSFT(GenerativeObjective[Options]):
         encoded = super().encode(rows, tokenizer, max_length, state)
         if self.options.reference_completion_column:
             texts = [str(row[self.options.reference_completion_column]) for row in rows]
+            texts = strip_repeated_special_tokens(texts, tokenizer, ends=True)
             completions = tokenize_texts(texts, tokenizer, add_special_tokens=False)
             for (examples, _), ids in zip(encoded, completions, strict=True):
                 for example in examples:

@@ -26,6 +26,7 @@ from pydantic import PositiveInt
 
 from params import Problem, RecipeError
 from params.defaults import ObjectiveDefaults
+from params.loading import suggestion
 from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import NDArray, np, torch
@@ -34,12 +35,16 @@ from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, 
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, column_or_template, form_around_text
 from trainer.objectives.bases.rows import PromptForm
-from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
+from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_texts_truncated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _TEXT_METRICS = ("exact_match", "rouge1", "rouge2", "rougeL")
+_LANGUAGES: Mapping[str, str] = {"source_language": "src_lang", "target_language": "tgt_lang"}
+"""Options, and what transformers' tokenizers call them."""
+_WITH_LANGUAGES = frozenset({"MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer", "M2M100Tokenizer"})
+"""Tokenizers that write languages into texts; transformers takes English for the source, and the source's for the target."""
 
 
 class Options(Section):
@@ -52,6 +57,11 @@ class Options(Section):
     """The column with the target text."""
     prefix: str = ""
     """Text to put before every input, for example `summarize: ` for a T5."""
+    source_language: str | None = None
+    """The language of inputs, as the tokenizer of a translation model names it: `en_XX` for mBART, `eng_Latn` for NLLB. By default
+    the one that tokenizer_config.json names. It is published with the tokenizer."""
+    target_language: str | None = None
+    """The language of targets; what is published begins its texts with it."""
     max_target_length: PositiveInt | None = None
     """Maximum length of a target in tokens; by default `tokenization.max_length`, the maximum of inputs."""
     generate: bool = True
@@ -86,7 +96,7 @@ class Seq2Seq(TokenLikelihood[Options]):
     advice = _Advice()
     metrics: ClassVar[Mapping[str, Direction]] = {**TokenLikelihood.metrics, **dict.fromkeys(_TEXT_METRICS, "max")}
     restated = frozenset({"bits_per_byte", *_TEXT_METRICS})
-    own_options = frozenset({"prefix", "max_new_tokens", "num_beams"})
+    own_options = frozenset({"prefix", "max_new_tokens", "num_beams", *_LANGUAGES})
     prompt_option = "input_column"
     limits = frozenset({"max_target_length"})
     reader_cuts = True
@@ -115,6 +125,41 @@ class Seq2Seq(TokenLikelihood[Options]):
                 what = f"{training.best_metric} is a metric of generated text, and `generate` is false"
                 yield Problem(("training", "best_metric"), what, "set objective.generate to true, or use loss")
         yield from _model_conflicts(model)
+        yield from _missing_languages(options, model)
+
+    def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Set the languages of a tokenizer that has any."""
+        super().prepare_tokenizer(tokenizer)
+        known = sorted(tokenizer.get_added_vocab()) if hasattr(tokenizer, "set_tgt_lang_special_tokens") else []
+        for option, name in _LANGUAGES.items():
+            language = getattr(self.options, option)
+            if language and not known:
+                what, fix = "has no effect: the tokenizer knows no languages", "remove it; a T5 takes a `prefix`"
+                raise RecipeError(f"objective.{option}", what, fix)
+            if not known:
+                continue
+            language = language or tokenizer.init_kwargs.get(name)
+            if language not in known:
+                what = (
+                    f"the tokenizer has no language {language!r}"
+                    if language
+                    else "is not set, and the tokenizer needs it"
+                )
+                raise RecipeError(f"objective.{option}", what, suggestion(language or "", known, "special tokens"))
+            setattr(tokenizer, name, language)
+            tokenizer.init_kwargs[name] = language  # what is saved has it, too
+
+    def prepare_model(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
+        """Let generated texts begin with the language of targets.
+
+        The labels of the first mBART end with it, and its decoder begins with the last label; others have it as their first label.
+        """
+        language = getattr(tokenizer, "tgt_lang", None)
+        if language is None or model.generation_config is None:
+            return
+        token = tokenizer.convert_tokens_to_ids(language)
+        is_last = tokenizer(text_target="a")["input_ids"][-1] == token and model.config.model_type == "mbart"
+        setattr(model.generation_config, "decoder_start_token_id" if is_last else "forced_bos_token_id", token)
 
     def check_model(self, model: PreTrainedModel) -> None:
         encoder, decoder = model.config.num_hidden_layers, getattr(model.config, "num_decoder_layers", 0)
@@ -133,7 +178,7 @@ class Seq2Seq(TokenLikelihood[Options]):
 
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
         ids = [token for example in examples for token in example["labels"]]
-        return tokens_contain_texts_in_order(ids, [str(row[self.options.target_column])], tokenizer)
+        return tokens_contain_texts_in_order(ids, self._targets([row], tokenizer), tokenizer)
 
     def input_text(self, row: Row) -> str:
         return column_or_template(self.options.input_column).values(row)
@@ -141,13 +186,17 @@ class Seq2Seq(TokenLikelihood[Options]):
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
-        inputs = tokenize_texts_truncated([self._input(row) for row in rows], tokenizer, max_length)
-        targets = tokenizer(text_target=[str(row[self.options.target_column]) for row in rows], verbose=False)
+        inputs = tokenize_texts_truncated(self._inputs(rows, tokenizer), tokenizer, max_length)
+        texts = self._targets(rows, tokenizer)
+        targets = tokenizer(text_target=["", *texts], verbose=False)["input_ids"]
         longest, end = self.options.max_target_length or max_length, tokenizer.eos_token_id
-        ended = [target if target[-1:] == [end] else [*target, end] for target in targets["input_ids"]]
-        labels = [target[:longest] for target in ended]
-        is_cut = [len(target) > longest for target in ended]
-        sizes = count_scored_bytes([str(row[self.options.target_column]) for row in rows], labels, is_cut, tokenizer)
+        behind = (
+            targets[0][-1:] if targets[0][-2:-1] == [end] != targets[0][-1:] else []
+        )  # a language, which is never cut
+        whole = [target if [end, *behind] == target[-1 - len(behind) :] else [*target, end] for target in targets[1:]]
+        is_cut = [len(target) > longest for target in whole]
+        labels = [[*t[: longest - len(behind)], *behind] if len(t) > longest else t for t in whole]
+        sizes = count_scored_bytes(texts, labels, is_cut, tokenizer)
         encoded = []
         for i, (row, (ids, is_truncated), size) in enumerate(zip(rows, inputs, sizes, strict=True)):
             example = {"row_id": row["row_id"], "input_ids": ids, "labels": labels[i], "bytes": size}
@@ -178,7 +227,8 @@ class Seq2Seq(TokenLikelihood[Options]):
         if not self.options.generate:
             return {}
         target = tokenizer.decode(example["labels"], skip_special_tokens=True)
-        return dict(zip(_TEXT_METRICS, exact_match_and_rouge(str(ask(self._input(row))), str(target)), strict=True))
+        (given,) = self._inputs([row], tokenizer)
+        return dict(zip(_TEXT_METRICS, exact_match_and_rouge(str(ask(given)), str(target)), strict=True))
 
     def score_names(self, state: ObjectiveState) -> Sequence[str]:
         return ("nll", "tokens", "correct", "generated", *_TEXT_METRICS)
@@ -230,6 +280,13 @@ class Seq2Seq(TokenLikelihood[Options]):
         )
         return ids
 
+    def _inputs(self, rows: Iterable[Row], tokenizer: Tokenizer) -> list[str]:
+        return strip_repeated_special_tokens(map(self._input, rows), tokenizer)
+
+    def _targets(self, rows: Iterable[Row], tokenizer: Tokenizer) -> list[str]:
+        texts = (str(row[self.options.target_column]) for row in rows)
+        return strip_repeated_special_tokens(texts, tokenizer, ends=True)
+
     def _input(self, row: Row) -> str:
         return f"{self.options.prefix}{column_or_template(self.options.input_column).fill(row)}"
 
@@ -243,6 +300,19 @@ def exact_match_and_rouge(text: str, target: str) -> list[float]:
 
     found = rouge_score(text, target, rouge_keys=_TEXT_METRICS[1:], normalizer=words)
     return [float(text.strip() == target.strip()), *(float(found[f"{k}_fmeasure"]) for k in _TEXT_METRICS[1:])]
+
+
+def _missing_languages(options: Options, model: Model) -> Iterator[Problem]:
+    try:
+        path = Path(str(model.pretrained)) / "tokenizer_config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # a repository, or a folder that other checks report
+    kind = str(config.get("tokenizer_class")).removesuffix("Fast")
+    for option, name in _LANGUAGES.items():
+        if kind in _WITH_LANGUAGES and not (getattr(options, option) or config.get(name)):
+            what = f"is not set, and {kind} writes it into every text"
+            yield Problem(("objective", option), what, "set it as the tokenizer names it, such as en_XX or eng_Latn")
 
 
 def _model_conflicts(model: Model) -> Iterator[Problem]:

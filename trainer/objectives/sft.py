@@ -11,6 +11,7 @@ counts it. Training can pack (trainer.objectives.bases.packing).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -29,7 +30,13 @@ from trainer.objectives.bases.prompt_template import (
     names_columns,
 )
 from trainer.objectives.bases.rows import PromptForm
-from trainer.objectives.bases.texts import Tokenizer, generate_tokens_checking_prompt, tokenize_texts
+from trainer.objectives.bases.texts import (
+    Tokenizer,
+    generate_tokens_checking_prompt,
+    strip_repeated_special_tokens,
+    tokenize_prompts,
+    tokenize_texts,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -122,7 +129,11 @@ class SFT(TokenLikelihood[Options]):
     def reject_reason(self, row: Row) -> str | None:
         if not self.options.messages_column:
             return super().reject_reason(row)
-        return chat.why_conversation_unusable(row[self.options.messages_column])
+        messages, known = row[self.options.messages_column], self._conversations
+        return chat.why_conversation_unusable(messages) or (known.why_refused(messages) if known else None)
+
+    def row_check_settings(self) -> Any:
+        return self._conversations and self._conversations.settings()
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         options = self.options
@@ -156,6 +167,8 @@ class SFT(TokenLikelihood[Options]):
                 "is not set, and the tokenizer has no chat template, which messages need; of several, it is `default`"
             )
             raise RecipeError("objective.chat_template", what, "set it, or use the tokenizer of a chat model")
+        if self.options.messages_column:
+            self._conversation_tokenizer(tokenizer)
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
@@ -166,24 +179,37 @@ class SFT(TokenLikelihood[Options]):
 
     def text(self, row: Row) -> str:
         if self.options.messages_column:
-            return "\n".join(f"{turn['role']}: {turn['content']}" for turn in row[self.options.messages_column])
+            return "\n".join(f"{turn['role']}: {turn['content']}" for turn in self._turns(row))
         return f"{self._prompt(row)}{row[self.options.completion_column]}"
 
     def _prompt(self, row: Row) -> str:
         return f"{column_or_template(self.options.prompt_column).fill(row)}{self.options.separator}"
 
-    def _scored_texts(self, row: Row) -> list[str]:
+    def _turns(self, row: Row) -> list[dict[str, Any]]:
+        return chat.read_turns(row[str(self.options.messages_column)])
+
+    def _scored_texts(self, row: Row, tokenizer: Tokenizer, *, with_calls: bool = False) -> list[str]:
         """The completion or the assistant's messages; without `completion_only` the prompt or the other messages, too."""
         o = self.options
         if o.messages_column:
-            turns = row[o.messages_column]
-            return [t["content"] for t in turns if t["role"] == "assistant" or not o.completion_only]
-        return [row[o.completion_column] if o.completion_only else self.text(row)]
+            turns = self._conversation_tokenizer(tokenizer).read(row[o.messages_column])
+            scored = [turn for turn in turns if turn["role"] == "assistant" or not o.completion_only]
+            calls = [
+                json.dumps(t["tool_calls"], ensure_ascii=False) for t in scored if with_calls and "tool_calls" in t
+            ]
+            return [turn["content"] for turn in scored] + calls
+        texts = [row[o.completion_column] if o.completion_only else self.text(row)]
+        return strip_repeated_special_tokens(texts, tokenizer, ends=True)
+
+    def _conversation_tokenizer(self, tokenizer: Tokenizer) -> chat.ConversationTokenizer:
+        if self._conversations is None or self._conversations.tokenizer is not tokenizer:
+            self._conversations = chat.ConversationTokenizer(tokenizer)
+        return self._conversations
 
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
         name = "labels" if self.options.completion_only else "input_ids"
         ids = [token for example in examples for token in example[name]]
-        return tokens_contain_texts_in_order(ids, self._scored_texts(row), tokenizer)
+        return tokens_contain_texts_in_order(ids, self._scored_texts(row, tokenizer), tokenizer)
 
     def renders_conversations(self) -> bool:
         return bool(self.options.messages_column)
@@ -201,7 +227,7 @@ class SFT(TokenLikelihood[Options]):
         """Return the prompt, or the turns that the model does not write."""
         if not self.options.messages_column:
             return column_or_template(self.options.prompt_column).values(row)
-        given = [turn for turn in row[self.options.messages_column] if turn["role"] != "assistant"]
+        given = [turn for turn in self._turns(row) if turn["role"] != "assistant"]
         return "\n".join(f"{turn['role']}: {turn['content']}" for turn in given)
 
     def encode(
@@ -210,9 +236,7 @@ class SFT(TokenLikelihood[Options]):
         """One sequence; none if no token within `max_length` has a loss."""
         messages = self.options.messages_column
         if messages:
-            if self._conversations is None or self._conversations.tokenizer is not tokenizer:
-                self._conversations = chat.ConversationTokenizer(tokenizer)
-            tokenized = self._conversations.tokenize([row[messages] for row in rows])
+            tokenized = self._conversation_tokenizer(tokenizer).tokenize([row[messages] for row in rows])
         else:
             tokenized = self._tokenize_pairs(rows, tokenizer)
         labels = [(answers if self.options.completion_only else ids)[:max_length] for ids, answers in tokenized]
@@ -220,7 +244,8 @@ class SFT(TokenLikelihood[Options]):
             learned[:1] = [IGNORE_INDEX]  # no token before it could predict it
         encoded = []
         is_cut = [len(ids) > max_length for ids, _ in tokenized]
-        sizes = count_scored_bytes(["".join(self._scored_texts(row)) for row in rows], labels, is_cut, tokenizer)
+        texts = ["".join(self._scored_texts(row, tokenizer, with_calls=True)) for row in rows]
+        sizes = count_scored_bytes(texts, labels, is_cut, tokenizer)
         for row, (ids, _), learned, size in zip(rows, tokenized, labels, sizes, strict=True):
             if learned.count(IGNORE_INDEX) == len(learned):
                 encoded.append(EncodedRow([]))
@@ -232,12 +257,11 @@ class SFT(TokenLikelihood[Options]):
     def _tokenize_pairs(self, rows: Sequence[Row], tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
         """Return the tokens of each row, and its labels: the tokens of the completion."""
         end = tokenizer.eos_token_id
-        prompts = tokenize_texts([self._prompt(row) for row in rows], tokenizer)
-        texts = [row[self.options.completion_column] for row in rows]
+        prompts = tokenize_prompts([self._prompt(row) for row in rows], tokenizer)
+        completions = (row[self.options.completion_column] for row in rows)
+        texts = strip_repeated_special_tokens(completions, tokenizer, ends=True)
         pairs = []
         for prompt, text in zip(prompts, tokenize_texts(texts, tokenizer, add_special_tokens=False), strict=True):
-            if prompt and prompt[-1] == end:  # some tokenizers end every text
-                prompt.pop()
             completion = [*text, end]
             pairs.append((prompt + completion, [IGNORE_INDEX] * len(prompt) + completion))
         return pairs
@@ -246,14 +270,18 @@ class SFT(TokenLikelihood[Options]):
         """The prompt, or the messages before the assistant's first one."""
         if not self.options.messages_column:
             return self._prompt(row)
-        turns = row[self.options.messages_column]
-        asked = turns[: next(i for i, turn in enumerate(turns) if turn["role"] == "assistant")]
-        return [{name: value for name, value in turn.items() if value is not None} for turn in asked] or None
+        turns = self._turns(row)
+        return turns[: next(i for i, turn in enumerate(turns) if turn["role"] == "assistant")] or None
 
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
     ) -> Mapping[str, float]:
-        generate_tokens_checking_prompt(ask, self.reader_input(row), example)
+        given = self.reader_input(row)
+        if self.options.messages_column:
+            given = self._conversation_tokenizer(tokenizer).read(given)
+        else:
+            (given,) = strip_repeated_special_tokens([given], tokenizer)
+        generate_tokens_checking_prompt(ask, given, example)
         return {}
 
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:

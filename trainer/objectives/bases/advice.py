@@ -76,6 +76,8 @@ class NewRecipeAdvice(ABC):
     """Flags whose option may be a template of columns."""
     conversations: ClassVar[frozenset[str]] = frozenset()
     """Flags, beside `messages`, whose column may hold messages instead of text."""
+    conversation_options: ClassVar[Mapping[str, Any]] = {}
+    """Options of a recipe where such a column holds messages."""
     models: ClassVar[tuple[ModelKind, ...]] = ("decoder",)
     """The kinds of models that can learn it; a new one is of the first kind."""
     needs_pretrained: ClassVar[bool] = False

@@ -1,32 +1,52 @@
-"""Conversations, lists of {role, content}, as tokens: rendered by a chat template, with a mask of the assistant's tokens.
+"""Conversations, lists of messages, as tokens: rendered by a chat template, with a mask of the assistant's tokens.
 
 If the template marks generated text with {% generation %}, that is the assistant's. Otherwise the assistant's text is what
-each of its turns adds to the rendering of the turns before it, which must not change when the turn is added.
+each of its turns adds to the rendering of the turns before it, which must not change when the turn is added. The first message of
+a conversation then answers nothing, and has no loss.
+
+Messages are {role, content}, with further keys such as tool_calls, or {from, value} as ShareGPT has them. A content is a text, or a
+list of parts that are texts; beside tool calls it may be null.
 """
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate, chain, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from trainer.objectives.bases.lazy_imports import np
+from params import ModelError
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.texts import Tokenizer, encode_texts, first_token_at_character, tokenize_texts
 
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
 Turns = Sequence[Mapping[str, Any]]
-"""A conversation."""
+"""A conversation, as `read_turns` returns it."""
 
 _Frame = tuple[list[str], list[tuple[int, int] | None]]
 """What a template writes around messages: the texts before the first, between them and after the last one; and for each of the
 assistant's messages, how many characters before and after it belong to its span."""
 
-_GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_START, _STOP = "\ufdd0", "\ufdd1"
+"""Stand around the assistant's text where a template is rendered to find it; Unicode has them for such uses."""
+_GENERATION_START = re.compile(r"(\{%[-+]?\s*generation\s*)(-%\}|\+%\}|%\}\n?)")
+_GENERATION_STOP = re.compile(r"(\{%-|\{%\+|(?:^[ \t]*)?\{%)(\s*endgeneration\s*[-+]?%\})", re.MULTILINE)
 _PLAIN = {"role", "content"}
 _PRIVATE = re.compile("\ue000[0-9]+\ue001")
+_SHAREGPT_ROLES = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+    "system": "system",
+}
+_ERRORS = (ValueError, KeyError, TypeError)
+"""What rendering a conversation raises if the template has no place for it."""
 
 
 def conversation_template(tokenizer: Tokenizer) -> str | None:
@@ -35,12 +55,58 @@ def conversation_template(tokenizer: Tokenizer) -> str | None:
     return found.get("default") if isinstance(found, Mapping) else found
 
 
-def why_conversation_unusable(turns: Any) -> str | None:
+def looks_like_conversation(value: Any) -> bool:
+    """Whether a value is a list of messages in one of the forms that are read, whatever they say."""
+    forms = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
+    return isinstance(value, list) and all(
+        isinstance(turn, Mapping) and any(form <= turn.keys() for form in forms) for turn in value
+    )
+
+
+def read_turns(messages: Any) -> list[dict[str, Any]]:
+    """Return messages as {role, content} with text in both, and what else they have; keys that are null are left out.
+
+    Raises:
+        ValueError: a message cannot be read; the error says which.
+    """
+    return [_read_turn(i, _without_nulls(message)) for i, message in enumerate(messages)]
+
+
+def _read_turn(i: int, turn: Any) -> dict[str, Any]:
+    if isinstance(turn, dict) and "role" not in turn and "from" in turn:
+        rest = {key: value for key, value in turn.items() if key not in {"from", "value"}}
+        if (role := _SHAREGPT_ROLES.get(str(turn["from"]).lower())) is None:
+            raise ValueError(f"message {i} is from {turn['from']!r:.40}, and not from {', '.join(_SHAREGPT_ROLES)}")
+        turn = {"role": role, "content": turn.get("value"), **rest}
+    if isinstance(turn, dict) and isinstance(parts := turn.get("content"), list):
+        texts = [text for part in parts if isinstance(part, dict) and isinstance(text := part.get("text"), str)]
+        if len(texts) < len(parts):
+            raise ValueError(f"message {i} has a part that is no text, and only text is read")
+        turn = {**turn, "content": "".join(texts)}
+    if isinstance(turn, dict) and turn.get("tool_calls") and turn.get("content") is None:
+        turn = {**turn, "content": ""}
+    if not isinstance(turn, dict) or not all(isinstance(turn.get(k), str) for k in ("role", "content")):
+        raise ValueError(f"message {i} is not {{role, content}} with text in both")
+    return turn
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the keys that are null, but for the arguments of a tool call, which are as somebody wrote them."""
+    if isinstance(value, Mapping):
+        return {
+            key: own if key == "arguments" else _without_nulls(own) for key, own in value.items() if own is not None
+        }
+    return [_without_nulls(own) for own in value] if isinstance(value, list) else value
+
+
+def why_conversation_unusable(messages: Any) -> str | None:
     """Return why nothing can be learned from a conversation, or None."""
+    try:
+        turns = read_turns(messages)
+    except ValueError as error:
+        return str(error)
     for i, turn in enumerate(turns):
-        if not isinstance(turn, Mapping) or not all(isinstance(turn.get(k), str) for k in ("role", "content")):
-            return f"message {i} is not {{role, content}} with text in both"
-        if turn["role"] == "assistant" and not turn["content"].strip():
+        if turn["role"] == "assistant" and not turn["content"].strip() and not turn.get("tool_calls"):
             return f"message {i}, of the assistant, is empty"
     if not any(turn["role"] == "assistant" for turn in turns):
         return "no message is the assistant's, so there is nothing to learn"
@@ -48,13 +114,54 @@ def why_conversation_unusable(turns: Any) -> str | None:
 
 
 class ConversationTokenizer:
-    """Tokenizes conversations, and remembers what the template writes around the messages of each sequence of roles."""
+    """Tokenizes conversations, and remembers what the template writes around the messages of each sequence of roles.
+
+    ModelError if the tokenizer does not say which characters its tokens are of.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._frames: dict[tuple[str, ...], _Frame | None] = {}
+        template = conversation_template(tokenizer) or ""
+        marked = _GENERATION_START.sub(lambda m: f"{m[1]}%}}{{{{ '{_START}' {'-' * (m[2][0] == '-')}}}}}", template)
+        marked = _GENERATION_STOP.sub(lambda m: f"{{{{{'-' * m[1].endswith('-')} '{_STOP}' }}}}{{%{m[2]}", marked)
+        self._marked = marked if marked != template else None
+        self._backend = _backend_with_whole_offsets(tokenizer)
 
-    def tokenize(self, conversations: Sequence[Turns]) -> list[tuple[list[int], list[int]]]:
+    def read(self, messages: Any) -> list[dict[str, Any]]:
+        """Return messages as `read_turns` does, without the tokens of begin and end of text that the template writes, too."""
+        turns = read_turns(messages)
+        begin, end = self.tokenizer.bos_token, self.tokenizer.eos_token
+        for i, turn in enumerate(turns):
+            content = turn["content"]
+            if i == 0 and begin and content.startswith(begin) and self._written.startswith(begin):
+                turn["content"] = content.removeprefix(begin)
+            is_ended = turn["role"] == "assistant" and content.rstrip().endswith(end)
+            if is_ended and self._written.rstrip().endswith(end):
+                turn["content"] = content.rstrip().removesuffix(end)
+        return turns
+
+    @cached_property
+    def _written(self) -> str:
+        """A small conversation; empty if the template refuses it."""
+        try:
+            return self._render([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+        except _ERRORS:
+            return ""
+
+    def settings(self) -> list[Any]:
+        """Return what decides how conversations are rendered, as JSON."""
+        return [conversation_template(self.tokenizer), dict(self.tokenizer.special_tokens_map)]
+
+    def why_refused(self, messages: Any) -> str | None:
+        """Return why the template cannot render a conversation, or its spans cannot be found; None if nothing is wrong."""
+        try:
+            [*self._texts_and_spans([self.read(messages)])]
+        except _ERRORS as error:
+            return str(error)
+        return None
+
+    def tokenize(self, conversations: Sequence[Any]) -> list[tuple[list[int], list[int]]]:
         """Return the tokens of each conversation, and its labels: the assistant's tokens, the end of each turn included.
 
         Raises ValueError if the template refuses a conversation, or renders its beginning differently once more turns
@@ -62,61 +169,72 @@ class ConversationTokenizer:
         """
         if not all(conversations):
             raise ValueError("the conversation is empty")
-        marked = _GENERATION_TAG.search(conversation_template(self.tokenizer) or "")
-        try:
-            found = list(self._tokenize_marked(conversations) if marked else self._tokenize_spans(conversations))
-        except TemplateError as error:
-            raise ValueError(f"the chat template refuses the conversation: {error}") from error
+        read = [self.read(messages) for messages in conversations]
+        found = self._tokenize_spans(list(self._texts_and_spans(read)))
         end, labelled = self.tokenizer.eos_token_id, []
-        for turns, (ids, spans) in zip(conversations, found, strict=True):
+        for turns, (ids, spans) in zip(read, found, strict=True):
             labels = [IGNORE_INDEX] * len(ids)
             run: Sequence[int] = []  # the assistant's last tokens without a gap
-            for begin, stop in (span for span in spans if span[0] < span[1]):
-                has_end = stop < len(ids) and ids[stop] == end and ids[stop - 1] != end
-                labels[begin : stop + has_end] = ids[begin : stop + has_end]
+            for begin, stop in ((a, self._end_of_turn(ids, b)) for a, b in spans if a < b):
+                labels[begin:stop] = ids[begin:stop]
                 joined = begin > 0 and labels[begin - 1] != IGNORE_INDEX
-                run = [*(run if joined else ()), *ids[begin : stop + has_end]]
+                run = [*(run if joined else ()), *ids[begin:stop]]
             is_open = bool(run) and turns[-1]["role"] == "assistant" and end not in run
             added = [end] if is_open else []
             labelled.append((ids + added, labels + added))
         return labelled
 
-    def _tokenize_marked(self, conversations: Sequence[Turns]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-        """Yield the tokens of each conversation, and the spans of tokens that the template marks as the assistant's."""
-        encoding = self.tokenizer.apply_chat_template(
-            list(conversations),
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-            tokenizer_kwargs={"verbose": False},
-        )
-        for ids, mask in zip(encoding["input_ids"], encoding["assistant_masks"], strict=True):
-            edges = np.flatnonzero(np.diff(mask, prepend=0, append=0)).tolist()
-            yield ids, list(zip(edges[::2], edges[1::2], strict=True))
+    def _end_of_turn(self, ids: Sequence[int], stop: int) -> int:
+        """Return where the assistant's tokens end, of which the last one is before `stop`: after the token that ends its turn, too.
 
-    def _tokenize_spans(self, conversations: Sequence[Turns]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+        Between them may be white space, which the model has to write before it can stop.
+        """
+        end, place = self.tokenizer.eos_token_id, stop
+        while place < len(ids) and ids[place] != end and str(self.tokenizer.decode([ids[place]])).isspace():
+            place += 1
+        return place + 1 if place < len(ids) and ids[place] == end and ids[stop - 1] != end else stop
+
+    def prompt_and_answer(self, prompt: Turns, answer: Turns) -> tuple[str, str]:
+        """Return the rendered prompt, as at inference, and what an answer adds to it; a ValueError if it changes the prompt."""
+        turns = self.read([*prompt, *answer])
+        before, whole = self._render(turns[: len(prompt)], prompt=True), self._render(turns)
+        if not whole.startswith(before):
+            raise ValueError("the chat template renders the prompt differently when the answer follows")
+        return before, whole[len(before) :]
+
+    def _texts_and_spans(self, conversations: Sequence[Turns]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+        """Yield the rendering of each conversation, and the spans of characters in it that are the assistant's."""
+        texts = self._apply(list(conversations))
+        if not self._marked:
+            yield from ((text, self._spans(turns, text)) for turns, text in zip(conversations, texts, strict=True))
+            return
+        marked = self._apply(list(conversations), chat_template=self._marked)
+        yield from ((text, _marked_spans(text, own)) for text, own in zip(texts, marked, strict=True))
+
+    def _tokenize_spans(
+        self, rendered: Sequence[tuple[str, list[tuple[int, int]]]]
+    ) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
         """Yield the tokens of each conversation, and the spans of tokens that are inside of the assistant's text.
 
         No token crosses the start of a span, because none does at inference: there the prompt is tokenized alone.
         """
-        texts: list[str] = self.tokenizer.apply_chat_template(list(conversations), tokenize=False)
-        found = encode_texts(texts, self.tokenizer, offsets=True, add_special_tokens=False)
-        for turns, text, encoding in zip(conversations, texts, found, strict=True):
-            spans = self._spans(turns, text)
-            size = len(text)
-            tokens = [
-                (first_token_at_character(encoding, a, size), first_token_at_character(encoding, b, size))
-                for a, b in spans
-            ]
-            if all(
-                begin == len(encoding) or (encoding.token_to_chars(begin) or (0, 0))[0] >= start
-                for (begin, _), (start, _) in zip(tokens, spans, strict=True)
-            ):
-                yield encoding.ids, tokens
+        found = self._encode([text for text, _ in rendered])
+        for (text, spans), encoding in zip(rendered, found, strict=True):
+            places = sorted({place for span in spans for place in span})
+            first = {place: first_token_at_character(encoding, place, len(text)) for place in places}
+            if all(_begins_at(encoding, first[place], place) for place in places):
+                yield encoding.ids, [(first[a], first[b]) for a, b in spans]
                 continue
             cuts = [0, *(place for span in spans for place in span), len(text)]
             pieces = tokenize_texts([text[a:b] for a, b in pairwise(cuts)], self.tokenizer, add_special_tokens=False)
-            places = list(accumulate(map(len, pieces), initial=0))[1:]
-            yield list(chain.from_iterable(pieces)), list(zip(places[::2], places[1::2], strict=False))
+            ends = list(accumulate(map(len, pieces), initial=0))[1:]
+            yield list(chain.from_iterable(pieces)), list(zip(ends[::2], ends[1::2], strict=False))
+
+    def _encode(self, texts: Sequence[str]) -> Iterable[Encoding]:
+        if self._backend is not None:
+            found: list[Encoding] = self._backend.encode_batch(list(texts), add_special_tokens=False)
+            return found
+        return encode_texts(texts, self.tokenizer, offsets=True, add_special_tokens=False)
 
     def _spans(self, turns: Turns, text: str) -> list[tuple[int, int]]:
         """Return the spans of characters in a rendered conversation that are the assistant's.
@@ -125,7 +243,7 @@ class ConversationTokenizer:
         is done once per sequence of roles, with placeholders as messages. A conversation that differs from its rendering
         in nothing but the messages has its spans at the same places.
         """
-        if any(turn.keys() != _PLAIN and {k for k, v in turn.items() if v is not None} != _PLAIN for turn in turns):
+        if any(turn.keys() != _PLAIN for turn in turns):
             return self._rendered_spans(turns, text)
         roles = tuple(turn["role"] for turn in turns)
         if roles not in self._frames:
@@ -146,7 +264,7 @@ class ConversationTokenizer:
         """Return what each of the assistant's turns adds to the rendering of the turns before it, as spans of `text`."""
         spans = []
         for i, turn in enumerate(turns):
-            if turn["role"] != "assistant":
+            if turn["role"] != "assistant" or i == 0:
                 continue
             before = self._render(turns[:i], prompt=True)
             after = text if i + 1 == len(turns) else self._render(turns[: i + 1])
@@ -163,17 +281,59 @@ class ConversationTokenizer:
         try:
             text = self._render(turns)
             spans = iter(self._rendered_spans(turns, text))
-        except (ValueError, TemplateError):
+        except ValueError:
             return None
         if _PRIVATE.findall(text) != messages:
             return None
         places = [match.span() for match in _PRIVATE.finditer(text)]
         margins = []
-        for role, (start, end) in zip(roles, places, strict=True):
-            span = next(spans) if role == "assistant" else None
+        for i, (role, (start, end)) in enumerate(zip(roles, places, strict=True)):
+            span = next(spans) if role == "assistant" and i else None
             margins.append(span and (start - span[0], span[1] - end))
         return _PRIVATE.split(text), margins
 
     def _render(self, turns: Turns, *, prompt: bool = False) -> str:
-        text: str = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt)
-        return text
+        return str(self._apply(turns, add_generation_prompt=prompt))
+
+    def _apply(self, conversation: Any, **options: Any) -> Any:
+        """Return the text of a conversation, or those of several."""
+        try:
+            return self.tokenizer.apply_chat_template(conversation, tokenize=False, **options)
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses the conversation: {error}") from error
+
+
+def _backend_with_whole_offsets(tokenizer: Tokenizer) -> Any:
+    """Return a copy of a tokenizer's backend whose offsets include the white space of a token; None if its own do.
+
+    That of GPT-2 and Llama 3 leaves it out in its last step, which has no other effect without special tokens.
+    """
+    (encoding,) = encode_texts(["a b"], tokenizer, offsets=True, add_special_tokens=False)
+    covered = {character for start, stop in encoding.offsets for character in range(start, stop)}
+    if not covered:
+        what = "does not say which characters its tokens are of, so the assistant's cannot be found"
+        raise ModelError(
+            "tokenization.tokenizer", what, "use a fast tokenizer with offsets, as tokenizer.json has them"
+        )
+    if 1 in covered:
+        return None
+    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    backend.post_processor = None
+    return backend
+
+
+def _begins_at(encoding: Encoding, token: int, place: int) -> bool:
+    """Whether no part of a token is before a place in the text."""
+    return token == len(encoding) or (encoding.token_to_chars(token) or (0, 0))[0] >= place
+
+
+def _marked_spans(text: str, marked: str) -> list[tuple[int, int]]:
+    """Return the spans of a text between the marks of its other rendering."""
+    pieces = re.split(f"[{_START}{_STOP}]", marked)
+    marks = [character for character in marked if character in (_START, _STOP)]
+    if "".join(pieces) != text or marks != [_START, _STOP] * (len(marks) // 2) or not marks:
+        what = "changes what it writes between" if marks else "writes nothing between"
+        where = "{% generation %} and {% endgeneration %}, so the assistant's tokens cannot be found"
+        raise ValueError(f"the chat template {what} {where}")
+    ends = list(accumulate(map(len, pieces)))
+    return list(zip(ends[:-1:2], ends[1::2], strict=True))

@@ -25,7 +25,13 @@ from trainer.objectives.bases.rollout import (
     sample_completions,
 )
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
-from trainer.objectives.bases.texts import Tokenizer, generate_tokens_checking_prompt, tokenize_texts
+from trainer.objectives.bases.texts import (
+    Tokenizer,
+    generate_tokens_checking_prompt,
+    strip_repeated_special_tokens,
+    tokenize_prompts,
+    tokenize_texts,
+)
 from trainer.rewards import WeightedRewardSum
 
 if TYPE_CHECKING:
@@ -156,10 +162,11 @@ class GenerativeObjective(Objective[OptionsT]):
             turns = [[{"role": "user", "content": text}] for text in texts]
             texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         encoded = []
-        tokenized = tokenize_texts(texts, tokenizer, add_special_tokens=not self.options.chat)
+        if self.options.chat:
+            tokenized = tokenize_texts(texts, tokenizer, add_special_tokens=False)
+        else:
+            tokenized = tokenize_prompts(texts, tokenizer)
         for row, text, ids in zip(rows, texts, tokenized, strict=True):
-            if ids and ids[-1] == tokenizer.eos_token_id and not self.options.chat:  # some tokenizers end every text
-                ids.pop()
             prompt = ids[-max_length:]
             references = {name: row[name] for name in self.options.reference_columns}
             reward_row = {"row_id": row["row_id"], "prompt": text} | references
@@ -187,7 +194,10 @@ class GenerativeObjective(Objective[OptionsT]):
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
     ) -> Mapping[str, float]:
-        completion = generate_tokens_checking_prompt(ask, self.reader_input(row), example, **self.call_arguments)
+        given = self.reader_input(row)
+        if not self.options.chat:
+            (given,) = strip_repeated_special_tokens([given], tokenizer)
+        completion = generate_tokens_checking_prompt(ask, given, example, **self.call_arguments)
         text = tokenizer.decode(completion, skip_special_tokens=True)
         (reward,) = self.rewards([str(text)], [json.loads(example["reward_row"])])
         return {"reward": reward, "completion_length": len(completion)}

@@ -106,13 +106,21 @@ class Objective(ABC, Generic[OptionsT]):
         return checks
 
     def reject_reason(self, row: Row) -> str | None:
-        """Return why a row is unusable although each column alone is valid. The validate stage sets such rows aside."""
+        """Return why a row is unusable although each column alone is valid. The validate stage sets such rows aside.
+
+        There, `prepare_tokenizer` was called before if rows are rendered by a chat template. A tokenizer that is trained has not
+        seen any rows by then.
+        """
         lists = [column for column, kind in self.columns().items() if kind == "labels"]
         if reason := next((f"one of its {column} is null" for column in lists if None in row[column]), None):
             return reason
         optional = [column for column, kind in self.columns().items() if kind == "optional"]
         is_blank = optional and not any(str(row.get(column) or "").strip() for column in optional)
         return f"none of {' and '.join(optional)} has text" if is_blank else None
+
+    def row_check_settings(self) -> Any:
+        """Return what else `reject_reason` depends on beside the options, as JSON, such as a chat template."""
+        return None
 
     def row_labels(self, row: Row) -> Iterable[str]:
         """Return the labels in a row of the train split that encoding needs to know; the row has the objective's columns.
@@ -218,6 +226,9 @@ class Objective(ABC, Generic[OptionsT]):
     def model_config(self, state: ObjectiveState) -> dict[str, Any]:
         """Return model configuration keys that follow from the data, such as `num_labels`."""
         return {}
+
+    def prepare_model(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
+        """Set what of a model before training follows from its tokenizer, such as the token that every translation begins with."""
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Raise a RecipeError if this model cannot be trained; for what only the built model can show."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from params import ModelError
@@ -24,6 +24,39 @@ def check_end_of_text_token(tokenizer: Tokenizer) -> None:
 def tokenize_texts(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> list[list[int]]:
     """Return the tokens of each whole text."""
     return [encoding.ids for encoding in encode_texts(texts, tokenizer, add_special_tokens=add_special_tokens)]
+
+
+def strip_repeated_special_tokens(
+    texts: Iterable[str], tokenizer: Tokenizer, *, begins: bool = True, ends: bool = False
+) -> list[str]:
+    """Return texts without the tokens of begin and end of text that they write themselves, where they get one anyway.
+
+    With `begins`, the tokenizer may add one at the beginning; with `ends`, the caller adds one at the end.
+    """
+    adds_begin, adds_end = _added_special_tokens(tokenizer)
+    begin = tokenizer.bos_token if begins and adds_begin else None
+    end = tokenizer.eos_token if ends or adds_end else None
+
+    def strip(text: str) -> str:
+        while begin and text.startswith(begin):
+            text = text.removeprefix(begin)
+        while end and text.rstrip().endswith(end):
+            text = text.rstrip().removesuffix(end)
+        return text
+
+    return [*map(strip, texts)]
+
+
+def tokenize_prompts(texts: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the tokens of prompts, without the end-of-text token that some tokenizers add to every text."""
+    found = tokenize_texts(strip_repeated_special_tokens(texts, tokenizer), tokenizer)
+    return [ids[:-1] for ids in found] if _added_special_tokens(tokenizer)[1] else found
+
+
+def _added_special_tokens(tokenizer: Tokenizer) -> tuple[bool, bool]:
+    """Whether a tokenizer adds a token to the beginning, and to the end, of every text."""
+    ids = encode_texts(["a"], tokenizer)[0].ids
+    return bool(ids) and ids[0] == tokenizer.bos_token_id, bool(ids) and ids[-1] == tokenizer.eos_token_id
 
 
 def first_token_at_character(encoding: Encoding, place: int, size: int) -> int:

@@ -19,6 +19,7 @@ from tasks.commands import main
 from tasks.diagnostics.trace import _loss_lines, trace_sections
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import run_stage
+from tasks.tokenization.stage import tokenize
 from tests.support import tiny
 from tests.support.project import ROOT
 from trainer import objectives
@@ -185,3 +186,19 @@ def test_a_row_does_not_control_the_terminal(inside, project, capsys, tmp_path, 
 def test_losses_of_numbers_are_numbered_where_the_state_has_no_labels() -> None:
     encoder: Any = SimpleNamespace(state={})
     assert _loss_lines(encoder, {"labels": [0.5, 1.0]}, torch.tensor([0.1, 0.2])) == ["   0.1000 0", "   0.2000 1"]
+
+
+def test_a_row_without_a_token_to_learn_says_so(tmp_path):
+    content = tiny.recipe(
+        {"tokenization.max_length": 8}, objective={"name": "sft", "prompt_column": "text", "completion_column": "label"}
+    )
+    artifacts = Artifacts("tiny", tmp_path)
+    recipe = load(tiny.write(tmp_path / "params" / "tiny.yaml", content))
+    rows = {"text": ["a", "word " * 20], "label": ["b", "c"]}
+    tiny.write_rows(artifacts, train=rows, validation=rows, test=rows)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
+    pq.write_table(SplitRows(artifacts.rows / "test").table(), artifacts.validated / "quarantine.parquet")
+    shutil.copytree(artifacts.rows, artifacts.raw)
+    found = [*trace_sections(artifacts, recipe, 1)]
+    assert found[-1][0] == "tokens"
+    assert "gives no sequence: its first 8 tokens hold nothing to learn" in found[-1][1][0]

@@ -158,6 +158,25 @@ def test_rows_of_another_form_are_named(columns: dict[str, list[Any]], what: str
 
 
 @pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "a"},
+        {"from": "human", "value": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{}]},
+    ],
+)
+def test_conversations_are_known_in_all_forms_that_are_read(message: dict[str, Any]) -> None:
+    assert proposed(sample(conversations=[[message]] * 60), "decoder").objective == "sft"
+
+
+def test_whole_conversations_are_preferences_without_a_prompt() -> None:
+    pair = {name: [[{"role": "user", "content": f"{i}"}] for i in range(60)] for name in ("chosen", "rejected")}
+    found = proposed(sample(**pair), "decoder")
+    assert (found.objective, found.columns) == ("dpo", {"chosen": "chosen", "rejected": "rejected"})
+
+
+@pytest.mark.parametrize(
     ("labels", "what", "fix"),
     [
         ([float(i % 3) for i in range(60)], "holds whole numbers with decimals", "writes 1 for 1.0"),

@@ -1,0 +1,259 @@
+"""Conversations: which forms of messages are read, and that the assistant's tokens, with their end, and no others have a loss."""
+
+from __future__ import annotations
+
+import random
+import re
+import string
+from itertools import pairwise
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from params import ModelError
+from params.schema import ObjectiveChoice, TrainTokenizer
+from tasks.tokenization.tokenizers import train_tokenizer
+from trainer import objectives
+from trainer.objectives.bases import chat
+
+WORDS = [
+    "hello",
+    "there",
+    "what",
+    "is",
+    "two",
+    "plus",
+    "more?",
+    "yes!",
+    "naïve",
+    "日本",
+    "👩‍🚀",
+    "1,234.5",
+    "a\n\nb",
+    "x\ty",
+    "   c",
+    "{}",
+]
+EDGES = ["", "", " ", "  ", "\n", " \n", "\n\n ", "\t"]
+SPECIAL = ["<s>", "<e>", "<u>", "<a>", "<y>"]
+TEXTS = [f"{one} {other}" for one in WORDS for other in WORDS]
+
+
+def fast(backend, **names):
+    backend.add_special_tokens(SPECIAL)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="<e>", pad_token="<s>", **names)
+
+
+def byte_level(post_processor=None):
+    backend = train_tokenizer(TEXTS, TrainTokenizer(kind="train", vocab_size=400, min_frequency=1)).backend_tokenizer
+    if post_processor:
+        backend.post_processor = post_processor
+    return fast(backend)
+
+
+def sentencepiece_like(**options):
+    backend = Tokenizer(models.BPE(byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(**options)
+    backend.decoder = decoders.Metaspace(**options)
+    alphabet = sorted({*"".join(TEXTS + EDGES), *string.printable, "▁"})
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(TEXTS, trainer)
+    return fast(backend)
+
+
+def of_words():
+    backend = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.train_from_iterator(TEXTS, trainers.WordLevelTrainer(special_tokens=["<unk>"], show_progress=False))
+    return fast(backend, unk_token="<unk>")
+
+
+TOKENIZERS = {
+    "byte-level": byte_level,
+    "byte-level, offsets without white space": lambda: byte_level(processors.ByteLevel(trim_offsets=True)),
+    "begins with a space": lambda: sentencepiece_like(prepend_scheme="first", split=False),
+    "each word begins with a space": lambda: sentencepiece_like(prepend_scheme="always", split=True),
+    "words": of_words,
+}
+CALLS = "{% if m.tool_calls %}{% for call in m.tool_calls %}<call>{{ call.function | tojson }}{% endfor %}{% endif %}"
+TEMPLATES = {
+    "end within": (
+        "{% for m in messages %}{% if m.role == 'assistant' %}<a>{% generation %}{{ m.content }}"
+        + CALLS
+        + "<e>{% endgeneration %}{% else %}<u>{{ m.content }}<e>{% endif %}{% endfor %}"
+    ),
+    "end outside": (
+        "{% for m in messages %}{% if m.role == 'assistant' %}<a> {% generation %}{{ m.content }}" + CALLS + ""
+        "{% endgeneration %}<e>{% else %}<u>{{ m.role }} {{ m.content }}<e>{% endif %}{% endfor %}"
+    ),
+    "white space around the tags": (
+        "{% for m in messages %}\n  {%- if m.role == 'assistant' %}\n<a>\n  {% generation %}\n{{ m.content }}"
+        + CALLS
+        + "\n    {%- endgeneration %}\n<e>{% else %}\n<u>{{ m.content }}<e>\n  {%- endif %}\n{% endfor %}"
+    ),
+    "within a macro": (
+        "{% macro say(m) %}{% if m.role == 'assistant' %}<a>{% generation %}{{ m.content }}" + CALLS + ""
+        "{% endgeneration %}<e>{% else %}<u>{{ m.content }}<e>{% endif %}{% endmacro %}"
+        "{% for m in messages %}{{ say(m) }}{% endfor %}"
+    ),
+    "begins with the assistant's text": (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}" + CALLS + ""
+        "{% endgeneration %}<e>{% else %}<u>{{ m.content }}<e>{% endif %}{% endfor %}"
+    ),
+    "without tags": (
+        "{% for m in messages %}{{ {'assistant': '<a>', 'user': '<u>'}.get(m.role, '<y>') }}{{ m.content }}"
+        + CALLS
+        + "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    ),
+    "without tags, with spaces": (
+        "{{ bos_token }}{% for m in messages %}{{ {'assistant': 'A: ', 'user': 'U: '}.get(m.role, 'Y: ') }}"
+        "{{ m.content }}" + CALLS + "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}A: {% endif %}"
+    ),
+}
+
+
+def conversation(chance):
+    """A random conversation, and what the model has to say in it: each text, and what of it may be lost at its edges."""
+    turns, said = [], []
+    if chance.random() < 0.3:
+        turns.append({"role": "system", "content": "be brief "})
+    for _ in range(chance.randint(1, 4)):
+        turns.append({"role": "user", "content": words(chance)})
+        answer = {"role": "assistant", "content": words(chance)}
+        if chance.random() < 0.3:
+            call = {"name": "add", "arguments": {"left": chance.randint(1, 99), "why": None}}
+            answer |= {"content": chance.choice([None, "", answer["content"]]), "tool_calls": [{"function": call}]}
+            if answer["content"] is not None and chance.random() < 0.5:
+                answer["name"] = None
+        turns.append(answer)
+        said.append(answer)
+    if chance.random() < 0.3:
+        turns.append({"role": "user", "content": words(chance)})
+    return (turns[1:] if chance.random() < 0.2 and turns[1]["role"] == "assistant" else turns), said
+
+
+def words(chance):
+    return chance.choice(EDGES) + " ".join(chance.choices(WORDS, k=chance.randint(1, 5))) + chance.choice(EDGES)
+
+
+def call_text(answer):
+    calls = answer.get("tool_calls") or ()
+    return "".join(
+        f'<call>{{"name": "add", "arguments": {{"left": {call["function"]["arguments"]["left"]}, "why": null}}}}'
+        for call in calls
+    )
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_only_the_assistants_tokens_have_a_loss(tokenizer, template):
+    chance, tokenizer_name, tokenizer = random.Random(f"{tokenizer} {template}"), tokenizer, TOKENIZERS[tokenizer]()
+    sft = objectives.build_objective(
+        ObjectiveChoice(name="sft", messages_column="talk", chat_template=TEMPLATES[template])
+    )
+    sft.prepare_tokenizer(tokenizer)
+    rows = [(i, *conversation(chance)) for i in range(60)]
+    assert [sft.reject_reason({"talk": turns}) for _, turns, _ in rows] == [None] * len(rows)
+    encoded = sft.encode([{"row_id": i, "talk": turns} for i, turns, _ in rows], tokenizer, 10_000, {})
+    for (_, turns, said), (examples, _) in zip(rows, encoded, strict=True):
+        is_greeting = template.startswith("without tags") and turns[0] is said[0]  # it answers nothing
+        answers = said[is_greeting:]
+        assert len(examples) == bool(answers)
+        if not answers:
+            continue
+        runs, ids, labels = [], examples[0]["input_ids"], examples[0]["labels"]
+        assert examples[0]["bytes"] > 0, "also of tool calls alone"
+        for i, label in enumerate(labels):
+            assert label in (-100, ids[i])
+            if label != -100:
+                runs += [[]] if i == 0 or labels[i - 1] == -100 else []
+                runs[-1].append(label)
+        starts_at_once = template.startswith("begins") and turns[0] in answers[:1]
+        expected = [f"{answer['content'] or ''}{call_text(answer)}<e>" for answer in answers]
+        found = ["".join(tokenizer.decode(run)) for run in runs]
+        if starts_at_once:  # nothing predicts its first token
+            assert len(found) == len(expected)
+            assert comparable(expected[0], tokenizer_name).endswith(comparable(found[0], tokenizer_name))
+            found, expected = found[1:], expected[1:]
+        assert [comparable(text, tokenizer_name) for text in found] == [
+            comparable(text, tokenizer_name) for text in expected
+        ]
+        assert (tokenizer.eos_token_id, tokenizer.eos_token_id) not in pairwise(ids)
+
+
+def comparable(text, tokenizer):
+    """A text as a tokenizer can tell it: others than byte-level ones know no white space, or not how much of it."""
+    if tokenizer.startswith("byte"):
+        return text
+    if tokenizer == "words":
+        known = {word for one in WORDS for word in one.split()} | {"<e>"}
+        text = " ".join(w if w in known else "<unk>" for w in text.replace("<e>", " <e>").split())
+    return re.sub(r"\s", "", text)
+
+
+def test_a_tokenizer_without_offsets_is_refused(monkeypatch):
+    tokenizer = byte_level()
+
+    class Blind:
+        offsets = ((0, 0),) * 3
+
+    monkeypatch.setattr(chat, "encode_texts", lambda texts, *_, **__: [Blind()] * len(texts))
+    with pytest.raises(ModelError, match=r"(?s)does not say which characters .*fast tokenizer with offsets"):
+        chat.ConversationTokenizer(tokenizer)
+
+
+def test_a_template_that_trims_marked_text_is_refused():
+    """Its marks would keep the white space, so nobody could say where the assistant's text is."""
+    tokenizer = byte_level()
+    tokenizer.chat_template = (
+        "{% macro say(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
+        "{% for m in messages %}{{ say(m) | trim }}{% endfor %}"
+    )
+    read = chat.ConversationTokenizer(tokenizer)
+    assert read.why_refused([{"role": "assistant", "content": "yes"}]) is None
+    assert "changes what it writes between" in read.why_refused([{"role": "assistant", "content": "yes "}])
+
+
+PLAIN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "read"),
+    [
+        (PLAIN, PLAIN),
+        ([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes"}], PLAIN),
+        ([{"from": "Human", "value": "Hi", "role": None}, {"from": "gpt", "value": "Yes", "content": None}], PLAIN),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]}, PLAIN[1]],
+            PLAIN,
+        ),
+        ([PLAIN[0] | {"name": None, "tool_calls": None}, PLAIN[1]], PLAIN),
+    ],
+)
+def test_messages_are_read_in_the_forms_that_people_have(messages, read):
+    assert chat.read_turns(messages) == read
+    assert chat.looks_like_conversation(messages)
+    assert chat.why_conversation_unusable(messages) is None
+
+
+def test_null_content_beside_tool_calls_is_no_text_and_their_arguments_stay():
+    call = {"id": None, "function": {"name": "add", "arguments": {"left": 1, "why": None}, "strict": None}}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    read = {"function": {"name": "add", "arguments": {"left": 1, "why": None}}}
+    assert chat.read_turns([answer]) == [{"role": "assistant", "content": "", "tool_calls": [read]}]
+    assert chat.why_conversation_unusable([PLAIN[0], answer]) is None
+    assert "is not {role, content}" in chat.why_conversation_unusable([PLAIN[0], answer | {"tool_calls": None}])
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"from": "narrator", "value": "a"}, "message 0 is from 'narrator', and not from human"),
+        ({"from": "gpt", "value": None}, "message 0 is not {role, content} with text in both"),
+        ({"role": "user", "content": [{"type": "image", "url": "a.png"}]}, "message 0 has a part that is no text"),
+        ({"role": "assistant", "content": "", "tool_calls": []}, "message 0, of the assistant, is empty"),
+    ],
+)
+def test_a_message_that_cannot_be_read_is_named(message, reason):
+    assert reason in chat.why_conversation_unusable([message])

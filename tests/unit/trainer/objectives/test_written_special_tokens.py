@@ -1,0 +1,98 @@
+"""Rows and templates that write the tokens of begin and end of text themselves: sequences have one of each."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from tokenizers import processors
+from transformers import PreTrainedTokenizerFast
+
+from params.schema import ObjectiveChoice, TrainTokenizer
+from tasks.inference.tried_model import AnsweringModel
+from tasks.tokenization.tokenizers import train_tokenizer
+from trainer import objectives
+from trainer.objectives.bases.rows import PromptForm
+
+BEGIN, END = 257, 258
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% else %}{{ m.content + eos_token }}"
+    "{% endif %}{% endfor %}"
+)
+TALK = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}]
+WRITTEN = [{"role": "user", "content": "<s>ab"}, {"role": "assistant", "content": "cd</s>\n"}]
+
+
+def tokenizer_that_adds(*added: str) -> Any:
+    backend = train_tokenizer([], TrainTokenizer(kind="train", vocab_size=260)).backend_tokenizer
+    backend.add_special_tokens(["<s>", "</s>"])
+    ids = [("<s>", BEGIN), ("</s>", END)]
+    single = [*(["<s>"] if "begin" in added else []), "$A", *(["</s>"] if "end" in added else [])]
+    backend.post_processor = processors.TemplateProcessing(single=single, pair="$A $B", special_tokens=ids)
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=TEMPLATE, **names)
+    assert tokenizer.convert_tokens_to_ids(["<s>", "</s>"]) == [BEGIN, END]
+    return tokenizer
+
+
+CASES = {
+    "sft": ({}, {"prompt": "ab", "completion": "cd"}, {"prompt": "<s>ab", "completion": "cd</s>"}),
+    "sft, messages": ({"messages_column": "talk"}, {"talk": TALK}, {"talk": WRITTEN}),
+    "dpo": (
+        {},
+        {"prompt": "ab", "chosen": "cd", "rejected": "e"},
+        {"prompt": "<s>ab", "chosen": "cd</s></s>", "rejected": "e</s>"},
+    ),
+    "dpo, messages": (
+        {"chat": True, "prompt_column": None},
+        {"chosen": TALK, "rejected": [TALK[0], {"role": "assistant", "content": "e"}]},
+        {"chosen": WRITTEN, "rejected": [WRITTEN[0], {"role": "assistant", "content": "e</s>"}]},
+    ),
+    "grpo": (
+        {"rewards": ["trainer.rewards:exact_match"]},
+        {"prompt": "ab", "answer": "cd"},
+        {"prompt": "<s>ab", "answer": "cd"},
+    ),
+    "iterative_sft": (
+        {"reference_completion_column": "said"},
+        {"prompt": "ab", "answer": "cd", "said": "cd"},
+        {"prompt": "<s>ab", "answer": "cd", "said": "cd</s>"},
+    ),
+    "causal_lm": ({}, {"text": "abcd"}, {"text": "abcd</s>\n"}),
+    "seq2seq": ({}, {"input": "ab", "target": "cd"}, {"input": "<s>ab", "target": "cd</s>"}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("added", [("begin",), ("begin", "end")], ids=" and ".join)
+def test_rows_that_write_special_tokens_give_the_same_sequences(name: str, added: tuple[str, ...]) -> None:
+    options, plain, written = CASES[name]
+    objective = objectives.build_objective(ObjectiveChoice(name=name.partition(",")[0], **options))
+    tokenizer = tokenizer_that_adds(*added)
+    objective.prepare_tokenizer(tokenizer)
+    expected, found = ([*objective.encode([{"row_id": 0, **row}], tokenizer, 50, {})] for row in (plain, written))
+    for one in (*expected, *found):
+        for example in one.examples:
+            example.pop("reward_row", None)
+    assert found == expected
+    assert objective.says_all({"row_id": 0, **written}, found[0].examples, tokenizer)
+    for ids in found[0].examples[0].values():
+        if isinstance(ids, list):
+            assert ids.count(BEGIN) <= 1
+            assert not {(BEGIN, BEGIN), (END, END)} & {*pairwise(ids)}
+
+
+def test_a_token_that_nothing_else_writes_stays() -> None:
+    """Also at the end of a prompt: there, such tokens separate turns."""
+    tokenizer = tokenizer_that_adds()
+    sft = objectives.build_objective(ObjectiveChoice(name="sft"))
+    (((example,), _),) = sft.encode([{"row_id": 0, "prompt": "<s>ab</s>", "completion": "cd"}], tokenizer, 50, {})
+    assert [example["input_ids"][i] for i in (0, 3, -1)] == [BEGIN, END, END]
+
+
+@pytest.mark.parametrize("text", ["ab", "<s>ab"])
+def test_a_released_model_is_asked_alike(text: str) -> None:
+    tokenizer = tokenizer_that_adds("begin")
+    model = AnsweringModel("here", "text-generation", PromptForm(), None, tokenizer, None, None)  # type: ignore[arg-type]
+    assert tokenizer(model._prompt(text))["input_ids"] == tokenizer("ab")["input_ids"]
