@@ -342,6 +342,7 @@ def test_a_template_of_a_flag_is_checked(template: str, what: str) -> None:
 
 
 def test_an_answer_of_preferences_is_never_the_prompt() -> None:
-    with pytest.raises(RecipeError) as error:
-        proposed(sample(chosen=TEXTS, rejected=PAIRS["completion"]), "decoder")
-    assert "--prompt chosen" not in str(error.value)
+    found = proposed(sample(chosen=TEXTS, rejected=PAIRS["completion"]), "decoder")
+    assert found.columns == {"chosen": "chosen", "rejected": "rejected"}, (
+        "both begin with the prompt, or no row can be used"
+    )
