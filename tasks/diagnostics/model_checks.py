@@ -15,7 +15,7 @@ from params import EvergreenError, HubRefusedError, ModelError, Problem, Transie
 from params.dvc_files import RECIPES
 from params.foundation.artifacts import Artifacts
 from params.loading import Key
-from params.schema import Lora, Model, ObjectiveChoice, PretrainedTokenizer, Publish, Tokenization, repo_id_problem
+from params.schema import Model, ObjectiveChoice, PretrainedTokenizer, Publish, Tokenization, repo_id_problem
 from trainer import objectives
 from trainer.model.adapters import BaseModelReference
 from trainer.runtime.model_files import check_safe_to_load
@@ -120,10 +120,10 @@ def find_position_limit_problem(model: Model, tokenization: Tokenization) -> Ite
 
 
 def find_lora_problem(model: Model, objective: ObjectiveChoice) -> Iterator[Problem]:
-    """Find layers that are named for adapters, but cannot have them. No weights are made."""
-    config, lora = _read_config(model), model.lora
-    if not config or lora is None or lora == Lora(r=lora.r, alpha=lora.alpha, dropout=lora.dropout):
-        return  # it names no layers
+    """Find layers that cannot have the adapters that they are to have. No weights are made."""
+    config = _read_config(model)
+    if not config or model.lora is None:
+        return
     import torch
     from transformers import AutoConfig
 
@@ -133,9 +133,9 @@ def find_lora_problem(model: Model, objective: ObjectiveChoice) -> Iterator[Prob
         built = objectives.build_objective(objective)
         with torch.device("meta"):
             network = built.model_class().from_config(AutoConfig.for_model(**config), trust_remote_code=False)
-            add_lora_adapters(network, lora, built, [])
+            add_lora_adapters(network, model.lora, built, [])
     except ModelError as error:
-        yield Problem.of(error, ("model", "lora"))
+        yield Problem(("model", "lora"), error.what, error.fix)
     except (EvergreenError, ValueError, TypeError, KeyError, AttributeError):  # which another check says
         return
 

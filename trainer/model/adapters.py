@@ -86,6 +86,12 @@ def add_lora_adapters(
     in_full = heads + [name for name in layers if name and not set(name.split(".")) & set(_HEADS)]
     in_full += [name for name in lora.modules_to_save if name not in in_full]
     tied = _tied_layers(network)
+    known = [f".{name}" for name, _ in network.named_modules() if name]
+    fix = f"choose from the model's layers: {', '.join(sorted({name.rpartition('.')[2] for name in known}))}"
+    named = () if isinstance(lora.target_modules, str) else lora.target_modules
+    for name in (*named, *lora.modules_to_save):  # peft passes over those that no layer has
+        if not any(one.endswith(f".{name}") for one in known):
+            raise ModelError("model.lora", f"the model has no layer {name}", fix)
     ends = {name.rpartition(".")[2] for name in in_full}
     config = LoraConfig(
         r=lora.r,
@@ -98,12 +104,10 @@ def add_lora_adapters(
     )
     try:
         with warnings.catch_warnings(
-            action="ignore", category=FutureWarning
-        ):  # peft 0.21.2 uses old names of transformers
+            action="ignore"
+        ):  # peft 0.21.2 uses old names of transformers; tied layers see below
             adapted: PreTrainedModel = get_peft_model(network, config)
     except ValueError as error:
-        names = sorted({name.rpartition(".")[2] for name, _ in network.named_modules() if name})
-        fix = f"choose from the model's layers: {', '.join(names)}"
         raise ModelError("model.lora", f"peft rejects it: {error}", fix) from error
     if with_adapter := [
         name for name in tied if isinstance(adapted.get_submodule(f"base_model.model.{name}"), LoraLayer)
@@ -112,7 +116,7 @@ def add_lora_adapters(
         what = f"{' and '.join(tied)} share their weights, into which an adapter of {with_adapter[0]} cannot be merged"
         names = sorted({name.rpartition(".")[2] for name in tied})
         fix = f"leave {' and '.join(names)} out of target_modules; `modules_to_save: [{names[0]}]` trains them in full"
-        raise ModelError("model.lora.target_modules", what, fix)
+        raise ModelError("model.lora", what, fix)
     return adapted
 
 

@@ -44,6 +44,8 @@ class Architecture:
     """What its generation_config.json says."""
     quirk: str = ""
     """What is special about it."""
+    lora: dict[str, Any] = field(default_factory=dict)
+    """What its adapters need."""
 
     def write(self, folder: Path) -> Path:
         """Write the model and its tokenizer; return the folder."""
@@ -83,7 +85,7 @@ def _decoder(name: str, like: str, tokenizer: str, quirk: str = "", **config: An
 
 
 def _other(name: str, like: str, kind: Any, tokenizer: str, quirk: str = "", **config: Any) -> Architecture:
-    return Architecture(name, like, kind, tokenizer, config, quirk=quirk)
+    return Architecture(name, like, kind, tokenizer, config, quirk=quirk, lora=config.pop("lora", {}))
 
 
 _SAMPLES: Final = {"do_sample": False, "temperature": 0.6, "top_p": 0.9}
@@ -124,7 +126,7 @@ _FOUND = (
         "uw-madison/nystromformer-512",
         "wordpiece",
         "landmarks",
-        num_landmarks=2,
+        num_landmarks=64,
         segment_means_seq_len=64,
     ),
     _encoder(
@@ -254,7 +256,14 @@ _FOUND = (
         sliding_window=8,
     ),
     _other(
-        "mamba", "state-spaces/mamba-130m-hf", "decoder", "gpt2", "no attention", hidden_size=32, num_hidden_layers=2
+        "mamba",
+        "state-spaces/mamba-130m-hf",
+        "decoder",
+        "gpt2",
+        "no attention; `target_modules: [in_proj, x_proj]`",
+        hidden_size=32,
+        num_hidden_layers=2,
+        lora={"target_modules": ["in_proj", "x_proj"]},
     ),
     _other("t5", "google-t5/t5-small", "encoder-decoder", "t5", "tied, no position limit", **_T5),
     _other("mt5", "google/mt5-small", "encoder-decoder", "t5", "untied", **_T5, tie_word_embeddings=False),

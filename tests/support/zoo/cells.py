@@ -63,7 +63,7 @@ class Cell:
             "evaluation.compare_untrained": False,
             "publish.private": False,
         }
-        sections["model"] = {"pretrained": str(base), **({"lora": {"r": 4}} if self.lora else {})}
+        sections["model"] = {"pretrained": str(base), **({"lora": {"r": 4, **self.of.lora}} if self.lora else {})}
         sections["tokenization"] = {"tokenizer": tokenizer, "max_length": 40}
         return tiny.recipe(changes, **sections)
 
@@ -80,8 +80,11 @@ def all_cells() -> list[Cell]:
     return found
 
 
-def try_cell(cell: Cell, root: Path) -> None:
-    """Take a cell through all of it in this process, without charts and reports. What goes wrong is raised."""
+def try_cell(cell: Cell, root: Path, changes: dict[str, Any] | None = None) -> Artifacts:
+    """Take a cell through all of it in this process, without charts and reports; return the run. What goes wrong is raised.
+
+    `changes` are keys of the recipe that are set.
+    """
     from tasks.publishing import assembly
     from trainer.model import config_check
 
@@ -89,17 +92,17 @@ def try_cell(cell: Cell, root: Path) -> None:
         patch.setattr(config_check, "start_transformers_settings_check", lambda *_: list)  # of a new model
         patch.setattr(assembly, "draw_card_charts", lambda _: {})
         patch.setattr(assembly, "render_report_page", lambda *_, **__: "A report.")
-        _try(cell, root)
+        return _try(cell, root, changes or {})
 
 
-def _try(cell: Cell, root: Path) -> None:
+def _try(cell: Cell, root: Path, changes: dict[str, Any]) -> Artifacts:
     from tasks.diagnostics.check import find_recipe_problems
 
     base = cell.of.write(root / "base")
     (root / "data").mkdir()
     row = {"text": "A cat", "label": "cat", "spans": [{"label": "who", "start": 2, "end": 5}]}
     (root / "data/rows.jsonl").write_text(json.dumps({**row, "messages": conversations(1, "train")[0]}) + "\n")
-    path = tiny.write(root / "params" / "tiny.yaml", cell.recipe(base))
+    path = tiny.write(root / "params" / "tiny.yaml", tiny.changed(cell.recipe(base), changes))
     found = find_recipe_problems(read_yaml_document(path))
     assert not found, f"check: {'; '.join(f'{one.what}: {one.fix}' for one in found)}"
     artifacts, recipe = Artifacts("tiny", root), tiny.load(path)
@@ -112,6 +115,7 @@ def _try(cell: Cell, root: Path) -> None:
     assert releases.evaluate(artifacts, recipe).verdict == "publish"
     assert releases.publish(artifacts, recipe, timeout_s=120.0).status == "published"
     _assert_settings_of_base(base, artifacts)
+    return artifacts
 
 
 def train_in_process(artifacts: Artifacts, recipe: Any) -> None:
