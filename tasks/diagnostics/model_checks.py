@@ -18,6 +18,7 @@ from params.loading import Key
 from params.schema import Model, ObjectiveChoice, PretrainedTokenizer, Publish, Tokenization, repo_id_problem
 from trainer import objectives
 from trainer.model.adapters import BaseModelReference
+from trainer.runtime.imports import unhide_package
 from trainer.runtime.model_files import check_safe_to_load
 
 logger = logging.getLogger(__name__)
@@ -129,6 +130,7 @@ def find_lora_problem(model: Model, objective: ObjectiveChoice) -> Iterator[Prob
 
     from trainer.model.adapters import add_lora_adapters
 
+    unhide_package("peft")
     try:
         built = objectives.build_objective(objective)
         with torch.device("meta"):

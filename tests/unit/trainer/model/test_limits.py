@@ -25,9 +25,9 @@ TABLES = {
     "roberta": 64,
     "mpnet": 64,
     "distilbert": 66,
-    "gpt2": 66,
-    "gpt_neo": 66,
-    "opt": 66,
+    "gpt2": 130,
+    "gpt_neo": 130,
+    "opt": 130,
     "bart": 66,
     "led": 72,
 }
