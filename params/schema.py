@@ -267,6 +267,9 @@ class PretrainedTokenizer(Section):
     """Local folder or Hub repository."""
     revision: str | None = None
     """Commit, tag or branch of the repository."""
+    added_tokens: list[str] = []
+    """Special tokens that it gets, such as those of a chat template. Embeddings of the model that lack rows for them get new ones,
+    which are trained; with adapters, these embeddings are trained in full."""
 
 
 class Tokenization(Section):
@@ -305,6 +308,8 @@ class Lora(Section):
     """Dropout probability of the adapters' inputs."""
     target_modules: list[str] | str = "all-linear"
     """Names of the layers that get an adapter. `all-linear`: all linear layers except the head."""
+    modules_to_save: list[str] = []
+    """Names of further layers that are trained in full, such as `embed_tokens`. A new head always is."""
 
 
 class Quantization(Section):
@@ -331,6 +336,9 @@ class Model(Section):
     """Local folder or Hub repository to start from. It must hold safetensors; code in it is never run."""
     revision: str | None = None
     """Commit, tag or branch of the repository."""
+    published_dtype: Literal["base", "fp32"] = "base"
+    """Number format of the weights that are evaluated and published: that of the pretrained model, such as bf16, to which they
+    are rounded after training in single precision; or fp32, which is twice as large."""
     lora: Lora | None = None
     """Train low-rank adapters instead of all weights."""
     quantization: Quantization | None = None

@@ -21,6 +21,7 @@ from trainer.loop import arguments, extensions
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.model import network
+from trainer.model.limits import check_positions
 from trainer.reporting import trackers
 from trainer.reporting.callbacks import StepRecorder, TrainingReporter, apply_log_level
 from trainer.runtime.heartbeat import Heartbeat
@@ -59,6 +60,7 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
     )
     objective.check_model(model)
+    check_positions(model, rows)
     heartbeat.beat("starting")
     every = args.eval_accumulation_steps
     metrics = EvaluationMetrics(objective, state=state, tokenizer=tokenizer, metrics=job.metrics, to_cpu_every=every)

@@ -299,6 +299,8 @@ _CHECKS: list[Callable[..., Iterable[Problem]]] = [
     _warn_of_long_warmup,
     _expectation_problems,
     model_checks.find_position_limit_problem,
+    model_checks.find_generation_problem,
+    model_checks.find_lora_problem,
     _metric_problems,
     _gate_problems,
     _launch_problems,

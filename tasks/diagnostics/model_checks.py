@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from params import HubRefusedError, ModelError, Problem, TransientError
+from params import EvergreenError, HubRefusedError, ModelError, Problem, TransientError
 from params.dvc_files import RECIPES
 from params.foundation.artifacts import Artifacts
 from params.loading import Key
-from params.schema import Model, PretrainedTokenizer, Publish, Tokenization, repo_id_problem
+from params.schema import Model, ObjectiveChoice, PretrainedTokenizer, Publish, Tokenization, repo_id_problem
+from trainer import objectives
 from trainer.model.adapters import BaseModelReference
+from trainer.runtime.imports import unhide_package
 from trainer.runtime.model_files import check_safe_to_load
 
 logger = logging.getLogger(__name__)
+_USUAL_POSITIONS: Final = 512
+"""The fewest positions that a type of models has, unless its configuration says otherwise."""
 _HUB_S = 10.0
 """How long to wait for a Hub."""
 
@@ -91,12 +96,87 @@ def find_unwatched_base_models(root: Path, name: str, watched: str, sections: Ma
 
 
 def find_position_limit_problem(model: Model, tokenization: Tokenization) -> Iterator[Problem]:
-    """Find a length in tokens that a new model has no positions for."""
-    config = model.config or {}
-    positions = config.get("max_position_embeddings", config.get("n_positions"))
-    if isinstance(positions, int) and positions < tokenization.max_length:
+    """Find a length in tokens that a model has no positions for. Of one on a Hub, only if the configuration is here already."""
+    config = _read_config(model)
+    stated = config.get("max_position_embeddings", config.get("n_positions", _USUAL_POSITIONS))
+    # RoBERTa and its kin count positions from behind the padding token
+    if (
+        not config
+        or not isinstance(stated, int)
+        or tokenization.max_length < stated - 2 - (config.get("pad_token_id") or 0)
+    ):
+        return
+    from transformers import AutoConfig
+
+    from trainer.model.limits import find_position_limits
+
+    try:
+        limits = find_position_limits(AutoConfig.for_model(**config))
+    except (ValueError, TypeError, KeyError, AttributeError):  # which another check says
+        return
+    positions = limits.most if model.config else limits.table
+    if positions is not None and positions < tokenization.max_length:
         what = f"{tokenization.max_length} tokens exceed the model's {positions} positions"
         yield Problem(("tokenization", "max_length"), what, f"use at most {positions}")
+
+
+def find_lora_problem(model: Model, objective: ObjectiveChoice) -> Iterator[Problem]:
+    """Find layers that cannot have the adapters that they are to have. No weights are made."""
+    config = _read_config(model)
+    if not config or model.lora is None:
+        return
+    import torch
+    from transformers import AutoConfig
+
+    from trainer.model.adapters import add_lora_adapters
+
+    unhide_package("peft")
+    try:
+        built = objectives.build_objective(objective)
+        with torch.device("meta"):
+            network = built.model_class().from_config(AutoConfig.for_model(**config), trust_remote_code=False)
+            add_lora_adapters(network, model.lora, built, [])
+    except ModelError as error:
+        yield Problem(("model", "lora"), error.what, error.fix)
+    except (EvergreenError, ValueError, TypeError, KeyError, AttributeError):  # which another check says
+        return
+
+
+def find_generation_problem(model: Model) -> Iterator[Problem]:
+    """Find a generation_config.json that transformers reads, but with which it would not save the trained model."""
+    path = Path(model.pretrained or "") / "generation_config.json"
+    if model.pretrained is None or not path.is_file():
+        return
+    from transformers import GenerationConfig
+
+    from trainer.model.use_settings import repair_generation_settings
+
+    try:
+        repair_generation_settings(GenerationConfig.from_pretrained(path.parent), model.pretrained)
+    except ModelError as error:
+        yield Problem.of(error, ("model", "pretrained"))
+    except (OSError, ValueError, TypeError) as error:
+        what = f"its generation_config.json cannot be read: {error}"
+        yield Problem(("model", "pretrained"), what, "correct that file, or remove it")
+
+
+def _read_config(model: Model) -> dict[str, Any]:
+    """Return the model's configuration; empty if it is not on this machine."""
+    if model.config is not None or model.pretrained is None:
+        return dict(model.config or {})
+    path = Path(model.pretrained) / "config.json"
+    if not path.parent.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        with contextlib.suppress(HFValidationError):  # which another check says
+            found = try_to_load_from_cache(model.pretrained, "config.json", revision=model.revision)
+            path = Path(found) if isinstance(found, str) else path
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) and isinstance(content.get("model_type"), str) else {}
 
 
 def find_adapter_publishing_problems(model: Model, publish: Publish) -> Iterator[Problem]:

@@ -32,9 +32,9 @@ from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.progress import iterate_with_progress
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.encoding import RowEncoder
-from tasks.tokenization.tokenizers import NO_LIMIT
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
+from trainer.model.limits import NO_LIMIT, find_position_limits_in, find_reading_limit
 from trainer.runtime.library_errors import as_remote_code_error
 from trainer.runtime.model_files import check_safe_to_load
 
@@ -53,6 +53,8 @@ class _Record(BaseModel):
     """The part of `evergreen-provenance.json` that is needed here."""
 
     objective: ObjectiveChoice
+    max_length: int | None = None
+    """The tokens up to which the model was judged; a record of an earlier version does not say it: its tokenizer does."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +102,17 @@ def fetch_champion(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights
 
 
 def _released_limit(repository: HubRepository, champion: ChampionReference) -> int:
-    """Return how many tokens of a text the champion's tokenizer reads; 0 if it does not say."""
+    """Return up to how many tokens of a text the champion was judged; 0 if it does not say."""
     from tasks.hub_client.repository import MAX_SETTINGS_BYTES
 
-    commit, name = champion.commit, "tokenizer_config.json"
-    content = repository.retry_until_clear(lambda: repository.read(commit, name, max_bytes=MAX_SETTINGS_BYTES))
-    with translate_champion_errors(champion):
-        found = int(json.loads(content or b"{}").get("model_max_length", 0))
-        return found if found < NO_LIMIT else 0
+    for name, key in ((PROVENANCE, "max_length"), ("tokenizer_config.json", "model_max_length")):
+        content = repository.retry_until_clear(
+            lambda name=name: repository.read(champion.commit, name, max_bytes=MAX_SETTINGS_BYTES)
+        )
+        with translate_champion_errors(champion):
+            if found := int(json.loads(content or b"{}").get(key) or 0):
+                return found if found < NO_LIMIT else 0
+    return 0
 
 
 def build_champion_reader(
@@ -125,16 +130,20 @@ def build_champion_reader(
     with translate_champion_errors(champion):
         check_safe_to_load(folder, adapter=True)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        record, options = folder / PROVENANCE, None
-        if record.exists() and (made := _Record.model_validate_json(record.read_bytes()).objective).name == choice.name:
-            options = made.options
+        record, options, judged = folder / PROVENANCE, None, None
+        if record.exists() and (made := _Record.model_validate_json(record.read_bytes())).objective.name == choice.name:
+            options, judged = made.objective.options, made.max_length
         objective = objectives.build_objective(choice).as_released(options)
         if lacking := sorted(objective.columns().keys() - set(columns)):
             raise ValueError(f"its prompt needs the column {lacking[0]!r}, which the rows do not have")
         objective.prepare_tokenizer(tokenizer)
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-        own = int(tokenizer.model_max_length)
-        return ModelTokenization(objective, tokenizer, folder, own if own < NO_LIMIT else max_length, champion.where)
+        if objective.reads_as_its_release:
+            limit = find_reading_limit(folder)
+        elif not (limit := judged or 0):  # of an earlier version, or not of ours
+            own = int(tokenizer.model_max_length)
+            limit = min(own if own < NO_LIMIT else max_length, find_position_limits_in(folder).most or NO_LIMIT)
+        return ModelTokenization(objective, tokenizer, folder, limit, champion.where)
 
 
 def load_champion(

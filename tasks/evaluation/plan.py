@@ -21,6 +21,7 @@ from tasks.evaluation.statistics import Resampler
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
+from tasks.tokenization.report import TokenizationReport
 from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.data import tokens
@@ -54,6 +55,8 @@ class EvaluationPlan:
     resampler: Resampler
     """With the objective and what it learned."""
     batch_size: int
+    batch_tokens: int
+    """Most tokens of a batch: those of `batch_size` sequences as long as in training, which fit into memory."""
     metric: str
     """The metric that decides."""
     directions: Mapping[str, Direction]
@@ -68,6 +71,11 @@ class EvaluationPlan:
     """Names new rows on which the champion's confidence is measured; None if it is not."""
     not_measured: str
     """Why it is not."""
+
+    @property
+    def compared_length(self) -> int | None:
+        """Most tokens of a text that the candidate reads, if the champion has a say in it."""
+        return None if self.text.is_cut else self.text.limit
 
     def can_compare(self, metric: str) -> bool:
         """Whether a metric can be compared with the champion's."""
@@ -91,14 +99,16 @@ def plan_evaluation_and_encode(
         ModelError: candidate and champion cannot be compared.
     """
     built, state = objectives.build_objective(objective), tokens.read_objective_state(artifacts.tokens)
-    tokenizer, gate = tokens.read_tokenizer(artifacts.tokens), evaluation.gate
+    learned, gate = read_report(artifacts, TokenizationReport), evaluation.gate
     metric = gate.metric or built.main_metric
     extra = evaluation.metrics.directions if evaluation.metrics else {}
     rows = SplitRows(artifacts.rows / evaluation.split)
     groups = RowGroups.read(rows)
-    own = ModelTokenization(built, tokenizer, artifacts.model, tokenizer.model_max_length, "the candidate")
+    own, by_itself = ModelTokenization.of_candidate(artifacts, built), artifacts.tokens / evaluation.split
     found, text, other = published.champion, ComparableInputs(), None
     with ShardWorkers(artifacts, "evaluate", launch) as workers:
+        if own.max_length != learned.max_length and not learned.splits[evaluation.split].is_whole:
+            by_itself = own.encode(rows, own.encoder(None, state), folder / "released", workers)
         if found and published.folder:
             other = champion.build_champion_reader(
                 published.folder, objective, max_length=own.max_length, champion=found, columns=rows.schema.names
@@ -111,8 +121,9 @@ def plan_evaluation_and_encode(
             text = ComparableInputs(encoder.max_length, own.encode(rows, encoder, folder / "own", workers))
 
     load_model = partial(load_trained_model, artifacts.model, built.model_class())
-    load_untrained = partial(build_untrained_model, model, objective=built, state=state, tokenizer=tokenizer, seed=seed)
-    by_itself = artifacts.tokens / evaluation.split
+    load_untrained = partial(
+        build_untrained_model, model, objective=built, state=state, tokenizer=own.tokenizer, seed=seed
+    )
     sequences = text.own or by_itself
     if not text.is_cut:
         by_itself = sequences
@@ -133,6 +144,7 @@ def plan_evaluation_and_encode(
         settings=evaluation,
         resampler=Resampler(built, state, resamples=gate.resamples, confidence=gate.comparison_confidence, seed=seed),
         batch_size=launch.eval_batch_size,
+        batch_tokens=launch.eval_batch_size * learned.max_length,
         metric=metric,
         directions={**built.metrics, **built.evaluate_only_metrics, **extra},
         rows=rows,

@@ -5,7 +5,8 @@ its own tokenizer, up to one limit: the larger one of the two, unless a network 
 same tokens, a row counts only if both read all of it, and for some metrics only if the labels of both say all of it.
 
 A classifier is asked for the same label however much of a text it reads. There each model reads as much as its release does, and all
-rows count.
+rows count. So does, by itself, every model whose call on the card cuts or splits a long text: it is judged as it is published. The limit
+of training (`tokenization.max_length`) is that of the others, of which each row's beginning is scored.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from params import DataError, ModelError
+from params.foundation.artifacts import Artifacts
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
+from tasks.stages import read_report
 from tasks.tokenization.encoding import IS_CUT, SAYS_ALL, RowEncoder, encode_and_write_splits
+from tasks.tokenization.report import TokenizationReport
 from trainer.data.shards import ROW_ID, Manifest
-from trainer.data.tokens import Sequences
-from trainer.model import adapters
-from trainer.runtime.model_files import check_safe_to_load
+from trainer.data.tokens import Sequences, read_tokenizer
+from trainer.model.limits import find_position_limits_in, find_reading_limit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,9 +52,17 @@ class ModelTokenization:
     folder: Path
     """The model's files."""
     max_length: int
-    """The limit of `tokenization.max_length` when the model was released."""
+    """Most tokens of a text that its release reads; of one that cuts no text, those of `tokenization.max_length` when it learned."""
     where: str
     """The model in messages."""
+
+    @classmethod
+    def of_candidate(cls, artifacts: Artifacts, objective: Objective[Any]) -> ModelTokenization:
+        """Return how the model of a run reads rows."""
+        limit = read_report(artifacts, TokenizationReport).max_length
+        if objective.reads_as_its_release:
+            limit = find_reading_limit(artifacts.model)
+        return cls(objective, read_tokenizer(artifacts.tokens), artifacts.model, limit, "the candidate")
 
     @property
     def limits(self) -> list[int]:
@@ -63,7 +74,7 @@ class ModelTokenization:
     def positions(self) -> int | None:
         """Most tokens that the network can read; None without a limit."""
         try:
-            found = _positions(self.folder)
+            found = find_position_limits_in(self.folder).most
         except (OSError, ValueError) as error:
             what = f"its configuration, or that of its base model, cannot be read: {error}"
             raise ModelError(self.where, what, "check the network, and that the files are there") from error
@@ -225,27 +236,3 @@ def _refusal(rows: Iterable[Row], encoders: Sequence[RowEncoder]) -> str:
     except DataError as error:
         return f"{error.where} {error.what}"
     return ""
-
-
-def _positions(folder: Path) -> int | None:
-    """Return how many tokens the network in a folder can read; None if nothing limits it."""
-    import torch
-    from transformers import AutoConfig, AutoModel
-
-    path: str = str(folder)
-    revision: str | None = None
-    if adapters.is_adapter_folder(folder) and not (folder / "config.json").exists():
-        base = adapters.BaseModelReference.of(folder)
-        path, revision = base.name, base.revision
-    revision = check_safe_to_load(path, revision, weights=False)
-    config = AutoConfig.from_pretrained(path, revision=revision or "main", trust_remote_code=False).get_text_config()
-    found: int | None = getattr(config, "max_position_embeddings", None)
-    if not found or found < 1:
-        return None
-    with torch.device("meta"):
-        network = AutoModel.from_config(config, trust_remote_code=False)
-    for name, layer in network.named_modules():
-        # RoBERTa and its kin count positions from behind the padding token
-        if "position" in name and getattr(layer, "padding_idx", None) is not None:
-            return found - int(layer.padding_idx) - 1
-    return found

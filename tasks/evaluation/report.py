@@ -49,7 +49,9 @@ class EvaluationReport(Report):
     champion: dict[str, Number] | None
     """Metrics of the published model, on the same rows."""
     max_length: int | None = None
-    """Most tokens of a text that the candidate read; None if it kept the limits of its recipe."""
+    """Most tokens of a text that the candidate read, if they are those of a comparison; None if it kept its own limits."""
+    judged_length: int | None = None
+    """Up to how many tokens of a text it was judged in any case; None in a report of an earlier version."""
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:

@@ -140,6 +140,7 @@ def score_rows(
     metrics: EvaluationMetrics,
     batch_size: int,
     name: str,
+    batch_tokens: int | None = None,
     groups: RowGroups | None = None,
 ) -> RowScores:
     """Score every row of a split, whose groups are `groups`.
@@ -150,8 +151,8 @@ def score_rows(
     names = (*objective.score_names(metrics.state), *objective.example_counts)
     row_ids: list[NDArray[np.int64]] = []
     measured: list[NDArray[np.float64]] = []  # (B, K) each
-    batches = metrics.batches(model, sequences, batch_size=batch_size)
-    total = math.ceil(len(sequences) / batch_size)
+    batches = metrics.batches(model, sequences, batch_size=batch_size, batch_tokens=batch_tokens)
+    total = math.ceil(len(sequences) / batch_size)  # more, if there are long ones
     for examples, parts in iterate_with_progress(batches, what=f"evaluate: {name} batches", total=total):
         metrics.update(parts)
         known = [[example.get(key, 0) for key in objective.example_counts] for example in examples]

@@ -120,7 +120,8 @@ def evaluate(
             model=metrics["model"],
             untrained=metrics.get("untrained"),
             champion=metrics.get("champion"),
-            max_length=None if plan.text.is_cut else plan.text.limit,
+            max_length=plan.compared_length,
+            judged_length=plan.compared_length or plan.models[0].reader.max_length,
         )
         (folder / "plots").mkdir()
         with (folder / "plots" / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
@@ -159,6 +160,7 @@ def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str
             objective=one.reader.objective,
             metrics=accumulator,
             batch_size=plan.batch_size,
+            batch_tokens=plan.batch_tokens,
             name=one.name,
             groups=plan.groups,
         )

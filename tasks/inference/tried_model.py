@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from params import DataError, ModelError
 from tasks.digests import PROVENANCE
 from tasks.inference.answer import ModelAnswer, PredictedLabel, PredictedSpan
-from tasks.tokenization.tokenizers import NO_LIMIT
 from trainer import objectives
 from trainer.model.adapters import TASKS, BaseModelReference, is_adapter_folder
+from trainer.model.limits import NO_LIMIT, find_position_limits, window_overlap
 from trainer.model.network import load_trained_model
 from trainer.objectives.bases.objective import PromptForm
 from trainer.objectives.bases.texts import strip_repeated_special_tokens
@@ -92,9 +92,10 @@ class AnsweringModel:
             raise ModelError(where, what, "name a revision that has the tokenizer beside the model")
         with _load_errors(where, "its tokenizer "):
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        positions = getattr(network.config, "max_position_embeddings", None)
-        if positions and tokenizer.model_max_length > NO_LIMIT:
-            tokenizer.model_max_length = positions
+        limits = find_position_limits(network.config)
+        positions, longest = limits.most, limits.table or NO_LIMIT
+        if tokenizer.model_max_length > longest:
+            tokenizer.model_max_length = positions or tokenizer.model_max_length
         section = None
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a release need not record its objective
             section = dict(json.loads((folder / PROVENANCE).read_bytes())["objective"])
@@ -138,7 +139,7 @@ class AnsweringModel:
         """As the pipeline groups sub-words, without the spaces that some tokenizers count to a word."""
         limit = self.tokenizer.model_max_length
         in_windows = self._tokens(text) > limit and self.tokenizer.pad_token_id is not None
-        windows = {"stride": limit // 4} if in_windows else {}
+        windows = {"stride": window_overlap(limit)} if in_windows else {}
         spans = []
         for one in self._pipeline(text, aggregation_strategy="simple", **windows):
             start, end = int(one["start"]), int(one["end"])
@@ -208,7 +209,7 @@ def _load_network(folder: Path, task: Task, where: str) -> PreTrainedModel:
         if is_adapter_folder(folder):
             return load_trained_model(folder, auto_class)
         network, info = auto_class.from_pretrained(
-            folder, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            folder, use_safetensors=True, trust_remote_code=False, dtype="float32", output_loading_info=True
         )
     if missing := sorted(info["missing_keys"]):
         what = f"its weights lack {', '.join(missing[:5])}, so its answers would be random"

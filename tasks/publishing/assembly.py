@@ -25,6 +25,7 @@ from tasks.publishing.release import ReleasePlan, plan_release
 from tasks.report.formatting import metrics_markdown_table
 from tasks.report.page import render_report_page
 from tasks.report.sections import draw_card_charts
+from trainer.model.limits import NO_LIMIT, write_reading_limit
 
 
 def assemble_and_plan_release(
@@ -106,13 +107,12 @@ def copy_model_for_release(
 ) -> None:
     """Copy the model that a release in a form holds, with its tokenizer, into `folder`.
 
-    `max_length`: the tokens up to which it was evaluated, if that is another limit than its tokenizer's. Then its release does not cut shorter.
+    `max_length`: the tokens up to which it was evaluated, if that is another limit than its own. Then its release does not cut shorter.
     """
     sources = (artifacts.adapter, artifacts.tokenizer) if form == "adapter" else (artifacts.model,)
     for source in sources:
         ignored = shutil.ignore_patterns(ADAPTER) if form == "merged" else None
         shutil.copytree(source, folder, dirs_exist_ok=True, ignore=ignored)
     path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_bytes())
-    if max_length and max_length > config.get("model_max_length", max_length):
-        path.write_text(json.dumps(config | {"model_max_length": max_length}, indent=2) + "\n", encoding="utf-8")
+    own = json.loads((artifacts.model / path.name).read_bytes()).get("model_max_length", NO_LIMIT)
+    write_reading_limit(folder, max(own, max_length or 0))

@@ -116,6 +116,7 @@ def render_model_card(
         form=objectives.prompt_form(record["objective"], has_template=_has_chat_template(artifacts.model)),
         recipe_name=artifacts.recipe,
         adapted=BaseModelReference.of(artifacts.adapter) if publish.adapter != "merged" else None,
+        dtype=_read_settings(artifacts.model / "config.json").get("dtype") or "float32",
         has_own_config=(artifacts.adapter / "config.json").exists(),
         base=recipe.model,
         base_repository=base,
@@ -206,9 +207,13 @@ def _slices(details: EvaluationDetails) -> list[tuple[str, list[SliceResult], in
 
 
 def _has_chat_template(model: Path) -> bool:
-    config = model / "tokenizer_config.json"
-    in_config = config.is_file() and json.loads(config.read_bytes()).get("chat_template")
+    in_config = _read_settings(model / "tokenizer_config.json").get("chat_template")
     return bool(in_config) or (model / "chat_template.jinja").is_file()
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
+    return found
 
 
 def code_block_fence(text: str, least: int = 3) -> str:

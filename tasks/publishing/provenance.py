@@ -12,6 +12,7 @@ from params.dvc_files import is_training_recorded, read_dvc_lock_stages, read_re
 from params.foundation.artifacts import Artifacts
 from params.schema import AdapterForm
 from tasks.digests import PROVENANCE, files_in_release_form, weight_file_hashes
+from tasks.evaluation.report import EvaluationReport
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report
 from tasks.training.report import TrainingReport
@@ -52,6 +53,7 @@ def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") ->
         },
         "seed": recipe.seed,
         "objective": recipe.objective.model_dump(mode="json"),
+        "max_length": read_report(artifacts, EvaluationReport).judged_length,
         "run": trained.run,
         "git_commit": trained.git_commit,
         "versions": trained.versions,

@@ -23,12 +23,14 @@ import numpy as np
 from params import ModelError, TransientError
 from params.foundation.artifacts import write_text_atomically
 from params.foundation.hashing import file_sha256
+from tasks.evaluation.reading import ModelTokenization
 from tasks.progress import iterate_with_progress
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.release import ReleasePlan
 from tasks.shards.split_rows import SplitRows
 from trainer import objectives
 from trainer.data import tokens
+from trainer.model.limits import window_overlap
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -44,6 +46,8 @@ _MAX_SEQUENCES: Final = 256
 TOLERANCE: Final = 1e-4
 """How far a score may be from the evaluated one, relative to it where it is above 1. In single precision, another batch, another
 device or an adapter that is not merged changes the sixth digit; half precision changes the third or fourth."""
+_ROUNDED: Final = 0.02
+"""The same for adapters by themselves, if the merged weights that were evaluated are rounded to the base model's 16 bits."""
 _MAY_DIFFER: Final = 0.1
 """The share of rows whose discrete answers, a text or spans, may differ: where two are equally likely, rounding decides."""
 _CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -80,20 +84,16 @@ def check_same_answers(candidate: Candidate, release: ReleasePlan) -> None:
     if release.weights != candidate.weights:
         what = "the release holds other weights than those that were evaluated"
         raise ModelError(str(folder), what, "run the evaluate stage again")
-    artifacts, report, objective = (
-        candidate.artifacts,
-        candidate.evaluated,
-        objectives.build_objective(candidate.objective),
-    )
+    artifacts, report = candidate.artifacts, candidate.evaluated
     scores = artifacts.evaluation / "scores" / "model.parquet"
     key = f"{release.publish_id} {file_sha256(scores)}\n"
     if artifacts.served_release.exists() and artifacts.served_release.read_text(encoding="utf-8") == key:
         return
-    state, tokenizer = tokens.read_objective_state(artifacts.tokens), tokens.read_tokenizer(artifacts.tokens)
-    if report.max_length:
-        objective = objective.with_options(dict.fromkeys(objective.limits))
-    limit = report.max_length or tokenizer.model_max_length
-    evaluation = AnswerChecker(objective, state, tokenizer, limit, str(folder))
+    own = ModelTokenization.of_candidate(artifacts, objectives.build_objective(candidate.objective))
+    read = own.encoder(report.max_length, tokens.read_objective_state(artifacts.tokens))
+    dtype = json.loads((artifacts.model / "config.json").read_bytes()).get("dtype")
+    is_rounded = dtype not in {None, "float32"}
+    evaluation = AnswerChecker(read.objective, read.state, own.tokenizer, read.max_length, str(folder), is_rounded)
     sequences = tokens.read_split(artifacts.tokens, report.split)
     judged = evaluation.rows(scores, SplitRows(artifacts.rows / report.split), sequences)
     card = (folder / "README.md").read_text(encoding="utf-8")
@@ -144,6 +144,8 @@ class AnswerChecker:
     """Most tokens of a sequence."""
     where: str
     """The release in messages."""
+    is_rounded: bool = False
+    """Whether the evaluated weights are in 16 bits."""
 
     def rows(self, scores: Path, rows: SplitRows, sequences: Sequences) -> list[EvaluatedRow]:
         """Return the rows to read again: the longest that were evaluated, then others evenly over the split."""
@@ -168,7 +170,8 @@ class AnswerChecker:
         """Compare what a reader gets of each row with its scores; ModelError if it is something else."""
         import torch
 
-        own = self.objective.served_scores
+        own, is_unmerged = self.objective.served_scores, hasattr(reader.network, "peft_config")
+        allowed = _ROUNDED if self.is_rounded and is_unmerged else TOLERANCE
         for what, measure in self._comparisons(reader):
             differing: dict[int, str] = {}
             for one in iterate_with_progress(rows, what=f"publish: {what}", total=len(rows)):
@@ -180,7 +183,7 @@ class AnswerChecker:
                     raise self._refusal(row_id, " ".join(str(error).split())[:500], reader) from error
                 for name, value in found.items():
                     judged = float(one.scores[name])
-                    if not abs(value - judged) <= TOLERANCE * max(1.0, abs(judged)):  # NaN is no answer
+                    if not abs(value - judged) <= allowed * max(1.0, abs(judged)):  # NaN is no answer
                         told = f"{name} is {value:.6g}, and was {judged:.6g} in the evaluation"
                         if name in own:
                             raise self._refusal(row_id, told, reader)
@@ -228,6 +231,8 @@ class AnswerChecker:
         def ask(text: Any, **more: Any) -> Any:
             """The call on the card."""
             arguments = {**objective.call_arguments, **more}
+            if objective.reader_strides:
+                arguments["stride"] = window_overlap(tokenizer.model_max_length)
             if ready is None:
                 inputs = tokenizer(text, truncation=objective.reader_cuts, return_tensors="pt").to(network.device)
                 return tokenizer.decode(network.generate(**inputs, **arguments)[0], skip_special_tokens=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ def read_model_facts(model: str, root: Path = Path()) -> ModelFacts:
     name, _, revision = model.partition("@")
     if model.startswith((".", "/", "~")) or name.count("/") != 1 or repo_id_problem(name):
         fix = "give a local folder, or owner/name of a repository on the Hub"
+        if (made := re.fullmatch(r"runs/([^/]+)/model/?", model)) and (root / f"params/{made[1]}.yaml").is_file():
+            fix = f"the recipe {made[1]} makes it: `evergreen run {made[1]} --no-publish`; or fetch it: `dvc pull train@{made[1]}`"
         raise ModelError("--model", f"there is no folder {model}", fix)
     return _facts(name, *hub.download_and_count_parameters(name, revision or "main", _CONFIG_FILES))
 
@@ -75,8 +78,7 @@ def _facts(path: str, revision: str | None, folder: Path, parameters: int | None
         raise ModelError(path, "has no tokenizer.json", "save its fast tokenizer into the same folder")
     tokenizer = _json(folder / "tokenizer_config.json")
     has_template = bool(tokenizer.get("chat_template")) or (folder / "chat_template.jinja").exists()
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
-    positions = _positions({**config, **(text or {})}, tokenizer)
+    positions = _positions(path, folder, tokenizer)
     return ModelFacts(path, revision, str(config["model_type"]), _kind(config), parameters, positions, has_template)
 
 
@@ -90,16 +92,18 @@ def _kind(config: Mapping[str, Any]) -> ModelKind:
     return "decoder"
 
 
-def _positions(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> int | None:
-    """Return the smallest of the limits that configuration and tokenizer name."""
-    limits = [config.get(name) for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")]
-    found = [int(limit) for limit in limits if isinstance(limit, int) and limit > 0]
-    if found and "roberta" in str(config["model_type"]):
-        padding = int(config.get("pad_token_id") or 1)
-        found = [limit - padding - 1 for limit in found]  # its positions begin behind padding
+def _positions(path: str, folder: Path, tokenizer: Mapping[str, Any]) -> int | None:
+    """Return the smallest of the limits of network and tokenizer."""
+    from trainer.model.limits import find_position_limits_in
+
+    try:
+        found = [find_position_limits_in(folder).most or math.inf]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        what = f"its config.json cannot be used: {' '.join(str(error).split())[:300]}"
+        raise ModelError(path, what, "name a model that transformers knows") from error
     if isinstance(limit := tokenizer.get("model_max_length"), int | float) and limit < _USUAL_LIMIT:
-        found.append(int(limit))
-    return min(found, default=None)
+        found.append(limit)
+    return None if min(found) == math.inf else int(min(found))
 
 
 def _json(path: Path) -> dict[str, Any]:

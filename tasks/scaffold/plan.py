@@ -17,8 +17,9 @@ from tasks.scaffold.quality import SampleQuality, assess_sample_quality, input_c
 from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.sources import FoundSource
 from tasks.tokenization.encoding import RowEncoder
-from tasks.tokenization.tokenizers import NO_LIMIT, train_or_load_tokenizer
+from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer import objectives
+from trainer.model.limits import NO_LIMIT
 from trainer.objectives.bases.advice import AdvisedValue, ModelKind
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 

@@ -22,6 +22,11 @@ class SplitStatistics(Report):
     unused_rows: int
     """Rows that give no sequence, because the loss would be computed on none of their first `max_length` tokens."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether each row is one sequence, with all of its tokens."""
+        return self.sequences == self.rows and not self.truncated_rows
+
 
 class TokenizationReport(Report):
     """What the tokenize stage made."""

@@ -16,12 +16,10 @@ if TYPE_CHECKING:
 
 
 END_OF_TEXT = "<|endoftext|>"
-NO_LIMIT = 1_000_000
-"""As maximum length: no text is cut. A tokenizer without one has a `model_max_length` above this."""
 
 
 def train_or_load_tokenizer(tokenization: Tokenization, texts: Iterable[str]) -> PreTrainedTokenizerBase:
-    """Return the recipe's tokenizer, which always has a padding token.
+    """Return the recipe's tokenizer, which always has a padding token. Its limit is its own: the recipe's is for training.
 
     `texts` are read only if the tokenizer is trained.
 
@@ -34,12 +32,15 @@ def train_or_load_tokenizer(tokenization: Tokenization, texts: Iterable[str]) ->
         tokenizer = train_tokenizer(texts, choice)
     else:
         tokenizer = load_tokenizer(choice.path, choice.revision)
+        if choice.added_tokens:
+            from tokenizers import AddedToken
+
+            tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in choice.added_tokens])
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             what = "has neither a padding nor an end-of-text token"
             raise ModelError.at("tokenization.tokenizer", what, "use the tokenizer of a trained model")
         tokenizer.pad_token = tokenizer.eos_token
-    tokenizer.model_max_length = tokenization.max_length
     return tokenizer
 
 

@@ -27,6 +27,7 @@ from params.schema import Launch, Model, ObjectiveChoice, OwnMetrics, Training
 from tasks.mirror.fetch import fetch_before_training
 from tasks.mirror.upload import upload_during_run
 from tasks.stages import read_report, save_report
+from tasks.training.model_folder import check_same_metrics, complete_model_folder
 from tasks.training.report import TrainingReport
 from tasks.training.run_folders import delete_superseded_run_folders, mark_run_as_last_started
 from tasks.training.supervisor import supervise_training
@@ -133,7 +134,8 @@ def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingRepo
             )
         else:
             shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=not_weights)
-        shutil.copytree(artifacts.tokenizer, target, dirs_exist_ok=True)
+        complete_model_folder(target, artifacts, job.model)
+        check_same_metrics(target, job, next(one for one in reversed(history) if _is_evaluation(one, best.step)))
     report = TrainingReport(
         run=job.folder.name,
         steps=finished["step"],
@@ -153,6 +155,11 @@ def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingRepo
         _write_curve(target / "validation.csv", (e for e in history if any(k.startswith("eval_") for k in e)))
         save_report(report, target / artifacts.report("train").name)
     return report
+
+
+def _is_evaluation(entry: dict[str, Any], step: int) -> bool:
+    """Whether an entry of the Trainer's log has the metrics of a step's evaluation."""
+    return entry.get("step") == step and any(name.startswith("eval_") for name in entry)
 
 
 def _write_curve(path: Path, entries: Iterable[dict[str, Any]]) -> None:

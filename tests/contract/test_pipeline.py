@@ -197,8 +197,8 @@ def test_stages_that_read_the_base_model_declare_it() -> None:
 def test_train_stage_depends_on_the_code_that_decides_the_weights() -> None:
     """One definition: the key of a run hashes the same files."""
     deciding = {place.format(objective="causal_lm") for place in DECIDING_CODE}
-    stage = {"tasks/training/report.py", "tasks/training/stage.py", "tasks/training/versions.py"}
-    own = {*stage, *OUTPUT_CODE["train"], RECIPES["default"]["code"]}
+    stage = {f"tasks/training/{name}.py" for name in ("model_folder", "report", "stage", "versions")}
+    own = {*stage, "tasks/tokenization/report.py", *OUTPUT_CODE["train"], RECIPES["default"]["code"]}
     assert {p for p in declared("train")["deps"] if not p.startswith("runs/")} == deciding | own
 
 

@@ -18,6 +18,7 @@ from tasks.ingestion.report import IngestReport
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.stage import publish as publish_stage
 from tasks.stages import save_report
+from tasks.training.model_folder import complete_model_folder
 from tasks.training.report import TrainingReport
 from tests.support import tiny
 from trainer import objectives
@@ -74,7 +75,7 @@ def learn(artifacts: Artifacts, recipe: Recipe, steps: int, *, seed: int = 11, r
         write_merged_and_adapter(trained, artifacts.model, artifacts.adapter, recipe.model, **parts)
     else:
         network.save_pretrained(artifacts.model)
-    tokenizer.save_pretrained(artifacts.model)
+    complete_model_folder(artifacts.model, artifacts, recipe.model)
     trained = TrainingReport(
         run=Job.of(recipe, artifacts).folder.name,
         steps=12,

@@ -180,7 +180,8 @@ class Checkpoints:
             self.writer.wait()  # the thread may still read the previous copy
             model, state = self._model, self._model.state_dict()
             if hasattr(model, "peft_config"):
-                trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+                weights = model.named_parameters(remove_duplicate=False)  # peft wants both names of a shared one
+                trained = {name for name, weight in weights if weight.requires_grad}
                 state = {name: value for name, value in state.items() if name in trained}
             self._copied = (self._step, self._weights.take(dict(state)))
         return self._copied[1]

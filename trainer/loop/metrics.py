@@ -108,15 +108,22 @@ class EvaluationMetrics:
         return (scores, predictions, batch["labels"], batch["input_ids"])
 
     def batches(
-        self, model: PreTrainedModel, sequences: Sequences | list[Example], *, batch_size: int
+        self,
+        model: PreTrainedModel,
+        sequences: Sequences | list[Example],
+        *,
+        batch_size: int,
+        batch_tokens: int | None = None,
     ) -> Iterator[tuple[list[Example], Measurement]]:
-        """Yield the examples of a split batch by batch, with their measurement on the CPU."""
+        """Yield the examples of a split batch by batch, with their measurement on the CPU.
+
+        A batch whose sequences are longer than `batch_tokens` / `batch_size` is scored in parts.
+        """
         import torch
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model.to(device).eval()
-        for start in range(0, len(sequences), batch_size):
-            examples = [sequences[i] for i in range(start, min(start + batch_size, len(sequences)))]
+        for examples in self._parts(sequences, batch_size, batch_tokens):
             batch = {
                 name: value.to(device) if isinstance(value, torch.Tensor) else value
                 for name, value in self._objective.collate(examples, self._tokenizer).items()
@@ -124,6 +131,15 @@ class EvaluationMetrics:
             with torch.inference_mode():
                 measurement = self.measure(model, self._objective.prepare_inputs(model, batch))
             yield examples, tuple(tensor.cpu() for tensor in measurement)
+
+    def _parts(
+        self, sequences: Sequences | list[Example], batch_size: int, batch_tokens: int | None
+    ) -> Iterator[list[Example]]:
+        for start in range(0, len(sequences), batch_size):
+            examples = [sequences[i] for i in range(start, min(start + batch_size, len(sequences)))]
+            longest = max(map(self._objective.length, examples)) if batch_tokens else 1
+            size = max(1, min(batch_size, (batch_tokens or batch_size) // max(1, longest)))
+            yield from (examples[first : first + size] for first in range(0, len(examples), size))
 
     def update(self, measurement: Measurement) -> None:
         """Add the measurement of a batch, gathered from all processes."""

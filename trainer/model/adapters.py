@@ -20,6 +20,7 @@ from trainer.runtime.imports import unhide_package
 from trainer.runtime.model_files import check_safe_to_load
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
     from trainer.objectives.bases.objective import Objective
@@ -74,14 +75,24 @@ def add_lora_adapters(
 ) -> PreTrainedModel:
     """Return the model with adapters. Layers that hold weights `new` to the base model are trained in full.
 
-    ModelError if peft rejects the settings.
+    ModelError if peft rejects the settings, or could not merge the adapters.
     """
     from peft import LoraConfig, get_peft_model
+    from peft.tuners.lora import LoraLayer
 
     # peft finds heads by itself, but for token classification only after it has chosen the layers to adapt
     heads = list(_HEADS) if objective.pipeline_tag == "token-classification" else []
     layers = sorted({name.rpartition(".")[0] for name in new})
     in_full = heads + [name for name in layers if name and not set(name.split(".")) & set(_HEADS)]
+    in_full += [name for name in lora.modules_to_save if name not in in_full]
+    tied = _tied_layers(network)
+    known = [f".{name}" for name, _ in network.named_modules() if name]
+    fix = f"choose from the model's layers: {', '.join(sorted({name.rpartition('.')[2] for name in known}))}"
+    named = () if isinstance(lora.target_modules, str) else lora.target_modules
+    for name in (*named, *lora.modules_to_save):  # peft passes over those that no layer has
+        if not any(one.endswith(f".{name}") for one in known):
+            raise ModelError("model.lora", f"the model has no layer {name}", fix)
+    ends = {name.rpartition(".")[2] for name in in_full}
     config = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
@@ -89,17 +100,32 @@ def add_lora_adapters(
         target_modules=lora.target_modules,
         task_type=TASKS.get(objective.pipeline_tag),
         modules_to_save=in_full or None,
+        ensure_weight_tying=any(name.rpartition(".")[2] in ends for name in tied),
     )
     try:
         with warnings.catch_warnings(
-            action="ignore", category=FutureWarning
-        ):  # peft 0.21.2 uses old names of transformers
+            action="ignore"
+        ):  # peft 0.21.2 uses old names of transformers; tied layers see below
             adapted: PreTrainedModel = get_peft_model(network, config)
     except ValueError as error:
-        names = sorted({name.rpartition(".")[2] for name, _ in network.named_modules() if name})
-        fix = f"choose from the model's layers: {', '.join(names)}"
         raise ModelError("model.lora", f"peft rejects it: {error}", fix) from error
+    if with_adapter := [
+        name for name in tied if isinstance(adapted.get_submodule(f"base_model.model.{name}"), LoraLayer)
+    ]:
+        # peft 0.21.2 adds a tied adapter twice when it merges, and others to both layers
+        what = f"{' and '.join(tied)} share their weights, into which an adapter of {with_adapter[0]} cannot be merged"
+        names = sorted({name.rpartition(".")[2] for name in tied})
+        fix = f"leave {' and '.join(names)} out of target_modules; `modules_to_save: [{names[0]}]` trains them in full"
+        raise ModelError("model.lora", what, fix)
     return adapted
+
+
+def _tied_layers(network: PreTrainedModel) -> dict[str, torch.nn.Module]:
+    """Return the layers of input and output embeddings by their names, if they share their weights."""
+    given, read = network.get_input_embeddings(), network.get_output_embeddings()
+    if read is None or given.weight is not read.weight:
+        return {}
+    return {name: one for name, one in network.named_modules() if one in {given, read}}
 
 
 def merge_adapter(network: PreTrainedModel, folder: Path) -> PreTrainedModel:

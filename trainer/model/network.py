@@ -7,6 +7,7 @@ trained parameters; `write_merged_and_adapter` adds them to the base model in fu
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from params import ModelError, Problem, TransientError
 from params.schema import Launch, Model, Quantization
 from trainer.model import adapters, label_head
+from trainer.model.use_settings import repair_generation_settings
 from trainer.runtime.library_errors import as_remote_code_error
 from trainer.runtime.model_files import check_safe_to_load
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _OF_HEAD: Final = ("num_labels", "id2label")
 """Keys that an objective sets for a head of its own."""
+logger = logging.getLogger(__name__)
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
 
@@ -84,7 +87,9 @@ def write_merged_and_adapter(
     merged = adapters.merge_adapter(base, trained)
     merged.save_pretrained(str(target))
     is_known = model.pretrained is not None and (commit or Path(model.pretrained).is_dir())
-    if is_known and not adapters.weights_missing_from_adapter(trained, new):
+    given = base.get_input_embeddings()
+    is_resized = any(layer is given and f"{name}.weight" in new for name, layer in base.named_modules())
+    if is_known and not is_resized and not adapters.weights_missing_from_adapter(trained, new):
         adapters.write_adapter(trained, adapter, base=str(model.pretrained), commit=commit)
         if objective.model_config(state):  # the base model's configuration lacks the labels
             shutil.copyfile(target / "config.json", adapter / "config.json")
@@ -135,16 +140,32 @@ def _untrained(  # noqa: PLR0917
             # bitsandbytes 0.50.2 would round the scales of weights at the first evaluation on some CPUs, for good
             if hasattr(layer, "support_avx512bf16_for_cpu"):
                 layer.support_avx512bf16_for_cpu = False
-        vocabulary = network.get_input_embeddings().num_embeddings
-        if len(tokenizer) > vocabulary:
-            what = f"has {len(tokenizer)} tokens, but {model.pretrained} has embeddings for {vocabulary}"
-            raise ModelError("tokenization.tokenizer", what, "use the tokenizer that belongs to the model")
+        new += _add_rows_for_added_tokens(network, tokenizer, str(model.pretrained))
     else:
         network = _build(dict(model.config or {}), objective, state, tokenizer)
     if network.config.model_type == "gpt2" and network.loss_type is None:
         network.loss_type = "ForCausalLM"  # its own loss is scaled by (T-1)/T under accumulation
     objective.prepare_model(network, tokenizer)
     return network, new
+
+
+def _add_rows_for_added_tokens(network: PreTrainedModel, tokenizer: Tokenizer, name: str) -> list[str]:
+    """Give the embeddings rows for the tokens that were added to the tokenizer, and return the names of their weights; none if they have them.
+
+    ModelError if the tokenizer has other tokens without a row.
+    """
+    rows = network.get_input_embeddings().num_embeddings
+    lacking = sorted(number for number in tokenizer.get_vocab().values() if number >= rows)
+    if not lacking:
+        return []
+    if not set(lacking) <= set(tokenizer.added_tokens_decoder):
+        what = f"has {len(tokenizer)} tokens, but {name} has embeddings for {rows}"
+        raise ModelError("tokenization.tokenizer", what, "use the tokenizer that belongs to the model")
+    tokens = ", ".join(str(token) for token in tokenizer.convert_ids_to_tokens(lacking))
+    logger.info("train: new rows in the embeddings of %s, for %s", name, tokens)
+    network.resize_token_embeddings(lacking[-1] + 1)
+    layers = {network.get_input_embeddings(), network.get_output_embeddings()}
+    return [f"{own}.weight" for own, layer in network.named_modules() if layer in layers]
 
 
 def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
@@ -229,6 +250,8 @@ def _load(
         raise TransientError(path, f"cannot be downloaded: {error}", "try again when the Hub is reachable") from error
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise _cannot_load(path, error) from error
+    if network.can_generate():
+        repair_generation_settings(network.generation_config, path)
     if hasattr(network.config, "auto_map"):  # transformers has its code: what is saved must not ask others to run any
         del network.config.auto_map
     return network, sorted(info["missing_keys"]), sorted(name for name, *_ in info["mismatched_keys"])

@@ -81,6 +81,7 @@ class TokenClassification(ClassifierObjective[Options]):
     tokenizer_dependent = frozenset({"loss", "token_accuracy"})
     restated = frozenset({"precision", "recall", "f1"})
     served_scores = ("nll", "tokens")
+    reader_strides = True
     auto_class = "AutoModelForTokenClassification"
     pipeline_tag = "token-classification"
     example_rows: ClassVar[tuple[Row, ...]] = (

@@ -43,6 +43,8 @@ class Objective(ABC, Generic[OptionsT]):
     """Which of `score_names` follow from the probabilities of one model for one row: whoever loads a release can compute them."""
     reader_cuts: ClassVar[bool] = False
     """Whether the call on the model card cuts a text that is longer than the tokenizer's limit, as `encode` does."""
+    reader_strides: ClassVar[bool] = False
+    """Whether that call reads such a text in windows that overlap, which `encode` splits."""
     metrics: ClassVar[Mapping[str, Direction]]
     """The metrics of every evaluation, and whether the lowest or the highest value is best."""
     evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {}
@@ -205,6 +207,11 @@ class Objective(ABC, Generic[OptionsT]):
         What a template leaves out or a tokenizer changes, a model does not have to predict.
         """
         return True
+
+    @property
+    def reads_as_its_release(self) -> bool:
+        """Whether the limit of a release decides how much of a text is read: its card's call cuts a longer one, or splits it."""
+        return self.reader_cuts or self.reader_strides
 
     def renders_conversations(self) -> bool:
         """Whether rows are rendered by a chat template."""

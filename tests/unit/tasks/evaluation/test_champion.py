@@ -16,6 +16,7 @@ from params import ModelError, load
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.foundation.errors import StaleBlessingError
 from tasks.commands import main
+from tasks.digests import PROVENANCE
 from tasks.evaluation.release_events import read_release_events
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.repository import HubRepository
@@ -418,9 +419,13 @@ def test_champion_of_another_architecture_is_compared(released, tmp_path):
     assert report.verdict == "publish"
 
 
-@pytest.mark.parametrize(("sections", "judged"), [({}, 32), (tiny.CLASSES, None)], ids=["causal_lm", "classes"])
-def test_a_release_reads_as_much_of_a_text_as_was_judged(sections, judged, tmp_path):
-    """A classifier that learned from shorter texts is judged, and published, as one that reads no more of them."""
+@pytest.mark.parametrize(
+    ("sections", "compared", "judged", "limit"),
+    [({}, 32, 32, 2048), (tiny.CLASSES, None, 512, 512)],
+    ids=["causal_lm", "classes"],
+)
+def test_a_release_reads_as_much_of_a_text_as_its_model(sections, compared, judged, limit, tmp_path):
+    """The limit of training is not that of the model: its tokenizer keeps the model's, and its record says how far it was judged."""
     artifacts, recipe = releases.tokenized(tmp_path, tiny.recipe(**sections))
     releases.learn(artifacts, recipe, WORSE)
     releases.evaluate(artifacts, recipe)
@@ -431,10 +436,11 @@ def test_a_release_reads_as_much_of_a_text_as_was_judged(sections, judged, tmp_p
     tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     releases.learn(artifacts, recipe, BETTER)
     report = releases.evaluate(artifacts, recipe)
-    assert (report.verdict, report.max_length) == ("publish", judged)
+    assert (report.verdict, report.max_length) == ("publish", compared)
     receipt = releases.publish(artifacts, recipe)
     config = file_of(artifacts, receipt.commit, "tokenizer_config.json", tmp_path / "got")
-    assert config["model_max_length"] == (judged or 9)
+    assert config["model_max_length"] == limit
+    assert file_of(artifacts, receipt.commit, PROVENANCE, tmp_path / "got")["max_length"] == judged
 
 
 def test_champion_for_another_task_is_an_error(released, tmp_path):

@@ -112,6 +112,10 @@ def assert_equal(one: dict[str, Any], other: dict[str, Any], *, but: frozenset[s
             np.testing.assert_allclose(values, other[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+SPLIT = ("token_classification", "seq2seq", "sft", "causal_lm")
+"""Kinds whose long texts training cuts or splits, beside classes."""
+
+
 @dataclass
 class Released:
     """A model with its scores as candidate, and its folder as a release has it."""
@@ -189,6 +193,23 @@ def test_a_champion_has_the_scores_that_it_had_as_a_candidate(
     monkeypatch.setattr(champion, "fetch_champion", lambda *_, **__: champion.ChampionStatus(None, None, None))
     releases.evaluate(whole, longer, compare_untrained=False)
     assert_equal(candidate, scores_of(whole, "model"))
+
+
+@pytest.mark.parametrize("kind", ["sequence_classification", *(pytest.param(k, marks=pytest.mark.slow) for k in SPLIT)])
+def test_a_candidate_is_judged_as_far_as_its_release_reads(
+    kind: str, release: Callable[[str], Released], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the limit of its training was; of a model that writes text, it says how much of a row is scored."""
+    before = release(kind)
+    artifacts, recipe = prepared(tmp_path, kind, {"tokenization.max_length": 44 if kind == "conversations" else 8})
+    shutil.copytree(before.artifacts.model, artifacts.model)
+    monkeypatch.setattr(champion, "fetch_champion", lambda *_, **__: champion.ChampionStatus(None, None, None))
+    releases.evaluate(artifacts, recipe, compare_untrained=False)
+    own, whole = scores_of(artifacts, "model"), scores_of(before.artifacts, "model")
+    if objectives.build_objective(recipe.objective).reads_as_its_release:
+        assert_equal(own, whole)
+    else:
+        assert not np.allclose(own["nll"], whole["nll"])
 
 
 @pytest.mark.parametrize("kind", [k if k == "sft" else pytest.param(k, marks=pytest.mark.slow) for k in KINDS])

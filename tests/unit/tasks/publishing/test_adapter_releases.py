@@ -240,8 +240,8 @@ def test_change_of_form_keeps_the_limit_that_was_judged(api, project, tmp_path):
         report = releases.evaluate(artifacts, recipe)
         assert (report.verdict, report.max_length) == (verdict, 64)
         receipt = publish((artifacts, recipe), form)
-        path = api.hf_hub_download(receipt.repo_id, "tokenizer_config.json", revision=receipt.tag, local_dir=tmp_path)
-        assert json.loads(Path(path).read_text())["model_max_length"] == 64
+        path = api.hf_hub_download(receipt.repo_id, FILE, revision=receipt.tag, local_dir=tmp_path)
+        assert json.loads(Path(path).read_text())["max_length"] == 64
 
 
 def test_change_of_form_may_need_an_approval(api, project):

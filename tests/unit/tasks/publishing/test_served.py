@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from params.loading import load
 from tasks.hub_server.server import LocalHub
 from tasks.publishing import assembly, served
 from tasks.publishing.candidate import Candidate
+from tasks.publishing.provenance import collect_provenance
 from tasks.shards.split_rows import SplitRows
 from tests.support import base_models, releases, tiny, tiny_releases
 from tests.support.tiny_releases import CHAT
@@ -203,8 +205,8 @@ def test_answers_show_other_weights_by_themselves(prepared, plant, monkeypatch, 
 
 
 @pytest.mark.parametrize("kind", kinds("sequence_classification", "seq2seq", "token_classification", "dpo"))
-def test_row_that_was_cut_is_asked_only_if_the_call_cuts_it_alike(tmp_path, plant, monkeypatch, kind):
-    """Its loss is compared in any case: the tokens of its beginning are scored."""
+def test_row_that_training_cut_is_asked_if_it_was_judged_whole(tmp_path, monkeypatch, kind):
+    """Where the release decides how much of a text is read; of others, the tokens of the beginning are compared."""
     of = tiny_releases.evaluated(tmp_path, kind, steps=STEPS, max_length=8)
     asked: list[int] = []
     answers = served.AnswerChecker._answer_scores
@@ -212,18 +214,32 @@ def test_row_that_was_cut_is_asked_only_if_the_call_cuts_it_alike(tmp_path, plan
     def count(self: served.AnswerChecker, reader: served.ModelLoadedByCard, one: served.EvaluatedRow) -> Any:
         scores = answers(self, reader, one)
         if scores:
-            assert kind != "token_classification" or len(one.encoded.examples) == 1
-            asked.append(one.row["row_id"])
+            asked.append(len(one.encoded.examples[0]["input_ids"]))
         return scores
 
     monkeypatch.setattr(served.AnswerChecker, "_answer_scores", count)
     assert releases.publish(*of, dry_run=True).status == "dry-run"
-    cuts = objectives.build_objective(of[1].objective).reader_cuts
-    assert bool(asked) == cuts, "all rows are longer than 8 tokens"
-    asked.clear()
-    plant(lambda folder: change(folder / "tokenizer_config.json", model_max_length=64))
-    assert releases.publish(*of, dry_run=True).status == "dry-run"
-    assert not asked, "the call reads all of a row, which was not judged so"
+    assert bool(asked) == objectives.build_objective(of[1].objective).reads_as_its_release
+    assert all(length > 8 for length in asked), "as all rows are"
+
+
+def test_a_tagger_reads_a_long_text_in_windows_to_its_end(prepared):
+    artifacts, recipe = prepared("token_classification")
+    folder = assembly.assemble_release_folder(releases.candidate(artifacts), collect_provenance(artifacts), None)
+    change(folder / "tokenizer_config.json", model_max_length=16)
+    card = (folder / "README.md").read_text()
+    reader = next(served.load_with_card_code(folder, recipe.publish.repo_id, card))
+    text = " ".join(tiny.sentences(8))
+    ids, seen = reader.tokenizer(text)["input_ids"], list[list[int]]()
+    reader.network.register_forward_pre_hook(
+        lambda _, __, given: seen.append(given["input_ids"][0].tolist()), with_kwargs=True
+    )
+    code = "\n".join(line for line in card.splitlines() if line.startswith(("overlap = ", "print(tagger(")))
+    asked = code.replace('"The text to find spans in."', "text")
+    exec(asked, {"tagger": reader.pipeline, "text": text, "print": lambda _: None})
+    assert len(seen) > len(ids) / 16 > 3
+    assert ids[-1] in seen[-1], "it reads to the end"
+    assert all(one[-4:] == other[:4] for one, other in itertools.pairwise(seen)), "they overlap"
 
 
 @pytest.mark.parametrize("kind", kinds("grpo", "iterative_sft"))

@@ -56,6 +56,16 @@ def test_what_is_no_model_is_an_error(file: str, content: str | None, what: str,
         read_model_facts(str(folder))
 
 
+def test_a_folder_that_another_recipe_makes_is_named(tmp_path: Path) -> None:
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params/other.yaml").touch()
+    with pytest.raises(ModelError) as caught:
+        read_model_facts("runs/other/model", tmp_path)
+    assert caught.value.fix == (
+        "the recipe other makes it: `evergreen run other --no-publish`; or fetch it: `dvc pull train@other`"
+    )
+
+
 @pytest.mark.parametrize("name", ["./none", "/none/at/all", "one", "a/b/c"])
 def test_a_path_that_is_no_folder_is_not_looked_up(name: str) -> None:
     with pytest.raises(ModelError, match="there is no folder"):

@@ -309,10 +309,12 @@ def test_tokenizer_with_several_chat_templates_is_kept_whole(artifacts, tmp_path
 
 def test_pretrained_tokenizer_is_loaded_from_its_folder(artifacts, tmp_path):
     choice = pretrained(artifacts, tmp_path / "pretrained")
+    settings = tmp_path / "pretrained" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"model_max_length": 77}))
     before = sequences(artifacts, "test")
     run(artifacts, tokenizer=choice)
     assert sequences(artifacts, "test") == before
-    assert AutoTokenizer.from_pretrained(artifacts.tokenizer).model_max_length == 16
+    assert AutoTokenizer.from_pretrained(artifacts.tokenizer).model_max_length == 77, "its own, not that of training"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,149 @@
+"""A tiny model of an architecture taken through all that a real one goes through, for one objective: found sound, trained for two
+steps, saved, merged, reloaded and scored again, evaluated, published, and read by its card's code.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from params.foundation.artifacts import Artifacts
+from params.loading import read_yaml_document
+from tests.support import releases, tiny
+from tests.support.tiny_releases import KINDS, conversations
+from tests.support.zoo.architectures import ARCHITECTURES, Architecture
+
+SIZES: Final = {"train": 24, "validation": 4, "test": 8}
+_OBJECTIVES: Final[dict[str, tuple[str, ...]]] = {
+    "encoder": ("sequence_classification", "token_classification"),
+    "decoder": (
+        *("causal_lm", "sft", "conversations", "dpo", "grpo", "iterative_sft"),
+        *("sequence_classification", "token_classification"),
+    ),
+    "encoder-decoder": ("seq2seq", "sequence_classification"),
+}
+_TABLES: Final = {
+    "sequence_classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "token_classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+}
+"""transformers' tables of the architectures that have a head."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An architecture with an objective, trained in full or with adapters."""
+
+    architecture: str
+    objective: str
+    lora: bool
+
+    def __str__(self) -> str:
+        return f"{self.architecture}-{self.objective}{'-lora' if self.lora else ''}"
+
+    @property
+    def of(self) -> Architecture:
+        """Its architecture."""
+        return ARCHITECTURES[self.architecture]
+
+    def recipe(self, base: Path) -> dict[str, Any]:
+        """The recipe, with a base model in a folder."""
+        sections = dict(KINDS[self.objective][1])
+        tokenizer = {"kind": "pretrained", "path": str(base)}
+        changes = {
+            "data.source.train": "data/rows.jsonl",
+            "training.max_steps": 2,
+            "training.global_batch_size": 2,
+            "launch.micro_batch_size": 2,
+            "training.eval_steps": 2,
+            "training.warmup_steps": 0,
+            "evaluation.compare_untrained": False,
+            "publish.private": False,
+        }
+        sections["model"] = {"pretrained": str(base), **({"lora": {"r": 4, **self.of.lora}} if self.lora else {})}
+        sections["tokenization"] = {"tokenizer": tokenizer, "max_length": 40}
+        return tiny.recipe(changes, **sections)
+
+
+def all_cells() -> list[Cell]:
+    """Return every architecture with every objective that fits."""
+    from transformers.models.auto import modeling_auto
+
+    found = []
+    for name, one in ARCHITECTURES.items():
+        for objective in _OBJECTIVES[one.kind]:
+            table = getattr(modeling_auto, _TABLES[objective]) if objective in _TABLES else {name: ""}
+            found += [Cell(name, objective, lora) for lora in (False, True) if name in table]
+    return found
+
+
+def try_cell(cell: Cell, root: Path, changes: dict[str, Any] | None = None) -> Artifacts:
+    """Take a cell through all of it in this process, without charts and reports; return the run. What goes wrong is raised.
+
+    `changes` are keys of the recipe that are set.
+    """
+    from tasks.publishing import assembly
+    from trainer.model import config_check
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config_check, "start_transformers_settings_check", lambda *_: list)  # of a new model
+        patch.setattr(assembly, "draw_card_charts", lambda _: {})
+        patch.setattr(assembly, "render_report_page", lambda *_, **__: "A report.")
+        return _try(cell, root, changes or {})
+
+
+def _try(cell: Cell, root: Path, changes: dict[str, Any]) -> Artifacts:
+    from tasks.diagnostics.check import find_recipe_problems
+
+    base = cell.of.write(root / "base")
+    (root / "data").mkdir()
+    row = {"text": "A cat", "label": "cat", "spans": [{"label": "who", "start": 2, "end": 5}]}
+    (root / "data/rows.jsonl").write_text(json.dumps({**row, "messages": conversations(1, "train")[0]}) + "\n")
+    path = tiny.write(root / "params" / "tiny.yaml", tiny.changed(cell.recipe(base), changes))
+    found = find_recipe_problems(read_yaml_document(path))
+    assert not found, f"check: {'; '.join(f'{one.what}: {one.fix}' for one in found)}"
+    artifacts, recipe = Artifacts("tiny", root), tiny.load(path)
+    tiny.write_sentences(artifacts, SIZES)
+    if cell.objective == "conversations":
+        tiny.write_rows(artifacts, **{split: {"messages": conversations(n, split)} for split, n in SIZES.items()})
+    releases.save_report(releases.SOURCE, artifacts.report("ingest"))
+    tiny.tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
+    train_in_process(artifacts, recipe)
+    assert releases.evaluate(artifacts, recipe).verdict == "publish"
+    assert releases.publish(artifacts, recipe, timeout_s=120.0).status == "published"
+    _assert_settings_of_base(base, artifacts)
+    return artifacts
+
+
+def train_in_process(artifacts: Artifacts, recipe: Any) -> None:
+    """The train stage, whose only rank is this process."""
+    from tasks.stages import stage_arguments_from_recipe
+    from tasks.training import stage
+    from trainer import worker
+    from trainer.runtime.heartbeat import Heartbeat
+
+    def train(job: Any, _: Any) -> None:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        worker.train(job, Heartbeat(job.folder, 0), lambda: False)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage, "supervise_training", train)
+        patch.setattr("trainer.runtime.imports.hide_unused_packages", lambda _: None)  # which later stages use
+        stage.train(artifacts, **stage_arguments_from_recipe("train", recipe))
+
+
+def _assert_settings_of_base(base: Path, artifacts: Artifacts) -> None:
+    """Nothing that only training needs is published, and nothing of the base is lost."""
+    before, after = (json.loads((folder / "config.json").read_bytes()) for folder in (base, artifacts.model))
+    for key in ("use_cache", "dtype", "tie_word_embeddings", "eos_token_id"):
+        assert after.get(key) == before.get(key), f"{key} of config.json is {after.get(key)}, and was {before.get(key)}"
+    own, published = (json.loads((folder / "tokenizer_config.json").read_bytes()) for folder in (base, artifacts.model))
+    limits = own["model_max_length"], published["model_max_length"]
+    assert limits[0] == limits[1] or limits[0] > limits[1] >= 64, (
+        f"the tokenizer cut at {limits[0]}, and now at {limits[1]}"
+    )
+    sides = own.get("padding_side"), published.get("padding_side")
+    assert sides[0] == sides[1], f"the tokenizer padded on the {sides[0]}, and now on the {sides[1]}"

@@ -1,0 +1,59 @@
+"""Cells of the zoo in processes forked from one that has imported the libraries; a cell that hangs or crashes fails alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Final
+
+from tests.support import forked
+from tests.support.zoo.cells import Cell, try_cell
+
+REASONS: Final[dict[str, str]] = {
+    f"xlnet-sequence_classification{how}": "its head reads the last token, which is padding in a batch: not published"
+    for how in ("", "-lora")
+}
+"""Cells that fail, and why a user would accept it."""
+_LIMIT_S: Final = 600.0
+_ERROR: Final = "error.txt"
+
+
+def run_cells(cells: Sequence[Cell], *, processes: int) -> Iterator[tuple[Cell, str]]:
+    """Try cells side by side, and yield each with what went wrong; empty if nothing did."""
+    waiting, running = list(cells), dict[BaseProcess, tuple[Cell, Path, float]]()
+    while waiting or running:
+        while waiting and len(running) < processes:
+            cell, folder = waiting.pop(0), Path(tempfile.mkdtemp(prefix="zoo-"))
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+            process = forked.start(_try, cell, environment=environment, folder=folder, output=folder / "output.txt")
+            running[process] = (cell, folder, time.monotonic())
+        connection.wait([process.sentinel for process in running], 1.0)
+        for process, (cell, folder, start) in list(running.items()):
+            is_late = time.monotonic() - start > _LIMIT_S
+            if process.exitcode is None and not is_late:
+                continue
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+            error = folder / _ERROR
+            told = error.read_text(encoding="utf-8") if error.exists() else f"ended with {process.exitcode}"
+            yield cell, "" if process.exitcode == 0 else told
+            del running[process]
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _try(cell: Cell) -> None:
+    try:
+        try_cell(cell, Path.cwd())
+    except BaseException as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())[:600]
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        Path(_ERROR).write_text(f"{told} ({Path(where.filename).name}:{where.lineno})", encoding="utf-8")
+        raise

@@ -1,0 +1,97 @@
+"""The folder of a trained model: what only training needs is undone, and it is the model that was trained."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from params import ModelError, Recipe
+from params.foundation.artifacts import Artifacts
+from params.schema import Model
+from tasks.training.model_folder import check_same_metrics, complete_model_folder
+from tests.support import releases, tiny
+from tests.support.zoo.architectures import ARCHITECTURES
+from tests.support.zoo.cells import train_in_process
+from trainer.job import Job
+from trainer.model.use_settings import restore_use_settings
+
+
+def trained_folder(base: Path, folder: Path) -> Path:
+    """What training leaves of a base model: single precision, no cache."""
+    network = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.add_(1e-4)
+    network.config.use_cache = False
+    network.save_pretrained(folder, max_shard_size="20KB")
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["base", "fp32"])
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2"])
+def test_cache_and_number_format_are_those_of_the_base_model(name: str, dtype: Any, tmp_path: Path) -> None:
+    base = ARCHITECTURES[name].write(tmp_path / "base")
+    folder = trained_folder(base, tmp_path / "model")
+    before = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    restore_use_settings(folder, Model(pretrained=str(base), published_dtype=dtype))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["use_cache"] is True
+    assert config["dtype"] == ("float32" if dtype == "fp32" else ARCHITECTURES[name].dtype)
+    kind = getattr(torch, config["dtype"])
+    files = sorted(folder.glob("*.safetensors"))
+    assert len(files) > 1
+    assert {weight.dtype for file in files for weight in load_file(file).values()} == {kind}
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    size = sum(weight.nbytes for file in files for weight in load_file(file).values())
+    assert index["metadata"]["total_size"] == size
+    for key, weight in AutoModelForCausalLM.from_pretrained(folder).state_dict().items():
+        assert torch.equal(weight, before[key].to(kind))
+
+
+def test_a_weight_that_16_bits_cannot_hold_keeps_single_precision(tmp_path: Path) -> None:
+    base = ARCHITECTURES["gpt_neox"].write(tmp_path / "base")
+    folder = shutil.copytree(base, tmp_path / "model")
+    weights = {name: weight.float() for name, weight in load_file(folder / "model.safetensors").items()}
+    weights[min(weights)][0] = 1e6
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    restore_use_settings(folder, Model(pretrained=str(base)))
+    assert all(torch.equal(one, weights[name]) for name, one in load_file(folder / "model.safetensors").items())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifacts, Recipe]:
+    """A classifier that learned from the first tokens of its rows."""
+    content = tiny.recipe({"training.max_steps": 2, "tokenization.max_length": 12}, **tiny.CLASSES)
+    artifacts, recipe = releases.tokenized(tmp_path_factory.mktemp("trained"), content)
+    train_in_process(artifacts, recipe)
+    return artifacts, recipe
+
+
+def test_the_limit_of_training_is_not_that_of_the_model(trained: tuple[Artifacts, Recipe], tmp_path: Path) -> None:
+    artifacts, recipe = trained
+    assert AutoTokenizer.from_pretrained(artifacts.model).model_max_length == 512, "a new model's positions"
+    settings = json.loads((artifacts.tokenizer / "tokenizer_config.json").read_text())
+    other = Artifacts("tiny", shutil.copytree(artifacts.root, tmp_path / "other"))
+    (other.tokenizer / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": 77}))
+    complete_model_folder(other.model, other, recipe.model)
+    assert AutoTokenizer.from_pretrained(other.model).model_max_length == 77, "the base model's own"
+    assert json.loads((other.model / "tokenizer.json").read_text())["truncation"] is None
+
+
+def test_a_saved_model_that_is_not_the_trained_one_is_refused(trained: tuple[Artifacts, Recipe]) -> None:
+    artifacts, recipe = trained
+    job = Job.of(recipe, artifacts)
+    with pytest.raises(ModelError, match="the saved model is not the one that was trained") as caught:
+        check_same_metrics(artifacts.model, job, {"eval_loss": 0.03})
+    (found,) = re.findall(r"is ([\d.]+) as saved, and was 0.03 at the end of training", caught.value.what)
+    check_same_metrics(artifacts.model, job, {"eval_loss": float(found)})
+    with pytest.raises(ModelError):
+        check_same_metrics(artifacts.model, job, {"eval_loss": float(found) + 0.002})

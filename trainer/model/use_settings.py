@@ -1,0 +1,88 @@
+"""What of a trained model is for its users and not for its training: it is published as the base model has it.
+
+Trainer switches the cache of generation off, and a training needs weights in single precision. Neither is meant for users.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from params import ModelError
+from params.schema import Model
+from trainer.runtime.model_files import check_safe_to_load
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedConfig
+
+logger = logging.getLogger(__name__)
+_HALF: Final = ("bfloat16", "float16")
+
+
+def restore_use_settings(folder: Path, model: Model) -> None:
+    """Give a trained model in a folder the base model's cache and number format (`model.published_dtype`).
+
+    Whoever scores the folder scores what is published: weights that are rounded are rounded then.
+    """
+    base, path = _configuration(model), folder / "config.json"
+    config = json.loads(path.read_bytes())
+    own = base.to_dict()
+    config = {key: value for key, value in config.items() if key != "use_cache"}
+    config |= {"use_cache": own["use_cache"]} if "use_cache" in own else {}
+    dtype = str(getattr(base, "dtype", None)).removeprefix("torch.")
+    if model.published_dtype == "base" and dtype in _HALF and _round_weights(folder, dtype):
+        config["dtype"] = dtype
+    path.write_text(json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _configuration(model: Model) -> PreTrainedConfig:
+    from transformers import AutoConfig
+
+    if model.pretrained is None:
+        return AutoConfig.for_model(**dict(model.config or {}))
+    revision = check_safe_to_load(model.pretrained, model.revision, weights=False)
+    return AutoConfig.from_pretrained(model.pretrained, revision=revision or "main", trust_remote_code=False)
+
+
+def _round_weights(folder: Path, dtype: str) -> bool:
+    """Round the weights in a folder to 16 bits; leave them as they are if one is too large for that."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    size, kind = 0, getattr(torch, dtype)
+    for path in sorted(folder.glob("*.safetensors")):
+        weights = {name: one.to(kind) if one.is_floating_point() else one for name, one in load_file(path).items()}
+        if not all(bool(one.isfinite().all()) for one in weights.values()):
+            logger.warning("train: published in single precision: a weight is too large for the base model's %s", dtype)
+            return False
+        save_file(weights, path.with_suffix(".rounded"), metadata={"format": "pt"})
+        size += sum(one.numel() * one.element_size() for one in weights.values())
+    for path in folder.glob("*.rounded"):
+        path.rename(path.with_suffix(".safetensors"))
+    for path in folder.glob("*.safetensors.index.json"):
+        index = json.loads(path.read_bytes())
+        index.setdefault("metadata", {})["total_size"] = size
+        path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return True
+
+
+def repair_generation_settings(settings: GenerationConfig, where: str) -> None:
+    """Unset what has no effect beside other settings: transformers reads such settings, but saves no model that has them.
+
+    ModelError if they contradict each other.
+    """
+    try:
+        settings.validate(strict=True)
+    except ValueError as error:
+        idle = [name for name in re.findall(r"^- `(\w+)`", str(error), re.MULTILINE) if hasattr(settings, name)]
+        for name in idle:
+            setattr(settings, name, None)
+        try:
+            settings.validate(strict=True)
+        except ValueError:
+            what = f"its generation_config.json is invalid: {' '.join(str(error).split())[:500]}"
+            raise ModelError(where, what, "correct that file; the model could not be saved") from error
+        logger.info("%s: generation_config.json sets %s without effect; it is left out", where, ", ".join(idle))
