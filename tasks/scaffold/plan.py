@@ -64,6 +64,7 @@ def plan_recipe(
     model = _model_keys(proposal, facts)
     options = advice.options(proposal.columns, has_template=bool(facts and facts.has_chat_template))
     objective = _build(proposal, options)
+    sample = sample.reading(objective.columns())
     quality = assess_sample_quality(sample, proposal, objective)
     texts = [objective.text(row) for row in quality.usable]
     tokenizer_keys: dict[str, Any] = {

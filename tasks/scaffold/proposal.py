@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -166,7 +168,7 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
         if "text" not in chosen and len(texts := _candidates("text", sample, chosen)) == 1:
             taken.add(texts[0].name)  # the only one that can be the text
         return [c for c in columns if c.name not in taken and c.is_label and not c.is_id]
-    by_name = [c for c in _by_name(sample, flag) if c.kind == "text"]
+    by_name = [c for c in _by_name(sample, flag) if c.can_be_text]
     return by_name or [c for c in columns if c.kind == "text" and not c.is_id]
 
 
@@ -195,13 +197,12 @@ def _form_hints(sample: RowSample) -> Iterator[DataError]:
         first = next(iter(column.filled), None)
         if column.kind == "record" and isinstance(first, dict) and not has_texts:
             what = f"column `{column.name}` holds records with {', '.join(map(repr, list(first)[:5]))}"
-            read = 'pd.json_normalize(pd.read_json("FILE", lines=True).to_dict("records"))'
-            write = 'to_json("rows.jsonl", orient="records", lines=True)'
-            fix = f"make a column of each: python -c 'import pandas as pd; {read}.{write}'"
+            place = f".[{json.dumps(column.name)}]"
+            fix = f"make a column of each: jq -c {shlex.quote(f'. + {place} | del({place})')} FILE > rows.jsonl"
             yield DataError(column.name, what, fix)
         if column.kind == "list" and isinstance(first, list) and first and isinstance(first[0], dict):
             if len(column.values) == 1:
-                fix = f"write one object per line: jq -c '.{column.name}[]' FILE > rows.jsonl"
+                fix = f"write one object per line: jq -c {shlex.quote(f'.[{json.dumps(column.name)}][]')} FILE > rows.jsonl"
                 yield DataError(column.name, "holds all rows as one list", fix)
             elif {"from", "value"} <= set(first[0]):
                 fix = "rename from to role and value to content, and write user and assistant for human and gpt"

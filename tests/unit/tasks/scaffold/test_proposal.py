@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -200,4 +202,19 @@ def test_columns_of_an_objective_have_a_flag_and_an_option(name: str) -> None:
 def test_all_rows_in_one_object_get_the_command_that_writes_them_apart() -> None:
     with pytest.raises(DataError, match="holds all rows as one list") as error:
         proposed(sample(data=[[{"text": "a", "label": "b"}]]))
-    assert "jq -c '.data[]'" in error.value.fix
+    found = run_jq(error.value.fix, {"data": [{"text": "a", "label": "007"}, {"text": "b", "label": "1_0"}]})
+    assert found == [{"text": "a", "label": "007"}, {"text": "b", "label": "1_0"}]
+
+
+def test_records_get_the_command_that_makes_columns_of_them() -> None:
+    with pytest.raises(DataError, match="holds records with 'text', 'label'") as error:
+        proposed(sample(**{"a row": [{"text": "a", "label": "b"}] * 9}))
+    written = {"id": 1, "a row": {"text": "It\u2019s", "label": "NA", "n": None}}
+    assert run_jq(error.value.fix, written) == [{"id": 1, "text": "It\u2019s", "label": "NA", "n": None}]
+
+
+def run_jq(fix: str, written: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run the command in a fix, on a file with one object."""
+    command, _, _ = fix.partition("jq ")[2].replace(" FILE", "").partition(" > ")
+    done = subprocess.run(["sh", "-c", f"jq {command}"], input=json.dumps(written), text=True, stdout=-1, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
