@@ -59,7 +59,8 @@ class SourceColumn:
             return later if types.is_null(self.type) else self
         seen = {**self.seen, **later.seen, **self.seen}
         if _is_bytes(self.type) != _is_bytes(later.type):
-            (before, _), (found, where) = next(iter(self.seen.items())), next(iter(later.seen.items()))
+            before, found = next(iter(self.seen), "list"), next(iter(later.seen), "list")
+            where = later.seen.get(found, "")
             what = f"column `{name}` is {found} here, and {before} in the rows before"
             raise DataError(where, what, f"store `{name}` with one type in every row, for example as text")
         shared, is_large = _common_type(self.type, later.type), self.is_large or later.is_large
@@ -162,7 +163,7 @@ def _columns(batch: SourceBatch, known: Mapping[str, SourceColumn]) -> dict[str,
         if before and before.type.equals(kind) and before.stored.equals(stored.type) and before.is_large >= is_large:
             continue
         row = values.is_valid().index(pa.scalar(value=True)).as_py()
-        rows = {type_name(kind): max(row, 0)}
+        rows = {} if kind.equals(pa.list_(pa.null())) else {type_name(kind): max(row, 0)}  # empty lists are of any type
         if stored.type.equals(JSON) and not types.is_floating(kind):
             names = [text and _json_type(text) for text in values.cast(pa.string()).to_pylist()]
             rows = {name: names.index(name) for name in dict.fromkeys(names) if name}
@@ -177,7 +178,7 @@ def _json_type(text: str) -> str:
 
 def write_split_schema(folder: Path, columns: Mapping[str, SourceColumn], group_by: Iterable[str]) -> None:
     """Write the columns of a split, and by which of them its rows belong together."""
-    own = (pa.field(name, column.type, metadata=column.field_metadata) for name, column in columns.items())
+    own = (pa.field(name, column.type, metadata=column.field_metadata or None) for name, column in columns.items())
     schema = pa.schema([(ROW_ID, pa.int64()), *own])
     names = list(group_by)
     pq.write_metadata(schema.with_metadata({GROUP_BY: json.dumps(names)} if names else None), folder / SCHEMA)

@@ -86,7 +86,7 @@ def ingest(
                     shards[split].append(shard.model_copy(update={"first_row_id": row_id}))
                 row_id += part.rows
         for name, column in columns.items():
-            if len(column.seen) > 1 and not types.is_floating(column.type):
+            if len(column.seen) > 1 and (types.is_string(column.type) or column.type.equals(JSON)):
                 logger.warning(
                     "ingest: column `%s` holds %s: it is read as %s", name, column.found, type_name(column.type)
                 )

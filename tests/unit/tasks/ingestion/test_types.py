@@ -94,6 +94,16 @@ def test_types_of_parquet_files_are_reconciled(tmp_path: Path, first: Any, secon
         assert own == wanted or wanted is None, own
 
 
+def test_empty_lists_are_of_any_type(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"text": f"text {i}", "spans": [{"a": 1}] * (i < 9), "labels": ["x"] * (i > 8)} for i in range(18)]
+    for name, half in (("a", rows[:9]), ("b", rows[9:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in half))
+    splits = run(tmp_path, train="*.jsonl")
+    assert [(row["spans"], row["labels"]) for row in rows_of(splits)] == [(r["spans"], r["labels"]) for r in rows]
+    assert splits["train"].schema.field("labels").type == pa.list_(pa.string())
+    assert not caplog.text
+
+
 def test_bytes_beside_text_are_refused_with_file_and_row(tmp_path: Path) -> None:
     for name, column in (("a", ["x"] * 9), ("b", [None] + [b"x"] * 8)):
         pq.write_table(pa.table({"text": [f"{name} {i}" for i in range(9)], "x": column}), tmp_path / f"{name}.parquet")
