@@ -103,7 +103,7 @@ def to_readable_batch(batch: SourceBatch) -> tuple[SourceBatch, list[dict[str, A
     Raises:
         DataError: a value cannot be converted; the error has the address of its row.
     """
-    batch = _rename_reserved(batch)
+    batch = rename_reserved_columns(batch)
     try:
         rows, values = _convert(batch.rows)
     except _ERRORS as error:
@@ -111,7 +111,15 @@ def to_readable_batch(batch: SourceBatch) -> tuple[SourceBatch, list[dict[str, A
     return replace(batch, rows=rows), values
 
 
-def _rename_reserved(batch: SourceBatch) -> SourceBatch:
+def to_rows_with_texts(batch: SourceBatch) -> tuple[SourceBatch, list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the same, and for each row those numbers with decimals that are stored as they were written, as text."""
+    found, rows = to_readable_batch(batch)
+    names = [name for name, kind in found.types.items() if pa.types.is_floating(kind)]
+    texts = {name: found.rows[name].cast(pa.string()).to_pylist() for name in names}
+    return found, rows, [{name: values[i] for name, values in texts.items()} for i in range(len(rows))]
+
+
+def rename_reserved_columns(batch: SourceBatch) -> SourceBatch:
     """Return a batch whose columns leave the names that shards use themselves: `row_id` becomes `source_row_id`."""
     names: list[str] = batch.rows.schema.names
     if not {ROW_ID, ROW}.intersection(names):

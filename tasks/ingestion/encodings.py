@@ -64,10 +64,14 @@ def open_as_utf8(path: Path, name: str) -> io.BufferedReader:
     file = _open_decompressed(path)
     head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
     if encoding := _marked_encoding(head):
-        recoded = cast("io.BufferedRandom", tempfile.TemporaryFile())  # noqa: SIM115 - whoever reads it closes it
-        with io.TextIOWrapper(file, encoding, newline="") as text:
-            while block := text.read(_BLOCK_BYTES):
-                recoded.write(block.encode())
+        recoded = tempfile.TemporaryFile()  # noqa: SIM115 - whoever reads it closes it
+        try:
+            with io.TextIOWrapper(file, encoding, newline="") as text:
+                while block := text.read(_BLOCK_BYTES):
+                    recoded.write(block.encode())
+        except UnicodeError as error:
+            what = f"begins as {encoding.upper()}, and goes on as something else: {error}"
+            raise DataError(name, what, "write the file again, as UTF-8") from error
         recoded.seek(0)
         return cast("io.BufferedReader", recoded)
     if b"\0" in head:

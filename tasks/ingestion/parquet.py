@@ -112,7 +112,7 @@ def write_part_shards(batches: Iterable[tuple[SourceBatch, Sequence[str]]], fold
     """
     columns, tables, rows = dict[str, SourceColumn](), dict[str, list[pa.Table]](), 0
     for batch, splits in batches:
-        widen_schema_in_place(columns, _columns(batch, columns))
+        widen_schema_in_place(columns, columns_of_batch(batch, columns))
         places = pa.array(range(rows, rows + len(batch.rows)), pa.int32())
         rows += len(batch.rows)
         table = pa.Table.from_batches([batch.rows]).append_column(ROW, places)
@@ -151,8 +151,8 @@ def widen_schema_in_place(columns: dict[str, SourceColumn], found: Mapping[str, 
         columns[name] = columns[name].joined(name, column) if name in columns else column
 
 
-def _columns(batch: SourceBatch, known: Mapping[str, SourceColumn]) -> dict[str, SourceColumn]:
-    """The columns of a batch that are new, or that have other values than the known ones."""
+def columns_of_batch(batch: SourceBatch, known: Mapping[str, SourceColumn]) -> dict[str, SourceColumn]:
+    """Return the columns of a batch that are new, or that have other values than the known ones."""
     found = {}
     for stored, values in zip(batch.rows.schema, batch.rows.columns, strict=True):
         kind, before = batch.types.get(stored.name, stored.type), known.get(stored.name)
@@ -176,9 +176,13 @@ def _json_type(text: str) -> str:
     return _JSON_TYPES.get(text[0]) or ("double" if {*".eE"}.intersection(text) else "int64")
 
 
+def fields_of_columns(columns: Mapping[str, SourceColumn]) -> list[pa.Field]:
+    """Return the columns as a split's schema has them."""
+    return [pa.field(name, own.type, metadata=own.field_metadata or None) for name, own in columns.items()]
+
+
 def write_split_schema(folder: Path, columns: Mapping[str, SourceColumn], group_by: Iterable[str]) -> None:
     """Write the columns of a split, and by which of them its rows belong together."""
-    own = (pa.field(name, column.type, metadata=column.field_metadata or None) for name, column in columns.items())
-    schema = pa.schema([(ROW_ID, pa.int64()), *own])
+    schema = pa.schema([(ROW_ID, pa.int64()), *fields_of_columns(columns)])
     names = list(group_by)
     pq.write_metadata(schema.with_metadata({GROUP_BY: json.dumps(names)} if names else None), folder / SCHEMA)

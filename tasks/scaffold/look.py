@@ -11,12 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import pyarrow as pa
-from pyarrow import types
-
 from params import DataError
 from params.schema import RowsFromFiles, RowsFromHubDataset, RowsFromSql
-from tasks.ingestion.batches import SourceBatch, to_readable_batch
+from tasks.ingestion.batches import SourceBatch, to_rows_with_texts
 from tasks.ingestion.files import FileRowIndex
 from tasks.ingestion.source import open_source
 from tasks.scaffold.sources import list_matching_files
@@ -179,16 +176,10 @@ def read_source_sample(source: RowsFromFiles | RowsFromHubDataset | RowsFromSql,
     return RowSample(rows, totals, {split: [text for _, text in own] for split, own in read.items()})
 
 
-def _rows(batch: SourceBatch) -> list[tuple[Row, Row]]:
-    """Return each row, and its numbers with decimals that are stored as they are written."""
-    found, rows = to_readable_batch(batch)
-    names = [name for name, kind in found.types.items() if types.is_floating(kind)]
-    texts = (
-        pa.table({name: found.rows[name].cast(pa.string()) for name in names}).to_pylist()
-        if names
-        else [{}] * len(rows)
-    )
-    return list(zip(rows, texts, strict=True))
+def _rows(batch: SourceBatch) -> Iterator[tuple[Row, Row]]:
+    """Yield each row, and its numbers with decimals that are stored as they are written."""
+    _, rows, texts = to_rows_with_texts(batch)
+    return zip(rows, texts, strict=True)
 
 
 def _spread(indexes: Sequence[FileRowIndex]) -> Iterator[tuple[Row, Row]]:

@@ -74,10 +74,7 @@ class SplitRows:
         Numbers with decimals are text or labels only if they are stored as they were written: 12.50 must not become 12.5.
         """
         found = copy.copy(self)
-        for place, field in enumerate(self.schema):
-            is_text = kinds.get(field.name) == "string" and types.is_integer(field.type)
-            if is_text or (kinds.get(field.name) in ("string", "label") and AS_WRITTEN in (field.metadata or {})):
-                found.schema = found.schema.set(place, field.with_type(pa.string()))
+        found.schema = schema_as_read(self.schema, kinds)
         return found
 
     @property
@@ -174,6 +171,25 @@ class SplitRows:
             raise DataError(str(self.manifest.path(shard)), what, "run the stage that writes it again")
         _known[shard.sha256] = fast
         return pa.BufferReader(content)
+
+
+def schema_as_read(schema: pa.Schema, kinds: Mapping[str, ColumnKind]) -> pa.Schema:
+    """Return the columns of a split as an objective with these columns reads them."""
+    for place, field in enumerate(schema):
+        is_text = kinds.get(field.name) == "string" and types.is_integer(field.type)
+        if is_text or (kinds.get(field.name) in ("string", "label") and AS_WRITTEN in (field.metadata or {})):
+            schema = schema.set(place, field.with_type(pa.string()))
+    return schema
+
+
+def table_of_values(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Return rows as a table with these columns."""
+    columns = []
+    for field in schema:
+        values = [row.get(field.name) for row in rows]
+        texts = map(as_text, values) if types.is_string(field.type) else values
+        columns.append(store_as_json(values) if field.type.equals(JSON) else pa.array(texts, field.type))
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def type_name(kind: pa.DataType) -> str:

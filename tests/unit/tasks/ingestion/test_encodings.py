@@ -174,6 +174,11 @@ def test_damaged_compression_is_a_data_error(tmp_path: Path, name: str) -> None:
         source("a.parquet.gz", tmp_path)
 
 
+def test_text_that_is_cut_inside_of_a_character_is_named(tmp_path: Path) -> None:
+    error = refusal("a.csv", TEXTS[".csv"].encode("utf-16")[:-1], tmp_path)
+    assert error.what.startswith("begins as UTF-16, and goes on as something else")
+
+
 def test_an_empty_array_has_no_rows(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[ ]")
     assert rows("a.json", tmp_path) == []
