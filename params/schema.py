@@ -129,7 +129,10 @@ class _SplitPatterns(Section):
 
 
 class RowsFromFiles(_SplitPatterns):
-    """Rows from local files. The suffix says the format: .csv, .jsonl, .json (one object per line), .parquet or .txt."""
+    """Rows from local files. The suffix says the format: .csv, .tsv, .jsonl, .json, .parquet or .txt.
+
+    Those of text may be compressed (.gz, .bz2, .zst). A .csv file has commas, semicolons, tabs or vertical bars, as its header says.
+    """
 
     kind: Literal["files"]
     text_unit: Literal["line", "paragraph", "file"] = "paragraph"

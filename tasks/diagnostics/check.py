@@ -25,6 +25,7 @@ from params.importing import find_named_source_files, import_with_arguments, is_
 from params.loading import Document, Key, parse, read_yaml_document, suggestion, valid_sections
 from params.schema import Evaluation, Launch, ObjectiveChoice, RowsFromFiles, RowsFromFunction, Training
 from tasks.diagnostics import model_checks
+from tasks.ingestion.batches import rename_reserved_columns
 from tasks.ingestion.function import find_imports_beyond_ingest
 from tasks.ingestion.source import open_source
 from tasks.publishing.secrets import find_secrets
@@ -107,7 +108,7 @@ def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluati
         default = {"files": "train", "function": "function", "sql": "url"}.get(data.source.kind, "repo_id")
         yield Problem.of(error, ("data", "source", default))
         return
-    columns = head.rows.schema.names if head else []
+    columns = rename_reserved_columns(head).rows.schema.names if head else []
     slices = enumerate(evaluation.slices)
     needed: list[tuple[Key, str | None]] = [(("evaluation", "slices", i), slice_by.column) for i, slice_by in slices]
     needed += [(("data", "group_by"), column) for column in data.group_by]

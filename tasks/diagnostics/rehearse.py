@@ -28,15 +28,18 @@ from params.resolve import write_complete_recipe
 from tasks import stages
 from tasks.diagnostics.check import check
 from tasks.hub_client.connection import LOCAL
-from tasks.ingestion.batches import to_readable_batch
+from tasks.ingestion.batches import to_rows_with_texts
+from tasks.ingestion.parquet import SourceColumn, columns_of_batch, fields_of_columns, widen_schema_in_place
 from tasks.ingestion.source import OpenedSource, open_source
 from tasks.report.formatting import format_duration
+from tasks.shards.split_rows import schema_as_read, table_of_values
 from tasks.stages import read_report
 from tasks.tokenization.report import TokenizationReport
 from tasks.validation.checks import BY_KEY, ROW_BY_ROW
 from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.loop.batch import interval_steps, total_steps
+from trainer.objectives.bases.rows import ColumnKind
 from trainer.reporting.step_clock import ProcessMeasurements, StepClock
 from trainer.runtime.lifetime import hold_file_lock
 
@@ -71,7 +74,7 @@ class RehearsalRows(NamedTuple):
     is_whole: bool
     """Whether these are all rows."""
     schema: pa.Schema
-    """The types of all rows that were read."""
+    """The columns of all rows that were read, as the objective reads them."""
 
     def usual(self, count: int) -> list[Row]:
         """Return so many rows from all parts of the pool, or all of it."""
@@ -80,7 +83,7 @@ class RehearsalRows(NamedTuple):
 
     def table(self, rows: Sequence[Row]) -> pa.Table:
         """Return some of the rows as a table with the types of all that were read."""
-        return pa.Table.from_pylist(list(rows), self.schema)
+        return table_of_values(rows, self.schema)
 
 
 class _Pass(NamedTuple):
@@ -124,7 +127,8 @@ def rehearse(recipe_path: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         try:
             source = open_source(recipe.data.source)
-            rows = {split: _read(source, split) for split in source.splits}
+            kinds = objectives.build_objective(recipe.objective).columns()
+            rows = {split: _read(source, split, kinds) for split in source.splits}
             read = [f"{split} {'' if one.is_whole else 'more than '}{one.total:,}" for split, one in rows.items()]
             logger.info("rehearse: rows of the source: %s", ", ".join(read))
             hardest, steps = None, _TIMED_STEPS[0]
@@ -153,9 +157,9 @@ def rehearse(recipe_path: Path) -> None:
         logger.info("rehearse: %s", line)
 
 
-def _read(source: OpenedSource, split: str) -> RehearsalRows:
+def _read(source: OpenedSource, split: str, kinds: Mapping[str, ColumnKind]) -> RehearsalRows:
     pool: list[tuple[int, Row]] = []
-    schema = pa.schema([])
+    columns = dict[str, SourceColumn]()
     distance, total, is_whole, end = 1, 0, True, time.monotonic() + _READ_S
     with contextlib.closing(source.batches(split)) as batches:
         for batch in batches:
@@ -164,15 +168,18 @@ def _read(source: OpenedSource, split: str) -> RehearsalRows:
                 break
             first = -total % distance
             if first < len(batch.rows):
-                read, rows = to_readable_batch(batch)
-                schema = pa.unify_schemas([schema, read.rows.schema], promote_options="permissive")
-                pool += [(total + i, rows[i]) for i in range(first, len(rows), distance)]
+                read, rows, texts = to_rows_with_texts(batch)
+                widen_schema_in_place(columns, columns_of_batch(read, columns))
+                for i in range(first, len(rows), distance):
+                    as_read = {name: text for name, text in texts[i].items() if kinds.get(name) in ("string", "label")}
+                    pool.append((total + i, rows[i] | as_read))
             total += len(batch.rows)
             while len(pool) > _POOL:
                 distance *= 2
                 pool = [(number, row) for number, row in pool if number % distance == 0]
     if not pool:
         raise DataError("data.source", f"the {split} split has no rows", "give it rows")
+    schema = schema_as_read(pa.schema(fields_of_columns(columns)), kinds)
     return RehearsalRows([row for _, row in pool], total, is_whole, schema)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from trainer.objectives.bases.likelihood import Likelihood, compute_logits
 from trainer.objectives.bases.padding import IGNORE_INDEX, token_column_names
 
 if TYPE_CHECKING:
-    from trainer.objectives.bases.objective import Example
+    from trainer.objectives.bases.objective import ColumnKind, Example
 
 _MAX_TOKENS = 40
 _MAX_CHARACTERS = 400
@@ -39,7 +39,8 @@ def trace(recipe_path: Path, *, row_id: int) -> None:
 
 def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterator[tuple[str, list[str]]]:
     """Yield the title and the lines of each section, in the order of the stages."""
-    split, row = _raw_row(artifacts, row_id)
+    objective = objectives.build_objective(recipe.objective)
+    split, row = _raw_row(artifacts, row_id, objective.columns())
     yield f"raw  ({split} split)", [f"{name}: {_short(value)}" for name, value in row.items()]
 
     if not artifacts.validated.exists():
@@ -51,7 +52,6 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
         return
     yield "checks", ["passed"]
 
-    objective = objectives.build_objective(recipe.objective)
     yield "text", _short(objective.text(row)).splitlines()
 
     if not artifacts.tokens.exists():
@@ -96,11 +96,11 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
         yield "answer  (of the model)", prediction
 
 
-def _raw_row(artifacts: Artifacts, row_id: int) -> tuple[str, dict[str, Any]]:
-    """Return the split and the columns of a row."""
+def _raw_row(artifacts: Artifacts, row_id: int, kinds: Mapping[str, ColumnKind]) -> tuple[str, dict[str, Any]]:
+    """Return the split and the columns of a row, as an objective reads them."""
     if not artifacts.raw.exists():
         raise DataError(str(artifacts.raw), "there is no raw data", "run `evergreen ingest` for this recipe first")
-    splits = {split: SplitRows(artifacts.raw / split) for split in SPLITS}
+    splits = {split: SplitRows(artifacts.raw / split).reading(kinds) for split in SPLITS}
     for split, rows in splits.items():
         for row in rows.pick([row_id]):
             return split, row

@@ -25,7 +25,7 @@ from pyarrow import types
 
 from tasks.progress import reset_idle_timer
 from tasks.shards.kept_work import ShardTask, ShardWorkers, hash_settings
-from tasks.shards.split_rows import SplitRows, group_values_of_row
+from tasks.shards.split_rows import SplitRows, group_values_of_row, values_of_column
 from trainer import objectives
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.objective import Objective
@@ -184,21 +184,21 @@ def scan_shard(columns: ComparedColumns, rows: SplitRows) -> RowScan:
     counts = {column: Counter[str]() for column in columns.labelled}
     for batch in rows.batches([ROW_ID, *columns.content]):
         reset_idle_timer()
-        values = [batch[column].to_pylist() for column in columns.content]
+        values = [values_of_column(batch[column]) for column in columns.content]
         # `hash_row_values` each row, in half of the time
         texts = map(", ".join, zip(*(map(_to_json, column) for column in values), strict=True))
         digests = (hashlib.blake2b(f"[{text}]".encode(), digest_size=8).digest() for text in texts)
         hashes = np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
         smallest.add(hashes, batch[ROW_ID].to_numpy() - rows.shard.first_row_id)
-        for column, labels in zip(columns.labels, values, strict=False):  # the labels come first
-            counts[column].update(map(str, labels))
+        for column, own in zip(columns.labels, values, strict=False):  # the labels come first
+            counts[column].update(map(str, own))
         if columns.listed:
             found = (dict(zip(columns.content, row, strict=True)) for row in zip(*values, strict=True))
             counts[columns.listed].update(label for row in found for label in {*columns.labels_of(row)[-1]})
     labels = {
-        column: {label_hash(label): number for label, number in own.items()}
-        for column, own in counts.items()
-        if len(own) <= MAX_LABELS
+        column: {label_hash(label): number for label, number in of_column.items()}
+        for column, of_column in counts.items()
+        if len(of_column) <= MAX_LABELS
     }
     return RowScan(len(rows), smallest, labels)
 

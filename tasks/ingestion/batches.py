@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+import datetime as dt
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -15,6 +18,8 @@ import pyarrow as pa
 
 from params import DataError
 from tasks.progress import reset_idle_timer
+from tasks.shards.split_rows import JSON, store_as_json, values_of_rows
+from trainer.data.shards import ROW, ROW_ID
 
 BATCH_ROWS = 512
 """The most rows that are in memory as Python objects."""
@@ -33,6 +38,8 @@ class SourceBatch:
     rows: pa.RecordBatch
     address: Callable[[int], str]
     """Return where the i-th of these rows is, for example `data/train.jsonl:17`."""
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    """Types of columns that are stored as JSON, but are text or numbers: values of several types, and numbers of a CSV file."""
 
     def divide(self, rows: int) -> tuple[SourceBatch, SourceBatch | None]:
         """Return the first `rows` rows, and the others; None if there are no others. Each has the types of its own values."""
@@ -40,11 +47,11 @@ class SourceBatch:
             return self, None
         first, rest = (
             pa.RecordBatch.from_arrays(
-                [pa.array(column.to_pylist()) for column in part.columns], names=part.schema.names
+                [c if c.type.equals(JSON) else pa.array(c.to_pylist()) for c in part.columns], names=part.schema.names
             )
             for part in (self.rows.slice(0, rows), self.rows.slice(rows))
         )
-        return SourceBatch(first, self.address), SourceBatch(rest, lambda i: self.address(rows + i))
+        return replace(self, rows=first), replace(self, rows=rest, address=lambda i: self.address(rows + i))
 
 
 AddressedRows = Generator[tuple[str, Mapping[str, Any]], None, None]
@@ -53,11 +60,11 @@ Batches = Generator[SourceBatch, None, None]
 """Closing the generator closes the file or connection that it reads."""
 
 
-def to_batches(rows: AddressedRows) -> Batches:
-    """Group rows into batches; a key that is missing from a row becomes null.
+def to_batches(rows: AddressedRows, written_numbers: Collection[str] = ()) -> Batches:
+    """Group rows into batches; a key that is missing from a row becomes null. Texts in `written_numbers` are numbers as they are written.
 
     Raises:
-        DataError: a column holds values of several types, or of a type that Parquet does not have.
+        DataError: a column holds bytes beside text, or values of a type that Parquet does not have.
     """
     with contextlib.closing(rows):
         while chunk := [_count(row) for row in islice(rows, BATCH_ROWS)]:
@@ -68,11 +75,21 @@ def to_batches(rows: AddressedRows) -> Batches:
                     where = next(address for address, row in chunk if name in row)
                     what = f"the column {name!a} has half of a surrogate pair in its name, which is no character"
                     raise DataError(where, what, "rename the column")
-            columns = [_column(name, [row.get(name) for _, row in chunk], addresses) for name in names]
+            columns, types = list[pa.Array](), dict[str, pa.DataType]()
+            for name in names:
+                values = [row.get(name) for _, row in chunk]
+                if name in written_numbers:
+                    columns.append(pa.array(values, JSON))
+                    types[name] = pa.float64()
+                    continue
+                column, kind = _column(name, values, addresses)
+                columns.append(column)
+                if not kind.equals(column.type):
+                    types[name] = kind
             if not columns:
                 raise DataError(addresses[0], "the row has no columns", "give every row at least one column")
             rows_of_chunk = pa.RecordBatch.from_arrays(columns, names=list(names))
-            yield SourceBatch(rows_of_chunk, addresses.__getitem__)
+            yield SourceBatch(rows_of_chunk, addresses.__getitem__, types)
 
 
 def _count(row: tuple[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
@@ -86,34 +103,34 @@ def to_readable_batch(batch: SourceBatch) -> tuple[SourceBatch, list[dict[str, A
     Raises:
         DataError: a value cannot be converted; the error has the address of its row.
     """
+    batch = rename_reserved_columns(batch)
     try:
         rows, values = _convert(batch.rows)
     except _ERRORS as error:
         raise _first_unreadable(batch, error) from error
-    return SourceBatch(rows, batch.address), values
+    return replace(batch, rows=rows), values
 
 
-def common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds the values of both types unchanged, such as double for int64 and double; else None."""
-    if first.equals(second) or pa.types.is_null(second):
-        return first
-    if _is_text(first) != _is_text(second) and not pa.types.is_null(first):
-        return None
-    fields = [pa.schema([("", kind)]) for kind in (first, second)]
-    try:
-        return pa.unify_schemas(fields, promote_options="permissive").field(0).type
-    except (pa.ArrowTypeError, pa.ArrowInvalid):
-        return None
+def to_rows_with_texts(batch: SourceBatch) -> tuple[SourceBatch, list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the same, and for each row those numbers with decimals that are stored as they were written, as text."""
+    found, rows = to_readable_batch(batch)
+    names = [name for name, kind in found.types.items() if pa.types.is_floating(kind)]
+    texts = {name: found.rows[name].cast(pa.string()).to_pylist() for name in names}
+    return found, rows, [{name: values[i] for name, values in texts.items()} for i in range(len(rows))]
 
 
-def differing_type_error(where: str, name: str, found: pa.DataType, before: pa.DataType) -> DataError:
-    """Return the error for a column whose type differs from that of earlier rows."""
-    what = f"column `{name}` is {found} here, and {before} in the rows before"
-    return DataError(where, what, f"store `{name}` with one type in every row, for example as text")
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+def rename_reserved_columns(batch: SourceBatch) -> SourceBatch:
+    """Return a batch whose columns leave the names that shards use themselves: `row_id` becomes `source_row_id`."""
+    names: list[str] = batch.rows.schema.names
+    if not {ROW_ID, ROW}.intersection(names):
+        return batch
+    new = [f"source_{name.strip('_')}" if name in (ROW_ID, ROW) else name for name in names]
+    for name, count in Counter(new).items():
+        if count > 1:
+            what = f"there are columns `{name}` and `{name.removeprefix('source_')}`; the pipeline uses the second name itself"
+            raise DataError(batch.address(0), what, "rename one of them in the source")
+    kinds = {new[names.index(name)]: kind for name, kind in batch.types.items()}
+    return replace(batch, rows=pa.RecordBatch.from_arrays(batch.rows.columns, names=new), types=kinds)
 
 
 def is_utf8_encodable(text: str) -> bool:
@@ -134,11 +151,40 @@ def _is_too_deep(value: object, depth: int = 1) -> bool:
 
 
 def _convert(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, list[dict[str, Any]]]:
-    schema = pa.schema([field.with_type(_plain(field.type)) for field in rows.schema])
-    if not schema.equals(rows.schema):
-        rows = rows.cast(schema)
+    columns = []
+    for column in rows.columns:
+        kind = _plain(column.type)
+        if _has_keys_or_json(kind) and not kind.equals(JSON):
+            written = (_as_written(value, kind) for value in column.to_pylist(maps_as_pydicts="strict"))
+            columns.append(store_as_json(written))
+        else:
+            columns.append(column if column.type.equals(kind) else column.cast(kind))
+    rows = pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
     rows.to_pandas(integer_object_nulls=True)  # the validate stage does this
-    return rows, rows.to_pylist()
+    return rows, values_of_rows(rows)
+
+
+def _as_written(value: Any, kind: pa.DataType) -> Any:
+    """Return a nested value of this type without the nulls of structs, which have one for each field that a value lacks."""
+    if value is None:
+        return None
+    if isinstance(kind, pa.JsonType):
+        return json.loads(value)
+    if pa.types.is_struct(kind):
+        return {own.name: _as_written(value[own.name], own.type) for own in kind if value[own.name] is not None}
+    if pa.types.is_map(kind):
+        return {key: _as_written(inner, kind.item_type) for key, inner in value.items()}
+    is_list = isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
+    return [_as_written(inner, kind.value_type) for inner in value] if is_list else value
+
+
+def _has_keys_or_json(kind: pa.DataType) -> bool:
+    """Whether values of a type have keys, or are JSON. A map by itself stays one."""
+    if pa.types.is_struct(kind) or isinstance(kind, pa.JsonType):
+        return True
+    if pa.types.is_map(kind):
+        return _has_keys_or_json(kind.key_type) or _has_keys_or_json(kind.item_type)
+    return any(_has_keys_or_json(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _plain(kind: pa.DataType, depth: int = 1) -> pa.DataType:
@@ -182,51 +228,48 @@ def _conversion_error(rows: pa.RecordBatch) -> str | None:
     return None
 
 
-def _column(name: str, values: Sequence[Any], addresses: Sequence[str]) -> pa.Array:
+def _column(name: str, values: Sequence[Any], addresses: Sequence[str]) -> tuple[pa.Array, pa.DataType]:
+    """Return a column as it is stored, and the type of its values."""
     for value, address in zip(values, addresses, strict=True):
         if _is_too_deep(value):
             what = f"column `{name}` is nested more than {MAX_NESTING} levels deep"
             raise DataError(address, what, "store it as text, for example as JSON")
     try:
-        column = pa.array(values)
+        return _infer_column(values)
     except _ERRORS as error:
         where, fix = f"{addresses[0]} to {addresses[-1]}", f"store `{name}` with one type in every row"
-        raise _first_type_error(name, values, addresses) or DataError(
-            where, f"column `{name}`: {error}", fix
-        ) from error
-    # pyarrow would turn text beside bytes into bytes.
-    mixed = pa.types.is_binary(column.type) and any(isinstance(value, str) for value in values)
-    if mixed and (error_of_row := _first_type_error(name, values, addresses)):
-        raise error_of_row
-    if _has_empty_struct(column.type):  # {} in every row, which Parquet cannot hold
-        return pa.array([_null_for_empty(value) for value in values])
-    return column
+        raise _first_error(name, values, addresses) or DataError(where, f"column `{name}`: {error}", fix) from error
 
 
-def _has_empty_struct(kind: pa.DataType) -> bool:
-    """Whether a type or one inside it is a struct without fields."""
-    inner = [kind.field(i).type for i in range(kind.num_fields)]
-    return (pa.types.is_struct(kind) and not inner) or any(map(_has_empty_struct, inner))
+def _infer_column(values: Sequence[Any]) -> tuple[pa.Array, pa.DataType]:
+    kinds = {type(value) for value in values} - {type(None)}
+    if kinds <= {dict} and not any(values):  # {} in every row says nothing, and keeps no row in another split than null
+        return pa.nulls(len(values)), pa.null()
+    if any(map(_has_keys, values)):
+        return store_as_json(values), JSON
+    if bytes in kinds and len(kinds) > 1:
+        raise TypeError("bytes beside other values have no type in common")
+    column = None
+    with contextlib.suppress(*_ERRORS):
+        column = pa.array(values)
+    # pyarrow would turn a time beside dates into a date, and true beside numbers with decimals into 1
+    if column is None or kinds >= {dt.date, dt.datetime} or kinds >= {bool, float}:
+        is_nested = any(isinstance(value, list | tuple) for value in values)
+        return store_as_json(values), JSON if is_nested else pa.string()
+    return column, column.type
 
 
-def _null_for_empty(value: Any) -> Any:
-    """Return the value with None for each {} in it."""
-    if isinstance(value, Mapping):
-        return {key: _null_for_empty(inner) for key, inner in value.items()} or None
-    return [_null_for_empty(inner) for inner in value] if isinstance(value, list) else value
+def _has_keys(value: object) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list | tuple) and any(map(_has_keys, value)))
 
 
-def _first_type_error(name: str, values: Sequence[Any], addresses: Sequence[str]) -> DataError | None:
-    """Return an error for the first value that has no Arrow type, or none in common with the values before it."""
-    before = pa.null()
-    for value, address in zip(values, addresses, strict=True):
-        try:
-            found = pa.array([value]).type
-        except _ERRORS as error:
-            what = f"column `{name}`: a value of type {type(value).__name__} cannot be stored: {error}"
-            return DataError(address, what, "convert it to text or a number")
-        shared = common_type(before, found)
-        if shared is None:
-            return differing_type_error(address, name, found, before)
-        before = shared
+def _first_error(name: str, values: Sequence[Any], addresses: Sequence[str]) -> DataError | None:
+    """Return an error for the first value that cannot be stored, or not beside those before it."""
+    for count, address in enumerate(addresses, start=1):
+        for tried in (values[count - 1 : count], values[:count]):
+            try:
+                _infer_column(tried)
+            except _ERRORS as error:
+                what = f"column `{name}`: a value of type {type(tried[-1]).__name__} cannot be stored: {error}"
+                return DataError(address, what, "convert it to text or a number")
     return None

@@ -19,24 +19,24 @@ from pathlib import Path
 from params import DataError, InputsChangedError
 from params.foundation.hashing import file_sha256
 from tasks.ingestion.batches import Batches, is_utf8_encodable
+from tasks.ingestion.encodings import TextFilePosition, format_suffix
 from tasks.ingestion.formats import (
     JSON_SUFFIXES,
     SUFFIXES,
+    TABLE_SUFFIXES,
     CsvColumns,
-    TextFilePosition,
     TextUnit,
+    has_places,
     index_csv,
-    index_json_lines,
     open_parquet,
     read_file_columns,
     read_rows_of_file,
     translate_read_errors,
 )
+from tasks.ingestion.json_files import index_json_lines
 from tasks.progress import reset_idle_timer
 from tasks.shards.executor import count_usable_cpus
 
-INDEXED = (".csv", *JSON_SUFFIXES, ".parquet")
-"""Suffixes of the formats that can be read from any row on."""
 _BLOCK_BYTES = 1 << 20
 _END = sys.maxsize
 """The offset of a file's end."""
@@ -112,7 +112,7 @@ class FileRowIndex:
 
 
 def index_file(path: Path, name: str) -> FileRowIndex:
-    """Find the rows of a file of one of the formats in `INDEXED`; the work of a fast look at all of it.
+    """Find the rows of a file that `has_places`; the work of a fast look at all of it.
 
     Raises:
         DataError: the file is empty or unreadable. Rows are checked only as far as that finds them.
@@ -121,7 +121,7 @@ def index_file(path: Path, name: str) -> FileRowIndex:
     with translate_read_errors(path, name):
         if _is_parquet(path):
             places, rows = _scan_parquet(path, name)
-        elif path.suffix.lower() == ".csv":
+        elif format_suffix(path) in TABLE_SUFFIXES:
             columns, places, rows = index_csv(path, name)
         else:
             places, rows = index_json_lines(path)
@@ -219,7 +219,7 @@ class FileSource:
             path = self._folder / name
             with translate_read_errors(path, name):
                 shown = path.name if Path(name).is_absolute() else name
-                sha256 = self._index(name).sha256 if _is_indexed(name) else file_sha256(path)
+                sha256 = self._index(name).sha256 if has_places(path, name) else file_sha256(path)
                 listing.update(f"{shown}\0{sha256}\n".encode())
         return f"sha256:{listing.hexdigest()}"
 
@@ -230,8 +230,10 @@ class FileSource:
 
     def indexes(self, split: str) -> list[FileRowIndex] | None:
         self._check_columns(split)
-        if not all(map(_is_indexed, self._names[split])):
-            return None
+        for name in self._names[split]:
+            with translate_read_errors(self._folder / name, name):
+                if not has_places(self._folder / name, name):
+                    return None
         return [self._index(name) for name in self._names[split]]
 
     def _index(self, name: str) -> FileRowIndex:
@@ -259,7 +261,7 @@ class FileSource:
     def _columns(self) -> dict[str, set[str]]:
         """The columns of each file, in order; without files of JSON lines, whose columns only their rows name."""
         names = dict.fromkeys(name for names in self._names.values() for name in names)
-        declared = (name for name in names if Path(name).suffix.lower() not in JSON_SUFFIXES)
+        declared = (name for name in names if format_suffix(name) not in JSON_SUFFIXES)
         return {name: read_file_columns(self._folder / name, name) for name in declared}
 
     def _match(self, split: str, pattern: str) -> list[str]:
@@ -282,11 +284,10 @@ class FileSource:
         for name in names:
             if not is_utf8_encodable(name):
                 raise DataError.at(key, f"{pattern}: the file name {name!a} is not UTF-8", "rename the file")
-            if Path(name).suffix.lower() not in SUFFIXES:
+            if format_suffix(name) not in SUFFIXES:
                 what = f"{pattern}: {name} has a format that cannot be read"
                 raise DataError.at(key, what, f"use files that end in {', '.join(SUFFIXES)}")
+            if format_suffix(name) == ".parquet" != Path(name).suffix.lower():
+                fix = "decompress it: Parquet is compressed inside"
+                raise DataError.at(key, f"{pattern}: {name} is compressed Parquet", fix)
         return names
-
-
-def _is_indexed(name: str) -> bool:
-    return Path(name).suffix.lower() in INDEXED

@@ -1,15 +1,16 @@
-"""Readers for CSV, JSON lines, Parquet and text files; every error names the file and the line."""
+"""Readers for CSV, JSON lines, JSON arrays, Parquet and text files; every error names the file and the line.
+
+A CSV file has commas, semicolons, tabs or vertical bars, as its header says; a `.tsv` file has tabs.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import io
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -20,27 +21,29 @@ import pyarrow.parquet as pq
 
 from params import DataError
 from tasks.ingestion.batches import BATCH_ROWS, AddressedRows, Batches, SourceBatch, to_batches
+from tasks.ingestion.encodings import (
+    START,
+    TextFilePosition,
+    format_suffix,
+    is_plain_text,
+    not_utf8_error,
+    open_as_utf8,
+    table_fix,
+)
+from tasks.ingestion.json_files import PLACE_ROWS, has_row_per_line, read_json_items, read_json_lines
 
 TextUnit = Literal["line", "paragraph", "file"]
 JSON_SUFFIXES = (".jsonl", ".json")
-SUFFIXES = (".csv", *JSON_SUFFIXES, ".parquet", ".txt")
+TABLE_SUFFIXES = (".csv", ".tsv")
+SUFFIXES = (*TABLE_SUFFIXES, *JSON_SUFFIXES, ".parquet", ".txt")
+"""Suffixes of files that can be read; those of text may have one of `COMPRESSIONS` behind it."""
 _MAX_CELL_BYTES = 64 << 20
-PLACE_ROWS = 512
-"""Rows from one place to the next, about."""
-_BLOCK_BYTES = 1 << 20
-_INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")  # below 2**63; `007` is text, not a number
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+"""What can separate the columns of a CSV file."""
+_INTEGER = re.compile(r"0|-?[1-9]\d{0,17}")  # below 2**63; `007` is text, not a number, and so is `-0`
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?([eE][+-]?\d{1,2})?")  # integers up to 15 digits are exact
 CsvColumns = Mapping[str, Callable[[str], Any]]
 """The columns of a CSV file, each with the type of its values: `int`, `float` or `str`."""
-
-
-@dataclass(frozen=True)
-class TextFilePosition:
-    """Where reading can begin in a file of text: at a row, with its offset in bytes, and at a line."""
-
-    row: int = 0
-    offset: int = 0
-    line: int = 1
 
 
 def read_rows_of_file(
@@ -49,7 +52,7 @@ def read_rows_of_file(
     text_unit: TextUnit = "paragraph",
     *,
     columns: CsvColumns | None = None,
-    begin: TextFilePosition = TextFilePosition(),
+    begin: TextFilePosition = START,
     first: int = 0,
     rows: int | None = None,
 ) -> Batches:
@@ -60,35 +63,41 @@ def read_rows_of_file(
     Raises:
         DataError: the file is empty, unreadable or malformed.
     """
-    suffix = path.suffix.lower()
+    suffix = format_suffix(path)
     with translate_read_errors(path, name):
         if suffix == ".parquet":
             with open_parquet(path, name) as parquet:
                 yield from _parquet_batches(parquet, name, first, rows)
             return
-        if suffix == ".csv" and columns is None:
+        if suffix in TABLE_SUFFIXES and columns is None:
             columns, _, _ = index_csv(path, name)
-        with path.open("rb") as file:
-            file.seek(begin.offset)
+        with open_as_utf8(path, name) as file:
+            if begin.offset:
+                file.seek(begin.offset)
             if columns is not None:
-                found = _csv_rows(file, name, columns, begin)
+                found = _csv_rows(file, name, columns, begin, find_delimiter(path, name))
+            elif suffix in JSON_SUFFIXES and not has_row_per_line(path, name):
+                found = read_json_items(file, name)
             elif suffix in JSON_SUFFIXES:
-                found = _json_rows(file, name, begin)
+                found = read_json_lines(file, name, begin)
             else:
                 found = ((where, {"text": unit}) for where, unit in _text_units(file, name, text_unit))
             skip = first - begin.row
-            yield from to_batches(row for row in islice(found, skip, None if rows is None else skip + rows))
+            numbers = [name for name, kind in (columns or {}).items() if kind is float]
+            yield from to_batches(
+                (row for row in islice(found, skip, None if rows is None else skip + rows)), written_numbers=numbers
+            )
 
 
 def read_file_columns(path: Path, name: str) -> set[str]:
     """Return the columns of a CSV, Parquet or text file, of which only the beginning is read."""
     with translate_read_errors(path, name):
-        if path.suffix.lower() == ".parquet":
+        if format_suffix(path) == ".parquet":
             with open_parquet(path, name) as file:
                 return set(file.schema_arrow.names)
-        if path.suffix.lower() == ".csv":
-            with path.open("rb") as lines:
-                return set(_csv_header(_csv_cells(_Lines(lines, TextFilePosition()), name), name))
+        if format_suffix(path) in TABLE_SUFFIXES:
+            with open_table(path, name) as (_, records, delimiter):
+                return set(_csv_header(records, path, name, delimiter))
     return {"text"}
 
 
@@ -100,25 +109,10 @@ def translate_read_errors(path: Path, name: str) -> Iterator[None]:
             raise DataError(name, "the file is empty", "add rows, or exclude the file from the pattern")
         yield
     except UnicodeDecodeError as error:
-        raise _not_utf8(path, name) from error
+        raise not_utf8_error(path, name) from error
     except OSError as error:
         fix = "check that the file exists and that you may read it"
         raise DataError(name, f"cannot be read: {error}", fix) from error
-
-
-def _not_utf8(path: Path, name: str) -> DataError:
-    """Return an error with the byte offset and line in the file; the decoder's own error counts from its last block."""
-    fix = "convert the file to UTF-8, for example with `iconv -f latin1 -t utf-8`"
-    offset = 0
-    with path.open("rb") as file:
-        for line, raw in enumerate(file, start=1):
-            try:
-                raw.decode()
-            except UnicodeDecodeError as error:
-                what = f"not UTF-8: the byte at offset {offset + error.start} (line {line})"
-                return DataError(f"{name}:{line}", what, fix)
-            offset += len(raw)
-    return DataError(name, "not UTF-8", fix)
 
 
 def index_csv(path: Path, name: str) -> tuple[CsvColumns, list[TextFilePosition], int]:
@@ -126,12 +120,10 @@ def index_csv(path: Path, name: str) -> tuple[CsvColumns, list[TextFilePosition]
 
     CSV has no types: a column is numeric only if all of its cells are numbers.
     """
-    with path.open("rb") as file:
-        lines = _Lines(file, TextFilePosition())
-        records = _csv_cells(lines, name)
-        header = _csv_header(records, name)
+    with open_table(path, name) as (lines, records, delimiter):
+        header = _csv_header(records, path, name, delimiter)
         integers, numbers = set(range(len(header))), set(range(len(header)))
-        places, rows = [TextFilePosition()], 0
+        places, rows = [START], 0
         for _, cells in records:
             integers -= {column for column in integers if cells[column] and not _INTEGER.fullmatch(cells[column])}
             numbers -= {column for column in numbers if cells[column] and not _NUMBER.fullmatch(cells[column])}
@@ -142,8 +134,37 @@ def index_csv(path: Path, name: str) -> tuple[CsvColumns, list[TextFilePosition]
     return dict(zip(header, kinds, strict=True)), places, rows
 
 
-def _csv_header(records: Iterator[tuple[str, list[str]]], name: str) -> list[str]:
+@contextlib.contextmanager
+def open_table(path: Path, name: str) -> Iterator[tuple[_Lines, Iterator[tuple[str, list[str]]], str]]:
+    """Open a CSV file, and give its lines, its records, the header first, and what separates its columns."""
+    delimiter = find_delimiter(path, name)
+    with open_as_utf8(path, name) as file:
+        lines = _Lines(file, START)
+        yield lines, _csv_cells(lines, name, delimiter), delimiter
+
+
+def find_delimiter(path: Path, name: str) -> str:
+    """Return what separates the columns of a CSV file: in its first line a comma, if there is one or nothing else."""
+    if format_suffix(path) == ".tsv":
+        return "\t"
+    with open_as_utf8(path, name) as file:
+        header = file.readline().partition(b"\r")[0]
+    return next((one for one in DELIMITERS if one.encode() in header), ",")
+
+
+def has_places(path: Path, name: str) -> bool:
+    """Whether a file can be read from any row on."""
+    suffix = format_suffix(path)
+    if suffix not in (*TABLE_SUFFIXES, *JSON_SUFFIXES):
+        return suffix == ".parquet"
+    return is_plain_text(path) and (suffix in TABLE_SUFFIXES or has_row_per_line(path, name))
+
+
+def _csv_header(records: Iterator[tuple[str, list[str]]], path: Path, name: str, delimiter: str) -> list[str]:
     where, header = next(records, (name, []))
+    if header and not header[0].strip() and all(cell.strip() for cell in header[1:]):
+        what = "its first column has no name: pandas writes its index like that"
+        raise DataError(where, what, table_fix(path, "index_col=0", delimiter))
     for column, count in Counter(header).items():
         if not column.strip() or count > 1:
             what = f"the header has column `{column}` twice" if column.strip() else "a column of the header has no name"
@@ -151,12 +172,15 @@ def _csv_header(records: Iterator[tuple[str, list[str]]], name: str) -> list[str
     return header
 
 
-def _csv_rows(file: IO[bytes], name: str, columns: CsvColumns, begin: TextFilePosition) -> AddressedRows:
-    records = _csv_cells(_Lines(file, begin), name, len(columns))
+def _csv_rows(
+    file: IO[bytes], name: str, columns: CsvColumns, begin: TextFilePosition, delimiter: str
+) -> AddressedRows:
+    records = _csv_cells(_Lines(file, begin), name, delimiter, len(columns))
     for where, cells in islice(records, 0 if begin.offset else 1, None):  # the header is no row
-        # An empty cell is null in a numeric column, and empty text elsewhere.
+        # An empty cell is null in a numeric column, and empty text elsewhere. Numbers with decimals stay as they are written.
         values = (
-            kind(cell) if cell or kind is str else None for kind, cell in zip(columns.values(), cells, strict=True)
+            (int(cell) if kind is int else cell) if cell or kind is str else None
+            for kind, cell in zip(columns.values(), cells, strict=True)
         )
         yield where, dict(zip(columns, values, strict=True))
 
@@ -188,10 +212,10 @@ class _Lines:
         return not self._rest
 
 
-def _csv_cells(lines: _Lines, name: str, width: int = 0) -> Iterator[tuple[str, list[str]]]:
+def _csv_cells(lines: _Lines, name: str, delimiter: str, width: int = 0) -> Iterator[tuple[str, list[str]]]:
     """Yield the address and the cells of each record; each has as many as the first, or `width`."""
     csv.field_size_limit(_MAX_CELL_BYTES)
-    reader = csv.reader(lines, strict=True)
+    reader = csv.reader(lines, strict=True, delimiter=delimiter)
     line = lines.line
     try:
         for cells in reader:
@@ -201,64 +225,12 @@ def _csv_cells(lines: _Lines, name: str, width: int = 0) -> Iterator[tuple[str, 
             width = width or len(cells)
             if len(cells) != width:
                 what = f"has {len(cells)} cells, and the header has {width}"
-                raise DataError(where, what, 'put cells with commas or line breaks in quotes: "a, b"')
+                fix = f'put cells with {DELIMITERS[delimiter]} or line breaks in quotes: "a{delimiter} b"'
+                raise DataError(where, what, fix)
             yield where, cells
     except csv.Error as error:
         fix = 'close every quote, and write a quote inside a quoted cell twice: "say ""hi"""'
         raise DataError(f"{name}:{line}", f"malformed CSV: {error}", fix) from error
-
-
-def index_json_lines(path: Path) -> tuple[list[TextFilePosition], int]:
-    """Return the places of every `PLACE_ROWS`th row of a file of JSON lines, from the first on, and the number of rows."""
-    places, rows, line, offset = list[TextFilePosition](), 0, 1, 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES) + file.readline():
-            data = np.frombuffer(block, np.uint8)
-            starts = np.concatenate([[0], np.flatnonzero(data[:-1] == ord("\n")) + 1])
-            is_row = data[starts] == ord("{")
-            for i in np.flatnonzero(~is_row).tolist():  # a blank line, or one that begins with a space
-                stop = starts[i + 1] if i + 1 < len(starts) else len(block)
-                encoding = "utf-8" if line + i > 1 else "utf-8-sig"
-                is_row[i] = bool(block[starts[i] : stop].decode(encoding, errors="replace").strip())
-            own = np.flatnonzero(is_row)
-            for number in range(-rows % PLACE_ROWS, len(own), PLACE_ROWS):
-                i = int(own[number])
-                places.append(TextFilePosition(rows + number, offset + int(starts[i]), line + i))
-            rows += len(own)
-            line += len(starts)
-            offset += len(block)
-    return places, rows
-
-
-def _json_rows(file: IO[bytes], name: str, begin: TextFilePosition) -> AddressedRows:
-    for number, raw in enumerate(file, start=begin.line):
-        line = raw.decode("utf-8" if number > 1 else "utf-8-sig")
-        if not line.strip():
-            continue
-        where = f"{name}:{number}"
-        try:
-            row = _DECODER.decode(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(where, f"malformed JSON: {error}", "write one JSON object per line") from error
-        if not isinstance(row, dict):
-            kind = {list: "an array", str: "a string", type(None): "null"}.get(type(row), "a number or a boolean")
-            raise DataError(where, f"is {kind}, not an object", 'write one JSON object per line: {"text": "..."}')
-        yield where, row
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {twice!a} occurs twice")
-    return found
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"JSON has no {name}; write null or a number")
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
 
 
 def _parquet_batches(file: pq.ParquetFile, name: str, first: int, rows: int | None) -> Batches:

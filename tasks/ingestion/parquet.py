@@ -1,8 +1,8 @@
 """Raw rows as Parquet shards; one part of the source is in memory.
 
 A part of the source gives one shard for each split that has some of its rows. The columns of a shard are those of its own rows,
-so rows of other parts never change it. From batch to batch of a part, columns can widen: a null column gets its first value,
-integers become doubles, a column is new.
+so rows of other parts never change it. From batch to batch of a part, and from part to part, columns can widen: a null column gets
+its first value, integers become doubles, all else becomes text or JSON, a column is new.
 """
 
 from __future__ import annotations
@@ -13,16 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow import types
 
+from params import DataError
 from params.foundation.artifacts import GROUP_BY
 from params.foundation.hashing import file_sha256
-from tasks.ingestion.batches import SourceBatch, common_type, differing_type_error
-from tasks.shards.split_rows import SCHEMA, conform_to_schema
-from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
+from tasks.ingestion.batches import SourceBatch
+from tasks.shards.split_rows import AS_WRITTEN, JSON, SCHEMA, SEEN, conform_to_schema, type_name
+from trainer.data.shards import ROW, ROW_ID, Shard
 
 GROUP_ROWS = 8192
 """Rows of a Parquet row group. It does not depend on the batches, so the same rows give the same bytes."""
+
+
+_LARGEST_EXACT = 2**53
+"""Above it, doubles do not tell neighbouring integers apart."""
+_JSON_TYPES = {'"': "string", "{": "struct", "[": "list", "t": "bool", "f": "bool"}
+"""Types by the first letter of JSON; all else is a number."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +39,59 @@ class SourceColumn:
     """A column of some rows."""
 
     type: pa.DataType
-    where: str
-    """Address of the first row that has a value, for errors."""
+    """Type of the values."""
+    stored: pa.DataType
+    """Type in shards: JSON, if that of the values would not hold them as they were written."""
+    seen: Mapping[str, str]
+    """The types that were found, each with the address of the first row that has such a value."""
+    is_large: bool = False
+    """Whether an integer is too large for a double."""
+    is_rounded: bool = False
+    """Whether some numbers are doubles, which do not say how they were written."""
+
+    def joined(self, name: str, later: SourceColumn) -> SourceColumn:
+        """Return the column of these rows and later ones, with a type that holds the values of both unchanged.
+
+        Raises:
+            DataError: there is none: one of them has bytes.
+        """
+        if types.is_null(self.type) or types.is_null(later.type):
+            return later if types.is_null(self.type) else self
+        seen = {**self.seen, **later.seen, **self.seen}
+        if _is_bytes(self.type) != _is_bytes(later.type):
+            before, found = next(iter(self.seen), "list"), next(iter(later.seen), "list")
+            where = later.seen.get(found, "")
+            what = f"column `{name}` is {found} here, and {before} in the rows before"
+            raise DataError(where, what, f"store `{name}` with one type in every row, for example as text")
+        shared, is_large = _common_type(self.type, later.type), self.is_large or later.is_large
+        if is_large and (types.is_floating(shared) or types.is_uint64(self.type) != types.is_uint64(later.type)):
+            shared = pa.string()
+        stored = JSON if JSON in (self.stored, later.stored) else shared
+        return SourceColumn(shared, stored, seen, is_large, self.is_rounded or later.is_rounded)
+
+    @property
+    def found(self) -> str:
+        """The types that were found, for people."""
+        return " and ".join(f"{kind} ({where})" for kind, where in self.seen.items())
+
+    @property
+    def field_metadata(self) -> dict[bytes, str]:
+        """What readers need to know besides the type."""
+        found = {SEEN: self.found} if len(self.seen) > 1 else {}
+        return found | ({AS_WRITTEN: ""} if types.is_floating(self.type) and not self.is_rounded else {})
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
+
+
+def _common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+    """Return a type that holds the values of both types as they are. If there is no other: text, or JSON for nested values."""
+    fields = [pa.schema([("", kind)]) for kind in (first, second)]
+    try:
+        return pa.unify_schemas(fields, promote_options="permissive").field(0).type
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        return JSON if any(kind.equals(JSON) or types.is_nested(kind) for kind in (first, second)) else pa.string()
 
 
 @dataclass(frozen=True)
@@ -48,11 +108,11 @@ def write_part_shards(batches: Iterable[tuple[SourceBatch, Sequence[str]]], fold
     """Write a part of the source, of which each batch comes with the splits of its rows: `<split>/<number>.parquet` for each split.
 
     Raises:
-        DataError: a column has a type that does not fit the earlier rows.
+        DataError: a column has bytes beside other values.
     """
     columns, tables, rows = dict[str, SourceColumn](), dict[str, list[pa.Table]](), 0
     for batch, splits in batches:
-        widen_schema_in_place(columns, _columns(batch, columns))
+        widen_schema_in_place(columns, columns_of_batch(batch, columns))
         places = pa.array(range(rows, rows + len(batch.rows)), pa.int32())
         rows += len(batch.rows)
         table = pa.Table.from_batches([batch.rows]).append_column(ROW, places)
@@ -73,7 +133,7 @@ def write_part_shards(batches: Iterable[tuple[SourceBatch, Sequence[str]]], fold
 
 
 def _schema(columns: Mapping[str, SourceColumn]) -> pa.Schema:
-    return pa.schema([(ROW, pa.int32()), *((name, column.type) for name, column in columns.items())])
+    return pa.schema([(ROW, pa.int32()), *((name, column.stored) for name, column in columns.items())])
 
 
 def part_file_name(number: int) -> str:
@@ -85,49 +145,44 @@ def widen_schema_in_place(columns: dict[str, SourceColumn], found: Mapping[str, 
     """Add the columns of later rows to those of earlier rows.
 
     Raises:
-        DataError: a column has a type that does not fit the earlier rows.
+        DataError: a column has bytes beside other values.
     """
     for name, column in found.items():
-        before = columns.get(name)
-        if before is None or pa.types.is_null(before.type):
-            columns[name] = column
-            continue
-        shared = common_type(before.type, column.type)
-        if shared is None:
-            raise differing_type_error(column.where, name, column.type, before.type)
-        columns[name] = SourceColumn(shared, before.where)
+        columns[name] = columns[name].joined(name, column) if name in columns else column
 
 
-def _columns(batch: SourceBatch, known: Mapping[str, SourceColumn]) -> dict[str, SourceColumn]:
-    """The columns of a batch that are new, or that have another type than the known ones."""
+def columns_of_batch(batch: SourceBatch, known: Mapping[str, SourceColumn]) -> dict[str, SourceColumn]:
+    """Return the columns of a batch that are new, or that have other values than the known ones."""
     found = {}
-    for field, values in zip(batch.rows.schema, batch.rows.columns, strict=True):
-        before = known.get(field.name)
-        if before is None or not before.type.equals(field.type):
-            row = values.is_valid().index(pa.scalar(value=True)).as_py()
-            found[field.name] = SourceColumn(field.type, batch.address(max(row, 0)))
+    for stored, values in zip(batch.rows.schema, batch.rows.columns, strict=True):
+        kind, before = batch.types.get(stored.name, stored.type), known.get(stored.name)
+        is_large = (
+            types.is_integer(kind)
+            and max(abs(end or 0) for end in pc.min_max(values).as_py().values()) > _LARGEST_EXACT
+        )
+        if before and before.type.equals(kind) and before.stored.equals(stored.type) and before.is_large >= is_large:
+            continue
+        row = values.is_valid().index(pa.scalar(value=True)).as_py()
+        rows = {} if kind.equals(pa.list_(pa.null())) else {type_name(kind): max(row, 0)}  # empty lists are of any type
+        if stored.type.equals(JSON) and not types.is_floating(kind):
+            names = [text and _json_type(text) for text in values.cast(pa.string()).to_pylist()]
+            rows = {name: names.index(name) for name in dict.fromkeys(names) if name}
+        seen = {name: batch.address(row) for name, row in rows.items()}
+        found[stored.name] = SourceColumn(kind, stored.type, seen, is_large, types.is_floating(stored.type))
     return found
+
+
+def _json_type(text: str) -> str:
+    return _JSON_TYPES.get(text[0]) or ("double" if {*".eE"}.intersection(text) else "int64")
+
+
+def fields_of_columns(columns: Mapping[str, SourceColumn]) -> list[pa.Field]:
+    """Return the columns as a split's schema has them."""
+    return [pa.field(name, own.type, metadata=own.field_metadata or None) for name, own in columns.items()]
 
 
 def write_split_schema(folder: Path, columns: Mapping[str, SourceColumn], group_by: Iterable[str]) -> None:
     """Write the columns of a split, and by which of them its rows belong together."""
-    schema = pa.schema([(ROW_ID, pa.int64()), *((name, column.type) for name, column in columns.items())])
+    schema = pa.schema([(ROW_ID, pa.int64()), *fields_of_columns(columns)])
     names = list(group_by)
     pq.write_metadata(schema.with_metadata({GROUP_BY: json.dumps(names)} if names else None), folder / SCHEMA)
-
-
-def check_values_fit_types(manifest: Manifest, columns: Mapping[str, SourceColumn]) -> None:
-    """Check that the split's columns can hold the values of shards whose columns have other types, such as integers.
-
-    Raises:
-        DataError: one cannot.
-    """
-    for shard in manifest.shards:
-        path = manifest.path(shard)
-        with pq.ParquetFile(path) as file:
-            types = {field.name: field.type for field in file.schema_arrow if field.name != ROW}
-            wider = pa.schema(
-                [(name, columns[name].type) for name in types if not types[name].equals(columns[name].type)]
-            )
-            for batch in file.iter_batches(GROUP_ROWS, columns=wider.names) if wider.names else ():
-                conform_to_schema(pa.Table.from_batches([batch]), wider, f"{path.parent.name}/{shard.name}")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+from pyarrow import types
 
 from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
@@ -35,7 +39,6 @@ from tasks.ingestion.files import FileRowIndex, FileRowRange
 from tasks.ingestion.parquet import (
     SourceColumn,
     WrittenPart,
-    check_values_fit_types,
     part_file_name,
     widen_schema_in_place,
     write_part_shards,
@@ -45,10 +48,11 @@ from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import OpenedSource, open_source
 from tasks.progress import iterate_with_progress
 from tasks.shards.kept_work import ShardTask, ShardWorkers
-from tasks.shards.split_rows import SplitRows, group_values_of_row
+from tasks.shards.split_rows import JSON, SplitRows, group_values_of_row, type_name, values_of_column
 from tasks.stages import save_report
-from trainer.data.shards import ROW, ROW_ID, Manifest, Shard, folder_sha256
+from trainer.data.shards import Manifest, Shard, folder_sha256
 
+logger = logging.getLogger(__name__)
 PART_ROWS = 65_536
 """The most rows of a part."""
 _PART_BYTES = 64 << 20
@@ -81,16 +85,21 @@ def ingest(
                 for split, shard in part.shards.items():
                     shards[split].append(shard.model_copy(update={"first_row_id": row_id}))
                 row_id += part.rows
+        for name, column in columns.items():
+            if len(column.seen) > 1 and (types.is_string(column.type) or column.type.equals(JSON)):
+                logger.warning(
+                    "ingest: column `%s` holds %s: it is read as %s", name, column.found, type_name(column.type)
+                )
         for split in SPLITS:
             (folder / split).mkdir(exist_ok=True)
             write_split_schema(folder / split, columns, data.group_by)
-            check_values_fit_types(Manifest.write(folder / split, shards[split]), columns)
+            Manifest.write(folder / split, shards[split])
         rows = {split: SplitRows(folder / split) for split in SPLITS}
         report = IngestReport(
             source=data.source.kind,
             revision=source.revision,
             rows={split: len(rows[split]) for split in SPLITS},
-            columns={field.name: str(field.type) for field in rows["train"].schema},
+            columns={field.name: type_name(field.type) for field in rows["train"].schema},
             data_sha256={split: folder_sha256(folder / split, shards[split]) for split in SPLITS},
         )
         _refuse_empty_splits(report.rows, source.splits, data.split)
@@ -142,17 +151,13 @@ def _write(division: SplitAssigner, folder: Path, part: tuple[int, Iterator[Sour
     def with_splits() -> Iterator[tuple[SourceBatch, list[str]]]:
         for source_batch in part[1]:
             batch, rows = to_readable_batch(source_batch)
-            _check_columns(batch.rows.schema.names, division.group_by, batch.address(0))
+            _check_columns(batch.rows.schema.names, division.group_by)
             yield batch, division.of(rows)
 
     return write_part_shards(with_splits(), folder, part[0])
 
 
-def _check_columns(names: Sequence[str], group_by: Sequence[str], where: str) -> None:
-    for name in (ROW_ID, ROW):
-        if name in names:
-            what = f"there is a column `{name}`, a name that the pipeline uses itself"
-            raise DataError(where, what, f"rename the column in the source, for example to `source_{name.strip('_')}`")
+def _check_columns(names: Sequence[str], group_by: Sequence[str]) -> None:
     for name in group_by:
         if name not in names:
             fix = suggestion(name, names, "columns")
@@ -229,9 +234,17 @@ def _part_rows(first: Sequence[SourceBatch]) -> int:
     count = size = 0
     for batch in first:
         measured = batch.rows.slice(0, _MEASURED_ROWS - count)
-        count, size = count + len(measured), size + int(measured.nbytes)
+        count, size = count + len(measured), size + sum(map(_values_bytes, measured.columns))
     rows = _PART_BYTES * count // size if size else PART_ROWS
     return min(PART_ROWS, 1 << max(0, rows.bit_length() - 1))
+
+
+def _values_bytes(column: pa.Array) -> int:
+    """Return the bytes of a column's values, as Arrow has them if it can, however they are stored: parts stay the same."""
+    if column.type.equals(JSON):
+        with contextlib.suppress(pa.ArrowException, ArithmeticError, TypeError):
+            column = pa.array(values_of_column(column))
+    return int(column.nbytes)
 
 
 @dataclass(frozen=True)

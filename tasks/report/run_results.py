@@ -90,13 +90,15 @@ class RunResults:
             return None
         import pyarrow.parquet as pq
 
+        from tasks.shards.split_rows import values_of_rows
+
         counts: Counter[str] = Counter()
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(columns=["reasons"]):
                 for reasons in batch.column(0).to_pylist():
                     counts.update(dict.fromkeys(map(_kind_of_reason, reasons or ()), 1))
             first = next(file.iter_batches(5), None)
-            return QuarantineSummary(counts.most_common(), first.to_pylist() if first else [])
+            return QuarantineSummary(counts.most_common(), values_of_rows(first) if first else [])
 
     @property
     def metric(self) -> str | None:

@@ -1,11 +1,11 @@
 """The beginnings of files, for what the readers of tasks.ingestion cannot read, or would read as something else.
 
-Readers say which line is malformed. That a table has semicolons, no header, or is a JSON array is seen before, at its first bytes.
+Readers say which line is malformed. That a table has no header is seen before, at its first bytes. The error has the command that
+converts the file; it changes no value.
 """
 
 from __future__ import annotations
 
-import codecs
 import csv
 import json
 import re
@@ -15,20 +15,26 @@ from pathlib import Path
 from typing import Final, Literal
 
 from params import DataError
-from tasks.ingestion.formats import JSON_SUFFIXES
+from tasks.ingestion.encodings import COMPRESSIONS, clean_name, format_suffix, open_as_utf8, table_fix
+from tasks.ingestion.formats import SUFFIXES, TABLE_SUFFIXES, find_delimiter, translate_read_errors
 
 _HEAD_BYTES: Final = 256 << 10
+_TO_PARQUET: Final = (
+    "import pyarrow as a, pyarrow.feather as f, pyarrow.parquet as q; q.write_table({read}({path}){rest}, {new})"
+)
+_SAVE: Final = "save it as CSV in UTF-8 with the program that wrote it"
 OTHER_FORMATS: Final = {
-    ".tsv": 'pd.read_csv({path}, sep="\\t")',
-    **dict.fromkeys((".xlsx", ".xls"), "pd.read_excel({path})"),
-    **dict.fromkeys((".gz", ".zip"), "pd.read_csv({path})"),
-    **dict.fromkeys((".feather", ".arrow"), "pd.read_feather({path})"),
-    ".pkl": None,
+    ".arrow": "",
+    ".feather": "",
+    ".pkl": "loading it can run code: write it as Parquet where you trust it",
+    ".xls": _SAVE,
+    ".xlsx": _SAVE,
+    ".xz": "decompress it: xz -dk {path}",
+    ".zip": "take the files out, and use them: python -m zipfile -e {path} {folder}",
 }
-"""How pandas reads what the sources do not."""
+"""What to do with files that cannot be read; those of Arrow are converted as their first bytes say."""
 TAGGED_SUFFIXES: Final = (".conll", ".iob", ".iob2", ".bio")
 _TAGGED_WORD: Final = re.compile(r"\S+([ \t]+\S+)*[ \t]+(O|[BIESLU]-\S+)")
-_DELIMITERS: Final = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _MANY_FILES: Final = 20
 
 
@@ -36,31 +42,25 @@ def refuse_misreadable_file(path: Path) -> None:
     """Refuse a file whose beginning shows that it would be misread; the error has the command that converts it.
 
     Raises:
-        DataError: the file has another format, encoding or delimiter, or no header.
+        DataError: the file has another format or encoding, or no header.
     """
-    suffix = path.suffix.lower()
+    suffix = format_suffix(path)
     if suffix in TAGGED_SUFFIXES or (suffix == ".txt" and holds_tagged_words(path)):
-        command = f"evergreen convert {shlex.quote(str(path))} {shlex.quote(_clean(path) + '.jsonl')}"
+        command = f"evergreen convert {shlex.quote(str(path))} {shlex.quote(clean_name(path, '.jsonl'))}"
         raise DataError(str(path), "has a word with its tag in each line", f"make texts with spans of it: {command}")
     if suffix in OTHER_FORMATS:
-        raise _convert(path, f"{suffix} files cannot be read", OTHER_FORMATS[suffix])
+        names = {"path": shlex.quote(str(path)), "folder": shlex.quote(clean_name(path, ""))}
+        fix = OTHER_FORMATS[suffix].format(**names) or _arrow_fix(path)
+        raise DataError(str(path), f"{suffix} files cannot be read", fix)
+    if suffix not in SUFFIXES and path.suffix.lower() in COMPRESSIONS:
+        fix = f"name it after its content, for example {path.stem}.jsonl{path.suffix}"
+        raise DataError(str(path), "its name does not say what is in it", fix)
     if suffix == ".parquet":
         return
-    head = _head(path)
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        convert = f"iconv -f utf-16 -t utf-8 {shlex.quote(str(path))} > {shlex.quote(_clean(path) + path.suffix)}"
-        raise DataError(str(path), "is UTF-16, and must be UTF-8", f"convert it: {convert}")
-    lines = head.decode("utf-8-sig", errors="replace").splitlines()
-    if suffix == ".csv":
-        _check_csv(path, lines)
-    elif suffix in JSON_SUFFIXES:
-        first = next((line.strip() for line in lines if line.strip()), "")
-        if first.startswith("["):
-            what = "is a JSON array, and must have one object per line"
-            raise _convert(path, what, "pd.read_json({path})", lines=True)
-        if first == "{" or (first.startswith("{") and not first.endswith("}") and len(lines) > 1):
-            fix = "write each object in one line, for example with `jq -c . FILE`"
-            raise DataError(str(path), "has JSON objects over several lines, and must have one object per line", fix)
+    with translate_read_errors(path, str(path)):
+        lines = _head(path).decode("utf-8-sig", errors="replace").splitlines()
+        if suffix in TABLE_SUFFIXES:
+            _check_header(path, lines)
 
 
 def holds_tagged_words(path: Path) -> bool:
@@ -76,7 +76,7 @@ def guess_text_unit(paths: Sequence[Path]) -> tuple[Literal["line", "paragraph",
     """Return what one row of these text files should be, and why."""
     if len(paths) > _MANY_FILES:
         return "file", f"there are {len(paths)} files, so each is taken for one text"
-    lines = _head(paths[0]).decode("utf-8", errors="replace").splitlines()
+    lines = _head(paths[0]).decode("utf-8-sig", errors="replace").splitlines()
     blank = sum(not line.strip() for line in lines[1:-1])
     if blank >= max(1, len(lines) // 50):
         return "paragraph", f"{blank} of the first {len(lines)} lines are blank, which separates paragraphs"
@@ -84,18 +84,14 @@ def guess_text_unit(paths: Sequence[Path]) -> tuple[Literal["line", "paragraph",
 
 
 def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open_as_utf8(path, str(path)) as file:
         return file.read(_HEAD_BYTES)
 
 
-def _check_csv(path: Path, lines: Sequence[str]) -> None:
-    first = next((line for line in lines if line.strip()), "")
-    for delimiter, name in _DELIMITERS.items():
-        if delimiter in first and "," not in first:
-            what = f"its columns are separated by {name}: {first[:60]!r}"
-            raise _convert(path, what, f"pd.read_csv({{path}}, sep={json.dumps(delimiter)})")
+def _check_header(path: Path, lines: Sequence[str]) -> None:
+    delimiter = find_delimiter(path, str(path))
     try:
-        records = [cells for cells in csv.reader(lines[:2000]) if cells]
+        records = [cells for cells in csv.reader(lines[:2000], delimiter=delimiter) if cells]
     except csv.Error:
         return  # the reader says where
     for place, cell in enumerate(records[0] if len(records) > 1 else ()):
@@ -109,20 +105,15 @@ def _check_csv(path: Path, lines: Sequence[str]) -> None:
         else:
             continue
         names = [f"column{i}" for i in range(1, len(records[0]) + 1)]
-        read = f"pd.read_csv({{path}}, header=None, names={json.dumps(names)})"
-        raise _convert(path, f"has no header: {why}", read, hint=", with names of your own")
+        fix = table_fix(path, f"header=None, names={json.dumps(names)}", delimiter)
+        raise DataError(str(path), f"has no header: {why}", f"with names of your own, {fix}")
 
 
-def _convert(path: Path, what: str, read: str | None, *, hint: str = "", lines: bool = False) -> DataError:
-    """Return an error whose fix is the command that writes a file that can be read."""
-    if read is None:
-        return DataError(str(path), f"{what}: loading it can run code", "write it as Parquet where you trust it")
-    write = f"to_csv({json.dumps(_clean(path) + '.csv')}, index=False)"
-    if lines or ".json" in path.suffixes:
-        write = f'to_json({json.dumps(_clean(path) + ".jsonl")}, orient="records", lines=True)'
-    code = f"import pandas as pd; {read.format(path=json.dumps(str(path)))}.{write}"
-    return DataError(str(path), what, f"convert it{hint}: python -c {shlex.quote(code)}")
-
-
-def _clean(path: Path) -> str:
-    return str(path.with_name(f"{path.name.split('.')[0]}-clean"))
+def _arrow_fix(path: Path) -> str:
+    """Return the command that writes a file of Arrow as Parquet: a file of its own format, or a stream, as `datasets` writes it."""
+    with path.open("rb") as file:
+        is_file = file.read(4) in (b"ARRO", b"FEA1")
+    read, rest = ("f.read_table", "") if is_file else ("a.ipc.open_stream", ".read_all()")
+    names = {"path": json.dumps(str(path)), "new": json.dumps(clean_name(path, ".parquet"))}
+    code = _TO_PARQUET.format(read=read, rest=rest, **names)
+    return f"convert it, and use the new file: python -c {shlex.quote(code)}"

@@ -6,20 +6,24 @@ import contextlib
 import json
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from params import DataError
 from params.schema import RowsFromFiles, RowsFromHubDataset, RowsFromSql
-from tasks.ingestion.batches import to_readable_batch
+from tasks.ingestion.batches import SourceBatch, to_rows_with_texts
 from tasks.ingestion.files import FileRowIndex
 from tasks.ingestion.source import open_source
 from tasks.scaffold.sources import list_matching_files
+from tasks.shards.split_rows import as_text
 from trainer.objectives.bases.chat import looks_like_conversation
+
+if TYPE_CHECKING:
+    from trainer.objectives.bases.rows import ColumnKind
 
 SAMPLE_ROWS: Final = 20_000
 """The most rows of a split that are looked at."""
@@ -53,6 +57,8 @@ class SampledColumn:
 
     name: str
     values: Sequence[Any]
+    is_written: bool = False
+    """Whether numbers with decimals are stored as they are written, so that they can be text."""
 
     @cached_property
     def filled(self) -> list[Any]:
@@ -115,7 +121,7 @@ class SampledColumn:
     @property
     def can_be_text(self) -> bool:
         """Whether an objective can read the values as text."""
-        return self.kind in ("text", "json")
+        return self.kind in ("text", "json", "integer") or (self.kind == "number" and self.is_written)
 
     @property
     def is_numbered_text(self) -> bool:
@@ -151,10 +157,10 @@ def _is_json(text: str) -> bool:
         return False
 
 
-def columns_of_rows(rows: Sequence[Row]) -> dict[str, SampledColumn]:
-    """Return the columns of some rows; a row that lacks one has null there."""
+def columns_of_rows(rows: Sequence[Row], written: Collection[str] = ()) -> dict[str, SampledColumn]:
+    """Return the columns of some rows; a row that lacks one has null there. Numbers in `written` are stored as they are written."""
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: SampledColumn(name, [row.get(name) for row in rows]) for name in names}
+    return {name: SampledColumn(name, [row.get(name) for row in rows], name in written) for name in names}
 
 
 @dataclass(frozen=True)
@@ -164,11 +170,28 @@ class RowSample:
     rows: Mapping[str, Sequence[Row]]
     totals: Mapping[str, int | None]
     """Rows of each split; None if only the beginning was read."""
+    written: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    """For the rows of each split, the numbers with decimals that are stored as they are written, as text."""
+
+    def reading(self, kinds: Mapping[str, ColumnKind]) -> RowSample:
+        """Return the sample as an objective with these columns reads it: see `SplitRows.reading`."""
+        texts = {column for column, kind in kinds.items() if kind in ("string", "label")}
+        integers = {column for column, kind in kinds.items() if kind == "string"}
+        rows = {
+            split: [
+                {name: str(v) if name in integers and type(v) is int else v for name, v in row.items()}
+                | {name: text for name, text in own.items() if name in texts}
+                for row, own in zip(rows, self.written.get(split) or [{}] * len(rows), strict=True)
+            ]
+            for split, rows in self.rows.items()
+        }
+        return replace(self, rows=rows, written={})
 
     @cached_property
     def columns(self) -> dict[str, SampledColumn]:
         """The columns of the training rows."""
-        return columns_of_rows(self.rows["train"])
+        written = {name for row in self.written.get("train", ()) for name in row}
+        return columns_of_rows(self.rows["train"], written)
 
     @property
     def is_whole(self) -> bool:
@@ -189,7 +212,7 @@ def read_source_sample(source: RowsFromFiles | RowsFromHubDataset | RowsFromSql,
         TransientError: a Hub or a database cannot be reached.
     """
     opened = open_source(source, root)
-    rows: dict[str, Sequence[Row]] = {}
+    read: dict[str, list[tuple[Row, Row]]] = {}
     totals: dict[str, int | None] = {}
     for split in opened.splits:
         is_scanned = isinstance(source, RowsFromHubDataset)
@@ -199,17 +222,28 @@ def read_source_sample(source: RowsFromFiles | RowsFromHubDataset | RowsFromSql,
         indexes = opened.indexes(split) if is_scanned else None
         if indexes is not None:
             totals[split] = sum(index.rows for index in indexes)
-            rows[split] = list(_spread(indexes))
+            read[split] = list(_spread(indexes))
         else:
             with contextlib.closing(opened.batches(split)) as batches:
-                read = list(islice((row for batch in batches for row in to_readable_batch(batch)[1]), SAMPLE_ROWS))
-            rows[split], totals[split] = read, len(read) if len(read) < SAMPLE_ROWS else None
-        if not rows[split]:
+                read[split] = list(islice((row for batch in batches for row in _rows(batch)), SAMPLE_ROWS))
+            totals[split] = len(read[split]) if len(read[split]) < SAMPLE_ROWS else None
+        if not read[split]:
             raise DataError(f"the {split} rows", "there are none", "give files, or a query, with rows")
-    return RowSample(rows, totals)
+    rows = {split: [row for row, _ in own] for split, own in read.items()}
+    for name in dict.fromkeys(name for own in rows.values() for row in own for name in row):
+        kinds = {type(row.get(name)) for own in rows.values() for row in own} - {type(None)}
+        if str in kinds and len(kinds) > 1 and not kinds & {list, dict}:  # ingest makes text of them, too
+            rows = {split: [{**row, name: as_text(row.get(name))} for row in own] for split, own in rows.items()}
+    return RowSample(rows, totals, {split: [text for _, text in own] for split, own in read.items()})
 
 
-def _spread(indexes: Sequence[FileRowIndex]) -> Iterator[Row]:
+def _rows(batch: SourceBatch) -> Iterator[tuple[Row, Row]]:
+    """Yield each row, and its numbers with decimals that are stored as they are written."""
+    _, rows, texts = to_rows_with_texts(batch)
+    return zip(rows, texts, strict=True)
+
+
+def _spread(indexes: Sequence[FileRowIndex]) -> Iterator[tuple[Row, Row]]:
     """Yield all rows, or blocks of rows at even distances: files are often sorted by a label."""
     blocks = [(index, start) for index in indexes for start in range(0, index.rows, _BLOCK_ROWS)]
     total = sum(index.rows for index in indexes)
@@ -217,4 +251,4 @@ def _spread(indexes: Sequence[FileRowIndex]) -> Iterator[Row]:
     for i in range(wanted):
         index, start = blocks[i * len(blocks) // wanted]
         for batch in index.piece(start, _BLOCK_ROWS).batches():
-            yield from to_readable_batch(batch)[1]
+            yield from _rows(batch)

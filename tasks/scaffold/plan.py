@@ -75,6 +75,7 @@ def plan_recipe(
     model = _model_keys(proposal, facts)
     options = _options(proposal, sample, facts)
     objective = _build(proposal, options)
+    sample = sample.reading(objective.columns())
     quality = assess_sample_quality(sample, proposal, objective)
     texts = [objective.text(row) for row in quality.usable]
     tokenizer_keys: dict[str, Any] = {

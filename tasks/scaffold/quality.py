@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from params import DataError, RecipeError
+from params import DataError
 from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
+from trainer import objectives
 from trainer.objectives.bases.labels import FEW_ROWS, describe_look_alikes
 from trainer.objectives.bases.objective import Objective
 
@@ -141,12 +142,7 @@ def _reason(row: Row, objective: Objective[Any]) -> str | None:
             return f"no `{column}`"
         if kind in ("string", "label") and not str(row[column]).strip():
             return f"an empty `{column}`"
-    try:
-        reason = objective.reject_reason(row)
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        columns = ", ".join(f"`{column}`" for column in objective.columns())
-        what = f"cannot read {columns}: {type(error).__name__}: {error}"
-        raise RecipeError("--objective", what, "name its columns, such as --text <column> --label <column>") from error
+    reason = objectives.why_row_unusable(objective, row)
     return "overlapping spans" if reason and " overlaps the span before it" in reason else reason
 
 

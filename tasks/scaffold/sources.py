@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from params import DataError, RecipeError
 from params.foundation.artifacts import SPLITS
 from params.schema import RowsFromFiles, RowsFromHubDataset, RowsFromSql, repo_id_problem
+from tasks.ingestion.encodings import format_suffix
 from tasks.ingestion.formats import SUFFIXES
 from tasks.scaffold import hub
 from tasks.scaffold.file_heads import OTHER_FORMATS, TAGGED_SUFFIXES, guess_text_unit, refuse_misreadable_file
@@ -64,7 +65,7 @@ def find_source(request: NewRecipeRequest, root: Path = Path()) -> FoundSource:
     is_local = (  # even if there is no such file or folder
         (root / data).exists()
         or bool(_WILD.search(data))
-        or path.suffix.lower() in (*SUFFIXES, *OTHER_FORMATS, *TAGGED_SUFFIXES)
+        or format_suffix(path) in (*SUFFIXES, *OTHER_FORMATS, *TAGGED_SUFFIXES)
         or (len(path.parts) > 1 and (root / path.parts[0]).is_dir())
     )
     if match and (data.startswith("hub:") or not is_local):
@@ -117,7 +118,7 @@ def _files(request: NewRecipeRequest, root: Path) -> FoundSource:
         for name in names:
             refuse_misreadable_file(root / name)
     keys = {"kind": "files", **_in_order(patterns)}
-    if files["train"][0].lower().endswith(".txt"):
+    if format_suffix(files["train"][0]) == ".txt":
         keys["text_unit"], why = guess_text_unit([root / name for name in files["train"]])
         notes = [*notes, why]
     return FoundSource(keys, RowsFromFiles.model_validate(keys), _watched(patterns.values(), root), notes)
@@ -137,7 +138,7 @@ def _local_names(data: str, root: Path) -> list[str]:
     is_folder = (root / data).is_dir()
     names = list_matching_files(f"{data.rstrip('/')}/**" if is_folder else data, root)
     if is_folder:
-        others, names = names, [name for name in names if PurePosixPath(name).suffix.lower() in SUFFIXES]
+        others, names = names, [name for name in names if format_suffix(name) in SUFFIXES]
         for other in [] if names else others[:1]:
             refuse_misreadable_file(root / other)  # says how to convert it
     if not names:
@@ -148,7 +149,7 @@ def _local_names(data: str, root: Path) -> list[str]:
 
 def _patterns(request: NewRecipeRequest, names: Sequence[str], *, where: str) -> tuple[dict[str, str], list[str]]:
     """Return a path or glob for each split that files are named after, and notes about the others."""
-    readable = [name for name in names if PurePosixPath(name).suffix.lower() in SUFFIXES]
+    readable = [name for name in names if format_suffix(name) in SUFFIXES]
     by_split: dict[str, list[str]] = {}
     for name in readable:
         by_split.setdefault(_split_of(name, where), []).append(name)
@@ -158,7 +159,7 @@ def _patterns(request: NewRecipeRequest, names: Sequence[str], *, where: str) ->
             what = f"{where} has no file of training rows: {', '.join(readable) or 'no file that can be read'}"
             raise DataError("--data", what, "name the file of the training rows")
         by_split["train"], unnamed = unnamed, []
-    suffixes = sorted({PurePosixPath(name).suffix.lower() for name in by_split["train"]})
+    suffixes = sorted({format_suffix(name) for name in by_split["train"]})
     if len(suffixes) > 1:
         raise DataError("--data", f"{where} has files of several formats: {', '.join(suffixes)}", "name one, or a glob")
     notes = [f"not used: {', '.join(unnamed[:5])}{' ...' if len(unnamed) > 5 else ''}"] if unnamed else []

@@ -1,26 +1,34 @@
 """The rows of a split, as ingest and validate write them: Parquet shards (trainer.data.shards).
 
 A shard has the columns and types of its own rows. The split has those of all: a column that a shard lacks is null
-there, and integers are doubles if another shard has doubles. `_common_metadata` holds that schema.
+there, integers are doubles if another shard has doubles, and text if another shard has text. `_common_metadata` holds that schema.
+
+Values that no Arrow type holds as they were written are stored as JSON: nested ones with keys, which Arrow would unite over all rows,
+columns of several types, and numbers of a CSV file, such as 12.50. Rows have the values themselves (`values_of_rows`); if the
+split's type of such a column is text or a number, they have that.
 """
 
 from __future__ import annotations
 
 import copy
+import datetime as dt
+import decimal
 import hashlib
 import json
 import math
 import secrets
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyarrow import types
 from xxhash import xxh3_128_digest
 
 from params import DataError
@@ -28,9 +36,20 @@ from params.foundation.artifacts import GROUP_BY
 from params.foundation.hashing import file_sha256
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
 
+if TYPE_CHECKING:
+    from trainer.objectives.bases.rows import ColumnKind
+
 SCHEMA: Final = "_common_metadata"
 """Parquet's usual name for a file without rows that has the columns of a folder's files."""
+JSON: Final = pa.json_()
+"""Type of values that are stored as they were written."""
+SEEN: Final = b"seen"
+"""Metadata of a column that was found with several types: each with the address of its first value."""
+AS_WRITTEN: Final = b"as written"
+"""Metadata of a column of numbers with decimals whose values are stored as they were written."""
 _BATCH_ROWS: Final = 8192
+_TOLD_BY_TEXT: Final = (bytes, dt.date, dt.time, dt.timedelta, decimal.Decimal, uuid.UUID)
+"""Types of values that JSON lacks; inside of nested values, their text stands for them."""
 _SEED: Final = secrets.randbits(64)
 _known = dict[str, bytes]()
 """Hashes of shards that this process has read, each with a fast hash of the same bytes: SHA-256 takes longer than to read a column."""
@@ -48,6 +67,15 @@ class SplitRows:
         self.manifest = Manifest.read(folder)
         self.schema: pa.Schema = _read(folder / SCHEMA, pq.read_schema)
         """The columns of the rows, `row_id` first."""
+
+    def reading(self, kinds: Mapping[str, ColumnKind]) -> Self:
+        """Return the same rows as an objective with these columns reads them: where it reads text, integers are text.
+
+        Numbers with decimals are text or labels only if they are stored as they were written: 12.50 must not become 12.5.
+        """
+        found = copy.copy(self)
+        found.schema = schema_as_read(self.schema, kinds)
+        return found
 
     @property
     def group_by(self) -> list[str]:
@@ -88,7 +116,7 @@ class SplitRows:
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the rows one by one as mappings."""
         for batch in self.batches(columns, 1000):
-            yield from batch.to_pylist()
+            yield from values_of_rows(batch)
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all rows, with the split's columns or some of them."""
@@ -107,7 +135,7 @@ class SplitRows:
         starts = np.searchsorted(wanted, [shard.first_row_id for shard in self.manifest.shards])
         for rows, own in zip(self.shards, np.split(wanted, starts)[1:], strict=True):
             for batch in rows.batches(names) if len(own) else ():
-                yield from batch.filter(pa.array(np.isin(batch[ROW_ID].to_numpy(), own))).to_pylist()
+                yield from values_of_rows(batch.filter(pa.array(np.isin(batch[ROW_ID].to_numpy(), own))))
 
     def with_nulls(self, columns: Sequence[str]) -> set[str]:
         """Return those of the columns that have a null in the shard; no values are read. Columns with fields are not known."""
@@ -128,7 +156,10 @@ class SplitRows:
 
     def write_manifest(self, folder: Path, shards: list[Shard]) -> None:
         """Write the manifest and the columns of a folder that has shards of these rows."""
-        shutil.copyfile(self.folder / SCHEMA, folder / SCHEMA)
+        if _read(self.folder / SCHEMA, pq.read_schema).equals(self.schema):
+            shutil.copyfile(self.folder / SCHEMA, folder / SCHEMA)
+        else:  # some columns are read as text
+            pq.write_metadata(self.schema, folder / SCHEMA)
         Manifest.write(folder, shards)
 
     def _file(self, shard: Shard) -> pa.BufferReader:
@@ -140,6 +171,85 @@ class SplitRows:
             raise DataError(str(self.manifest.path(shard)), what, "run the stage that writes it again")
         _known[shard.sha256] = fast
         return pa.BufferReader(content)
+
+
+def schema_as_read(schema: pa.Schema, kinds: Mapping[str, ColumnKind]) -> pa.Schema:
+    """Return the columns of a split as an objective with these columns reads them."""
+    for place, field in enumerate(schema):
+        is_text = kinds.get(field.name) == "string" and types.is_integer(field.type)
+        if is_text or (kinds.get(field.name) in ("string", "label") and AS_WRITTEN in (field.metadata or {})):
+            schema = schema.set(place, field.with_type(pa.string()))
+    return schema
+
+
+def table_of_values(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Return rows as a table with these columns."""
+    columns = []
+    for field in schema:
+        values = [row.get(field.name) for row in rows]
+        texts = map(as_text, values) if types.is_string(field.type) else values
+        columns.append(store_as_json(values) if field.type.equals(JSON) else pa.array(texts, field.type))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def type_name(kind: pa.DataType) -> str:
+    """Return what people call a type."""
+    return "json" if kind.equals(JSON) else str(kind)
+
+
+def store_as_json(values: Iterable[Any]) -> pa.Array:
+    """Return values as a column that holds them as they are; TypeError for one that JSON cannot tell."""
+    return pa.array([None if value is None else _ENCODER.encode(value) for value in values], JSON)
+
+
+def values_of_column(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Return the values of a column; those that are stored as JSON are what they were."""
+    values: list[Any] = column.to_pylist()
+    return [None if value is None else json.loads(value) for value in values] if column.type.equals(JSON) else values
+
+
+def values_of_rows(rows: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
+    """Return rows as mappings of their values."""
+    found: list[dict[str, Any]] = rows.to_pylist()
+    for name in (field.name for field in rows.schema if field.type.equals(JSON)):
+        for row, value in zip(found, values_of_column(rows[name]), strict=True):
+            row[name] = value
+    return found
+
+
+def as_text(value: Any) -> str | None:
+    """Return the text of a value, as JSON writes it."""
+    if value is None or isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, _TOLD_BY_TEXT) else _ENCODER.encode(value)
+
+
+def _told_by_text(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # numpy's
+        return value.tolist()
+    if isinstance(value, _TOLD_BY_TEXT):
+        return str(value)
+    raise TypeError(f"JSON has no {type(value).__name__}")
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_told_by_text)
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return a column with another type, none of whose values changes."""
+    if column.type.equals(kind):
+        return column
+    if kind.equals(JSON):
+        return pa.chunked_array([store_as_json(column.to_pylist())])
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    if column.type.equals(JSON):
+        written = column.cast(pa.string())
+        if is_text and pc.any(pc.starts_with(written, '"')).as_py():
+            written = pa.chunked_array([pa.array(map(as_text, values_of_column(column)), pa.string())])
+        return written.cast(kind)
+    if is_text and not (types.is_integer(column.type) or types.is_large_string(column.type)):
+        return pa.chunked_array([pa.array(map(as_text, column.to_pylist()), kind)])
+    return column.cast(kind)
 
 
 def group_values_of_row(row: Mapping[str, Any], group_by: Sequence[str]) -> dict[str, Any] | None:
@@ -172,7 +282,7 @@ def conform_to_schema(table: pa.Table, schema: pa.Schema, where: str) -> pa.Tabl
             columns.append(pa.nulls(len(table), field.type))
             continue
         try:
-            columns.append(found[field.name].cast(field.type))
+            columns.append(_cast(found[field.name], field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             what = f"column `{field.name}` is {field.type} in other rows, which cannot hold all values here: {error}"
             raise DataError(where, what, f"store `{field.name}` with one type in every row") from error

@@ -23,7 +23,7 @@ from params import DataError
 from params.foundation.hashing import file_sha256
 from tasks.progress import iterate_with_progress
 from tasks.shards.kept_work import ShardTask, ShardWorkers
-from tasks.shards.split_rows import SplitRows
+from tasks.shards.split_rows import SplitRows, values_of_rows
 from tasks.tokenization.report import SplitStatistics
 from trainer import objectives
 from trainer.data.shards import ROW, ROW_ID, Manifest
@@ -84,7 +84,7 @@ def read_row_batches(rows: SplitRows) -> Iterator[list[Row]]:
     for batch in rows.batches(batch_rows=_BATCH_ROWS):
         size = max(1, batch.num_rows * _BATCH_BYTES // max(batch.nbytes, _BATCH_BYTES))
         for start in range(0, batch.num_rows, size):
-            yield batch.slice(start, size).to_pylist()
+            yield [*values_of_rows(batch.slice(start, size))]
 
 
 def read_rows(rows: SplitRows) -> Iterator[Row]:

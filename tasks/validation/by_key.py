@@ -6,6 +6,7 @@ buckets by their first bits; a bucket is read from all files, and has all rows o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from hashlib import blake2b
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from params.schema import Expectation
-from tasks.shards.split_rows import group_values_of_row
+from tasks.shards.split_rows import JSON, group_values_of_row, values_of_column, values_of_rows
 from tasks.validation.checks import (
     GROUP_IS_IN_ONE_SPLIT,
     columns_read_by_expectation,
@@ -101,7 +102,7 @@ def write_shard_key_hashes(expectation: Expectation, work: RawShardWork) -> int:
     columns, part = columns_named_by_expectations([expectation]), work.part
     table = part.table(work.columns)
     if expectation.type == GROUP_IS_IN_ONE_SPLIT:
-        is_grouped = [group_values_of_row(row, columns) is not None for row in table.select(columns).to_pylist()]
+        is_grouped = [group_values_of_row(row, columns) is not None for row in values_of_rows(table.select(columns))]
         compared = np.setdiff1d(np.flatnonzero(is_grouped), work.skip)
     else:
         frame = drop_rows(table_to_frame(table, work.columns, part.split), work.skip)
@@ -129,7 +130,8 @@ def row_key_bytes(table: pa.Table) -> list[bytes]:
         elif types.is_string(kind) or types.is_large_string(kind):
             text = column
         else:
-            values = [None if value is None else repr(value) for value in column.to_pylist()]
+            as_key = partial(json.dumps, sort_keys=True) if kind.equals(JSON) else repr
+            values = [None if value is None else as_key(value) for value in values_of_column(column)]
             text = pa.chunked_array([pa.array(values, pa.string())])
         columns.append(pc.fill_null(text.cast(pa.large_binary()), pa.scalar(_NULL, pa.large_binary())))
     joined = (

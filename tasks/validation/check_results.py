@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -117,8 +118,9 @@ def run_checks(
         results |= {number: CheckResult(*checks[number], own) for number, own in zip(numbers, found, strict=True)}
     if objective is not None and objectives.needs_row_check(objective, "reject_reason"):
         failed = union_of_positions([result.failing for result in results.values() if result.origin == "objective"])
-        own = check_rows_with_objective(objective.reject_reason, rows, failed, objective=objective_identity(objective))
-        results[len(checks)] = CheckResult("objective", ROW_IS_USABLE, own, objective.reject_reason)
+        explain = partial(objectives.why_row_unusable, objective)
+        own = check_rows_with_objective(explain, rows, failed, objective=objective_identity(objective))
+        results[len(checks)] = CheckResult("objective", ROW_IS_USABLE, own, explain)
     quarantined = quarantined_positions(results.values())
     for number in (number for number, kind in enumerate(kinds) if kind == "by key"):
         equal = find_duplicate_rows(checks[number][1], rows, skip, quarantined)

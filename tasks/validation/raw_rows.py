@@ -19,7 +19,7 @@ from params import DataError
 from params.foundation.artifacts import SPLITS, translate_disk_errors
 from params.loading import suggestion
 from tasks.shards.kept_work import ShardTask, ShardWorkers, hash_settings
-from tasks.shards.split_rows import SplitRows
+from tasks.shards.split_rows import JSON, SEEN, SplitRows, type_name, values_of_column, values_of_rows
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.objective import ColumnKind
 
@@ -111,7 +111,11 @@ def table_to_frame(table: pa.Table, columns: Sequence[str], split: Any) -> pd.Da
 
     Integers beside nulls stay integers: as floats, different keys above 2**53 would become equal.
     """
+    import pandas as pd
+
     frame: pd.DataFrame = table.to_pandas(integer_object_nulls=True)
+    for name in (field.name for field in table.schema if field.type.equals(JSON)):
+        frame[name] = pd.Series(values_of_column(table[name]), frame.index, dtype=object)
     if SPLIT in columns and SPLIT not in frame:
         frame[SPLIT] = split
     return frame[list(columns)]
@@ -216,7 +220,7 @@ class RawRows:
         found, wanted = dict[int, dict[str, Any]](), np.unique(np.array(positions, np.int64))
         for part in self.parts:
             if len(own := positions_in_range(wanted, part.start, part.stop)):
-                rows = part.table(columns).take(own - part.start).to_pylist()
+                rows = values_of_rows(part.table(columns).take(own - part.start))
                 found.update(zip(own.tolist(), rows, strict=True))
         return found
 
@@ -240,7 +244,7 @@ def open_raw_rows(
     Raises:
         DataError: a file is missing or damaged, or columns are missing or have the wrong type; all such columns are named.
     """
-    splits = {split: SplitRows(raw / split) for split in SPLITS}
+    splits = {split: SplitRows(raw / split).reading(kinds) for split in SPLITS}
     schema = splits["train"].schema  # that of all splits
     _require_columns(raw, schema.names, needed)
     _require_types(raw, schema, kinds)
@@ -269,18 +273,21 @@ def _require_types(raw: Path, schema: pa.Schema, kinds: Mapping[str, ColumnKind]
     def is_list(kind: Any) -> bool:
         return bool(types.is_list(kind) or types.is_large_list(kind))
 
+    def holds(field: pa.Field) -> str:
+        return (field.metadata or {}).get(SEEN, b"").decode() or type_name(field.type)
+
     fitting: dict[ColumnKind, tuple[str, Callable[[Any], bool]]] = {
         "string": ("text", is_text),
         "optional": ("text", is_text),
         "label": ("text or integers", is_label),
         "labels": ("lists of text or integers", lambda kind: is_list(kind) and is_label(kind.value_type)),
         "number": ("numbers", lambda kind: types.is_integer(kind) or types.is_floating(kind)),
-        "records": ("lists", is_list),
+        "records": ("lists", lambda kind: is_list(kind) or kind.equals(JSON)),
     }
     wrong = []
     for column, required in kinds.items():
-        (words, fits), kind = fitting[required], schema.field(column).type
-        if not (fits(kind) or types.is_null(kind)):
-            wrong.append(f"column `{column}` must hold {words}, but holds {kind}")
+        (words, fits), field = fitting[required], schema.field(column)
+        if not (fits(field.type) or types.is_null(field.type)):
+            wrong.append(f"column `{column}` must hold {words}, but holds {holds(field)}")
     if wrong:
         raise DataError(str(raw), "\n".join(wrong), "choose another column in the recipe's objective, or fix the data")

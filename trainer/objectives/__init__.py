@@ -18,7 +18,7 @@ import pydantic
 from params import Problem, RecipeError
 from params.loading import problems_error, suggestion, validation_problem
 from params.schema import ObjectiveChoice
-from trainer.objectives.bases.objective import Objective, PromptForm
+from trainer.objectives.bases.objective import Objective, PromptForm, Row
 
 
 def objective_names() -> list[str]:
@@ -77,8 +77,19 @@ def prompt_form(section: Mapping[str, Any] | None, *, has_template: bool) -> Pro
 
 def needs_row_check(objective: Objective[Any], check: str) -> bool:
     """Whether a check, `reject_reason` or `unseen_label`, finds something that no expectation of a column does."""
-    kinds = {"reject_reason": {"labels", "optional"}, "unseen_label": {"label", "labels"}}
+    kinds = {"reject_reason": {"labels", "optional", "records"}, "unseen_label": {"label", "labels"}}
     return overrides_method(objective, check) or not kinds[check].isdisjoint(objective.columns().values())
+
+
+def why_row_unusable(objective: Objective[Any], row: Row) -> str | None:
+    """Return why nothing can be made of a row, by `Objective.reject_reason`; a nested value may have any form."""
+    for column, kind in objective.columns().items():
+        if kind == "records" and not isinstance(row[column], list):
+            return f"its {column} is no list"
+    try:
+        return objective.reject_reason(row)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        return f"it has another form than the objective reads: {type(error).__name__}: {error}"
 
 
 def overrides_method(objective: Objective[Any], method: str) -> bool:

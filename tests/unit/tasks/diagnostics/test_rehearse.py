@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from params import Recipe
+from params.schema import RowsFromFiles
 from tasks.diagnostics import rehearse
 from tasks.diagnostics.rehearse import RehearsalRows
+from tasks.ingestion.batches import to_readable_batch
+from tasks.ingestion.source import open_source
 from tasks.report.formatting import format_duration
 from tasks.tokenization.report import SplitStatistics, TokenizationReport
 from tests.support import tiny
@@ -89,3 +95,26 @@ def test_the_estimate_is_steps_times_their_time_and_what_comes_on_top() -> None:
     assert f"evaluate {format_duration(5.0 + 3 * 100 / 50.0)}, " in time
     assert "100 steps); without other programs at most" in time
     assert basis == "the time follows from 2 steps of 1.0 s and evaluations of 50 rows/s"
+
+
+def test_rows_of_a_rehearsal_are_those_that_the_objective_reads(tmp_path: Path) -> None:
+    kinds: dict[str, Any] = {"answer": "string", "whole": "string", "version": "label"}
+    (tmp_path / "a.csv").write_text(
+        "answer,whole,version,price\n" + "".join(f"{i}.50,{i},3.10,0.50\n" for i in range(700))
+    )
+    written = [
+        {"calls": [{"a": {}}] if i % 2 else [{"b": None}], "mixed": i if i < 600 else f"{i}"} for i in range(700)
+    ]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+    found = {}
+    for name in ("a.csv", "b.jsonl"):
+        rows = rehearse._read(open_source(RowsFromFiles(kind="files", train=name), tmp_path), "train", kinds)
+        pq.write_table(
+            rows.table(rows.usual(700)), tmp_path / "rows.parquet"
+        )  # as a rehearsal does, which ingests that
+        source = open_source(RowsFromFiles(kind="files", train="rows.parquet"), tmp_path)
+        found[name] = [row for batch in source.batches("train") for row in to_readable_batch(batch)[1]]
+    assert found["a.csv"] == [
+        {"answer": f"{i}.50", "whole": f"{i}", "version": "3.10", "price": 0.5} for i in range(700)
+    ]
+    assert found["b.jsonl"] == [row | {"mixed": str(row["mixed"])} for row in written]

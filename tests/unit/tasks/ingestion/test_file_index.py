@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from params import DataError, InputsChangedError
-from tasks.ingestion import formats
+from tasks.ingestion import formats, json_files
 from tasks.ingestion.files import FileRowIndex, FileRowRange, index_file
 from tasks.ingestion.formats import read_rows_of_file
 
@@ -64,7 +64,8 @@ WRITERS = {"a.jsonl": write_json, "a.csv": write_csv, "old.csv": write_old_csv, 
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Places of every tenth row, and blocks of a few lines."""
     monkeypatch.setattr(formats, "PLACE_ROWS", 10)
-    monkeypatch.setattr(formats, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(json_files, "PLACE_ROWS", 10)
+    monkeypatch.setattr(json_files, "_BLOCK_BYTES", 100)
 
 
 @pytest.mark.parametrize("name", WRITERS)

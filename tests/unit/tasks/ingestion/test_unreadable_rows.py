@@ -68,9 +68,8 @@ def nested(kind: str, depth: int) -> Any:
         (r'{"text": "a \ud800 b"}', "column `text`: a value of type str cannot be stored"),
         (r'{"text": "a", "k\ud800": 1}', r"the column 'k\ud800' has half of a surrogate pair in its name"),
         (r'{"text": "a", "k": {"\ud800": 1}}', "column `k`: a value of type dict cannot be stored"),
-        ('{"text": "a", "k": 111111111111111111111111111111}', "column `k`: a value of type int cannot be stored"),
     ],
-    ids=["surrogate", "surrogate in a name", "surrogate in a nested name", "integer of 30 digits"],
+    ids=["surrogate", "surrogate in a name", "surrogate in a nested name"],
 )
 def test_json_value_that_arrow_lacks_is_refused(tmp_path: Path, line: str, message: str) -> None:
     error = refused(tmp_path, write_lines(tmp_path, line))
@@ -90,8 +89,8 @@ def test_deep_nesting_is_refused(tmp_path: Path, kind: str, depth: int) -> None:
 def test_deepest_allowed_nesting_can_be_read_again(tmp_path: Path, kind: str) -> None:
     value = nested(kind, MAX_NESTING)
     run(tmp_path, write_lines(tmp_path, json.dumps({"text": "a", "k": value})))
-    tables = [SplitRows(tmp_path / "runs/divided/raw" / split).table() for split in SPLITS]
-    assert value in [found for table in tables for found in table["k"].to_pylist()]
+    splits = [SplitRows(tmp_path / "runs/divided/raw" / split) for split in SPLITS]
+    assert value in [row["k"] for rows in splits for row in rows.rows()]
 
 
 def yield_deep_row() -> Any:
@@ -138,7 +137,7 @@ def test_unknown_time_zone_is_refused(tmp_path: Path, zone: str) -> None:
         (pa.array(["a"] * 60, pa.string_view()), pa.string()),
         (pa.array([b"a"] * 60, pa.binary_view()), pa.binary()),
         (pa.array([["a"]] * 60).cast(pa.list_(pa.string_view())), pa.list_(pa.field("element", pa.string()))),
-        (pa.array([{"b": "a"}] * 60, pa.struct([("b", pa.string_view())])), pa.struct([("b", pa.string())])),
+        (pa.array([{"b": "a"}] * 60, pa.struct([("b", pa.string_view())])), pa.json_()),
         (pa.array([1000] * 60, pa.time64("ns")), pa.time64("us")),
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
@@ -148,9 +147,9 @@ def test_parquet_type_that_later_stages_lack_is_converted(
 ) -> None:
     run(tmp_path, write_column(tmp_path, column))
     for recipe in ("divided", "whole"):
-        tables = [SplitRows(tmp_path / f"runs/{recipe}/raw" / split).table() for split in SPLITS]
-        assert {table.schema.field("x").type for table in tables} == {stored}
-        assert all(table["x"].to_pylist() == column[: len(table)].to_pylist() for table in tables)
+        splits = [SplitRows(tmp_path / f"runs/{recipe}/raw" / split) for split in SPLITS]
+        assert {rows.schema.field("x").type for rows in splits} == {stored}
+        assert all([row["x"] for row in rows.rows()] == column[: len(rows)].to_pylist() for rows in splits)
 
 
 def test_file_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:

@@ -2,69 +2,99 @@
 
 from __future__ import annotations
 
-import json
+import csv
+import io
+import lzma
 import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
-import pandas as pd
+import pyarrow as pa
 import pytest
+from pyarrow import feather
 
 from params import DataError
-from tasks.scaffold.file_heads import guess_text_unit, refuse_misreadable_file
+from tasks.scaffold.file_heads import OTHER_FORMATS, guess_text_unit, refuse_misreadable_file
 from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.sources import find_source
 
-ROWS = [("Where is my card, please?", "card"), ("It rains; what now?", "weather"), ("Is it late?", "time")] * 4
+LABELS = ("007", "NA", "null", "1_0")
+ROWS = [(f"It\u2019s late: is it {i % 5}?", LABELS[i % 4]) for i in range(24)]
+TABLE = pa.table({"text": [text for text, _ in ROWS], "label": [label for _, label in ROWS]})
 
 
-def lines(delimiter: str, header: bool = True) -> str:
-    rows = [("question", "topic"), *ROWS] if header else ROWS
-    return "\n".join(f"{text}{delimiter}{label}" for text, label in rows) + "\n"
+def lines(delimiter: str = ",", header: bool = True) -> str:
+    text = io.StringIO()
+    csv.writer(text, delimiter=delimiter).writerows([("text", "label"), *ROWS] if header else ROWS)
+    return text.getvalue()
 
 
-MESSY = {
-    "semicolons": (
+def arrow_stream() -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, TABLE.schema) as writer:
+        writer.write_table(TABLE)
+    return sink.getvalue()
+
+
+def arrow_file() -> bytes:
+    sink = io.BytesIO()
+    feather.write_feather(TABLE, sink)
+    return sink.getvalue()
+
+
+def archive() -> bytes:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w") as file:
+        file.writestr("in/rows.csv", lines())
+    return sink.getvalue()
+
+
+CONVERTED = {
+    "no header": ("rows.csv", lines(header=False).encode(), "has no header"),
+    "no header, semicolons": ("rows.csv", lines(";", header=False).encode(), "has no header"),
+    "no header, in a folder": ("it's here/rows.tsv", lines("\t", header=False).encode(), "has no header"),
+    "an index": (
         "rows.csv",
-        "question;topic\n" + "".join(f'"{t}";{x}\n' for t, x in ROWS),
-        "separated by semicolons",
+        lines().replace("\r\n", "\r\n1,").join([",", ""])[:-2].encode(),
+        "pandas writes its index",
     ),
-    "tabs": ("rows.csv", lines("\t"), "separated by tabs"),
-    "tsv": ("rows.tsv", lines("\t"), ".tsv files cannot be read"),
-    "a JSON array": ("rows.json", json.dumps([{"question": t, "topic": x} for t, x in ROWS]), "JSON array"),
+    "Windows": ("rows.csv", lines().encode("cp1252"), "not UTF-8"),
+    "UTF-16 without a mark": ("rows.csv", lines().encode("utf-16le"), "looks like UTF-16LE"),
+    ".arrow": ("rows.arrow", arrow_stream(), "cannot be read"),
+    ".arrow as a file": ("rows.arrow", arrow_file(), "cannot be read"),
+    ".feather": ("rows.feather", arrow_file(), "cannot be read"),
+    ".xz": ("rows.csv.xz", lzma.compress(lines().encode()), "cannot be read"),
+    ".zip": ("rows.zip", archive(), "cannot be read"),
 }
 
 
-@pytest.mark.parametrize(("name", "content", "what"), MESSY.values(), ids=MESSY)
-def test_the_fix_converts_the_file(name: str, content: str, what: str, tmp_path: Path) -> None:
+def sample(path: Path, root: Path) -> list[tuple[str, str]]:
+    found = find_source(NewRecipeRequest("x", str(path.relative_to(root))), root).source
+    return [tuple(row.values()) for row in read_source_sample(found, root).rows["train"]]
+
+
+@pytest.mark.parametrize(("name", "content", "what"), CONVERTED.values(), ids=CONVERTED)
+def test_the_command_in_the_fix_gives_the_right_rows(name: str, content: bytes, what: str, tmp_path: Path) -> None:
     path = tmp_path / "data" / name
-    path.parent.mkdir()
-    path.write_text(content, encoding="utf-8")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
     with pytest.raises(DataError, match=what) as error:
-        refuse_misreadable_file(path)
-    command = shlex.split(error.value.fix.partition(": ")[2])
-    assert command[:2] == ["python", "-c"]
-    exec(command[2], {})
-    (clean,) = set(path.parent.iterdir()) - {path}
-    sample = read_source_sample(
-        find_source(NewRecipeRequest("x", str(clean.relative_to(tmp_path))), tmp_path).source, tmp_path
-    )
-    assert [(row["question"], row["topic"]) for row in sample.rows["train"]] == ROWS
+        sample(path, tmp_path)
+    command = error.value.fix.split(": ", 1)[1].partition("; else")[0]
+    python = shlex.quote(sys.executable)
+    subprocess.run(["sh", "-c", command.replace("python -", f"{python} -", 1)], check=True)
+    (clean,) = {path for path in path.parent.rglob("*") if path.is_file()} - {path}
+    assert sample(clean, tmp_path) == ROWS
 
 
-def test_a_table_without_a_header_is_seen(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    pd.DataFrame(ROWS).to_csv(path, index=False, header=False)
-    with pytest.raises(DataError, match=r"has no header: ") as error:
-        refuse_misreadable_file(path)
-    code = shlex.split(error.value.fix.partition(": ")[2])[2]
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert (tmp_path / "rows-clean.csv").read_text().splitlines()[:2] == [
-        "column1,column2",
-        '"Where is my card, please?",card',
-    ]
+def test_every_kind_of_file_that_is_refused_is_converted_above() -> None:
+    converted = {Path(name).suffix for name, _, _ in CONVERTED.values()}
+    without_command = {".pkl", ".xls", ".xlsx"}
+    assert set(OTHER_FORMATS) - without_command <= converted
+    assert not any(" -" in OTHER_FORMATS[suffix] for suffix in without_command)
 
 
 @pytest.mark.parametrize(
@@ -98,13 +128,13 @@ def test_a_header_is_not_taken_for_a_row(content: str, tmp_path: Path) -> None:
     refuse_misreadable_file(path)
 
 
-def test_other_encodings_and_pretty_json_are_named(tmp_path: Path) -> None:
-    for name, content, what in (
-        ("wide.csv", "text,label\nä,b\n".encode("utf-16"), "is UTF-16"),
-        ("pretty.json", b'{\n  "text": "a",\n  "label": "b"\n}\n', "over several lines"),
-        ("rows.pkl", b"", "loading it can run code"),
+def test_files_without_a_command_say_what_to_do(tmp_path: Path) -> None:
+    for name, what in (
+        ("rows.pkl", "loading it can run code"),
+        ("rows.xlsx", "save it as CSV in UTF-8"),
+        ("rows.gz", "name it after its content, for example rows.jsonl.gz"),
     ):
-        (tmp_path / name).write_bytes(content)
+        (tmp_path / name).touch()
         with pytest.raises(DataError, match=what):
             refuse_misreadable_file(tmp_path / name)
 

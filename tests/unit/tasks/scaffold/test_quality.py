@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from params import DataError, RecipeError
+from params import DataError
 from params.schema import ObjectiveChoice
 from tasks.scaffold.look import RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
@@ -114,7 +114,7 @@ def test_equal_texts_with_other_spans_contradict_each_other() -> None:
     assert "1 texts occur with different labels; correct them if they are mistakes" in list(found.notes())
 
 
-def test_an_objective_that_cannot_read_the_chosen_columns_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_another_form_than_the_objective_reads_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SequenceClassification, "reject_reason", lambda _, row: str(int(row["label"])))
-    with pytest.raises(RecipeError, match=r"cannot read `text`, `label`: ValueError: .*label 0.*\n.*--label <column>"):
+    with pytest.raises(DataError, match=r"none can be used: .* has another form .*: ValueError: .*label 0"):
         judged(rows(3))

@@ -322,7 +322,7 @@ def test_missing_columns_are_named_together(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "objective", "message"),
     [
-        ({"text": [1, 2]}, LANGUAGE, "column `text` must hold text, but holds int64"),
+        ({"text": [1.5, 2.5]}, LANGUAGE, "column `text` must hold text, but holds double"),
         ({"text": ["a"], "label": [[1]]}, CLASSES, "column `label` must hold text or integers"),
     ],
 )

@@ -1,0 +1,133 @@
+"""Files of text as UTF-8: decompressed, and recoded if they begin with the byte order mark of UTF-16 or UTF-32.
+
+Without a byte order mark nobody can tell an encoding for certain, so other files are refused with the command that converts them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+import shlex
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import cast
+
+import pyarrow as pa
+
+from params import DataError
+
+COMPRESSIONS = (".gz", ".bz2", ".zst")
+_BLOCK_BYTES = 1 << 20
+_HEAD_BYTES = 4096
+_MARKS = {  # those of UTF-32 begin as those of UTF-16 do
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+
+
+@dataclass(frozen=True)
+class TextFilePosition:
+    """Where reading can begin in a file of text: at a row, with its offset in bytes, and at a line."""
+
+    row: int = 0
+    offset: int = 0
+    line: int = 1
+
+
+START = TextFilePosition()
+
+
+def format_suffix(name: str | PurePath) -> str:
+    """Return the suffix that gives a file's format, in lower case: `.csv` of `rows.csv.gz`."""
+    path = PurePath(name)
+    return PurePath(path.stem if path.suffix.lower() in COMPRESSIONS else path.name).suffix.lower()
+
+
+def is_plain_text(path: Path) -> bool:
+    """Whether the bytes of a file of text are those that its readers see: it is neither compressed nor in another encoding."""
+    if path.suffix.lower() in COMPRESSIONS:
+        return False
+    with path.open("rb") as file:
+        return _marked_encoding(file.read(_HEAD_BYTES)) is None
+
+
+def open_as_utf8(path: Path, name: str) -> io.BufferedReader:
+    """Open a file of text.
+
+    Raises:
+        DataError: it looks like UTF-16, and has no byte order mark.
+    """
+    file = _open_decompressed(path)
+    head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+    if encoding := _marked_encoding(head):
+        recoded = tempfile.TemporaryFile()  # noqa: SIM115 - whoever reads it closes it
+        try:
+            with io.TextIOWrapper(file, encoding, newline="") as text:
+                while block := text.read(_BLOCK_BYTES):
+                    recoded.write(block.encode())
+        except UnicodeError as error:
+            what = f"begins as {encoding.upper()}, and goes on as something else: {error}"
+            raise DataError(name, what, "write the file again, as UTF-8") from error
+        recoded.seek(0)
+        return cast("io.BufferedReader", recoded)
+    if b"\0" in head:
+        file.close()
+        likely = "utf-16be" if head.startswith(b"\0") else "utf-16le"
+        what = f"has bytes of value 0, which text has not: it looks like {likely.upper()} without a byte order mark"
+        raise DataError(name, what, conversion_fix(path, likely))
+    return file
+
+
+def not_utf8_error(path: Path, name: str) -> DataError:
+    """Return an error with the byte offset and line in the file; the decoder's own error counts from its last block."""
+    offset = 0
+    with open_as_utf8(path, name) as file:
+        for line, raw in enumerate(file, start=1):
+            try:
+                raw.decode()
+            except UnicodeDecodeError as error:
+                what = f"not UTF-8: the byte at offset {offset + error.start} (line {line})"
+                try:
+                    what += f"; as Windows' cp1252 the line is {raw.decode('cp1252').strip()[:60]!r}"
+                except UnicodeDecodeError:
+                    fix = f"find out its encoding, and {conversion_fix(path, 'ENCODING')}"
+                else:
+                    fix = f"if that is right, {conversion_fix(path, 'cp1252')}; else write its encoding there"
+                return DataError(f"{name}:{line}", what, fix)
+            offset += len(raw)
+    return DataError(name, "not UTF-8", conversion_fix(path, "ENCODING"))
+
+
+def conversion_fix(path: Path, encoding: str) -> str:
+    """Return the command that writes a file anew as UTF-8."""
+    new = clean_name(path, format_suffix(path))
+    read = f"gzip -dc {shlex.quote(str(path))} | " if path.suffix.lower() == ".gz" else ""
+    source = "" if read else f" {shlex.quote(str(path))}"
+    return f"convert it, and use the new file: {read}iconv -f {encoding} -t utf-8{source} > {shlex.quote(new)}"
+
+
+def table_fix(path: Path, options: str, delimiter: str = ",") -> str:
+    """Return the command that reads a CSV file with options of pandas, and writes it anew; every cell stays as it is."""
+    options = f"dtype=str, keep_default_na=False, sep={json.dumps(delimiter)}, {options}"
+    write = f"to_csv({json.dumps(clean_name(path, '.csv'))}, index=False)"
+    code = f"import pandas as pd; pd.read_csv({json.dumps(str(path))}, {options}).{write}"
+    return f"convert it, and use the new file: python -c {shlex.quote(code)}"
+
+
+def clean_name(path: Path, suffix: str) -> str:
+    """Return the name of a converted file, beside the file."""
+    return str(path.with_name(f"{path.name.split('.')[0]}-clean{suffix}"))
+
+
+def _open_decompressed(path: Path) -> io.BufferedReader:
+    if path.suffix.lower() not in COMPRESSIONS:
+        return path.open("rb")
+    return io.BufferedReader(pa.input_stream(str(path), compression="detect"))
+
+
+def _marked_encoding(head: bytes) -> str | None:
+    return next((encoding for mark, encoding in _MARKS.items() if head.startswith(mark)), None)

@@ -1,0 +1,121 @@
+"""Rows of JSON files: an object in each line, an array of objects, or objects behind each other that end in later lines."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from params import DataError
+from tasks.ingestion.batches import AddressedRows
+from tasks.ingestion.encodings import TextFilePosition, open_as_utf8
+
+PLACE_ROWS = 512
+"""Rows from one place to the next, about."""
+_BLOCK_BYTES = 1 << 20
+_HEAD_BYTES = 4096
+_SPACES = re.compile(r"\s*")
+
+
+def has_row_per_line(path: Path, name: str) -> bool:
+    """Whether a JSON file has an object in each line: it is no array, and its first object does not end in a later line."""
+    with open_as_utf8(path, name) as file:
+        head = file.read(_HEAD_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()
+    first, line_feed, _ = head.partition(b"\n")
+    return not (head.startswith(b"[") or (head.startswith(b"{") and line_feed and not first.rstrip().endswith(b"}")))
+
+
+def index_json_lines(path: Path) -> tuple[list[TextFilePosition], int]:
+    """Return the places of every `PLACE_ROWS`th row of a file of JSON lines, from the first on, and the number of rows."""
+    places, rows, line, offset = list[TextFilePosition](), 0, 1, 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES) + file.readline():
+            data = np.frombuffer(block, np.uint8)
+            starts = np.concatenate([[0], np.flatnonzero(data[:-1] == ord("\n")) + 1])
+            is_row = data[starts] == ord("{")
+            for i in np.flatnonzero(~is_row).tolist():  # a blank line, or one that begins with a space
+                stop = starts[i + 1] if i + 1 < len(starts) else len(block)
+                encoding = "utf-8" if line + i > 1 else "utf-8-sig"
+                is_row[i] = bool(block[starts[i] : stop].decode(encoding, errors="replace").strip())
+            own = np.flatnonzero(is_row)
+            for number in range(-rows % PLACE_ROWS, len(own), PLACE_ROWS):
+                i = int(own[number])
+                places.append(TextFilePosition(rows + number, offset + int(starts[i]), line + i))
+            rows += len(own)
+            line += len(starts)
+            offset += len(block)
+    return places, rows
+
+
+def read_json_lines(file: IO[bytes], name: str, begin: TextFilePosition) -> AddressedRows:
+    """Yield the object of each line."""
+    for number, raw in enumerate(file, start=begin.line):
+        line = raw.decode("utf-8" if number > 1 else "utf-8-sig")
+        if not line.strip():
+            continue
+        where = f"{name}:{number}"
+        try:
+            row = _DECODER.decode(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(where, f"malformed JSON: {error}", "write one JSON object per line") from error
+        if not isinstance(row, dict):
+            kind = {list: "an array", str: "a string", type(None): "null"}.get(type(row), "a number or a boolean")
+            raise DataError(where, f"is {kind}, not an object", 'write one JSON object per line: {"text": "..."}')
+        yield where, row
+
+
+def read_json_items(file: io.BufferedReader, name: str) -> AddressedRows:
+    """Yield the items of an array, or objects behind each other; one of them and the next block are in memory."""
+    with io.TextIOWrapper(file, "utf-8-sig") as text:
+        rest = text.read(_BLOCK_BYTES)
+        at, number = _end_of_spaces(rest, 0), 0
+        is_array = rest.startswith("[", at)
+        at += is_array
+        while True:
+            where, begin = f"{name} item {number}", _end_of_spaces(rest, at)
+            try:
+                if not number and rest.startswith("]", begin):
+                    return
+                row, end = _DECODER.raw_decode(rest, begin)
+                end = _end_of_spaces(rest, end)
+                problem = "" if rest.startswith(("]", "," if is_array else "{"), end) else "another row must follow"
+            except (ValueError, RecursionError) as error:
+                problem = str(error)
+            if problem:
+                block = text.read(max(_BLOCK_BYTES, len(rest) - at))
+                if not block and (is_array or rest.endswith("]")):
+                    raise DataError(where, f"malformed JSON: {problem}", "write the file again")
+                rest, at = rest[at:] + (block or "]"), 0  # as if objects behind each other were an array
+                continue
+            if not isinstance(row, dict):
+                raise DataError(where, "is not an object", 'write an object for each row: {"text": "..."}')
+            yield where, row
+            if rest[end] == "]":
+                return
+            at, number = end + is_array, number + 1
+
+
+def _end_of_spaces(text: str, begin: int) -> int:
+    found = _SPACES.match(text, begin)
+    return found.end() if found else begin
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {twice!a} occurs twice")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"JSON has no {name}; write null or a number")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
