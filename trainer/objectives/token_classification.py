@@ -97,13 +97,11 @@ class TokenClassification(ClassifierObjective[Options]):
 
     def expectations(self, text_columns: Collection[str]) -> list[Expectation]:
         """As the base class; a row without spans, also one without that key, is a text without any."""
-        checks = super().expectations(text_columns)
-        kept = {
-            "type": "expect_column_values_to_not_be_null",
-            "column": self.options.spans_column,
-            "on_failure": "report",
-        }
-        return [Expectation(**kept) if check.arguments == {"column": kept["column"]} else check for check in checks]
+        not_null = {"type": "expect_column_values_to_not_be_null", "column": self.options.spans_column}
+        checks = [
+            check for check in super().expectations(text_columns) if check != Expectation.model_validate(not_null)
+        ]
+        return [*checks, Expectation.model_validate({**not_null, "on_failure": "report"})]
 
     def reject_reason(self, row: Row) -> str | None:
         """Return why a row's spans are invalid: not in the text, or overlapping."""
