@@ -133,13 +133,15 @@ def test_one_clear_error_and_nothing_lost(project, damage: Callable, stage: str,
 def test_a_label_that_training_never_sees_is_named(project) -> None:
     rows = [f"{word} number {i},{word}" for i in range(40) for word in ("one", "two")]
     (project.root / "data/train.csv").write_text("\n".join(["text,label", *rows]))
-    (project.root / "data/test.csv").write_text("text,label\none more,one\nthree at last,three\n")
+    unseen = "".join(f"three at last {i},three\n" for i in range(5))
+    (project.root / "data/test.csv").write_text(f"text,label\none more,one\n{unseen}")
     text = (project.root / RECIPE).read_text()
     text = text.replace(f"train: {ROWS}", "train: data/train.csv, test: data/test.csv")
     text = text.replace("{name: causal_lm, text_column: text}", "{name: sequence_classification}")
     (project.root / "params/labels.yaml").write_text(text)
     project.run("python", "-m", "tasks", "ingest", "params/labels.yaml")
-    refused(project, "validate", DATA, ["'three'", "label"], recipe="params/labels.yaml")
+    words = ["no training row has a label of test: 'three' (5 rows)", "add training rows with these labels"]
+    refused(project, "validate", DATA, words, recipe="params/labels.yaml")
 
 
 def test_a_hub_without_write_access_is_named(project) -> None:

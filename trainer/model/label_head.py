@@ -113,7 +113,7 @@ def _read_weights(folder: Path, names: Collection[str]) -> Mapping[str, Any]:
     """Return weights by name from the safetensors in a folder; others, under another name there, are left out."""
     from safetensors import safe_open
 
-    found: dict[str, Any] = {}
+    found = dict[str, Any]()
     for path in sorted(folder.glob("model*.safetensors")) if names else ():
         with safe_open(path, framework="pt") as file:
             found |= {name: file.get_tensor(name) for name in set(names) & set(file.keys())}

@@ -84,7 +84,7 @@ def needs_row_check(objective: Objective[Any], check: str) -> bool:
 def why_row_unusable(objective: Objective[Any], row: Row) -> str | None:
     """Return why nothing can be made of a row, by `Objective.reject_reason`; a nested value may have any form."""
     for column, kind in objective.columns().items():
-        if kind == "records" and not isinstance(row[column], list):
+        if kind == "records" and not isinstance(row[column], list | None):
             return f"its {column} is no list"
     try:
         return objective.reject_reason(row)
