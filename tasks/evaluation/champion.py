@@ -13,6 +13,7 @@ import math
 import shutil
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,9 +107,8 @@ def _released_limit(repository: HubRepository, champion: ChampionReference) -> i
     from tasks.hub_client.repository import MAX_SETTINGS_BYTES
 
     for name, key in ((PROVENANCE, "max_length"), ("tokenizer_config.json", "model_max_length")):
-        content = repository.retry_until_clear(
-            lambda name=name: repository.read(champion.commit, name, max_bytes=MAX_SETTINGS_BYTES)
-        )
+        read = partial(repository.read, champion.commit, name, max_bytes=MAX_SETTINGS_BYTES)
+        content = repository.retry_until_clear(read)
         with translate_champion_errors(champion):
             if found := int(json.loads(content or b"{}").get(key) or 0):
                 return found if found < NO_LIMIT else 0
