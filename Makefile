@@ -10,7 +10,7 @@ WORKERS ?= $$($(BIN)/python -c 'import os; print(min(4, (os.cpu_count() or 1) + 
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode, each process of a run would compile the libraries anew
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test slow chaos benchmark check format docs clean
+.PHONY: help setup run test slow chaos zoo benchmark check format docs clean
 
 help:  ## list all targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ slow: $(DEVELOPMENT)  ## run the slow, exhaustive tests that `make test` leaves 
 
 chaos: $(DEVELOPMENT)  ## kill a training 200 times, publish under 500 schedules of faults, try 2,000 odd inputs, live through 30 nights (up to an hour)
 	EVERGREEN_CHAOS_KILLS=$${EVERGREEN_CHAOS_KILLS:-200} EVERGREEN_CHAOS_PUBLISHES=$${EVERGREEN_CHAOS_PUBLISHES:-500} EVERGREEN_CHAOS_EXAMPLES=$${EVERGREEN_CHAOS_EXAMPLES:-2000} EVERGREEN_CHAOS_NIGHTS=$${EVERGREEN_CHAOS_NIGHTS:-30} $(BIN)/python -m pytest tests/chaos -m "slow or not slow" -o log_cli=true -o log_cli_level=INFO
+
+zoo: $(DEVELOPMENT)  ## take tiny models of 50 architectures through all stages, for every objective; writes docs/models.md (half an hour)
+	$(BIN)/python -m tests.support.zoo
 
 benchmark: $(DEVELOPMENT)  ## compare speeds with plain Trainer, datasets.map and dvc, side by side (up to half an hour)
 	$(BIN)/python -m benchmarks

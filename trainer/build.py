@@ -21,7 +21,8 @@ from trainer.loop import arguments, extensions
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.model import network
-from trainer.model.limits import check_positions
+from trainer.model.limits import find_position_table
+from trainer.objectives.bases.padding import token_column_names
 from trainer.reporting import trackers
 from trainer.reporting.callbacks import StepRecorder, TrainingReporter, apply_log_level
 from trainer.runtime.heartbeat import Heartbeat
@@ -60,7 +61,7 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
     )
     objective.check_model(model)
-    check_positions(model, rows)
+    check_positions(find_position_table(model), rows)
     heartbeat.beat("starting")
     every = args.eval_accumulation_steps
     metrics = EvaluationMetrics(objective, state=state, tokenizer=tokenizer, metrics=job.metrics, to_cpu_every=every)
@@ -91,3 +92,14 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
             StepRecorder(job.folder, args.process_index, lambda: (trainer.training_data.rows, trainer.guard.losses))
         )
     return trainer
+
+
+def check_positions(table: int | None, rows: tokens.Sequences) -> None:
+    """Raise a ModelError if a sequence has more tokens than the model's table of positions has rows."""
+    if table is None or not len(rows) or "lengths" in rows[0]:  # packed examples have positions of their own
+        return
+    long = (rows[i] for i, length in enumerate(rows.lengths().tolist()) if length > table)
+    longest = max((len(one[name]) for one in long for name in token_column_names(one)), default=0)
+    if longest > table:
+        what = f"the longest sequence has {longest} tokens, and the model has {table} positions"
+        raise ModelError("tokenization.max_length", what, f"use at most {table}")

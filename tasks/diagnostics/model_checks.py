@@ -152,10 +152,10 @@ def find_generation_problem(model: Model) -> Iterator[Problem]:
     from trainer.model.use_settings import repair_generation_settings
 
     try:
-        repair_generation_settings(GenerationConfig.from_pretrained(path.parent), model.pretrained)
+        repair_generation_settings(GenerationConfig.from_dict(json.loads(path.read_bytes())), model.pretrained)
     except ModelError as error:
         yield Problem.of(error, ("model", "pretrained"))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         what = f"its generation_config.json cannot be read: {error}"
         yield Problem(("model", "pretrained"), what, "correct that file, or remove it")
 

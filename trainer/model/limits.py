@@ -10,15 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from params import ModelError
 from trainer.model import adapters
-from trainer.objectives.bases.padding import token_column_names
 from trainer.runtime.model_files import check_safe_to_load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
-
-    from trainer.data.tokens import Sequences
 
 NO_LIMIT: Final = 1_000_000
 """As maximum length: no text is cut. A tokenizer without one has a `model_max_length` above this."""
@@ -63,16 +59,9 @@ def _rows_of_position_tables(network: Any) -> Iterator[int]:
             yield int(layer.num_embeddings) - int(first)
 
 
-def check_positions(network: PreTrainedModel, rows: Sequences) -> None:
-    """Raise a ModelError if a sequence has more tokens than the network has positions for."""
-    table = min(_rows_of_position_tables(network), default=None)
-    if table is None or not len(rows) or "lengths" in rows[0]:  # packed examples have positions of their own
-        return
-    long = (rows[i] for i, length in enumerate(rows.lengths().tolist()) if length > table)
-    longest = max((len(one[name]) for one in long for name in token_column_names(one)), default=0)
-    if longest > table:
-        what = f"the longest sequence has {longest} tokens, and the model has {table} positions"
-        raise ModelError("tokenization.max_length", what, f"use at most {table}")
+def find_position_table(network: PreTrainedModel) -> int | None:
+    """Return for how many tokens a network has rows in its tables of positions; None if it has none."""
+    return min(_rows_of_position_tables(network), default=None)
 
 
 def find_position_limits_in(folder: Path) -> PositionLimits:

@@ -14,14 +14,14 @@ import pytest
 from params.foundation.artifacts import Artifacts
 from params.loading import read_yaml_document
 from tests.support import releases, tiny
-from tests.support.tiny_releases import KINDS, conversations
+from tests.support.tiny_releases import KINDS
 from tests.support.zoo.architectures import ARCHITECTURES, Architecture
 
 SIZES: Final = {"train": 24, "validation": 4, "test": 8}
 _OBJECTIVES: Final[dict[str, tuple[str, ...]]] = {
     "encoder": ("sequence_classification", "token_classification"),
     "decoder": (
-        *("causal_lm", "sft", "conversations", "dpo", "grpo", "iterative_sft"),
+        *("causal_lm", "sft", "dpo", "grpo", "iterative_sft"),
         *("sequence_classification", "token_classification"),
     ),
     "encoder-decoder": ("seq2seq", "sequence_classification"),
@@ -101,14 +101,12 @@ def _try(cell: Cell, root: Path, changes: dict[str, Any]) -> Artifacts:
     base = cell.of.write(root / "base")
     (root / "data").mkdir()
     row = {"text": "A cat", "label": "cat", "spans": [{"label": "who", "start": 2, "end": 5}]}
-    (root / "data/rows.jsonl").write_text(json.dumps({**row, "messages": conversations(1, "train")[0]}) + "\n")
+    (root / "data/rows.jsonl").write_text(f"{json.dumps(row)}\n")
     path = tiny.write(root / "params" / "tiny.yaml", tiny.changed(cell.recipe(base), changes))
     found = find_recipe_problems(read_yaml_document(path))
     assert not found, f"check: {'; '.join(f'{one.what}: {one.fix}' for one in found)}"
     artifacts, recipe = Artifacts("tiny", root), tiny.load(path)
     tiny.write_sentences(artifacts, SIZES)
-    if cell.objective == "conversations":
-        tiny.write_rows(artifacts, **{split: {"messages": conversations(n, split)} for split, n in SIZES.items()})
     releases.save_report(releases.SOURCE, artifacts.report("ingest"))
     tiny.tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     train_in_process(artifacts, recipe)

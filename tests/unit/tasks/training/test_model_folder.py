@@ -16,11 +16,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from params import ModelError, Recipe
 from params.foundation.artifacts import Artifacts
 from params.schema import Model
+from tasks.diagnostics.model_checks import find_generation_problem
 from tasks.training.model_folder import check_same_metrics, complete_model_folder
 from tests.support import releases, tiny
 from tests.support.zoo.architectures import ARCHITECTURES
 from tests.support.zoo.cells import train_in_process
 from trainer.job import Job
+from trainer.model.network import _load
 from trainer.model.use_settings import restore_use_settings
 
 
@@ -81,7 +83,8 @@ def test_the_limit_of_training_is_not_that_of_the_model(trained: tuple[Artifacts
     settings = json.loads((artifacts.tokenizer / "tokenizer_config.json").read_text())
     other = Artifacts("tiny", shutil.copytree(artifacts.root, tmp_path / "other"))
     (other.tokenizer / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": 77}))
-    complete_model_folder(other.model, other, recipe.model)
+    base = recipe.model.model_copy(update={"config": None, "pretrained": str(artifacts.model)})
+    complete_model_folder(other.model, other, base)
     assert AutoTokenizer.from_pretrained(other.model).model_max_length == 77, "the base model's own"
     assert json.loads((other.model / "tokenizer.json").read_text())["truncation"] is None
 
@@ -95,3 +98,24 @@ def test_a_saved_model_that_is_not_the_trained_one_is_refused(trained: tuple[Art
     check_same_metrics(artifacts.model, job, {"eval_loss": float(found)})
     with pytest.raises(ModelError):
         check_same_metrics(artifacts.model, job, {"eval_loss": float(found) + 0.002})
+
+
+def test_generation_settings_without_effect_are_left_out_and_contradictions_are_found(tmp_path: Path) -> None:
+    """transformers reads both, and would save no model that has them."""
+    base = ARCHITECTURES["qwen2"].write(tmp_path / "base")
+    path = base / "generation_config.json"
+    own = json.loads(path.read_text())
+    assert (own["do_sample"], own["temperature"]) == (False, 0.6)
+    assert list(find_generation_problem(Model(pretrained=str(base)))) == []
+    network, _ = _load(str(base), AutoModelForCausalLM, revision=None)
+    network.save_pretrained(tmp_path / "model")
+    saved = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert {"temperature", "top_p"}.isdisjoint(saved)
+    assert saved["eos_token_id"] == own["eos_token_id"]
+
+    path.write_text(json.dumps(own | {"num_return_sequences": 3}))
+    (problem,) = find_generation_problem(Model(pretrained=str(base)))
+    assert "`num_return_sequences` different than 1" in problem.what
+    path.write_text("[")
+    (problem,) = find_generation_problem(Model(pretrained=str(base)))
+    assert "cannot be read" in problem.what

@@ -12,10 +12,11 @@ import transformers
 
 from params import ModelError
 from tests.support.zoo.architectures import ARCHITECTURES
+from trainer.build import check_positions
 from trainer.model.limits import (
     NO_LIMIT,
-    check_positions,
     find_position_limits_in,
+    find_position_table,
     find_reading_limit,
     write_reading_limit,
 )
@@ -91,7 +92,7 @@ def test_a_sequence_without_positions_is_found_before_training(tmp_path: Path) -
 
     network = transformers.AutoModel.from_pretrained(ARCHITECTURES["roberta"].write(tmp_path))
     rows: Any = Rows([{"input_ids": [7] * 20}, {"input_ids": [7] * 64}])
-    check_positions(network, rows)
+    check_positions(find_position_table(network), rows)
     rows.append({"input_ids": [7] * 65})
     with pytest.raises(ModelError, match="the longest sequence has 65 tokens, and the model has 64 positions"):
-        check_positions(network, rows)
+        check_positions(find_position_table(network), rows)

@@ -1,0 +1,31 @@
+"""A fifth of the zoo of models, drawn by the date; `make zoo` tries all of it (docs/models.md)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+
+from tests.support.zoo.architectures import ARCHITECTURES
+from tests.support.zoo.cells import Cell, all_cells
+from tests.support.zoo.running import REASONS, run_cells
+
+
+def drawn_by(day: dt.date) -> list[Cell]:
+    """A fifth of the architectures in five days; of each, one objective in one way."""
+    names = list(ARCHITECTURES)
+    random.Random(day.toordinal() // 5).shuffle(names)
+    chance = random.Random(day.toordinal())
+    own = names[day.toordinal() % 5 :: 5]
+    return [chance.choice([cell for cell in all_cells() if cell.architecture == name]) for name in own]
+
+
+def test_a_fifth_of_the_zoo_goes_through_all_stages() -> None:
+    today = drawn_by(dt.datetime.now(dt.UTC).date())
+    found = {str(cell): error for cell, error in run_cells(today, processes=2)}
+    assert {name: error for name, error in found.items() if bool(error) != (name in REASONS)} == {}
+
+
+def test_five_days_try_every_architecture() -> None:
+    days = [dt.date.fromordinal(5 * 148_000 + day) for day in range(5)]
+    drawn = [cell.architecture for day in days for cell in drawn_by(day)]
+    assert sorted(drawn) == sorted(ARCHITECTURES)
