@@ -8,7 +8,7 @@ and they are most of those with so few rows: chance would leave most of them in 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from tasks.validation.checks import check_rows_with_objective
 from tasks.validation.expectations import ExpectationResult
 from tasks.validation.raw_rows import NOTHING, Positions, RawRows, RawShardWork
 from trainer import objectives
-from trainer.objectives.bases.labels import FEW_ROWS, describe_look_alikes, list_labels
+from trainer.objectives.bases.labels import FEW_ROWS, as_learned, describe_look_alikes, list_labels
 from trainer.objectives.bases.objective import Objective
 
 ROW_IS_KNOWN: Final = "row_is_known_to_training"
@@ -68,25 +68,29 @@ def _check_known(
     state = method.state_of(set(train))
     unseen_label = partial(method.unseen_label, state=state)
     found = ExpectationResult(success=True, failing=NOTHING)
-    if {*map(str.strip, held_out)} - {*map(str.strip, train)} or objectives.overrides_method(method, "unseen_label"):
+
+    def named(labels: Iterable[str]) -> set[str]:
+        return {as_learned(label, method.state_of) for label in labels}
+
+    known = named(train)
+    if named(held_out) - known or objectives.overrides_method(method, "unseen_label"):
         settings = {"objective": objective_identity(method), "state": state}
         found = check_rows_with_objective(unseen_label, rows, set_aside, **settings)
     if found.success or found.failing is None:
         return CheckResult("objective", Expectation(type=ROW_IS_KNOWN), found)
     picked = rows.pick(found.failing.tolist())
-    known = {*map(str.strip, train)}
-    lacking = Counter(label for row in picked.values() for label in {*map(str.strip, method.row_labels(row))} - known)
+    lacking = Counter(label for row in picked.values() for label in named(method.row_labels(row)) - known)
     is_chance = bool(lacking) and all(count <= FEW_ROWS for count in lacking.values())
     if is_chance and len(lacking) > FEW_LABELS:
         totals = Counter[str]()
         for label, count in (*train.items(), *held_out.items()):
-            totals[label.strip()] += count
+            totals[as_learned(label, method.state_of)] += count
         is_chance = 2 * len(lacking) <= sum(count <= FEW_ROWS for count in totals.values())
-    named = ", ".join(f"{label!r} ({count:,} rows)" for label, count in lacking.most_common(10))
-    named += f" and {len(lacking) - 10:,} more" if len(lacking) > 10 else ""
+    listed = ", ".join(f"{label!r} ({count:,} rows)" for label, count in lacking.most_common(10))
+    listed += f" and {len(lacking) - 10:,} more" if len(lacking) > 10 else ""
     split = " and ".join(dict.fromkeys(rows.split_of(position) for position in found.failing.tolist()))
     sentence = (
-        f"no training row has {'a label' if len(lacking) == 1 else 'labels'} of {split}: {named}" if lacking else ""
+        f"no training row has {'a label' if len(lacking) == 1 else 'labels'} of {split}: {listed}" if lacking else ""
     )
     expectation = Expectation(type=ROW_IS_KNOWN, on_failure="quarantine" if is_chance else "fail")
     return CheckResult("objective", expectation, found, unseen_label, sentence)
