@@ -227,6 +227,9 @@ def _tags(columns: Columns, names: Sequence[str]) -> Iterator[RowForm]:
     def spans(row: Row) -> list[dict[str, Any]]:
         if not row.get(words.name) or len(row[words.name]) != len(row.get(column.name) or ()):
             raise ValueError(f"`{words.name}` and `{column.name}` are not equally many")
+        unnamed = (tag for tag in row[column.name] if isinstance(tag, int) and not 0 <= tag < len(names))
+        if (tag := next(unnamed, None)) is not None:
+            raise ValueError(f"the tag {tag} has no name")
         tags = [names[tag] if isinstance(tag, int) else tag for tag in row[column.name]]
         rest = {k: v for k, v in row.items() if k not in {c.name for c in (words, *tagged)}}
         return [rest | _spans_of_tags(row[words.name], tags, has_outside="O" in spoken)]
