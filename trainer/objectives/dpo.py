@@ -29,6 +29,7 @@ from trainer.objectives.bases.padding import IGNORE_INDEX, pad_and_concatenate, 
 from trainer.objectives.bases.prompt_template import (
     ColumnOrTemplate,
     column_or_template,
+    find_answers_in_prompt,
     form_around_text,
     names_columns,
 )
@@ -136,6 +137,7 @@ class DPO(Objective[Options]):
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)
+        yield from find_answers_in_prompt(self.options, "prompt_column", "chosen_column", "rejected_column")
         smoothing, kind = self.options.label_smoothing, self.options.loss_type
         if smoothing and kind not in _WITH_SMOOTHING:
             what = f"has no effect on {kind}"
