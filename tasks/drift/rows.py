@@ -28,6 +28,7 @@ from tasks.shards.kept_work import ShardTask, ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows, group_values_of_row, values_of_column
 from trainer import objectives
 from trainer.data.shards import ROW_ID
+from trainer.objectives.bases.labels import as_learned
 from trainer.objectives.bases.objective import Objective
 
 MAX_KNOWN: Final = 100_000
@@ -100,8 +101,12 @@ class ComparedColumns:
 
     def labels_of(self, row: Mapping[str, Any]) -> list[list[str]]:
         """Return the labels of a row in each of the columns with labels; a row without any has `NO_LABEL`."""
-        listed = [[*self.objective.row_labels(row)] or [NO_LABEL]] if self.objective else []
-        return [*([str(row[column])] for column in self.labels), *listed]
+        listed = [self._labels_in_list(row) or [NO_LABEL]] if self.objective else []
+        return [*([str(row[column]).strip()] for column in self.labels), *listed]
+
+    def _labels_in_list(self, row: Mapping[str, Any]) -> list[str]:
+        assert self.objective is not None
+        return [as_learned(label, self.objective.state_of) for label in self.objective.row_labels(row)]
 
     @property
     def content(self) -> list[str]:
@@ -191,7 +196,7 @@ def scan_shard(columns: ComparedColumns, rows: SplitRows) -> RowScan:
         hashes = np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
         smallest.add(hashes, batch[ROW_ID].to_numpy() - rows.shard.first_row_id)
         for column, own in zip(columns.labels, values, strict=False):  # the labels come first
-            counts[column].update(map(str, own))
+            counts[column].update(str(label).strip() for label in own)
         if columns.listed:
             found = (dict(zip(columns.content, row, strict=True)) for row in zip(*values, strict=True))
             counts[columns.listed].update(label for row in found for label in {*columns.labels_of(row)[-1]})

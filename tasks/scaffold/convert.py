@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Final
 
 from params import DataError, RecipeError
 from params.foundation.artifacts import write_text_atomically
@@ -18,6 +20,8 @@ from tasks.ingestion.source import open_source
 from tasks.scaffold.file_heads import holds_tagged_words
 from tasks.scaffold.forms import find_row_forms
 from tasks.scaffold.look import SAMPLE_ROWS, Row, columns_of_rows
+
+_TAG: Final = re.compile(r"O|[BIESLU]-\S+")
 
 
 def convert_file(path: Path, to: Path, names: Sequence[str] = ()) -> None:
@@ -55,9 +59,13 @@ def convert_file(path: Path, to: Path, names: Sequence[str] = ()) -> None:
 
 def read_json_rows(path: Path) -> Iterator[Row]:
     """Yield the objects of a JSON lines file as they are written; DataError for a line that is none."""
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, start=1):
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
             row = None
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path) from error
             with contextlib.suppress(ValueError):
                 row = json.loads(line) if line.strip() else {}
             if not isinstance(row, dict):
@@ -79,13 +87,35 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _tagged_texts(path: Path) -> Iterator[Row]:
-    """Yield the texts of a file with a word and its tag in each line, and blank lines between texts."""
+    """Yield the texts of a file with a word and its tag in each line, and blank lines between texts.
+
+    Lines that begin with `# ` and do not end in a tag are comments.
+    """
+    lines = [re.split(r"[ \t]+", line.strip(" \t\r")) for line in _read_text(path).split("\n")]
+    filled = [parts for parts in lines if parts != [""]]
+    if 2 * sum(len(parts) > 2 and not _TAG.fullmatch(parts[-1]) for parts in filled) > len(filled):
+        fix = "write a word and its tag in each line, or rows with text and spans as JSON lines"
+        raise DataError(str(path), "has lines that do not end in tags such as O, B-PER and I-PER", fix)
     words, tags = list[str](), list[str]()
-    for line in [*path.read_text(encoding="utf-8-sig").splitlines(), ""]:
-        parts = line.split()
-        if parts and parts[0] != "-DOCSTART-":
+    for number, parts in enumerate([*lines, [""]], start=1):
+        if parts[0] == "#" and not _TAG.fullmatch(parts[-1]):
+            continue
+        if len(parts) == 1 and parts[0] not in ("", "-DOCSTART-"):
+            raise DataError(f"{path}:{number}", "has no tag", "write a word and its tag in each line")
+        if parts[0] not in ("", "-DOCSTART-"):
             words.append(parts[0])
             tags.append(parts[-1])
         elif words:
             yield {"tokens": words, "tags": tags}
             words, tags = [], []
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path) from error
+
+
+def _not_utf8(path: Path) -> DataError:
+    return DataError(str(path), "is not UTF-8", "convert it first, such as with iconv -f WINDOWS-1252 -t UTF-8")

@@ -225,6 +225,9 @@ def _tags(columns: Columns, names: Sequence[str]) -> Iterator[RowForm]:
     def spans(row: Row) -> list[NewRow]:
         if not row.get(words.name) or len(row[words.name]) != len(row.get(column.name) or ()):
             raise ValueError(f"`{words.name}` and `{column.name}` are not equally many")
+        unnamed = (tag for tag in row[column.name] if isinstance(tag, int) and not 0 <= tag < len(names))
+        if (tag := next(unnamed, None)) is not None:
+            raise ValueError(f"the tag {tag} has no name")
         tags = [names[tag] if isinstance(tag, int) else tag for tag in row[column.name]]
         return [
             _without(row, *(c.name for c in (words, *tagged)))

@@ -74,6 +74,9 @@ def _check_request(request: NewRecipeRequest) -> None:
     if not _CRON.fullmatch(request.schedule):
         what = f"{request.schedule!a} is not five fields: minute, hour, day, month, weekday"
         raise RecipeError("--schedule", what, 'write for example "0 3 * * *", every night at three')
+    if request.max_quarantined is not None and not 0 <= request.max_quarantined < 1:
+        what = f"{request.max_quarantined:g} is no share of the rows"
+        raise RecipeError("--max-quarantined", what, "write a number from 0 to below 1, such as 0.1")
     repo_id = request.published_repo_id
     if "/" not in repo_id or (problem := repo_id_problem(repo_id)):
         what = f"the Hub refuses {repo_id!a}: {problem if '/' in repo_id else 'it has no owner'}"

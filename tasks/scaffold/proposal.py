@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -14,7 +15,7 @@ from tasks.scaffold.look import USUAL_NAMES, Kind, RowSample, SampledColumn
 from tasks.scaffold.request import NewRecipeRequest
 from trainer import objectives
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
-from trainer.objectives.bases.prompt_template import column_or_template
+from trainer.objectives.bases.prompt_template import column_or_template, names_columns
 from trainer.objectives.bases.rows import ColumnKind
 
 _CONTEXT: Final = ("input", "context")
@@ -57,8 +58,10 @@ class ObjectiveProposal:
 
     def read_columns(self, *flags: str) -> list[str]:
         """Return the columns of some flags, or of all, each once."""
-        given = (own for flag, own in self.columns.items() if not flags or flag in flags)
-        return list(dict.fromkeys(name for own in given for name in column_or_template(own).columns))
+        given = {flag: own for flag, own in self.columns.items() if not flags or flag in flags}
+        templates = self.advice.templates
+        names = ([*column_or_template(own).columns] if flag in templates else [own] for flag, own in given.items())
+        return list(dict.fromkeys(itertools.chain.from_iterable(names)))
 
 
 def proposable_objectives() -> dict[str, NewRecipeAdvice]:
@@ -93,6 +96,12 @@ def choose_objective_and_columns(
         columns[flag] = chosen[flag] if flag in chosen else _choose_column(flag, sample, chosen, request, objective)
     for flag in advice.templates.intersection(columns).difference(given):
         columns[flag] = _with_context(columns, flag, sample)
+    for flag, column in columns.items():
+        if names_columns(column) and (flag in advice.templates) == (column in sample.columns):
+            is_name = flag in advice.templates
+            what = f"{column!r} is the name of a column" if is_name else f"{objective} reads one column there"
+            fix = "name it without braces, which here stand around columns" if is_name else "name one column"
+            raise RecipeError(f"--{flag}", what, fix)
     proposal = ObjectiveProposal(objective, columns)
     _check_kinds(proposal, sample, files)
     return proposal

@@ -1,13 +1,14 @@
 """Checks of the labels of all remaining rows: which ones training lacks, which ones look alike, which ones a held-out split lacks.
 
 A hash decides the split of a row, so a label with few rows may have none in train. With up to `FEW_ROWS` rows that is chance: they are set
-aside. With more, the label has vanished from the training data, and the stage fails.
+aside. With more, the label has vanished from the training data, and the stage fails. It also fails if more than `FEW_LABELS` labels lack
+and they are most of those with so few rows: chance would leave most of them in train.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from tasks.validation.checks import check_rows_with_objective
 from tasks.validation.expectations import ExpectationResult
 from tasks.validation.raw_rows import NOTHING, Positions, RawRows, RawShardWork
 from trainer import objectives
-from trainer.objectives.bases.labels import FEW_ROWS, describe_look_alikes, list_labels
+from trainer.objectives.bases.labels import FEW_ROWS, as_learned, describe_look_alikes, list_labels
 from trainer.objectives.bases.objective import Objective
 
 ROW_IS_KNOWN: Final = "row_is_known_to_training"
@@ -25,6 +26,8 @@ ROW_IS_KNOWN: Final = "row_is_known_to_training"
 LABELS_DIFFER: Final = "labels_do_not_look_alike"
 SPLIT_HAS_LABELS: Final = "split_has_most_labels"
 """Checks that only report."""
+FEW_LABELS: Final = 3
+"""So many labels with few rows each may all be held out by chance, even if training has no other label with few rows."""
 
 
 def check_labels(method: Objective[Any], rows: RawRows, set_aside: Positions) -> list[CheckResult]:
@@ -42,7 +45,7 @@ def check_labels(method: Objective[Any], rows: RawRows, set_aside: Positions) ->
     counts = {split: Counter[str]() for split in rows.splits}
     for part, found in zip(rows.parts, counted, strict=True):
         counts[part.split].update(found)
-    held_out = counts["validation"] | counts["test"]
+    held_out = counts["validation"] + counts["test"]
     results = [_check_known(method, rows, set_aside, counts["train"], held_out)]
     reported = [(LABELS_DIFFER, one) for one in describe_look_alikes(sum(counts.values(), Counter()), method.state_of)]
     reported += [(SPLIT_HAS_LABELS, one) for one in _lacking_splits(counts)]
@@ -60,24 +63,34 @@ def count_shard_labels(method: Objective[Any], work: RawShardWork) -> Counter[st
 
 
 def _check_known(
-    method: Objective[Any], rows: RawRows, set_aside: Positions, train: Collection[str], held_out: Collection[str]
+    method: Objective[Any], rows: RawRows, set_aside: Positions, train: Mapping[str, int], held_out: Mapping[str, int]
 ) -> CheckResult:
     state = method.state_of(set(train))
     unseen_label = partial(method.unseen_label, state=state)
     found = ExpectationResult(success=True, failing=NOTHING)
-    if {*map(str.strip, held_out)} - {*map(str.strip, train)} or objectives.overrides_method(method, "unseen_label"):
+
+    def named(labels: Iterable[str]) -> set[str]:
+        return {as_learned(label, method.state_of) for label in labels}
+
+    known = named(train)
+    if named(held_out) - known or objectives.overrides_method(method, "unseen_label"):
         settings = {"objective": objective_identity(method), "state": state}
         found = check_rows_with_objective(unseen_label, rows, set_aside, **settings)
     if found.success or found.failing is None:
         return CheckResult("objective", Expectation(type=ROW_IS_KNOWN), found)
     picked = rows.pick(found.failing.tolist())
-    lacking = Counter(label for row in picked.values() for label in {*method.row_labels(row)} - {*train})
+    lacking = Counter(label for row in picked.values() for label in named(method.row_labels(row)) - known)
     is_chance = bool(lacking) and all(count <= FEW_ROWS for count in lacking.values())
-    named = ", ".join(f"{label!r} ({count:,} rows)" for label, count in lacking.most_common(10))
-    named += f" and {len(lacking) - 10:,} more" if len(lacking) > 10 else ""
+    if is_chance and len(lacking) > FEW_LABELS:
+        totals = Counter[str]()
+        for label, count in (*train.items(), *held_out.items()):
+            totals[as_learned(label, method.state_of)] += count
+        is_chance = 2 * len(lacking) <= sum(count <= FEW_ROWS for count in totals.values())
+    listed = ", ".join(f"{label!r} ({count:,} rows)" for label, count in lacking.most_common(10))
+    listed += f" and {len(lacking) - 10:,} more" if len(lacking) > 10 else ""
     split = " and ".join(dict.fromkeys(rows.split_of(position) for position in found.failing.tolist()))
     sentence = (
-        f"no training row has {'a label' if len(lacking) == 1 else 'labels'} of {split}: {named}" if lacking else ""
+        f"no training row has {'a label' if len(lacking) == 1 else 'labels'} of {split}: {listed}" if lacking else ""
     )
     expectation = Expectation(type=ROW_IS_KNOWN, on_failure="quarantine" if is_chance else "fail")
     return CheckResult("objective", expectation, found, unseen_label, sentence)

@@ -42,14 +42,24 @@ def keep_rows_of_known_labels(
     commit = getattr(network.config, "_commit_hash", None)
     found = base if Path(base).is_dir() else cached_file(base, "config.json", revision=commit)
     folder = Path(found) if Path(found).is_dir() else Path(found).parent
-    known, labels = (
-        _labels(config) for config in (AutoConfig.from_pretrained(folder, trust_remote_code=False), network.config)
-    )
-    if set(places) <= set(lacking) or (known == labels and not mismatched):
-        return set()  # there is no head, or it is for these very labels
+    if set(places) <= set(lacking):
+        return set()  # there is no head
+    names = AutoConfig.from_pretrained(folder, trust_remote_code=False).id2label
+    if sorted(names) != [*range(len(names))]:
+        what = f"its id2label numbers {len(names)} labels {', '.join(map(str, sorted(names)[:5]))}"
+        raise ModelError(base, what, "number them in config.json from 0 on, as the rows of its head")
+    known, labels = [str(names[number]) for number in range(len(names))], _labels(network.config)
+    if known == labels and not mismatched:
+        return set()  # it is for these very labels
     stored = {name: network.get_parameter(name).detach().clone() for name in places if name not in mismatched}
     stored |= _read_weights(folder, mismatched)
     kept = [None] * len(labels) if are_unnamed(known) and known != labels else match_labels(known, labels)
+    for name, weight in stored.items():
+        own, dimension = network.get_parameter(name), places[name]
+        is_other = weight.shape[dimension] - len(known) != own.shape[dimension] - len(labels)
+        if is_other and name not in lacking and {*kept} - {None}:
+            what = f"its id2label has {len(known)} labels, and {name} has {weight.shape[dimension]}"
+            raise ModelError(base, what, "write the names of all rows of its head into config.json")
     for module in sorted({name.rpartition(".")[0] for name in places}):
         layer = network.get_submodule(module)
         for name, weight in list(layer.named_parameters(recurse=False)):

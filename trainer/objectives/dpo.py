@@ -37,6 +37,7 @@ from trainer.objectives.bases.preference_loss import completion_logprobs, prefer
 from trainer.objectives.bases.prompt_template import (
     ColumnOrTemplate,
     column_or_template,
+    find_answers_in_prompt,
     form_around_text,
     names_columns,
 )
@@ -189,6 +190,8 @@ class DPO(Objective[Options]):
         if self.options.chat and self.options.separator:
             what = "has no effect on messages, which the chat template puts together"
             yield Problem(("objective", "separator"), what, "remove it, or set objective.chat to false")
+        if self.options.prompt_column and not self.options.chat:
+            yield from find_answers_in_prompt(self.options, "prompt_column", "chosen_column", "rejected_column")
         smoothing, kind = self.options.label_smoothing, self.options.loss_type
         if smoothing and kind not in _WITH_SMOOTHING:
             what = f"has no effect on {kind}"

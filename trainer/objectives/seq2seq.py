@@ -33,7 +33,12 @@ from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
-from trainer.objectives.bases.prompt_template import ColumnOrTemplate, column_or_template, form_around_text
+from trainer.objectives.bases.prompt_template import (
+    ColumnOrTemplate,
+    column_or_template,
+    find_answers_in_prompt,
+    form_around_text,
+)
 from trainer.objectives.bases.rows import PromptForm
 from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_texts_truncated
 
@@ -114,6 +119,7 @@ class Seq2Seq(TokenLikelihood[Options]):
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         options = self.options
+        yield from find_answers_in_prompt(self.options, "input_column", "target_column")
         if options.packing:
             what = "seq2seq cannot pack: its encoder would attend across unrelated inputs"
             yield Problem(("objective", "packing"), what, "remove it, or use causal_lm or sft, which can pack")

@@ -26,6 +26,7 @@ from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.prompt_template import (
     ColumnOrTemplate,
     column_or_template,
+    find_answers_in_prompt,
     form_around_text,
     names_columns,
 )
@@ -141,6 +142,8 @@ class SFT(TokenLikelihood[Options]):
         if options.messages_column and columns:
             what = f"cannot be used with {' and '.join(sorted(columns))}: a row would have two texts"
             yield Problem(("objective", "messages_column"), what, f"remove it, or {' and '.join(sorted(columns))}")
+        if not options.messages_column:
+            yield from find_answers_in_prompt(self.options, "prompt_column", "completion_column")
         if options.chat_template and not options.messages_column:
             what = "has no effect without messages to render"
             yield Problem(("objective", "chat_template"), what, "set objective.messages_column, or remove it")

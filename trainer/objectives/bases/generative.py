@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import statistics
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from params import ModelError, Problem, RecipeError
 from params.distribution import read_parallelism_strategy
-from params.schema import Direction, Launch, Model, Training
+from params.schema import Direction, Expectation, Launch, Model, Training
 from trainer.objectives.bases.chat import conversation_template
 from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
@@ -105,6 +105,10 @@ class GenerativeObjective(Objective[OptionsT]):
     def columns(self) -> Mapping[str, ColumnKind]:
         kinds: dict[str, ColumnKind] = dict.fromkeys(self.options.reference_columns, "label")
         return {**kinds, **parse_prompt_template(self.options.prompt).columns}
+
+    def expectations(self, text_columns: Collection[str]) -> list[Expectation]:
+        """As the base class; what is blank beside a prompt is no class without a name, but a reference for its reward."""
+        return super().expectations(())
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)

@@ -60,6 +60,12 @@ def describe_look_alikes(labels: Mapping[str, int], state_of: Callable[[Collecti
     return found
 
 
+def as_learned(label: str, state_of: Callable[[Collection[str]], Any]) -> str:
+    """Return a label without the white space at its ends, if `state_of` learns both as one."""
+    bare = label.strip()
+    return bare if bare != label and state_of({bare}) == state_of({label}) else label
+
+
 def list_labels(labels: Sequence[str], limit: int = 10) -> str:
     """Return the names of labels for a message, of many only the first."""
     more = f" and {len(labels) - limit:,} more" if len(labels) > limit else ""

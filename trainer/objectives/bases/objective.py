@@ -11,6 +11,7 @@ from params import Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Expectation, Launch, Model, Section, Training
 from trainer.objectives.bases.advice import NewRecipeAdvice
+from trainer.objectives.bases.labels import as_learned
 from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
 from trainer.objectives.bases.padding import count_labels, pad_batch, token_column_names
@@ -141,7 +142,8 @@ class Objective(ABC, Generic[OptionsT]):
 
     def unseen_label(self, row: Row, state: ObjectiveState) -> str | None:
         """Return which label of a row the train split lacks, as a message. The validate stage sets the row aside, or fails."""
-        unknown = sorted({*map(str.strip, self.row_labels(row))} - {*map(str.strip, state.get("labels", ()))})
+        own = {as_learned(label, self.state_of) for label in self.row_labels(row)}
+        unknown = sorted(own - {*state.get("labels", ())})
         return f"no training row has the label {', '.join(map(repr, unknown))}" if unknown else None
 
     # The rest of the recipe

@@ -15,6 +15,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
+from params import Problem
+from params.schema import Section
 from trainer.objectives.bases.rows import ColumnKind, PromptForm, Row
 
 
@@ -87,6 +89,15 @@ def parse_prompt_template(text: str) -> PromptTemplate:
     if not parts:
         raise ValueError("it names no column, so all rows would have the same prompt: name one as {column}")
     return PromptTemplate(tuple(parts), before)
+
+
+def find_answers_in_prompt(options: Section, prompt: str, *answers: str) -> Iterator[Problem]:
+    """Yield what is wrong if a template, the option `prompt`, names the column of an answer: the model would copy it."""
+    template = getattr(options, prompt)
+    for name in (getattr(options, answer) for answer in answers) if names_columns(template) else ():
+        if name in column_or_template(template).columns:
+            what = f"names `{name}`, the column of an answer: the model would read what it has to write"
+            yield Problem(("objective", prompt), what, f"remove {{{name}}}, or name another column of answers")
 
 
 def _check_option(text: str) -> str:

@@ -89,3 +89,19 @@ def test_quiet_nights_stay_quiet(tmp_path, group_by):
         findings, _, _ = compared(tmp_path, known, new, night, group_by, confidence=0.9, **floors)
         alarms += any(one.change.moved for one in findings)
     assert alarms <= 7
+
+
+def test_white_space_around_a_label_is_no_new_label(tmp_path):
+    """A label is learned without it."""
+    texts = tiny.sentences(4)
+    for name, ends in (("plain", ""), ("spaced", " ")):
+        spans = [[{"label": f"{ends}people", "start": 0, "end": 1}]] * 4
+        columns = {"text": texts, "label": [f"a{ends}", f"{ends}b"] * 2, "spans": spans}
+        tiny.write_splits(tmp_path / name, {"train": columns})
+    classes = objectives.build_objective(ObjectiveChoice(name="sequence_classification"))
+    for objective in (classes, SPANS):
+        plain, spaced = (SplitRows(tmp_path / name / "train") for name in ("plain", "spaced"))
+        own = ComparedColumns.of(plain, objective, [])
+        assert scanned(plain, own).labels == scanned(spaced, own).labels
+        ids = np.arange(4)
+        assert sampled(plain, own, ids).labels == sampled(spaced, own, ids).labels

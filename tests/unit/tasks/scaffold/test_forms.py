@@ -213,3 +213,45 @@ def test_rows_that_cannot_be_converted_are_named_and_no_file_is_overwritten(caps
     assert Path("new.jsonl").read_bytes() == written
     assert main(["convert", "new.jsonl", "newer.jsonl"]) != 0
     assert "has no form that has to be converted" in capsys.readouterr().err
+
+
+def test_comments_between_tagged_words_are_no_words() -> None:
+    lines = ["# id 7\tdomain=en", "Ann _ _ B-PER", "Lee _ _ I-PER", "", "# O", "a\u00a0b O", "x\u2028y\tB-PER", ""]
+    Path("rows.conll").write_text("\n".join(lines), encoding="utf-8")
+    assert main(["convert", "rows.conll", "new.jsonl"]) == 0
+    found = [json.loads(line) for line in Path("new.jsonl").read_text(encoding="utf-8").split("\n") if line]
+    assert found == [
+        {"text": "Ann Lee", "spans": [{"label": "PER", "start": 0, "end": 7}]},
+        {"text": "# a\u00a0b x\u2028y", "spans": [{"label": "PER", "start": 6, "end": 9}]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("Ann B-PER\nLee\nx O\n", "rows.conll:2: has no tag"),
+        ("# text = Ann runs\n1\tAnn\tann\tNOUN\t_\n2\truns\trun\tVERB\t_\n", "do not end in tags"),
+        ("Ren\udce9 B-PER\n", "is not UTF-8"),
+    ],
+)
+def test_what_is_no_file_of_tagged_words_is_refused(text: str, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rows.conll").write_text(text, encoding="utf-8", errors="surrogateescape")
+    assert main(["convert", "rows.conll", "new.jsonl"]) != 0
+    assert what in capsys.readouterr().err
+    assert not Path("new.jsonl").exists()
+
+
+def test_json_in_another_encoding_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rows.jsonl").write_text('{"text": "é", "cats": {"a": 1.0}}\n', encoding="cp1252")
+    assert main(["convert", "rows.jsonl", "new.jsonl"]) != 0
+    assert "is not UTF-8" in capsys.readouterr().err
+
+
+def test_numbers_of_tags_without_a_name_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"tokens": ["a", "b"], "ner_tags": tags} for tags in ([1, -1], [1, 0], [7, 0], [-100, 0])]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["convert", "rows.jsonl", "new.jsonl", "--names", "O,B-PER,I-PER"]) == 0
+    assert len(Path("new.jsonl").read_text().splitlines()) == 1
+    said = capsys.readouterr().out
+    assert "left out: row 1: the tag -1 has no name" in said
+    assert "left out: row 3: the tag 7 has no name" in said

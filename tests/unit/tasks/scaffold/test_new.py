@@ -475,3 +475,11 @@ def test_data_sets(
     assert recipe.objective.name == objective
     has_test = any((project / "data" / name).glob("test.*"))
     assert (recipe.data.source.patterns.get("test") is not None) == has_test  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_a_share_of_rows_to_set_aside_that_is_none_is_refused(project: Path, share: float) -> None:
+    write_questions(project / "data/questions.csv")
+    with pytest.raises(RecipeError, match="is no share of the rows") as error:
+        make(data="data/questions.csv", model="new", max_quarantined=share)
+    assert error.value.where == "--max-quarantined"

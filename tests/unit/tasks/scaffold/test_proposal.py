@@ -346,3 +346,24 @@ def test_an_answer_of_preferences_is_never_the_prompt() -> None:
     assert found.columns == {"chosen": "chosen", "rejected": "rejected"}, (
         "both begin with the prompt, or no row can be used"
     )
+
+
+def test_braces_in_the_names_of_columns() -> None:
+    rows = sample(**{"{text}": TEXTS, "label": LABELS})
+    found = proposed(rows, columns={"text": "{text}"})
+    assert (found.columns["text"], found.read_columns()) == ("{text}", ["{text}", "label"])
+    rows = sample(**{"{q}": TEXTS, "answer": TEXTS[::-1]})
+    with pytest.raises(RecipeError, match="is the name of a column") as error:
+        proposed(rows, "decoder", columns={"prompt": "{q}", "completion": "answer"})
+    assert error.value.where == "--prompt"
+
+
+def test_a_template_where_one_column_is_read_is_refused() -> None:
+    rows = sample(title=TEXTS, body=TEXTS, label=LABELS, answer=TEXTS[::-1])
+    for flag, objective, columns in (
+        ("text", "sequence_classification", {"text": "{title} {body}", "label": "label"}),
+        ("completion", "sft", {"prompt": "title", "completion": "{answer}"}),
+    ):
+        with pytest.raises(RecipeError, match="reads one column there") as error:
+            proposed(rows, "decoder", objective=objective, columns=columns)
+        assert error.value.where == f"--{flag}"

@@ -43,6 +43,22 @@ def test_label_that_the_train_split_lacks_is_named(tmp_path):
         run_validation(write_raw(tmp_path, **splits), objective=TOPICS)
 
 
+def test_a_label_with_white_space_is_another_one_where_the_objective_learns_it_as_another_one(tmp_path):
+    splits = topics(topics=[["a"]] * 6) | {"test": {"text": ["two", "three"], "topics": [["a "], ["a"]]}}
+    artifacts = write_raw(tmp_path, **splits)
+    run_validation(artifacts, objective=TOPICS)
+    assert good_rows(artifacts, "test", "text") == ["three"]
+
+
+def test_references_of_a_reward_may_be_blank(tmp_path):
+    rows = {"prompt": TEXTS, "answer": ["7", "", " ", "8", None, "9"]}
+    one = {"prompt": ["one"], "answer": [""]}
+    for name in ("grpo", "iterative_sft"):
+        artifacts = write_raw(tmp_path / name, train=rows, validation=one, test=one)
+        run_validation(artifacts, objective=ObjectiveChoice(name=name, rewards=["trainer.rewards:numeric_answer"]))
+        assert good_rows(artifacts, "train", "answer") == ["7", "", " ", "8", "9"]
+
+
 def test_what_is_no_number_is_set_aside(tmp_path):
     pair = {"first": TEXTS, "second": TEXTS[::-1]}
     one = {"first": ["a"], "second": ["b"], "similarity": [1.0]}

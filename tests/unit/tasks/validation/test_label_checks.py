@@ -55,6 +55,36 @@ def test_a_label_that_vanished_from_training_is_one_sentence(tmp_path, objective
     assert caught.value.fix.startswith("add training rows with these labels, or take the rows with them out of")
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_rows_of_a_label_are_counted_whatever_white_space_is_around_it(tmp_path, objective):
+    with pytest.raises(DataError) as caught:
+        validated(tmp_path, objective, USUAL, ["a", *["gone", "gone "] * 3, "b"], limit=0.9)
+    assert caught.value.what == "no training row has a label of test: 'gone' (6 rows)"
+
+
+def test_a_known_label_is_not_said_to_be_lacking_for_its_white_space(tmp_path, caplog):
+    spans = [[{"label": "a ", "start": 0, "end": 2}, {"label": "rare", "start": 3, "end": 4}]] * 2
+    test = {"text": ["test 0", "test 1", *(f"test {i}" for i in range(2, 7))]}
+    test["spans"] = [*spans, *[[{"label": "a ", "start": 0, "end": 2}]] * 5]
+    parts = {"train": split(SPANS, USUAL, "train"), "validation": split(SPANS, ["a", "b"], "one"), "test": test}
+    run_validation(write_raw(tmp_path, **parts), objective=SPANS, max_quarantined=0.0)
+    assert "validate: no training row has a label of test: 'rare' (2 rows)" in caplog.messages
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_most_of_the_rare_labels_do_not_lack_in_training_by_chance(tmp_path, objective):
+    test = ["a", *[f"gone{i}" for i in range(8)] * 4, "b"]
+    with pytest.raises(DataError, match=r"no training row has labels of test: 'gone0' \(4 rows\), "):
+        validated(tmp_path, objective, USUAL, test, limit=0.9)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_some_of_many_rare_labels_are_set_aside(tmp_path, objective):
+    rare = [f"rare{i}" for i in range(20)]
+    artifacts, report = validated(tmp_path, objective, [*USUAL, *rare[:12]], ["a", *rare[12:], "b"])
+    assert (report.quarantined, len(good_rows(artifacts, "test"))) == (8, 2)
+
+
 def test_blank_labels_are_set_aside_and_are_no_class(tmp_path):
     artifacts, report = validated(tmp_path, CLASSES, [*USUAL, "", " "], ["a", "", "b"], limit=0.1)
     assert (report.quarantined, good_rows(artifacts, "test", "label")) == (3, ["a", "b"])

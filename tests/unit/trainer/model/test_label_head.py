@@ -169,6 +169,24 @@ def test_a_base_whose_weights_have_another_size_than_it_says_is_refused(tmp_path
         built(folder, "sequence_classification", ["a", "c"])
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param({"0": "a", "1": "b", "2": "c", "3": "d"}, id="more than it has"),
+        pytest.param({"0": "b", "1": "a"}, id="fewer than it has"),
+        pytest.param({"1": "a", "2": "b", "3": "c"}, id="not from 0"),
+        pytest.param({"0": "a", "1": "b", "5": "c"}, id="with a gap"),
+    ],
+)
+@pytest.mark.parametrize("labels", [["a", "b"], ["a", "b", "c"], ["a", "b", "c", "d"], ["b", "c"]], ids=len)
+def test_a_base_whose_labels_do_not_belong_to_its_head_is_refused(tmp_path, names, labels):
+    folder = write_base(tmp_path, "bert", "sequence_classification", ["a", "b", "c"])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"id2label": names, "label2id": {}}))
+    with pytest.raises(ModelError, match="id2label"):
+        built(folder, "sequence_classification", labels)
+
+
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21.2 causes it
 @pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
 def test_adapters_learn_the_whole_new_head(tmp_path, labels):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from params.schema import ObjectiveChoice, TrainTokenizer
+from params.schema import Launch, Model, ObjectiveChoice, Training, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
 from trainer.objectives.bases.prompt_template import column_or_template, form_around_text, parse_prompt_template
@@ -130,3 +130,22 @@ def test_around_a_text_stands_what_the_template_gives_a_row_with_its_first_colum
         form = form_around_text(template)
         assert form.wrap("hi") == parsed.fill({next(iter(parsed.columns)): "hi"})
         assert form.template == (template if len(parsed.columns) > 1 else "")
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [("sft", "completion"), ("dpo", "chosen"), ("dpo", "rejected"), ("seq2seq", "target")],
+)
+def test_a_prompt_that_names_the_answer_is_refused(name: str, answer: str) -> None:
+    def problems(template: str, **options: Any) -> list[Any]:
+        training, launch = Training(max_steps=1, global_batch_size=1, learning_rate=1e-3), Launch(micro_batch_size=1)
+        model = Model(config={"model_type": "llama"})
+        found = build(name, template, **options).conflicts(model=model, training=training, launch=launch)
+        return [one for one in found if one.key == ("objective", PROMPTS[name])]
+
+    (found,) = problems(f"{{instruction}} {{{answer}}}")
+    assert f"names `{answer}`, the column of an answer" in found.what
+    assert not problems("{instruction} {input}")
+    assert not problems(answer)  # a text that is to be copied
+    if name == "sft":
+        assert not problems(f"{{instruction}} {{{answer}}}", messages_column="messages")
