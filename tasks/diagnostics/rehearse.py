@@ -171,7 +171,11 @@ def _read(source: OpenedSource, split: str, kinds: Mapping[str, ColumnKind]) -> 
                 read, rows, texts = to_rows_with_texts(batch)
                 widen_schema_in_place(columns, columns_of_batch(read, columns))
                 for i in range(first, len(rows), distance):
-                    as_read = {name: text for name, text in texts[i].items() if kinds.get(name) in ("string", "label")}
+                    as_read = {
+                        name: text
+                        for name, text in texts[i].items()
+                        if kinds.get(name) in ("string", "optional", "label")
+                    }
                     pool.append((total + i, rows[i] | as_read))
             total += len(batch.rows)
             while len(pool) > _POOL:

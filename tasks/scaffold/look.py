@@ -175,8 +175,8 @@ class RowSample:
 
     def reading(self, kinds: Mapping[str, ColumnKind]) -> RowSample:
         """Return the sample as an objective with these columns reads it: see `SplitRows.reading`."""
-        texts = {column for column, kind in kinds.items() if kind in ("string", "label")}
-        integers = {column for column, kind in kinds.items() if kind == "string"}
+        texts = {column for column, kind in kinds.items() if kind in ("string", "optional", "label")}
+        integers = {column for column, kind in kinds.items() if kind in ("string", "optional")}
         rows = {
             split: [
                 {name: str(v) if name in integers and type(v) is int else v for name, v in row.items()}

@@ -176,8 +176,11 @@ class SplitRows:
 def schema_as_read(schema: pa.Schema, kinds: Mapping[str, ColumnKind]) -> pa.Schema:
     """Return the columns of a split as an objective with these columns reads them."""
     for place, field in enumerate(schema):
-        is_text = kinds.get(field.name) == "string" and types.is_integer(field.type)
-        if is_text or (kinds.get(field.name) in ("string", "label") and AS_WRITTEN in (field.metadata or {})):
+        kind = kinds.get(field.name)
+        is_text = kind in ("string", "optional")
+        if (is_text and types.is_integer(field.type)) or (
+            (is_text or kind == "label") and AS_WRITTEN in (field.metadata or {})
+        ):
             schema = schema.set(place, field.with_type(pa.string()))
     return schema
 

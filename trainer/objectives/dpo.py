@@ -214,9 +214,7 @@ class DPO(Objective[Options]):
         if self.options.chat:
             if not conversation_template(tokenizer):
                 what = "is true, and the tokenizer has no chat template; of several, it is `default`"
-                raise RecipeError(
-                    "objective.chat", what, "use the tokenizer of a chat model, or texts and `chat: false`"
-                )
+                raise RecipeError("objective.chat", what, "use a chat model's tokenizer, or texts and `chat: false`")
             self._conversation_tokenizer(tokenizer)
 
     def _conversation_tokenizer(self, tokenizer: Tokenizer) -> ConversationTokenizer:
@@ -226,10 +224,8 @@ class DPO(Objective[Options]):
 
     def as_released(self, options: Mapping[str, Any] | None) -> Self:
         if options is not None and bool(options.get("chat")) != self.options.chat:
-            kinds = ("texts", "messages")
-            raise ValueError(
-                f"it learned from {kinds[not self.options.chat]}, and these rows are {kinds[self.options.chat]}"
-            )
+            learned, own = ("texts", "messages") if self.options.chat else ("messages", "texts")
+            raise ValueError(f"it learned from {learned}, and these rows are {own}")
         return super().as_released(options)
 
     def text(self, row: Row) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 from params import Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Expectation, Launch, Model, Section, Training
+from trainer.objectives.bases import rows as row_checks
 from trainer.objectives.bases.advice import NewRecipeAdvice
 from trainer.objectives.bases.labels import as_learned
 from trainer.objectives.bases.lazy_imports import NDArray, np, torch
@@ -61,10 +61,8 @@ class Objective(ABC, Generic[OptionsT]):
     slice_metrics: ClassVar[Mapping[str, str]] = {}
     """Metrics that mean nothing on a slice, because they need the rows of all labels, and the metric that slices have instead."""
     group_score: ClassVar[str | None] = None
-    """The score that is the same for all rows of a group, such as the number of their query, if metrics are computed over groups.
-
-    Then each row is one sequence, `additive_statistics` gets whole groups, and resamples draw groups instead of rows.
-    """
+    """The score that is the same for all rows of a group, such as the number of their query, if metrics are computed over groups. Then
+    each row is one sequence, `additive_statistics` gets whole groups, and resamples draw groups instead of rows."""
     split_metrics: ClassVar[frozenset[str]] = frozenset()
     """Metrics that no sums over rows determine, such as a rank correlation: `whole_metrics` computes them of all rows at once."""
     example_counts: ClassVar[tuple[str, ...]] = ()
@@ -95,31 +93,14 @@ class Objective(ABC, Generic[OptionsT]):
 
     def expectations(self, text_columns: Collection[str]) -> list[Expectation]:
         """Return the checks that rows must pass; `text_columns` are those of the source that hold text."""
-        checks = []
-        for column, kind in self.columns().items():
-            if kind == "optional":
-                continue
-            checks.append(Expectation(type="expect_column_values_to_not_be_null", column=column))
-            if kind == "string" or (kind == "label" and column in text_columns):
-                checks.append(Expectation(type="expect_column_values_to_match_regex", column=column, regex=r"\S"))
-            elif kind == "number":
-                most = sys.float_info.max
-                between = "expect_column_values_to_be_between"
-                checks.append(Expectation(type=between, column=column, min_value=-most, max_value=most))
-        return checks
+        return row_checks.expect_columns(self.columns(), text_columns)
 
     def reject_reason(self, row: Row) -> str | None:
         """Return why a row is unusable although each column alone is valid. The validate stage sets such rows aside.
 
-        There, `prepare_tokenizer` was called before if rows are rendered by a chat template. A tokenizer that is trained has not
-        seen any rows by then.
+        It calls `prepare_tokenizer` before, if rows are rendered by a chat template; a new tokenizer has not seen any rows then.
         """
-        lists = [column for column, kind in self.columns().items() if kind == "labels"]
-        if reason := next((f"one of its {column} is null" for column in lists if None in row[column]), None):
-            return reason
-        optional = [column for column, kind in self.columns().items() if kind == "optional"]
-        is_blank = optional and not any(str(row.get(column) or "").strip() for column in optional)
-        return f"none of {' and '.join(optional)} has text" if is_blank else None
+        return row_checks.why_columns_unusable(self.columns(), row)
 
     def row_check_settings(self) -> Any:
         """Return what else `reject_reason` depends on beside the options, as JSON, such as a chat template."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from params.schema import Expectation
 from trainer.objectives.bases.lazy_imports import NDArray, np
 
 Row = Mapping[str, Any]
@@ -56,3 +58,29 @@ class PromptForm:
     def prompt(self, text: str) -> str | list[dict[str, str]]:
         """Return the prompt with a text: a text itself, or a conversation."""
         return [{"role": "user", "content": self.wrap(text)}] if self.is_chat else self.wrap(text)
+
+
+def expect_columns(columns: Mapping[str, ColumnKind], text_columns: Collection[str]) -> list[Expectation]:
+    """Return the checks of what each column holds by itself; `text_columns` are those of the source that hold text."""
+    checks = []
+    for column, kind in columns.items():
+        if kind == "optional":
+            continue
+        checks.append(Expectation(type="expect_column_values_to_not_be_null", column=column))
+        if kind == "string" or (kind == "label" and column in text_columns):
+            checks.append(Expectation(type="expect_column_values_to_match_regex", column=column, regex=r"\S"))
+        elif kind == "number":
+            most = sys.float_info.max
+            between = "expect_column_values_to_be_between"
+            checks.append(Expectation(type=between, column=column, min_value=-most, max_value=most))
+    return checks
+
+
+def why_columns_unusable(columns: Mapping[str, ColumnKind], row: Row) -> str | None:
+    """Return what is wrong with lists of labels, or with columns of which a row needs one; None if nothing."""
+    lists = [column for column, kind in columns.items() if kind == "labels"]
+    if reason := next((f"one of its {column} is null" for column in lists if None in row[column]), None):
+        return reason
+    optional = [column for column, kind in columns.items() if kind == "optional"]
+    is_blank = optional and not any(str(row.get(column) or "").strip() for column in optional)
+    return f"none of {' and '.join(optional)} has text" if is_blank else None

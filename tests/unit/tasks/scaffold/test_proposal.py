@@ -276,11 +276,11 @@ def test_names_of_rows_stand_beside_running_text(other: dict[str, list[Any]]) ->
 
 
 def test_a_label_is_never_taken_for_the_text() -> None:
-    for name in ("text", "number"):
-        rows = sample(**{name: [100_000 + 37 * i for i in range(60)], "label": ["even", "odd"] * 30})
-        for kind in ("encoder", "decoder"):
-            with pytest.raises((DataError, RecipeError), match=r"holds numbers|none of these columns"):
-                proposed(rows, kind)
+    numbers, labels = [100_000 + 37 * i for i in range(60)], ["even", "odd"] * 30
+    for kind in ("encoder", "decoder"):
+        with pytest.raises((DataError, RecipeError), match=r"holds numbers|none of these columns"):
+            proposed(sample(number=numbers, label=labels), kind)
+        assert proposed(sample(text=numbers, label=labels), kind).columns == {"text": "text", "label": "label"}
 
 
 @pytest.mark.parametrize(
