@@ -69,7 +69,7 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     unusable, held_out, train = Counter[str](), list[Row](), list[Row]()
     for split in sorted(sample.rows, key=lambda split: split == "train"):
         for sampled in sample.rows[split]:
-            row = {**dict.fromkeys(objective.columns()), **sampled}  # a row may lack a key that others have
+            row: Row = {**dict.fromkeys(objective.columns()), **sampled}  # a row may lack a key that others have
             if reason := _reason(row, objective):
                 unusable[reason] += 1
             else:
