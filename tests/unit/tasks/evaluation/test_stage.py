@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from params import ModelError, RecipeError
 from params.foundation.artifacts import GROUP_BY
 from tasks.shards.split_rows import SplitRows
+from tasks.training.model_folder import complete_model_folder
 from tests.support import releases, tiny
 from tests.support.memory import peak_anonymous_mib
 from trainer import objectives
@@ -34,6 +35,7 @@ def with_model(root, content, seed=11):
         seed=seed,
     )
     network.save_pretrained(artifacts.model)
+    complete_model_folder(artifacts.model, artifacts, recipe.model)
     return artifacts, recipe
 
 

@@ -107,7 +107,7 @@ def test_generation_settings_without_effect_are_left_out_and_contradictions_are_
     own = json.loads(path.read_text())
     assert (own["do_sample"], own["temperature"]) == (False, 0.6)
     assert list(find_generation_problem(Model(pretrained=str(base)))) == []
-    network, _ = _load(str(base), AutoModelForCausalLM, revision=None)
+    network, *_ = _load(str(base), AutoModelForCausalLM, revision=None)
     network.save_pretrained(tmp_path / "model")
     saved = json.loads((tmp_path / "model" / "generation_config.json").read_text())
     assert {"temperature", "top_p"}.isdisjoint(saved)
