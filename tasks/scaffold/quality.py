@@ -83,13 +83,8 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     """
     unusable, examples, held_out, train = Counter[str](), dict[str, str](), list[Row](), list[Row]()
     for split in sorted(sample.rows, key=lambda split: split == "train"):
-<<<<<<< HEAD
         for number, found in enumerate(sample.rows[split], start=1):
             row: Row = {**dict.fromkeys(objective.columns()), **found}  # a row may lack a key that others have
-=======
-        for sampled in sample.rows[split]:
-            row: Row = {**dict.fromkeys(objective.columns()), **sampled}  # a row may lack a key that others have
->>>>>>> w-labels
             if reason := _reason(row, objective):
                 unusable[reason] += 1
                 place = f"row {number} of {split}" if sample.is_whole else f"a row of {split}"

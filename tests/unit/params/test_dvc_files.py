@@ -154,7 +154,11 @@ def test_stages_that_ran_with_what_there_is_now_are_accepted(recorded):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda: edit("params/tiny.yaml", "vocab_size: 300", "vocab_size: 301"), "tokenize@tiny: .*: tokenization$"),
+        (lambda: edit("params/tiny.yaml", "max_length: 32", "max_length: 31"), "tokenize@tiny: .*: tokenization$"),
+        (
+            lambda: edit("params/tiny.yaml", "vocab_size: 300", "vocab_size: 301"),
+            "validate@tiny: .*: tokenization.tokenizer$",
+        ),
         (
             lambda: edit("params/tiny.yaml", "max_quarantined: 0.05", "max_quarantined: 0.1"),
             "validate@tiny: .*: validation$",
