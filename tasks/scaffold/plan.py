@@ -187,6 +187,9 @@ def _lengths(rows: Sequence[Row], encoder: RowEncoder) -> tuple[list[int], list[
     """Return the whole lengths of rows in tokens, and those of second texts such as translations, if rows have them."""
     rows, objective = rows[:: max(1, len(rows) // _MEASURED_ROWS)], encoder.objective
     encoded = [examples for examples in _encoded(rows, encoder) if examples]
+    if not encoded:
+        encoder.encode([{**rows[0], "row_id": 0}])  # says why
+        raise DataError("the training rows", "none of their tokens has a loss", "name other columns")
     targets = [max(len(example["labels"]) for example in examples) for examples in encoded if objective.has_target_text]
     return [sum(map(objective.length, examples)) for examples in encoded], targets
 
