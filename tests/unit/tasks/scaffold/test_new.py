@@ -483,3 +483,15 @@ def test_a_share_of_rows_to_set_aside_that_is_none_is_refused(project: Path, sha
     with pytest.raises(RecipeError, match="is no share of the rows") as error:
         make(data="data/questions.csv", model="new", max_quarantined=share)
     assert error.value.where == "--max-quarantined"
+
+
+def test_a_template_that_drops_earlier_thoughts_is_named(project: Path) -> None:
+    """Its conversations cannot be learned from as they are."""
+    drops = "{% for m in messages %}<{{ m.role }}>{{ m.content if loop.last else m.content.split('</think>')[-1] }}{% endfor %}"
+    model = write_model(project / "thinker", "llama", chat_template=drops)
+    turns = [{"role": role, "content": f"<think>so</think>{role}"} for role in ("user", "assistant") * 2]
+    rows = [json.dumps({"messages": turns})] * 60
+    (project / "data" / "think.jsonl").write_text("\n".join(rows))
+    request = NewRecipeRequest("thoughts", data="data/think.jsonl", model=str(model.relative_to(project)))
+    with pytest.raises(EvergreenError, match="renders the messages before message 1 differently"):
+        create_recipe(request)
