@@ -197,6 +197,8 @@ def _each_in_a_column(
         if row.get(name) is None:
             raise ValueError(f"no `{name}`")
         own, rest = set(of(row[name])), _without(row, name)
+        if late := sorted(own.difference(labels)):
+            raise ValueError(f"`{name}` has {late[0]!r}, which the first rows of the file lack")
         return [rest | {(f"{name}_{one}" if one in rest else one): "yes" if one in own else "no" for one in labels}]
 
     return spread

@@ -255,3 +255,17 @@ def test_numbers_of_tags_without_a_name_are_left_out(capsys: pytest.CaptureFixtu
     said = capsys.readouterr().out
     assert "left out: row 1: the tag -1 has no name" in said
     assert "left out: row 3: the tag 7 has no name" in said
+
+
+@pytest.mark.parametrize("late", [{"labels": ["b", "late"]}, {"cats": {"b": 1.0, "late": 1.0}}], ids=list)
+def test_a_label_that_comes_late_does_not_become_a_no(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], late: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("tasks.scaffold.convert.SAMPLE_ROWS", 10)
+    usual = {"labels": [["a", "b"], ["b"]], "cats": [{"a": 1.0, "b": 0.0}]}
+    (name,) = late
+    rows = [*texts(**{name: usual[name]}), {"text": "late", **late}]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["convert", "rows.jsonl", "new.jsonl"]) == 0
+    assert len(Path("new.jsonl").read_text().splitlines()) == 60
+    assert f"left out: row 61: `{name}` has 'late', which the first rows of the file lack" in capsys.readouterr().out
