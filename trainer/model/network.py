@@ -141,6 +141,8 @@ def _untrained(  # noqa: PLR0917
             if hasattr(layer, "support_avx512bf16_for_cpu"):
                 layer.support_avx512bf16_for_cpu = False
         new += _add_rows_for_added_tokens(network, tokenizer, str(model.pretrained))
+        if getattr(network.config, "pad_token_id", None) is None:  # Trainer sets it, too, but not for what is merged
+            network.config.pad_token_id = tokenizer.pad_token_id
     else:
         network = _build(dict(model.config or {}), objective, state, tokenizer)
     if network.config.model_type == "gpt2" and network.loss_type is None:

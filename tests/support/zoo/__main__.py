@@ -57,7 +57,7 @@ def _table(results: dict[str, str]) -> str:
 def _mark(name: str, results: dict[str, str]) -> str:
     if name in REASONS:
         return f"no ({REASONS[name]})"
-    return "" if name not in results else "**fails**" if results[name] else "yes"
+    return "-" if name not in results else "**fails**" if results[name] else "yes"
 
 
 if __name__ == "__main__":

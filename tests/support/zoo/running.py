@@ -8,6 +8,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from math import inf
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,10 +26,13 @@ _LIMIT_S: Final = 600.0
 _ERROR: Final = "error.txt"
 
 
-def run_cells(cells: Sequence[Cell], *, processes: int) -> Iterator[tuple[Cell, str]]:
-    """Try cells side by side, and yield each with what went wrong; empty if nothing did."""
+def run_cells(cells: Sequence[Cell], *, processes: int, start_within_s: float = inf) -> Iterator[tuple[Cell, str]]:
+    """Try cells side by side, and yield each with what went wrong; empty if nothing did. Later, none is started any more."""
+    begun = time.monotonic()
     waiting, running = list(cells), dict[BaseProcess, tuple[Cell, Path, float]]()
     while waiting or running:
+        if running and time.monotonic() - begun > start_within_s:
+            waiting.clear()
         while waiting and len(running) < processes:
             cell, folder = waiting.pop(0), Path(tempfile.mkdtemp(prefix="zoo-"))
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
