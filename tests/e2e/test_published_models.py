@@ -146,8 +146,8 @@ def test_lines_of_standard_input(hub, capsys, monkeypatch):
 
 
 def test_long_text_is_read_in_windows_or_said_to_be_cut(hub, capsys):
-    text = " ".join([TEXT] * 30)
-    assert re.search(r"note: the model read the first 32 of \d+ tokens", tried(capsys, "tiny", text))
+    text = " ".join([TEXT] * 90)
+    assert re.search(r"note: the model read the first 512 of \d+ tokens", tried(capsys, "tiny", text)), "its positions"
     spans = json.loads(tried(capsys, "tests/token_classification", text, "--json"))["answers"][0]["spans"]
     assert spans[-1]["start"] > len(text) / 2, "of all windows"
     assert all(text[one["start"] : one["end"]] == one["text"] for one in spans)
