@@ -70,6 +70,7 @@ def open_as_utf8(path: Path, name: str) -> io.BufferedReader:
                 while block := text.read(_BLOCK_BYTES):
                     recoded.write(block.encode())
         except UnicodeError as error:
+            recoded.close()
             what = f"begins as {encoding.upper()}, and goes on as something else: {error}"
             raise DataError(name, what, "write the file again, as UTF-8") from error
         recoded.seek(0)
