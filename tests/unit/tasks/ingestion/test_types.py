@@ -137,6 +137,15 @@ def test_csv_files_of_a_split_may_differ_in_type(tmp_path: Path) -> None:
     assert [row["price"] for row in rows_of({s: rows.reading({"price": "number"}) for s, rows in splits.items()})]
 
 
+def test_groups_of_several_types_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """7 and "7" are other values when the split is chosen, and one value when the column is text."""
+    rows = [{"text": f"text {i}", "user": f"{i // 2}" if i % 2 else i // 2} for i in range(60)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"source": {"kind": "files", "train": "train.jsonl"}, "split": SHARES, "group_by": ["user"]}
+    ingest(Artifacts("r", tmp_path), data=Data.model_validate(data), seed=1, launch=Launch(micro_batch_size=1))
+    assert "a group may come into several splits" in caplog.text
+
+
 def test_decimals_of_other_files_are_no_text(tmp_path: Path) -> None:
     """12.50 would be 12.5, and pandas writes integers beside nulls as 7.0."""
     rows = "".join(f'{{"text": "{i}", "x": {i}.50}}\n' for i in range(24))
