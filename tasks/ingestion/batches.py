@@ -47,7 +47,7 @@ class SourceBatch:
             return self, None
         first, rest = (
             pa.RecordBatch.from_arrays(
-                [c if c.type.equals(JSON) else pa.array(c.to_pylist()) for c in part.columns], names=part.schema.names
+                [c if _has_own_form(c.type) else pa.array(c.to_pylist()) for c in part.columns], names=part.schema.names
             )
             for part in (self.rows.slice(0, rows), self.rows.slice(rows))
         )
@@ -176,6 +176,13 @@ def _as_written(value: Any, kind: pa.DataType) -> Any:
         return {key: _as_written(inner, kind.item_type) for key, inner in value.items()}
     is_list = isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType)
     return [_as_written(inner, kind.value_type) for inner in value] if is_list else value
+
+
+def _has_own_form(kind: pa.DataType) -> bool:
+    """Whether values of a type do not say their type, or not all of it: JSON, keys, and times to the nanosecond."""
+    if _has_keys_or_json(kind) or pa.types.is_map(kind) or pa.types.is_timestamp(kind):
+        return True
+    return any(_has_own_form(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _has_keys_or_json(kind: pa.DataType) -> bool:

@@ -80,7 +80,8 @@ def read_json_items(file: io.BufferedReader, name: str) -> AddressedRows:
         while True:
             where, begin = f"{name} item {number}", _end_of_spaces(rest, at)
             try:
-                if not number and rest.startswith("]", begin):
+                if not number and is_array and rest.startswith("]", begin):
+                    _refuse_more(rest[begin + 1 :], text, name)
                     return
                 row, end = _DECODER.raw_decode(rest, begin)
                 end = _end_of_spaces(rest, end)
@@ -97,8 +98,18 @@ def read_json_items(file: io.BufferedReader, name: str) -> AddressedRows:
                 raise DataError(where, "is not an object", 'write an object for each row: {"text": "..."}')
             yield where, row
             if rest[end] == "]":
+                _refuse_more(rest[end + 1 :], text, f"{name} behind item {number}")
                 return
             at, number = end + is_array, number + 1
+
+
+def _refuse_more(rest: str, text: IO[str], where: str) -> None:
+    """Refuse what follows the end of an array: its rows would be lost."""
+    while not (rest := rest.strip()) and (rest := text.read(_BLOCK_BYTES)):
+        pass
+    if rest:
+        fix = "write all rows into one array, or an object in each line"
+        raise DataError(where, "malformed JSON: the array has ended, and more follows", fix)
 
 
 def _end_of_spaces(text: str, begin: int) -> int:

@@ -90,6 +90,9 @@ def ingest(
                 logger.warning(
                     "ingest: column `%s` holds %s: it is read as %s", name, column.found, type_name(column.type)
                 )
+                if name in data.group_by and shares:
+                    what = "ingest: `%s` is in data.group_by, and rows belong together only if theirs has one type, too"
+                    logger.warning("%s: store it with one type, or a group may come into several splits", what % name)
         for split in SPLITS:
             (folder / split).mkdir(exist_ok=True)
             write_split_schema(folder / split, columns, data.group_by)

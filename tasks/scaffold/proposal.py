@@ -136,7 +136,8 @@ def _check_column(flag: str, column: str, sample: RowSample) -> None:
 def _with_context(columns: Mapping[str, str], flag: str, sample: RowSample) -> str:
     """Return the column of a prompt, or a template of it and of the column with what it is about, if there is one."""
     by_name = {name.lower(): column for name, column in sample.columns.items()}
-    found = [by_name[name] for name in _CONTEXT if name in by_name and by_name[name].kind == "text"]
+    usual = (by_name[name] for name in _CONTEXT if name in by_name)
+    found = [c for c in usual if c.kind == "text" or (c.is_numeric and c.can_be_text and not c.is_id)]
     names = [columns[flag], *(c.name for c in found[:1] if c.name not in columns.values())]
     template = "\n\n".join(f"{{{name}}}" for name in names)
     try:

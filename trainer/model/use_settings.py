@@ -57,6 +57,8 @@ def _round_weights(folder: Path, dtype: str) -> bool:
         weights = {name: one.to(kind) if one.is_floating_point() else one for name, one in load_file(path).items()}
         if not all(bool(one.isfinite().all()) for one in weights.values()):
             logger.warning("train: published in single precision: a weight is too large for the base model's %s", dtype)
+            for rounded in folder.glob("*.rounded"):
+                rounded.unlink()
             return False
         save_file(weights, path.with_suffix(".rounded"), metadata={"format": "pt"})
         size += sum(one.numel() * one.element_size() for one in weights.values())

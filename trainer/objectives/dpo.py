@@ -150,9 +150,8 @@ class DPO(Objective[Options]):
     def columns(self) -> Mapping[str, ColumnKind]:
         o = self.options
         if o.chat:
-            return dict.fromkeys(
-                (name for name in (o.prompt_column, o.chosen_column, o.rejected_column) if name), "records"
-            )
+            names = (o.prompt_column, o.chosen_column, o.rejected_column)
+            return dict.fromkeys((name for name in names if name), "records")
         prompt = column_or_template(o.prompt_column).columns if o.prompt_column else {}
         answers: dict[str, ColumnKind] = dict.fromkeys((o.chosen_column, o.rejected_column), "string")
         return {**prompt, **answers}
@@ -168,9 +167,8 @@ class DPO(Objective[Options]):
         chosen, rejected = row[o.chosen_column], row[o.rejected_column]
         if o.chat:
             return preferences.read_conversations(o.prompt_column and row[o.prompt_column], chosen, rejected)
-        return preferences.read_texts(
-            o.prompt_column and column_or_template(o.prompt_column).fill(row), chosen, rejected
-        )
+        prompt = o.prompt_column and column_or_template(o.prompt_column).fill(row)
+        return preferences.read_texts(prompt, chosen, rejected)
 
     def reject_reason(self, row: Row) -> str | None:
         if row[self.options.chosen_column] == row[self.options.rejected_column]:
@@ -190,6 +188,9 @@ class DPO(Objective[Options]):
         if self.options.chat and self.options.separator:
             what = "has no effect on messages, which the chat template puts together"
             yield Problem(("objective", "separator"), what, "remove it, or set objective.chat to false")
+        if self.options.chat and names_columns(self.options.prompt_column or ""):
+            what = "is a template, which puts texts together and not messages"
+            yield Problem(("objective", "prompt_column"), what, "name one column of messages, or null")
         if self.options.prompt_column and not self.options.chat:
             yield from find_answers_in_prompt(self.options, "prompt_column", "chosen_column", "rejected_column")
         smoothing, kind = self.options.label_smoothing, self.options.loss_type

@@ -12,6 +12,8 @@ FEW_ROWS: Final = 4
 """So many rows of a label may all be held out by chance: with 30 % held out, all of five rows are once in 400 times."""
 _NO_NAME: Final = re.compile(r"LABEL_\d+")
 """What transformers calls labels that nobody has named."""
+_WHOLE: Final = re.compile(r"^(-?\d+)\.0+$")
+"""A whole number with decimals: pandas writes integers like that in a file where one is missing."""
 _OTHER_TAGS: Final[Mapping[str, tuple[str, ...]]] = {"B": ("U-", "S-"), "I": ("", "L-", "E-")}
 """What other schemes, such as IO and BILOU, call a tag of BIO: `PER` without a scheme is inside of a person."""
 
@@ -45,13 +47,13 @@ def match_labels(known: Sequence[str], wanted: Sequence[str]) -> list[int | None
 
 
 def describe_look_alikes(labels: Mapping[str, int], state_of: Callable[[Collection[str]], Any]) -> list[str]:
-    """Return a sentence for each group of labels that differ in nothing but case, Unicode form or white space.
+    """Return a sentence for each group of labels that differ in nothing but case, Unicode form or white space, or as 1 and 1.0 do.
 
     `labels` has the number of rows of each. What `state_of` returns says whether the labels of a group are learned as one.
     """
     groups: dict[str, list[str]] = {}
     for label in sorted(labels):
-        groups.setdefault(_folded(label), []).append(label)
+        groups.setdefault(_WHOLE.sub(r"\1", _folded(label)), []).append(label)
     found = []
     for group in (one for one in groups.values() if len(one) > 1):
         said = f"the labels {' and '.join(f'{label!r} ({labels[label]:,} rows)' for label in group)} look alike"

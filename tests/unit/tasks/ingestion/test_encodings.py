@@ -157,6 +157,9 @@ def flat_lines(delimiter: str) -> list[str]:
         ("a.json", '[{"a": 1}, {"a": ', "a.json item 1: malformed JSON"),
         ("a.json", '[{"a": 1} {"a": 2}]', "a.json item 0: malformed JSON: another row must follow"),
         ("a.json", '{\n"a": 1}\n{"a": 2', "a.json item 1: malformed JSON"),
+        ("a.json", '[{"a": 1}]\n[{"a": 2}]', "a.json behind item 0: malformed JSON: the array has ended"),
+        ("a.jsonl", '[]\n{"a": 2}', "a.jsonl: malformed JSON: the array has ended, and more follows"),
+        ("a.json", '{\n"a": 1}\n]\n{"a": 2}', "a.json behind item 0: malformed JSON: the array has ended"),
         ("a.json", '[{"a": NaN}]', "a.json item 0: malformed JSON: JSON has no NaN"),
     ],
 )

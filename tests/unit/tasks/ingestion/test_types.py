@@ -16,6 +16,7 @@ import pytest
 from params import DataError
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Data, Launch
+from tasks.ingestion.batches import SourceBatch, to_readable_batch
 from tasks.ingestion.stage import assign_split, ingest
 from tasks.shards.split_rows import SplitRows, as_text
 
@@ -135,6 +136,33 @@ def test_csv_files_of_a_split_may_differ_in_type(tmp_path: Path) -> None:
     as_labels = rows_of({split: rows.reading({"price": "label"}) for split, rows in splits.items()})
     assert [row["price"] for row in as_labels] == [*(f"{i}" for i in range(9)), *(f"{i}.50" for i in range(9))]
     assert [row["price"] for row in rows_of({s: rows.reading({"price": "number"}) for s, rows in splits.items()})]
+
+
+def test_groups_of_several_types_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """7 and "7" are other values when the split is chosen, and one value when the column is text."""
+    rows = [{"text": f"text {i}", "user": f"{i // 2}" if i % 2 else i // 2} for i in range(60)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"source": {"kind": "files", "train": "train.jsonl"}, "split": SHARES, "group_by": ["user"]}
+    ingest(Artifacts("r", tmp_path), data=Data.model_validate(data), seed=1, launch=Launch(micro_batch_size=1))
+    assert "a group may come into several splits" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[("a", 1)], [("b", 2)]], pa.map_(pa.string(), pa.int64())),
+        pa.array([[[("a", 1)]], []], pa.list_(pa.map_(pa.string(), pa.int64()))),
+        pa.array([['{"n": null}'], []], pa.list_(pa.string())).cast(pa.list_(pa.json_())),
+        pa.array([1, 2], pa.timestamp("ns", "UTC")),
+        pa.array([{"a": 1, "b": None}, {"a": None, "b": "z"}]),
+    ],
+    ids=["map", "maps", "JSON", "time", "record"],
+)
+def test_a_batch_that_is_divided_keeps_its_values(column: pa.Array) -> None:
+    batch = SourceBatch(pa.RecordBatch.from_arrays([column], names=["x"]), str)
+    first, rest = batch.divide(1)
+    assert rest
+    assert [row for part in (first, rest) for row in to_readable_batch(part)[1]] == to_readable_batch(batch)[1]
 
 
 def test_decimals_of_other_files_are_no_text(tmp_path: Path) -> None:

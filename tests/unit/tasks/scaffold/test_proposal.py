@@ -323,6 +323,8 @@ def test_the_input_of_an_instruction_belongs_to_its_prompt() -> None:
     assert found.columns == {"prompt": "{instruction}\n\n{input}", "completion": "output"}
     assert found.read_columns() == ["instruction", "input", "output"]
     assert proposed(sample(**ASKED), "encoder-decoder").columns == found.columns
+    numbers = ASKED | {"input": [None, *(i * 37 % 60 for i in range(59))]}
+    assert proposed(sample(**numbers), "decoder").columns == found.columns
     only = proposed(sample(**ASKED), "decoder", columns={"prompt": "instruction"})
     assert only.columns["prompt"] == "instruction"
     asked = {"question": ["How much?"] * 60, "context": TEXTS, "answer": PAIRS["completion"]}

@@ -68,6 +68,18 @@ def test_a_weight_that_16_bits_cannot_hold_keeps_single_precision(tmp_path: Path
     assert all(torch.equal(one, weights[name]) for name, one in load_file(folder / "model.safetensors").items())
 
 
+def test_a_folder_of_several_files_that_16_bits_cannot_hold_gets_no_others(tmp_path: Path) -> None:
+    base = ARCHITECTURES["gpt_neox"].write(tmp_path / "base")
+    folder = trained_folder(base, tmp_path / "model")
+    last = max(folder.glob("*.safetensors"))
+    weights = load_file(last)
+    weights[min(weights)][0] = 1e6
+    save_file(weights, last, metadata={"format": "pt"})
+    names = {path.name for path in folder.iterdir()}
+    restore_use_settings(folder, Model(pretrained=str(base)))
+    assert {path.name for path in folder.iterdir()} == names
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifacts, Recipe]:
     """A classifier that learned from the first tokens of its rows."""

@@ -99,6 +99,10 @@ def test_blank_labels_are_set_aside_and_are_no_class(tmp_path):
         (["A", "A"], "the labels 'A' (2 rows) and 'a' (23 rows) look alike, and are learned as several: write them"),
         (["\u0430"], None),  # a Cyrillic letter
         (["x\u0301", "x\u0301", "X\u0301"], "the labels 'X\u0301' (1 rows) and 'x\u0301' (2 rows) look alike"),
+        (
+            ["1", "1.0", "3.1", "3.10"],
+            "the labels '1' (1 rows) and '1.0' (1 rows) look alike, and are learned as several",
+        ),
         (["\uff42"], "the labels 'b' (23 rows) and '\uff42' (1 rows) look alike, and are learned as several"),
     ],
 )

@@ -313,6 +313,7 @@ CONFLICTS = {
     "objective.label_smoothing ": ({"loss_type": "exo_pair"}, {}),
     "training.arguments.label_smoothing_factor": ({}, {"arguments": {"label_smoothing_factor": 0.1}}),
     "training.arguments.include_num_input_tokens_seen": ({}, {"arguments": {"include_num_input_tokens_seen": "all"}}),
+    "objective.prompt_column": ({"chat": True, "prompt_column": "{instruction} {input}"}, {}),
     "objective.reference": ({"reference": "precomputed"}, {"streaming": True}),
 }
 
