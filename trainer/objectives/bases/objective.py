@@ -293,11 +293,10 @@ class Objective(ABC, Generic[OptionsT]):
     # Released models, and what people see of them
 
     def as_released(self, options: Mapping[str, Any] | None) -> Self:
-        """Return this objective as a released model reads rows.
+        """Return this objective as a released model reads rows; ValueError if the model cannot read these as it learned to read.
 
         `options` are those that the model learned by; None if it does not say, or learned by another objective. The model keeps its
-        `own_options` and `limits`. The others say where a row's texts are and how they are scored. ValueError if the model cannot
-        read these rows as it learned to read.
+        `own_options` and `limits`. The others say where a row's texts are and how they are scored.
         """
         own = self.own_options | self.limits
         if (name := self.prompt_option) and options is not None:
