@@ -9,17 +9,16 @@ import codecs
 import io
 import json
 import shlex
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import cast
+from typing import Any
 
 import pyarrow as pa
 
 from params import DataError
 
 COMPRESSIONS = (".gz", ".bz2", ".zst")
-_BLOCK_BYTES = 1 << 20
+_RECODED_CHARACTERS = 1 << 14
 _HEAD_BYTES = 4096
 _MARKS = {  # those of UTF-32 begin as those of UTF-16 do
     codecs.BOM_UTF32_LE: "utf-32",
@@ -64,23 +63,38 @@ def open_as_utf8(path: Path, name: str) -> io.BufferedReader:
     file = _open_decompressed(path)
     head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
     if encoding := _marked_encoding(head):
-        recoded = tempfile.TemporaryFile()  # noqa: SIM115 - whoever reads it closes it
-        try:
-            with io.TextIOWrapper(file, encoding, newline="") as text:
-                while block := text.read(_BLOCK_BYTES):
-                    recoded.write(block.encode())
-        except UnicodeError as error:
-            recoded.close()
-            what = f"begins as {encoding.upper()}, and goes on as something else: {error}"
-            raise DataError(name, what, "write the file again, as UTF-8") from error
-        recoded.seek(0)
-        return cast("io.BufferedReader", recoded)
+        return io.BufferedReader(_RecodedFile(file, encoding, name))
     if b"\0" in head:
         file.close()
         likely = "utf-16be" if head.startswith(b"\0") else "utf-16le"
         what = f"has bytes of value 0, which text has not: it looks like {likely.upper()} without a byte order mark"
         raise DataError(name, what, conversion_fix(path, likely))
     return file
+
+
+class _RecodedFile(io.RawIOBase):
+    """The bytes in UTF-8 of a file in another encoding, as far as they are read."""
+
+    def __init__(self, file: io.BufferedReader, encoding: str, name: str) -> None:
+        self._text = io.TextIOWrapper(file, encoding, newline="")
+        self._encoding, self._name, self._rest = encoding, name, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            self._rest = self._rest or self._text.read(_RECODED_CHARACTERS).encode()
+        except UnicodeError as error:
+            what = f"begins as {self._encoding.upper()}, and goes on as something else: {error}"
+            raise DataError(self._name, what, "write the file again, as UTF-8") from error
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+    def close(self) -> None:
+        self._text.close()
+        super().close()
 
 
 def not_utf8_error(path: Path, name: str) -> DataError:

@@ -21,7 +21,7 @@ PRECOMPUTED = "reference.json"
 
 
 class PreferenceTrainer(EvergreenTrainer):
-    """Trains objectives of preferences, such as `dpo`."""
+    """Trains objectives of preferences."""
 
     objective: Any
 
