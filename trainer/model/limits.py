@@ -49,8 +49,11 @@ def find_position_limits(config: PreTrainedConfig) -> PositionLimits:
 
 
 def _rows_of_position_tables(network: Any) -> Iterator[int]:
-    from torch.nn import Embedding
+    from torch.nn import Embedding, Module
 
+    if getattr(network.config, "is_encoder_decoder", False):  # a decoder may have fewer positions, as that of LED
+        reader = network.get_encoder()
+        network = reader if isinstance(reader, Module) else network
     for name, layer in network.named_modules():
         own = name.rpartition(".")[2]
         if isinstance(layer, Embedding) and ("position" in own or own == "wpe"):

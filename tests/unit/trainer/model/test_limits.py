@@ -15,6 +15,7 @@ from tests.support.zoo.architectures import ARCHITECTURES
 from trainer.build import check_positions
 from trainer.model.limits import (
     NO_LIMIT,
+    find_position_limits,
     find_position_limits_in,
     find_position_table,
     find_reading_limit,
@@ -56,6 +57,15 @@ def test_a_network_reads_as_many_tokens_as_its_limit_and_fails_with_more(name: s
     if limits.table:
         with pytest.raises((IndexError, RuntimeError)):
             read(folder, name, limits.table + 1)
+
+
+def test_texts_are_read_by_the_encoder() -> None:
+    """A LED writes 1,024 tokens from 16,384."""
+    sizes = {"d_model": 16, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "encoder_layers": 1, "decoder_layers": 1}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = transformers.AutoConfig.for_model("led", vocab_size=30, **sizes, **heads)
+    assert find_position_limits(config).table == 16_384
+    assert find_position_table(transformers.AutoModelForSeq2SeqLM.from_config(config)) == 16_384
 
 
 @pytest.mark.parametrize(
