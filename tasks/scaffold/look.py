@@ -6,7 +6,7 @@ import contextlib
 import json
 import operator
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -66,18 +66,23 @@ class SampledColumn:
         return [v for v in self.values if v is not None and not (isinstance(v, str) and not v.strip())]
 
     @cached_property
+    def parsed(self) -> list[Any]:
+        """What texts say that are a list or a mapping as JSON; None for others."""
+        return list(map(_parsed, self.filled))
+
+    @cached_property
     def kind(self) -> Kind:
         """What all values are."""
         if not self.filled:
             return "empty"
         types = {type(value) for value in self.filled}
         if types == {list}:
-            if any(self.filled) and all(map(looks_like_conversation, self.filled)):
+            if any(self.filled) and most(looks_like_conversation, self.filled):
                 return "messages"
             items = [set(item) if isinstance(item, dict) else set() for value in self.filled for item in value]
             keys = set.intersection(*items) if items else set()
             return "spans" if keys >= _SPAN else "list"
-        if types == {str} and all(map(_is_json, self.filled)):
+        if types == {str} and most(lambda value: value is not None, self.parsed):
             return "json"
         for kind, own in _TYPES.items():
             if types <= own:
@@ -148,13 +153,14 @@ class SampledColumn:
         return self.is_id or (not self.is_label and all(value == self.filled[0] for value in self.filled))
 
 
-def _is_json(text: str) -> bool:
-    if not text.lstrip().startswith(("[", "{")):
-        return False
-    try:
-        return isinstance(json.loads(text), list | dict)
-    except ValueError:
-        return False
+def most(test: Callable[[Any], bool], values: Sequence[Any]) -> bool:
+    """Whether nine of ten values pass a test: what a column holds, although some rows are bad."""
+    return 10 * sum(map(test, values)) >= 9 * len(values)
+
+
+def _parsed(text: str) -> Any:
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text) if text.lstrip().startswith(("[", "{")) else None
 
 
 def columns_of_rows(rows: Sequence[Row], written: Collection[str] = ()) -> dict[str, SampledColumn]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from params import RecipeError
 from params.loading import suggestion
 from params.schema import ObjectiveChoice
-from tasks.scaffold.forms import find_row_forms, numbers_as_text, rating_column, unread_label
+from tasks.scaffold.forms import find_row_forms, rating_column
 from tasks.scaffold.look import USUAL_NAMES, Kind, RowSample, SampledColumn
 from tasks.scaffold.request import NewRecipeRequest
 from trainer import objectives
@@ -72,9 +72,9 @@ def proposable_objectives() -> dict[str, NewRecipeAdvice]:
 
 
 def choose_objective_and_columns(
-    request: NewRecipeRequest, sample: RowSample, kind: ModelKind, files: Sequence[str] = ()
+    request: NewRecipeRequest, sample: RowSample, kind: ModelKind, patterns: Mapping[str, str] | None = None
 ) -> ObjectiveProposal:
-    """Return the objective that the user names, or that fits rows and model, with its columns; `files` hold the rows.
+    """Return the objective that the user names, or that fits rows and model, with its columns; `patterns` are those of the files.
 
     Raises:
         RecipeError: nothing fits, or several do and nobody is there to ask.
@@ -85,14 +85,14 @@ def choose_objective_and_columns(
         _check_column(flag, column, sample)
     if request.objective:
         _check_named(request.objective, kind)
-    objective = request.objective or _choose_objective(request, sample, kind, files)
+    objective = request.objective or _choose_objective(request, sample, kind, patterns)
     advice, columns = proposable_objectives()[objective], dict[str, str]()
     for flag in advice.asked(_seen(sample, given)):
         chosen = {**columns, **given}
         if flag not in chosen and not _candidates(flag, sample, chosen):
             for form in find_row_forms(sample.columns):
                 if form.column.lower() in USUAL_NAMES[flag]:
-                    raise form.error(files)
+                    raise form.error(patterns)
         columns[flag] = chosen[flag] if flag in chosen else _choose_column(flag, sample, chosen, request, objective)
     for flag in advice.templates.intersection(columns).difference(given):
         columns[flag] = _with_context(columns, flag, sample)
@@ -103,18 +103,20 @@ def choose_objective_and_columns(
             fix = "name it without braces, which here stand around columns" if is_name else "name one column"
             raise RecipeError(f"--{flag}", what, fix)
     proposal = ObjectiveProposal(objective, columns)
-    _check_kinds(proposal, sample, files)
+    _check_kinds(proposal, sample, patterns)
     return proposal
 
 
-def _choose_objective(request: NewRecipeRequest, sample: RowSample, kind: ModelKind, files: Sequence[str]) -> str:
+def _choose_objective(
+    request: NewRecipeRequest, sample: RowSample, kind: ModelKind, patterns: Mapping[str, str] | None
+) -> str:
     for form in find_row_forms(sample.columns):
         if not (form.is_proposed or request.columns):
-            raise form.error(files)
+            raise form.error(patterns)
     known = proposable_objectives()
     possible = [name for name in best_fitting_objectives(sample, request.columns) if kind in known[name].models]
     if not possible:
-        return _choose_text_alone(request, sample, kind, files)
+        return _choose_text_alone(request, sample, kind, patterns)
     return request.choose(
         "--objective", "What the model should learn", {name: known[name].meaning for name in possible}
     )
@@ -147,27 +149,26 @@ def _with_context(columns: Mapping[str, str], flag: str, sample: RowSample) -> s
     return template if len(names) > 1 else columns[flag]
 
 
-def _check_kinds(proposal: ObjectiveProposal, sample: RowSample, files: Sequence[str]) -> None:
+def _check_kinds(proposal: ObjectiveProposal, sample: RowSample, patterns: Mapping[str, str] | None) -> None:
     """Refuse a column that holds something else than the objective reads."""
     choice = ObjectiveChoice.model_validate({"name": proposal.objective, **proposal.options})
     kinds = {} if objectives.find_option_problems(choice) else objectives.build_objective(choice).columns()
     for flag in proposal.columns:
         for column in (sample.columns[name] for name in proposal.read_columns(flag)):
             kind = kinds.get(column.name)
-            if kind == "label":
-                for form in unread_label(column):
-                    raise form.error(files)
             is_text, reads_messages = kind in ("string", "optional"), flag in proposal.advice.conversations
+            role = "text" if is_text else kind or ""
+            forms = [f for f in find_row_forms(sample.columns, {role: column.name}) if f.column == column.name]
+            for form in forms:
+                if form.role and form.role == role:
+                    raise form.error(patterns)
             if kind is None or (is_text and (column.can_be_text or (reads_messages and column.kind == "messages"))):
                 continue
             if column.kind in _FITTING[kind][1] | {"empty"}:
                 continue
-            if is_text and column.is_numeric:
-                raise numbers_as_text(column).error(files)
             what = f"column `{column.name}` holds {_KINDS.get(column.kind, column.kind)}"
             read = f"{proposal.objective} reads {_FITTING[kind][0]} there"
-            forms = [form for form in find_row_forms(sample.columns) if form.column == column.name]
-            fix = forms[0].error(files).fix if forms else f"name another column with --{flag}"
+            fix = forms[0].error(patterns).fix if forms else f"name another column with --{flag}"
             raise RecipeError(f"--{flag}", f"{what}, and {read}", fix)
 
 
@@ -277,7 +278,9 @@ def _instead(sample: RowSample, kind: ModelKind) -> str:
     return f"; or, to pass over this, add {' or '.join(flags)}" if flags else ""
 
 
-def _choose_text_alone(request: NewRecipeRequest, sample: RowSample, kind: ModelKind, files: Sequence[str]) -> str:
+def _choose_text_alone(
+    request: NewRecipeRequest, sample: RowSample, kind: ModelKind, patterns: Mapping[str, str] | None
+) -> str:
     """Return the objective that learns from the texts alone, if somebody wants that; else say why nothing fits."""
     given, known = request.columns, proposable_objectives()
     seen = _seen(sample, given)
@@ -285,7 +288,7 @@ def _choose_text_alone(request: NewRecipeRequest, sample: RowSample, kind: Model
     columns = [f"{c.name} ({c.kind})" for c in sample.columns.values()]
     alone = next((name for name, advice in known.items() if advice.reads_running_text and kind in advice.models), None)
     for form in find_row_forms(sample.columns):
-        raise form.error(files, _instead(sample, kind) + (_OWN if form.convert is None else ""))
+        raise form.error(patterns, _instead(sample, kind) + (_OWN if form.convert is None else ""))
     if possible:
         what = f"these rows are for {' or '.join(possible)}, which does not work with this {kind} model"
         raise RecipeError("--model", what, "give another model, or name an objective with --objective")
