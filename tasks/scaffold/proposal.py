@@ -11,10 +11,11 @@ from params import RecipeError
 from params.loading import suggestion
 from params.schema import ObjectiveChoice
 from tasks.scaffold.forms import find_row_forms, rating_column
-from tasks.scaffold.look import USUAL_NAMES, Kind, RowSample, SampledColumn
+from tasks.scaffold.look import USUAL_NAMES, Kind, RowSample, SampledColumn, most
 from tasks.scaffold.request import NewRecipeRequest
 from trainer import objectives
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
+from trainer.objectives.bases.preferences import begin_with_prompt
 from trainer.objectives.bases.prompt_template import column_or_template, names_columns
 from trainer.objectives.bases.rows import ColumnKind
 
@@ -204,11 +205,18 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages")},
         **{flag: _by_name(sample, flag) for flag in ("prompt", "chosen", "rejected")},
     }
+    chosen, rejected, prompt = (
+        sample.columns.get(given.get(flag, ""), next(iter(_by_name(sample, flag)), None))
+        for flag in ("chosen", "rejected", "prompt")
+    )
+    pairs = list(zip(chosen.values, rejected.values, strict=True)) if chosen and rejected else []
+    are_whole = bool(pairs) and most(lambda pair: begin_with_prompt(*pair), pairs)
     own = given.get("text") or next((c.name for c in texts), None)
     return SeenColumns(
         frozenset(given),
         frozenset(flag for flag, is_there in found.items() if is_there),
         is_text_alone=all(c.is_incidental for c in sample.columns.values() if c.name != own),
+        answers_have_prompt=are_whole and not (prompt and prompt.kind == "messages"),
         rates_answers=rating_column(sample.columns) is not None,
     )
 

@@ -107,7 +107,8 @@ class _Advice(NewRecipeAdvice):
         return ObjectiveFit.PREFERENCES if is_named or {"chosen", "rejected"} <= seen.found else ObjectiveFit.NOT
 
     def asked(self, seen: SeenColumns) -> Sequence[str]:
-        return list(self.columns) if seen.has("prompt") else ["chosen", "rejected"]
+        has_prompt = "prompt" in seen.named or ("prompt" in seen.found and not seen.answers_have_prompt)
+        return list(self.columns) if has_prompt else ["chosen", "rejected"]
 
     def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, AdvisedValue]:
         if "prompt" not in columns:

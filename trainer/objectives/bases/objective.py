@@ -298,17 +298,17 @@ class Objective(ABC, Generic[OptionsT]):
         `options` are those that the model learned by; None if it does not say, or learned by another objective. The model keeps its
         `own_options` and `limits`. The others say where a row's texts are and how they are scored.
         """
-        own = self.own_options | self.limits
+        own = self.own_options | self.limits if options is not None else frozenset()
         if (name := self.prompt_option) and options is not None:
             prompts = [str(getattr(self.options, name)), str(options.get(name, ""))]
             own |= {name} if any(map(names_columns, prompts)) else set()
-        return self.with_options({} if options is None else {name: options.get(name) for name in own})
+        known = self.options_class.model_fields  # null has a meaning of its own, and what is not given the default
+        return self.with_options({name: (options or {}).get(name, known[name].default) for name in own})
 
     def with_options(self, changes: Mapping[str, Any]) -> Self:
-        """Return this objective with some options changed; None stands for the default."""
-        kept = self.options.model_dump(exclude_unset=True, exclude=set(changes))
-        given = {name: value for name, value in changes.items() if value is not None}
-        return type(self)(self.options_class.model_validate(kept | given))  # type: ignore[arg-type]
+        """Return this objective with some options changed."""
+        options = {**self.options.model_dump(exclude_unset=True), **changes}
+        return type(self)(self.options_class.model_validate(options))  # type: ignore[arg-type]
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:

@@ -119,7 +119,10 @@ FORMS: dict[str, tuple[Rows, str, dict[str, Any], str, dict[str, str]]] = {
         {},
     ),
     "good and bad answers as messages": (
-        [row | {"completion": [{"role": "assistant", "content": row["completion"]}]} for row in pairs(label=[True, False])],
+        [
+            row | {"completion": [{"role": "assistant", "content": row["completion"]}]}
+            for row in pairs(label=[True, False])
+        ],
         "how good",
         {"prompt": "Pick number 0", "completion": [{"role": "assistant", "content": "It is 0"}]},
         "",

@@ -176,6 +176,32 @@ def test_whole_conversations_are_preferences_without_a_prompt() -> None:
     assert (found.objective, found.columns) == ("dpo", {"chosen": "chosen", "rejected": "rejected"})
 
 
+def whole(i: int, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": answer}]
+
+
+@pytest.mark.parametrize("prompt", ["prompt", "source", "instruction"])
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_whole_conversations_need_no_prompt_from_a_column_beside_them(prompt: str, is_chat: bool) -> None:
+    """The answers hold it; the column may be the prompt once more, or where the row is from."""
+    better, worse = ([whole(i, f"{answer} {i}") for i in range(60)] for answer in ("good", "bad"))
+    if not is_chat:
+        better, worse = ([f"\n\nHuman: {a}\n\nAssistant: {b['content']}" for a, b in own] for own in (better, worse))
+    rows = sample(**{prompt: TEXTS, "chosen": better, "rejected": worse})
+    assert proposed(rows, "decoder").columns == {"chosen": "chosen", "rejected": "rejected"}
+    if not is_chat:
+        given = {"prompt": prompt}
+        assert proposed(rows, "decoder", columns=given).columns["prompt"] == prompt
+
+
+def test_answers_alone_need_the_prompt_beside_them() -> None:
+    better, worse = ([whole(i, answer)[1:] for i in range(60)] for answer in ("good", "bad"))
+    asked = [whole(i, "")[:1] for i in range(60)]
+    for prompt, chosen, rejected in ((asked, better, worse), (TEXTS, LABELS, TEXTS)):
+        found = proposed(sample(prompt=prompt, chosen=chosen, rejected=rejected), "decoder")
+        assert found.columns == {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+
+
 @pytest.mark.parametrize(
     ("labels", "what", "fix"),
     [

@@ -83,7 +83,10 @@ def test_a_sheet_is_named_and_others_are_said(capsys: pytest.CaptureFixture[str]
 def test_what_cannot_be_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     write_book([["a"], ["=1+1"]])
     Path("torn.xlsx").write_bytes(Path("it's here.xlsx").read_bytes()[:900])
-    for name, what in (("it's here", "rows!A2 has a formula without its value"), ("torn", "cannot be read as a workbook")):
+    for name, what in (
+        ("it's here", "rows!A2 has a formula without its value"),
+        ("torn", "cannot be read as a workbook"),
+    ):
         assert main(["convert", f"{name}.xlsx", "rows.csv"]) != 0
         assert what in capsys.readouterr().err
     assert main(["convert", "it's here.xlsx", "rows.jsonl"]) != 0
