@@ -34,6 +34,17 @@ Row = Mapping[str, Any]
 Kind = Literal["text", "json", "integer", "number", "boolean", "messages", "spans", "list", "record", "other", "empty"]
 _TYPES: Final[Mapping[Kind, set[type]]] = {"text": {str}, "boolean": {bool}, "integer": {int}, "number": {int, float}}
 _NUMBER: Final = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
+_PLACE_OR_TIME: Final = re.compile(
+    r"((https?|s3|gs|file)://|www\.)\S+|[\w/\\ .~-]{0,200}\w\.(txt|jsonl?|csv|tsv|md|html?|pdf|docx?|xlsx?|png|jpe?g|gif|wav|mp[34]|eml|xml|gz)"
+    r"|\d{4}[-/.]\d\d?([-/.]\d\d?([T ]+\d.*)?)?|\d\d?[-/.]\d\d?[-/.]\d{4}([T ]+\d.*)?|\d\d?:\d\d(:\d\d)?"
+    r"|1\d{9}(\d{3})?(\.\d+)?|(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])",
+    re.IGNORECASE,
+)
+"""An address, the name of a file, a date, a time of day, or the seconds or milliseconds since 1970."""
+_NO_TARGET: Final = re.compile(
+    r"(.*[_.-])?(id|idx|uuid|guid|date|time|timestamp|datetime|year|at|url|uri|link|file|filename|path)"
+)
+"""Names of columns that say which row it is, or where and when it is from; behind a usual name of labels they may be labels."""
 _SPAN: Final = {"label", "start", "end"}
 _MAX_LABELS: Final = 1000
 USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -104,10 +115,22 @@ class SampledColumn:
         """Whether most values are of several words."""
         return self.kind == "text" and sum(" " in value.strip() for value in self.filled) > len(self.filled) / 2
 
+    @cached_property
+    def is_place_or_time(self) -> bool:
+        """Whether the values are dates, times, addresses or names of files."""
+        return bool(self.filled) and most(lambda value: _PLACE_OR_TIME.fullmatch(str(value).strip()), self.filled)
+
+    @property
+    def is_target(self) -> bool:
+        """Whether the values can be labels to learn: not if they, or the column's name, say where, when or which a row is."""
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.name).lower()
+        is_named = bool(_NO_TARGET.fullmatch(name)) and name.rpartition("_")[0] not in USUAL_NAMES["label"]
+        return self.is_label and not (self.is_id or self.is_place_or_time or is_named)
+
     @property
     def is_label(self) -> bool:
         """Whether the values are few, short, and each occurs several times."""
-        least = 1 if self.name.lower() in USUAL_NAMES["label"] else 2
+        least = 1 if self.name.lower() in USUAL_NAMES["label"][:-2] else 2  # `tag` and `type` are often constant
         few = least <= self.distinct <= min(_MAX_LABELS, max(2, len(self.filled) / 3))
         return few and self.mean_characters <= 60
 
@@ -148,14 +171,16 @@ class SampledColumn:
     @property
     def is_incidental(self) -> bool:
         """Whether the values say nothing about a row: there are none, or they are all the same, or names, numbers or addresses of rows."""
-        if self.kind == "text" and all(re.match(r"https?://\S+$", value) for value in self.filled):
-            return True
-        return self.is_id or (not self.is_label and all(value == self.filled[0] for value in self.filled))
+        return (
+            self.is_id
+            or self.is_place_or_time
+            or (not self.is_label and all(value == self.filled[0] for value in self.filled))
+        )
 
 
-def most(test: Callable[[Any], bool], values: Sequence[Any]) -> bool:
+def most(test: Callable[[Any], object], values: Sequence[Any]) -> bool:
     """Whether nine of ten values pass a test: what a column holds, although some rows are bad."""
-    return 10 * sum(map(test, values)) >= 9 * len(values)
+    return 10 * sum(bool(test(value)) for value in values) >= 9 * len(values)
 
 
 def _parsed(text: str) -> Any:

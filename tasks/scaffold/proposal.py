@@ -255,7 +255,11 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
     if flag in ("spans", "messages"):
         return [c for c in columns if c.kind == flag]
     if flag == "text":  # neither labels nor names, longest texts first
-        texts = [c for c in columns if c.name not in taken and (c.kind == "text" or c.is_numbered_text)]
+        texts = [
+            c
+            for c in columns
+            if c.name not in taken and not c.is_place_or_time and (c.kind == "text" or c.is_numbered_text)
+        ]
         unnamed = [c for c in texts if c.name.lower() not in USUAL_NAMES["label"]]
         found = [c for c in texts if not c.is_id and not (c.is_label and not (c.has_spaces and c in unnamed))]
         found = found or [c for c in texts if not c.is_label] or [c for c in texts if c in unnamed or c.has_spaces]
@@ -263,12 +267,14 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
     if flag == "label":
         if "text" not in chosen and len(texts := _candidates("text", sample, chosen)) == 1:
             taken.add(texts[0].name)  # the only one that can be the text
-        return [c for c in columns if c.name not in taken and c.is_label and not c.is_id]
+        return [c for c in columns if c.name not in taken and c.is_target]
     kinds: set[Kind] = {"text"}
     kinds |= {"messages"} if any(flag in advice.conversations for advice in proposable_objectives().values()) else set()
     by_name = [c for c in _by_name(sample, flag) if c.kind in kinds or c.can_be_text or c.is_numeric]
     other = {c.name for own in ("chosen", "rejected") if own != flag for c in _by_name(sample, own)}
-    return by_name or [c for c in columns if c.kind in kinds and not c.is_id and c.name not in other]
+    return by_name or [
+        c for c in columns if c.kind in kinds and not (c.is_id or c.is_place_or_time) and c.name not in other
+    ]
 
 
 _OWN: Final = "; or write an objective (docs/objectives.md), and name it with --objective"

@@ -108,7 +108,7 @@ def test_two_texts_need_a_choice() -> None:
     rows = sample(title=TEXTS, summary_text=[f"more {text}" for text in TEXTS], label=LABELS)
     with pytest.raises(RecipeError, match="--text: The column with the text is not clear") as error:
         proposed(rows)
-    assert "add --text" in error.value.fix
+    assert error.value.fix == "add --text summary_text or --text title"
     assert proposed(rows, columns={"text": "title"}).columns == {"text": "title", "label": "label"}
 
 
@@ -117,6 +117,43 @@ def test_two_labels_need_a_choice() -> None:
     with pytest.raises(RecipeError, match=r"--label: .* urgency \(2 values\), team \(4 values\)"):
         proposed(rows)
     assert proposed(rows, columns={"label": "team"}).columns["label"] == "team"
+
+
+NO_LABELS: dict[str, list[Any]] = {
+    "day": ["2024-01-01", "2024-01-02", "2024-02-01"],
+    "when": ["2024-01-01 10:00:00", "2024-01-02T10:00:00Z"],
+    "tag": ["31.12.2024", "1/2/2024"],
+    "month": ["2024-01", "2024-02"],
+    "clock": ["09:30", "10:00"],
+    "seconds": [1_700_000_000, 1_700_086_400],
+    "milliseconds": ["1700000000000", "1700086400000"],
+    "number": [20240131, 20240201],
+    "page": ["https://example.org/a", "https://example.org/b"],
+    "origin": ["data/a.txt", "data/b file.txt"],
+    "userId": ["anna", "bob", "eve"],
+    "customer_id": [7, 8],
+    "created_at": ["morning", "evening"],
+    "file": ["a", "b"],
+    "type": ["message"],
+    "language": ["en"],
+}
+
+
+@pytest.mark.parametrize("name", NO_LABELS)
+def test_what_says_where_when_or_which_a_row_is_is_no_label(name: str) -> None:
+    """Nor is what is the same in all rows."""
+    other = [NO_LABELS[name][i % len(NO_LABELS[name])] for i in range(60)]
+    rows = sample(text=TEXTS, **{name: other}, mood=["good", "bad"] * 30)
+    assert proposed(rows).columns == {"text": "text", "label": "mood"}
+    try:
+        assert proposed(sample(text=TEXTS, **{name: other}), "decoder").objective == "causal_lm"
+    except RecipeError as error:
+        assert f"no objective reads `{name}`" in error.what
+    assert proposed(rows, columns={"label": name}).columns["label"] == name
+
+
+def test_a_number_of_a_label_is_a_label() -> None:
+    assert proposed(sample(text=TEXTS, label_id=[i % 4 for i in range(60)])).columns["label"] == "label_id"
 
 
 def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
