@@ -10,7 +10,8 @@ from params import DataError
 from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
 from trainer import objectives
-from trainer.objectives.bases.labels import FEW_ROWS, describe_look_alikes
+from trainer.objectives.bases.chat import read_turns
+from trainer.objectives.bases.labels import FEW_ROWS, as_learned, describe_look_alikes
 from trainer.objectives.bases.objective import Objective
 
 
@@ -37,6 +38,10 @@ class SampleQuality(NamedTuple):
     """Rows of each label; empty without labels."""
     unseen: Sequence[str]
     """Labels that only held-out rows have."""
+    unanswered: int = 0
+    """Conversations of training rows that do not end with an answer."""
+    of_tokens: Sequence[str] = ()
+    """Sentences about the rows as tokens."""
     look_alikes: Sequence[str] = ()
     """Sentences about labels that differ in nothing but case, Unicode form or white space."""
 
@@ -72,7 +77,9 @@ class SampleQuality(NamedTuple):
         if self.unseen:
             said = f"labels of held-out rows that no training row has: {_listed(self.unseen)}; validation will set their rows aside"
             yield f"{said}, or refuse them if a label has more than {FEW_ROWS}"
-        yield from self.look_alikes
+        if self.unanswered:
+            yield f"{self.unanswered:,} conversations do not end with the assistant; what follows its last message is not learned"
+        yield from (*self.of_tokens, *self.look_alikes)
 
 
 def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, objective: Objective[Any]) -> SampleQuality:
@@ -94,20 +101,23 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     if not train:
         reasons = "; ".join(f"{count} rows: {reason}" for reason, count in unusable.most_common(3))
         raise DataError("the training rows", f"none can be used: {reasons}", "name other columns, or fix the rows")
-    raw = Counter(label for row in train for label in _labels(row, proposal))
+    raw = Counter(label for row in train for label, *_ in _targets(row, proposal))
+    held_out_labels = {label for row in held_out for label, *_ in _targets(row, proposal)}
+    learned = {label: as_learned(label, objective.state_of) for label in {*raw, *held_out_labels}}
     labels = Counter[str]()
     for label, count in raw.items():
-        labels[label.strip()] += count
+        labels[learned[label]] += count
     if len(labels) == 1 and "label" in proposal.columns:
         where = f"column `{proposal.columns['label']}`"
         what = f"every row has the label {next(iter(labels))!r}, so there is nothing to learn"
         raise DataError(where, what, "name another column with --label, or add rows with other labels")
-    columns, target = input_columns(proposal), proposal.columns.get("label") or proposal.columns.get("spans", "")
-    answers: dict[str, set[str]] = {}
+    columns, answers = input_columns(proposal), dict[str, set[frozenset[Any]]]()
     texts = Counter(_input(row, columns) for row in train) if columns else Counter[str]()
     for row in train if columns else ():
-        answers.setdefault(_input(row, columns), set()).add(str(row.get(target)))
-    unseen = {label.strip() for row in held_out for label in _labels(row, proposal)} - set(labels)
+        target = frozenset((learned[label], *place) for label, *place in _targets(row, proposal))
+        answers.setdefault(_input(row, columns), set()).add(target)
+    conversation = proposal.columns.get("messages")
+    turns = [read_turns(row[conversation]) for row in train] if conversation else []
     return SampleQuality(
         usable=train,
         unusable=unusable,
@@ -117,7 +127,8 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
         known=sum(_input(row, columns) in answers for row in held_out),
         conflicting=sum(len(found) > 1 for found in answers.values()),
         labels=labels,
-        unseen=sorted(unseen) if sample.is_whole else (),
+        unseen=sorted({learned[label] for label in held_out_labels} - set(labels)) if sample.is_whole else (),
+        unanswered=sum(own[-1]["role"] != "assistant" for own in turns),
         look_alikes=describe_look_alikes(raw, objective.state_of),
         largest_group=max(texts.values(), default=0),
     )
@@ -146,11 +157,12 @@ def _reason(row: Row, objective: Objective[Any]) -> str | None:
     return "overlapping spans" if reason and " overlaps the span before it" in reason else reason
 
 
-def _labels(row: Row, proposal: ObjectiveProposal) -> list[str]:
+def _targets(row: Row, proposal: ObjectiveProposal) -> list[tuple[Any, ...]]:
+    """Return the label of a row, or those of its spans with their places."""
     if label := proposal.columns.get("label"):
-        return [str(row[label])] if row.get(label) is not None else []
-    spans = proposal.columns.get("spans")
-    return [str(span["label"]) for span in row.get(spans) or ()] if spans else []
+        return [(str(row[label]),)] if row.get(label) is not None else []
+    spans = row.get(proposal.columns.get("spans", "")) or ()
+    return [(str(span["label"]), span["start"], span["end"]) for span in spans]
 
 
 def _listed(names: Sequence[str]) -> str:

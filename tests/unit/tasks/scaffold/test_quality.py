@@ -76,6 +76,26 @@ def test_labels_that_differ_by_white_space_are_one_and_said() -> None:
     assert list(found.notes()) == [said]
 
 
+def test_labels_that_are_learned_as_one_contradict_nothing() -> None:
+    train = [{"text": "see you", "label": label} for label in ("bye", "bye ", "\tbye")]
+    found = judged([*rows(20), *train])
+    assert (found.repeated, found.conflicting, found.labels["bye"]) == (2, 0, 3)
+    spans = [{"label": "a", "start": 0, "end": 1}, {"label": "b", "start": 2, "end": 3}]
+    other = [{"label": "b ", "start": 2, "end": 3, "by": "me"}, {"label": "a", "start": 0, "end": 1}]
+    tags = ObjectiveProposal("token_classification", {"text": "text", "spans": "spans"})
+    assert judged([{"text": "a b c", "spans": own} for own in (spans, other)], proposal=tags).conflicting == 0
+    assert judged([{"text": "a b c", "spans": own} for own in (spans, other[1:])], proposal=tags).conflicting == 1
+
+
+def test_conversations_without_a_last_answer_are_counted() -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2
+    train = [{"messages": turns[: 3 if i < 2 else 4]} for i in range(9)]
+    found = judged(train, proposal=ObjectiveProposal("sft", {"messages": "messages"}))
+    assert list(found.notes()) == [
+        "2 conversations do not end with the assistant; what follows its last message is not learned"
+    ]
+
+
 def test_a_row_without_spans_is_usable() -> None:
     tags = ObjectiveProposal("token_classification", {"text": "text", "spans": "spans"})
     train = [
