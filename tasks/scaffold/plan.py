@@ -94,7 +94,7 @@ def plan_recipe(
         length = choices.choose_max_length(targets, None)
         options = {**options, **dict.fromkeys(sorted(objective.limits), length)}
         if "max_new_tokens" in objective.options_class.model_fields:
-            options["max_new_tokens"] = AdvisedValue(length.value, "as long as the targets")
+            options["max_new_tokens"] = AdvisedValue(length.value, "as long as a target may be")
     if "packing" in options and not _can_train(model, objective, state, tokenizer):
         options["packing"] = AdvisedValue(value=False, why="this model lets packed examples attend to each other")
     objective = _build(proposal, options)
@@ -104,9 +104,14 @@ def plan_recipe(
         rows, has_validation="validation" in sample.rows, has_test="test" in sample.rows
     )
     rows = round(rows * (1 - sum(share.value for share in shares.values())))
-    max_length = choices.choose_max_length(inputs, positions)
     if advice.reads_running_text:
         max_length = choices.choose_packed_sequence_length(mean * rows, positions, is_new=facts is None)
+    else:
+        how = "are split" if objective.reader_strides else "are cut"
+        max_length = choices.choose_max_length(inputs, positions, how)
+        if longer := sum(length > max_length.value for length in inputs):
+            what = f"{longer:,} of {len(inputs):,} rows have more than {max_length.value} tokens, and {how}"
+            quality = quality._replace(of_tokens=[*quality.of_tokens, what])
     encoder = RowEncoder(objective, tokenizer, max_length.value, state)
     tried = quality.usable[:: max(1, len(quality.usable) // _TRIED_ROWS)]
     per_row = list(_encoded(tried, encoder))
@@ -208,6 +213,9 @@ def _lengths(quality: SampleQuality, encoder: RowEncoder) -> tuple[SampleQuality
     }
     if refused:
         quality = quality.without(refused, step)
+    if silent := sum(not own and id(row) not in refused for row, own in zip(rows, of_rows, strict=True)):
+        what = f"{silent:,} of {len(rows):,} rows have no token to learn, so training leaves them out"
+        quality = quality._replace(of_tokens=[what])
     if not any(of_rows):
         why = next(iter(refused.values()), "none of their tokens has a loss")
         raise DataError("the training rows", f"none can be learned from: {why}", _NO_EXAMPLES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -47,7 +48,7 @@ class NewRecipeRequest:
             return first
         listed = [f"{option} ({reason})" if reason else option for option, reason in options.items()]
         if not self.may_ask:
-            fix = f"add {flag}, for example `{flag} {first}`"
+            fix = f"add {' or '.join(f'{flag} {shlex.quote(option)}' for option in options)}"
             raise RecipeError(flag, f"{what} is not clear: {', '.join(listed)}", fix)
         print(f"\n{what}:", *listed, sep="\n  ")
         while (answer := str(typer.prompt(f"Which one? {flag}", default=first))) not in options:

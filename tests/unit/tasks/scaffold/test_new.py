@@ -260,6 +260,26 @@ def test_a_prompt_of_several_columns(project: Path, models: Path, capsys: pytest
     check(project / "params/topics.yaml")
 
 
+def test_rows_that_are_cut_or_have_nothing_to_learn_are_counted(
+    project: Path, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [{"from": name, "value": f"Say {i}."} for i, name in enumerate(("human", "gpt", "human"))]
+    long = [{**turns[0], "value": "word " * 400}, turns[1]]
+    # Without {% generation %}, the first message of a conversation answers nothing.
+    rows = [long if not i else turns[1:] if i < 4 else turns[: 2 + (i < 10)] for i in range(300)]
+    write_json(project / "data/rows.jsonl", [{"conversations": row} for row in rows])
+    make(data="data/rows.jsonl", model=str(models / "llama"))
+    said, recipe = capsys.readouterr().out, (project / "params/topics.yaml").read_text(encoding="utf-8")
+    length = load(project / "params/topics.yaml").tokenization.max_length
+    for note in (
+        "9 conversations do not end with the assistant",
+        "3 of 300 rows have no token to learn, so training leaves them out",
+        f"1 of 297 rows have more than {length} tokens, and are cut",
+    ):
+        assert f"note: {note}" in said
+        assert f"- {note}" in recipe
+
+
 def test_a_text_that_would_fill_a_split_is_no_group(project: Path, models: Path) -> None:
     rows = [{"text": "yes" if i % 2 else f"text {i}", "label": f"label {i % 3}"} for i in range(200)]
     write_json(project / "data/rows.jsonl", rows)
