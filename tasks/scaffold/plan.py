@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -21,6 +23,7 @@ from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer import objectives
 from trainer.model.limits import NO_LIMIT
 from trainer.objectives.bases.advice import AdvisedValue, ModelKind
+from trainer.objectives.bases.chat import conversation_template
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ _NO_EXAMPLES: Final = (
     " of the model's folder, put {% generation %} and {% endgeneration %} around the assistant's text in its chat template, and"
     " give that folder with --model"
 )
+_MARK: Final = re.compile(r"<\|[^\s|<>{}'\"]+\|>")
 _SCHEDULERS: Final = {"linear": "down to 0, usual for fine-tuning", "cosine": "usual for language models"}
 _NEW_DECAY: Final = AdvisedValue(0.1, "usual for training from random weights")
 _TUNING_DECAY: Final = AdvisedValue(0.01, "usual for fine-tuning")
@@ -87,6 +91,8 @@ def plan_recipe(
         tokenizer_keys |= {"revision": facts.revision} if facts.revision else {}
     tokenization = Tokenization.model_validate({"tokenizer": strip_reasons(tokenizer_keys), "max_length": NO_LIMIT})
     tokenizer = train_or_load_tokenizer(tokenization, texts)
+    if facts and facts.has_chat_template and objective.renders_conversations():
+        tokenizer_keys |= _proposed_tokens(tokenizer)
     objective.prepare_tokenizer(tokenizer)
     state = objective.collect_state(quality.usable)
     quality, inputs, targets = _lengths(quality, RowEncoder(objective, tokenizer, NO_LIMIT, state))
@@ -167,6 +173,14 @@ def plan_recipe(
     encoded = [(row, own) for row, own in zip(tried, per_row, strict=True) if own]
     usual = min(encoded, key=lambda pair: abs(sum(len(example["input_ids"]) for example in pair[1]) - mean))
     return RecipePlan(sections, quality, encoder, usual)
+
+
+def _proposed_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """Return a comment that proposes tokens for the marks of the chat template which the tokenizer splits, if there are any."""
+    marks = dict.fromkeys(_MARK.findall(conversation_template(tokenizer) or ""))
+    split = [mark for mark in marks if len(tokenizer(mark, add_special_tokens=False)["input_ids"]) > 1]
+    why = "# The chat template writes marks of several tokens each. If the model has not learned them so, make them one token each:"
+    return {why: "", f"# added_tokens: {json.dumps(split)}": ""} if split else {}
 
 
 def _options(proposal: ObjectiveProposal, sample: RowSample, facts: ModelFacts | None) -> dict[str, AdvisedValue]:

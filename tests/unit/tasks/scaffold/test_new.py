@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from params import DataError, EvergreenError, RecipeError, StorageError, load
 from params.dvc_files import read_recipes_yaml_item
@@ -312,6 +313,31 @@ def test_a_template_that_drops_thoughts_is_named_and_the_advice_helps(
     assert "{% generation %}" in error.value.fix
     (model / "chat_template.jinja").write_text(REMEMBERS)
     make(data="data/rows.jsonl", model=str(model))
+
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+def test_marks_of_a_template_that_are_split_are_proposed_as_tokens(project: Path, models: Path, tmp_path: Path) -> None:
+    write_json(project / "data/rows.jsonl", SMALL["chat"][0])
+    model = shutil.copytree(models / "llama", tmp_path / "chatml")
+    (model / "chat_template.jinja").write_text(
+        CHATML + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    make("split", data="data/rows.jsonl", model=str(model))
+    recipe = project / "params/split.yaml"
+    text = recipe.read_text()
+    line = '# added_tokens: ["<|im_start|>", "<|im_end|>"]'
+    assert text.count(line) == 1
+    recipe.write_text(text.replace(line, line[2:]))
+    check(recipe)
+    choice = load(recipe).tokenization.tokenizer
+    assert choice.added_tokens == ["<|im_start|>", "<|im_end|>"]  # type: ignore[union-attr]
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": choice.added_tokens})  # type: ignore[union-attr]
+    tokenizer.save_pretrained(model)
+    make("whole", data="data/rows.jsonl", model=str(model))
+    assert "added_tokens" not in (project / "params/whole.yaml").read_text()
 
 
 def test_a_model_that_cannot_pack_batches_by_length(project: Path, tmp_path: Path) -> None:
