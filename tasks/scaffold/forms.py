@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from params import DataError
 from tasks.ingestion.encodings import clean_name
-from tasks.scaffold.look import USUAL_NAMES, Row, SampledColumn, most
+from tasks.scaffold.look import USUAL_NAMES, Row, SampledColumn, columns_named, most
 from tasks.scaffold.sources import common_folder, converted_name, is_glob
 from trainer.objectives.bases.chat import looks_like_conversation
 
@@ -46,15 +46,15 @@ class RowForm(NamedTuple):
     column: str = ""
     found: Any = None
 
-    def error(self, patterns: Mapping[str, str] | None = None, instead: str = "") -> DataError:
+    def error(self, patterns: Mapping[str, str], instead: str = "") -> DataError:
         """Return the error with the command that converts the files of each split; `instead` says what else can be done."""
         what, becomes = (said.format(found=self.found) for said in (self.what, self.becomes))
         if self.convert is None:
             return DataError(self.column, what, becomes + instead)
-        given = dict.fromkeys((patterns or {"train": "FILE"}).values())
+        given = dict.fromkeys(patterns.values()) or {"FILE": None}
         to = clean_name(PurePath(next(iter(given))), ".jsonl")
         new = {"train": to}
-        if patterns and (len(given) > 1 or is_glob(patterns["train"])):
+        if len(given) > 1 or is_glob(next(iter(given))):
             to = f"{common_folder(given) or 'rows'}-clean"
             new = {split: converted_name(pattern, given, to) for split, pattern in patterns.items()}
         flags = " ".join(f"{_FLAGS[split]} {shlex.quote(path)}" for split, path in new.items())
@@ -125,9 +125,7 @@ def _without(row: Row, *names: str) -> NewRow:
 
 def _pair(columns: Columns) -> list[SampledColumn]:
     """Return the columns of a prompt and its answer, by their names; none if one is missing."""
-    by_name = {name.lower(): column for name, column in columns.items()}
-    usual = ([by_name[name] for name in USUAL_NAMES[flag] if name in by_name] for flag in ("prompt", "completion"))
-    pair = [found[0] for found in usual if found]
+    pair = [own for flag in ("prompt", "completion") for own in columns_named(columns, USUAL_NAMES[flag])[:1]]
     return pair if len(pair) == 2 and pair[0] is not pair[1] else []
 
 

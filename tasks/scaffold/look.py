@@ -194,7 +194,13 @@ def columns_of_rows(rows: Sequence[Row], written: Collection[str] = ()) -> dict[
     return {name: SampledColumn(name, [row.get(name) for row in rows], name in written) for name in names}
 
 
-@dataclass(frozen=True)
+def columns_named(columns: Mapping[str, SampledColumn], names: Sequence[str]) -> list[SampledColumn]:
+    """Return the columns with these names, in any case, in the order of the names."""
+    by_name = {name.lower(): column for name, column in columns.items()}
+    return [by_name[name] for name in names if name in by_name]
+
+
+@dataclass(frozen=True, eq=False)
 class RowSample:
     """Some rows of each split of a source."""
 
@@ -203,6 +209,8 @@ class RowSample:
     """Rows of each split; None if only the beginning was read."""
     written: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     """For the rows of each split, the numbers with decimals that are stored as they are written, as text."""
+    patterns: Mapping[str, str] = field(default_factory=dict)
+    """The local files of each split; none if the rows are elsewhere."""
 
     def reading(self, kinds: Mapping[str, ColumnKind]) -> RowSample:
         """Return the sample as an objective with these columns reads it: see `SplitRows.reading`."""
@@ -265,7 +273,8 @@ def read_source_sample(source: RowsFromFiles | RowsFromHubDataset | RowsFromSql,
         kinds = {type(row.get(name)) for own in rows.values() for row in own} - {type(None)}
         if str in kinds and len(kinds) > 1 and not kinds & {list, dict}:  # ingest makes text of them, too
             rows = {split: [{**row, name: as_text(row.get(name))} for row in own] for split, own in rows.items()}
-    return RowSample(rows, totals, {split: [text for _, text in own] for split, own in read.items()})
+    patterns = source.patterns if isinstance(source, RowsFromFiles) else {}
+    return RowSample(rows, totals, {split: [text for _, text in own] for split, own in read.items()}, patterns)
 
 
 def _rows(batch: SourceBatch) -> Iterator[tuple[Row, Row]]:

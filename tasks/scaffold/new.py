@@ -51,7 +51,7 @@ def create_recipe(request: NewRecipeRequest) -> None:
     found = find_source(request, root)
     sample = read_source_sample(found.source, root)
     facts, kind = _model(request, sample, root)
-    chosen = proposal.choose_objective_and_columns(request, sample, kind, found.patterns)
+    chosen = proposal.choose_objective_and_columns(request, sample, kind)
     print(f"{request.name}: learn {chosen.advice.meaning} ({chosen.objective})")
     print(*_seen(found, sample, chosen, facts), sep="\n")
     # transformers notes at its import what is installed

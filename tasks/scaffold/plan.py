@@ -82,18 +82,7 @@ def plan_recipe(
     sample = sample.reading(objective.columns())
     quality = assess_sample_quality(sample, proposal, objective)
     texts = [objective.text(row) for row in quality.usable]
-    tokenizer_keys: dict[str, Any] = {
-        "kind": "train",
-        "vocab_size": choices.choose_vocabulary_size(sum(map(len, texts))),
-    }
-    if facts:
-        tokenizer_keys = {"kind": "pretrained", "path": AdvisedValue(facts.path, "the model's own")}
-        tokenizer_keys |= {"revision": facts.revision} if facts.revision else {}
-    tokenization = Tokenization.model_validate({"tokenizer": strip_reasons(tokenizer_keys), "max_length": NO_LIMIT})
-    tokenizer = train_or_load_tokenizer(tokenization, texts)
-    if facts and facts.has_chat_template and objective.renders_conversations():
-        tokenizer_keys |= _proposed_tokens(tokenizer)
-    objective.prepare_tokenizer(tokenizer)
+    tokenizer_keys, tokenizer = _tokenizer(facts, objective, texts)
     state = objective.collect_state(quality.usable)
     quality, inputs, targets = _lengths(quality, RowEncoder(objective, tokenizer, NO_LIMIT, state))
     if targets:
@@ -115,9 +104,10 @@ def plan_recipe(
     else:
         how = "are split" if objective.reader_strides else "are cut"
         max_length = choices.choose_max_length(inputs, positions, how)
-        if longer := sum(length > max_length.value for length in inputs):
-            what = f"{longer:,} of {len(inputs):,} rows have more than {max_length.value} tokens, and {how}"
-            quality = quality._replace(of_tokens=[*quality.of_tokens, what])
+        if how in max_length.why:
+            quality = quality._replace(
+                of_tokens=[*quality.of_tokens, f"max_length {max_length.value} {max_length.why}"]
+            )
     encoder = RowEncoder(objective, tokenizer, max_length.value, state)
     tried = quality.usable[:: max(1, len(quality.usable) // _TRIED_ROWS)]
     per_row = list(_encoded(tried, encoder))
@@ -175,12 +165,25 @@ def plan_recipe(
     return RecipePlan(sections, quality, encoder, usual)
 
 
-def _proposed_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """Return a comment that proposes tokens for the marks of the chat template which the tokenizer splits, if there are any."""
-    marks = dict.fromkeys(_MARK.findall(conversation_template(tokenizer) or ""))
-    split = [mark for mark in marks if len(tokenizer(mark, add_special_tokens=False)["input_ids"]) > 1]
-    why = "# The chat template writes marks of several tokens each. If the model has not learned them so, make them one token each:"
-    return {why: "", f"# added_tokens: {json.dumps(split)}": ""} if split else {}
+def _tokenizer(
+    facts: ModelFacts | None, objective: Objective[Any], texts: Sequence[str]
+) -> tuple[Keys, PreTrainedTokenizerBase]:
+    """Return the tokenizer with its keys; a comment among them proposes tokens for the marks of a chat template that it splits."""
+    keys: dict[str, Any] = {"kind": "train", "vocab_size": choices.choose_vocabulary_size(sum(map(len, texts)))}
+    if facts:
+        keys = {"kind": "pretrained", "path": AdvisedValue(facts.path, "the model's own")}
+        keys |= {"revision": facts.revision} if facts.revision else {}
+    tokenization = Tokenization.model_validate({"tokenizer": strip_reasons(keys), "max_length": NO_LIMIT})
+    tokenizer = train_or_load_tokenizer(tokenization, texts)
+    template = (conversation_template(tokenizer) or "") if objective.renders_conversations() else ""
+    marks = dict.fromkeys(_MARK.findall(template))
+    if split := [mark for mark in marks if len(tokenizer(mark, add_special_tokens=False)["input_ids"]) > 1]:
+        keys[
+            "# The template's marks are several tokens each. If the model has not learned them so, make them one each:"
+        ] = ""
+        keys[f"# added_tokens: {json.dumps(split)}"] = ""
+    objective.prepare_tokenizer(tokenizer)
+    return keys, tokenizer
 
 
 def _options(proposal: ObjectiveProposal, sample: RowSample, facts: ModelFacts | None) -> dict[str, AdvisedValue]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from params import RecipeError
 from params.loading import suggestion
 from params.schema import ObjectiveChoice
-from tasks.scaffold.forms import find_row_forms, rating_column
-from tasks.scaffold.look import USUAL_NAMES, Kind, RowSample, SampledColumn, most
+from tasks.scaffold.forms import RowForm, find_row_forms, rating_column
+from tasks.scaffold.look import USUAL_NAMES, Kind, RowSample, SampledColumn, columns_named, most
 from tasks.scaffold.request import NewRecipeRequest
 from trainer import objectives
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
@@ -72,10 +73,8 @@ def proposable_objectives() -> dict[str, NewRecipeAdvice]:
     return dict(sorted(known.items(), key=lambda item: item[1].place))
 
 
-def choose_objective_and_columns(
-    request: NewRecipeRequest, sample: RowSample, kind: ModelKind, patterns: Mapping[str, str] | None = None
-) -> ObjectiveProposal:
-    """Return the objective that the user names, or that fits rows and model, with its columns; `patterns` are those of the files.
+def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, kind: ModelKind) -> ObjectiveProposal:
+    """Return the objective that the user names, or that fits rows and model, with its columns.
 
     Raises:
         RecipeError: nothing fits, or several do and nobody is there to ask.
@@ -86,14 +85,14 @@ def choose_objective_and_columns(
         _check_column(flag, column, sample)
     if request.objective:
         _check_named(request.objective, kind)
-    objective = request.objective or _choose_objective(request, sample, kind, patterns)
+    objective = request.objective or _choose_objective(request, sample, kind)
     advice, columns = proposable_objectives()[objective], dict[str, str]()
     for flag in advice.asked(_seen(sample, given)):
         chosen = {**columns, **given}
         if flag not in chosen and not _candidates(flag, sample, chosen):
-            for form in find_row_forms(sample.columns):
+            for form in _forms(sample):
                 if form.column.lower() in USUAL_NAMES[flag]:
-                    raise form.error(patterns)
+                    raise form.error(sample.patterns)
         columns[flag] = chosen[flag] if flag in chosen else _choose_column(flag, sample, chosen, request, objective)
     for flag in advice.templates.intersection(columns).difference(given):
         columns[flag] = _with_context(columns, flag, sample)
@@ -104,20 +103,18 @@ def choose_objective_and_columns(
             fix = "name it without braces, which here stand around columns" if is_name else "name one column"
             raise RecipeError(f"--{flag}", what, fix)
     proposal = ObjectiveProposal(objective, columns)
-    _check_kinds(proposal, sample, patterns)
+    _check_kinds(proposal, sample)
     return proposal
 
 
-def _choose_objective(
-    request: NewRecipeRequest, sample: RowSample, kind: ModelKind, patterns: Mapping[str, str] | None
-) -> str:
-    for form in find_row_forms(sample.columns):
+def _choose_objective(request: NewRecipeRequest, sample: RowSample, kind: ModelKind) -> str:
+    for form in _forms(sample):
         if not (form.is_proposed or request.columns):
-            raise form.error(patterns)
+            raise form.error(sample.patterns)
     known = proposable_objectives()
     possible = [name for name in best_fitting_objectives(sample, request.columns) if kind in known[name].models]
     if not possible:
-        return _choose_text_alone(request, sample, kind, patterns)
+        return _choose_text_alone(request, sample, kind)
     return request.choose(
         "--objective", "What the model should learn", {name: known[name].meaning for name in possible}
     )
@@ -138,8 +135,7 @@ def _check_column(flag: str, column: str, sample: RowSample) -> None:
 
 def _with_context(columns: Mapping[str, str], flag: str, sample: RowSample) -> str:
     """Return the column of a prompt, or a template of it and of the column with what it is about, if there is one."""
-    by_name = {name.lower(): column for name, column in sample.columns.items()}
-    usual = (by_name[name] for name in _CONTEXT if name in by_name)
+    usual = columns_named(sample.columns, _CONTEXT)
     found = [c for c in usual if c.kind == "text" or (c.is_numeric and c.can_be_text and not c.is_id)]
     names = [columns[flag], *(c.name for c in found[:1] if c.name not in columns.values())]
     template = "\n\n".join(f"{{{name}}}" for name in names)
@@ -150,7 +146,7 @@ def _with_context(columns: Mapping[str, str], flag: str, sample: RowSample) -> s
     return template if len(names) > 1 else columns[flag]
 
 
-def _check_kinds(proposal: ObjectiveProposal, sample: RowSample, patterns: Mapping[str, str] | None) -> None:
+def _check_kinds(proposal: ObjectiveProposal, sample: RowSample) -> None:
     """Refuse a column that holds something else than the objective reads."""
     choice = ObjectiveChoice.model_validate({"name": proposal.objective, **proposal.options})
     kinds = {} if objectives.find_option_problems(choice) else objectives.build_objective(choice).columns()
@@ -162,14 +158,14 @@ def _check_kinds(proposal: ObjectiveProposal, sample: RowSample, patterns: Mappi
             forms = [f for f in find_row_forms(sample.columns, {role: column.name}) if f.column == column.name]
             for form in forms:
                 if form.role and form.role == role:
-                    raise form.error(patterns)
+                    raise form.error(sample.patterns)
             if kind is None or (is_text and (column.can_be_text or (reads_messages and column.kind == "messages"))):
                 continue
             if column.kind in _FITTING[kind][1] | {"empty"}:
                 continue
             what = f"column `{column.name}` holds {_KINDS.get(column.kind, column.kind)}"
             read = f"{proposal.objective} reads {_FITTING[kind][0]} there"
-            fix = forms[0].error(patterns).fix if forms else f"name another column with --{flag}"
+            fix = forms[0].error(sample.patterns).fix if forms else f"name another column with --{flag}"
             raise RecipeError(f"--{flag}", f"{what}, and {read}", fix)
 
 
@@ -195,18 +191,18 @@ def best_fitting_objectives(sample: RowSample, given: Mapping[str, str]) -> list
 
 
 def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
-    prompts, texts = _by_name(sample, "prompt"), _candidates("text", sample, given)
-    answers = [c for c in _by_name(sample, "completion") if c not in prompts[:1]]
+    prompts, texts = _usual(sample, "prompt"), _candidates("text", sample, given)
+    answers = [c for c in _usual(sample, "completion") if c not in prompts[:1]]
     answers = [c for c in answers if not c.is_label or c.is_numeric or c.name.lower() not in USUAL_NAMES["label"]]
     found = {
-        "text": len(texts) == 1 and not any(find_row_forms(sample.columns)),
+        "text": len(texts) == 1 and not _forms(sample),
         "label": [c for c in _candidates("label", sample, given) if not (answers and c in prompts[:1])],
         "completion": answers,
         **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages")},
-        **{flag: _by_name(sample, flag) for flag in ("prompt", "chosen", "rejected")},
+        **{flag: _usual(sample, flag) for flag in ("prompt", "chosen", "rejected")},
     }
     chosen, rejected, prompt = (
-        sample.columns.get(given.get(flag, ""), next(iter(_by_name(sample, flag)), None))
+        sample.columns.get(given.get(flag, ""), next(iter(_usual(sample, flag)), None))
         for flag in ("chosen", "rejected", "prompt")
     )
     pairs = list(zip(chosen.values, rejected.values, strict=True)) if chosen and rejected else []
@@ -226,7 +222,7 @@ def _choose_column(
 ) -> str:
     """Return the column for a flag: the only one that fits, the one with the usual name, or the one that the user chooses."""
     candidates = [c for c in _candidates(flag, sample, chosen) if c.name not in chosen.values()]
-    usual = [c for c in _by_name(sample, flag) if c in candidates]
+    usual = [c for c in _usual(sample, flag) if c in candidates]
     if len(usual) == 1 or (usual and flag != "label"):
         candidates = usual = usual[:1]
     if not candidates:
@@ -243,10 +239,14 @@ def _facts(column: SampledColumn) -> str:
     return f"{column.mean_characters:.0f} characters on average" if column.kind == "text" else column.kind
 
 
-def _by_name(sample: RowSample, flag: str) -> list[SampledColumn]:
+def _usual(sample: RowSample, flag: str) -> list[SampledColumn]:
     """Return the columns with a usual name for a flag, most usual first."""
-    columns = {c.name.lower(): c for c in sample.columns.values()}
-    return [columns[name] for name in USUAL_NAMES[flag] if name in columns]
+    return columns_named(sample.columns, USUAL_NAMES[flag])
+
+
+@lru_cache(maxsize=1)
+def _forms(sample: RowSample) -> list[RowForm]:
+    return list(find_row_forms(sample.columns))
 
 
 def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list[SampledColumn]:
@@ -255,11 +255,8 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
     if flag in ("spans", "messages"):
         return [c for c in columns if c.kind == flag]
     if flag == "text":  # neither labels nor names, longest texts first
-        texts = [
-            c
-            for c in columns
-            if c.name not in taken and not c.is_place_or_time and (c.kind == "text" or c.is_numbered_text)
-        ]
+        texts = [c for c in columns if not c.is_place_or_time and (c.kind == "text" or c.is_numbered_text)]
+        texts = [c for c in texts if c.name not in taken]
         unnamed = [c for c in texts if c.name.lower() not in USUAL_NAMES["label"]]
         found = [c for c in texts if not c.is_id and not (c.is_label and not (c.has_spaces and c in unnamed))]
         found = found or [c for c in texts if not c.is_label] or [c for c in texts if c in unnamed or c.has_spaces]
@@ -270,11 +267,9 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
         return [c for c in columns if c.name not in taken and c.is_target]
     kinds: set[Kind] = {"text"}
     kinds |= {"messages"} if any(flag in advice.conversations for advice in proposable_objectives().values()) else set()
-    by_name = [c for c in _by_name(sample, flag) if c.kind in kinds or c.can_be_text or c.is_numeric]
-    other = {c.name for own in ("chosen", "rejected") if own != flag for c in _by_name(sample, own)}
-    return by_name or [
-        c for c in columns if c.kind in kinds and not (c.is_id or c.is_place_or_time) and c.name not in other
-    ]
+    by_name = [c for c in _usual(sample, flag) if c.kind in kinds or c.can_be_text or c.is_numeric]
+    other = {c.name for own in ("chosen", "rejected") if own != flag for c in _usual(sample, own)}
+    return by_name or [c for c in columns if c.kind in kinds and not c.is_incidental and c.name not in other]
 
 
 _OWN: Final = "; or write an objective (docs/objectives.md), and name it with --objective"
@@ -292,17 +287,15 @@ def _instead(sample: RowSample, kind: ModelKind) -> str:
     return f"; or, to pass over this, add {' or '.join(flags)}" if flags else ""
 
 
-def _choose_text_alone(
-    request: NewRecipeRequest, sample: RowSample, kind: ModelKind, patterns: Mapping[str, str] | None
-) -> str:
+def _choose_text_alone(request: NewRecipeRequest, sample: RowSample, kind: ModelKind) -> str:
     """Return the objective that learns from the texts alone, if somebody wants that; else say why nothing fits."""
     given, known = request.columns, proposable_objectives()
     seen = _seen(sample, given)
     possible, texts = best_fitting_objectives(sample, given), _candidates("text", sample, given)
     columns = [f"{c.name} ({c.kind})" for c in sample.columns.values()]
     alone = next((name for name, advice in known.items() if advice.reads_running_text and kind in advice.models), None)
-    for form in find_row_forms(sample.columns):
-        raise form.error(patterns, _instead(sample, kind) + (_OWN if form.convert is None else ""))
+    for form in _forms(sample):
+        raise form.error(sample.patterns, _instead(sample, kind) + (_OWN if form.convert is None else ""))
     if possible:
         what = f"these rows are for {' or '.join(possible)}, which does not work with this {kind} model"
         raise RecipeError("--model", what, "give another model, or name an objective with --objective")

@@ -39,11 +39,6 @@ class FoundSource(NamedTuple):
     notes: Sequence[str] = ()
     """What else was found, for people."""
 
-    @property
-    def patterns(self) -> Mapping[str, str]:
-        """The files of each split, those of the training rows first; none if they are elsewhere."""
-        return self.source.patterns if isinstance(self.source, RowsFromFiles) else {}
-
 
 def find_source(request: NewRecipeRequest, root: Path = Path()) -> FoundSource:
     """Return the source that `--data`, `--query`, `--test` and `--validation` describe.

@@ -157,7 +157,7 @@ def proposed(path: str, **columns: str) -> Any:
     errors = list[EvergreenError]()
     for kind in kinds:
         try:
-            return choose_objective_and_columns(request, rows, kind, found.patterns)  # type: ignore[arg-type]
+            return choose_objective_and_columns(request, rows, kind)  # type: ignore[arg-type]
         except EvergreenError as error:
             errors.append(error)
     return errors[-1]
