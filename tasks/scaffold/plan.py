@@ -105,9 +105,7 @@ def plan_recipe(
         how = "are split" if objective.reader_strides else "are cut"
         max_length = choices.choose_max_length(inputs, positions, how)
         if how in max_length.why:
-            quality = quality._replace(
-                of_tokens=[*quality.of_tokens, f"max_length {max_length.value} {max_length.why}"]
-            )
+            quality = quality._replace(remarks=[*quality.remarks, f"max_length {max_length.value} {max_length.why}"])
     encoder = RowEncoder(objective, tokenizer, max_length.value, state)
     tried = quality.usable[:: max(1, len(quality.usable) // _TRIED_ROWS)]
     per_row = list(_encoded(tried, encoder))
@@ -232,7 +230,7 @@ def _lengths(quality: SampleQuality, encoder: RowEncoder) -> tuple[SampleQuality
         quality = quality.without(refused, step)
     if silent := sum(not own and id(row) not in refused for row, own in zip(rows, of_rows, strict=True)):
         what = f"{silent:,} of {len(rows):,} rows have no token to learn, so training leaves them out"
-        quality = quality._replace(of_tokens=[what])
+        quality = quality._replace(remarks=[*quality.remarks, what])
     if not any(of_rows):
         why = next(iter(refused.values()), "none of their tokens has a loss")
         raise DataError("the training rows", f"none can be learned from: {why}", _NO_EXAMPLES)
