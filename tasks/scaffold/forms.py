@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from pathlib import PurePath
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -52,7 +52,7 @@ class RowForm(NamedTuple):
         if self.convert is None:
             return DataError(self.column, what, becomes + instead)
         given = dict.fromkeys(patterns.values()) or {"FILE": None}
-        to = clean_name(PurePath(next(iter(given))), ".jsonl")
+        to = clean_name(Path(next(iter(given))), ".jsonl")
         new = {"train": to}
         if len(given) > 1 or is_glob(next(iter(given))):
             to = f"{common_folder(given) or 'rows'}-clean"
@@ -114,11 +114,6 @@ def _one_conversation(row: Row, name: str, prompt: str) -> list[NewRow]:
     return [_without(row, name, prompt) | {"messages": [*before, *(row.get(name) or ())]}]
 
 
-def _spans(row: Row, name: str, _: Any) -> list[NewRow]:
-    found = [{"label": label, "start": start, "end": end} for start, end, label in row.get(name) or ()]
-    return [_without(row, name) | {"spans": found}]
-
-
 def _without(row: Row, *names: str) -> NewRow:
     return {name: value for name, value in row.items() if name not in names}
 
@@ -141,10 +136,10 @@ def _ratings(column: SampledColumn, columns: Columns, *, in_words: bool = False)
 
 def _prompt_of_messages(column: SampledColumn, columns: Columns) -> str:
     """Return the column with the prompt of an answer that is a list of messages; empty if a column has whole conversations."""
-    prompt, answer = _pair(columns) or (None, None)
-    others = [own for own in columns.values() if own.kind == "messages" and own not in (prompt, answer)]
-    is_answer = column is answer and column.kind == "messages" and not others
-    return prompt.name if is_answer and prompt and prompt.kind in ("messages", "text") else ""
+    prompt, answer = _pair(columns) or (column, None)
+    others = (own for own in columns.values() if own not in (prompt, answer))
+    is_answer = column is answer and column.kind == "messages" and all(own.kind != "messages" for own in others)
+    return prompt.name if is_answer and prompt.kind in ("messages", "text") else ""
 
 
 def _rated_messages(column: SampledColumn, columns: Columns) -> str:
@@ -174,8 +169,7 @@ def _is_name(item: Any) -> bool:
 
 
 def _is_offset(item: Any) -> bool:
-    is_triple = isinstance(item, list) and len(item) == 3
-    return is_triple and all(isinstance(place, int) for place in item[:2]) and isinstance(item[2], str)
+    return isinstance(item, list) and list(map(type, item)) == [int, int, str]
 
 
 def _are_rows(column: SampledColumn) -> bool:
@@ -200,11 +194,12 @@ def _tags(column: SampledColumn, columns: Columns) -> _Tags | None:
     lists = [own for own in columns.values() if column.kind == "list" and _holds(own, _is_name)]
     words = next((own for own in lists if isinstance(_items(own)[0], str)), column)
 
-    def is_aligned(pair: tuple[Any, Any]) -> bool:
-        return len(pair[0] or ()) == len(pair[1] or ())
+    def is_aligned(own: SampledColumn) -> bool:
+        return most(
+            lambda pair: len(pair[0] or ()) == len(pair[1] or ()), [*zip(words.values, own.values, strict=True)]
+        )
 
-    others = (own for own in lists if own is not words)
-    tagged = [own for own in others if most(is_aligned, [*zip(words.values, own.values, strict=True)])]
+    tagged = [own for own in lists if own is not words and is_aligned(own)]
     if not tagged or column is not min(tagged, key=lambda own: "ner" not in own.name.lower()):
         return None
     return _Tags(words.name, [own.name for own in tagged], frozenset(_items(column)))
@@ -213,7 +208,7 @@ def _tags(column: SampledColumn, columns: Columns) -> _Tags | None:
 @cache
 def _scheme(tags: frozenset[str]) -> tuple[str, re.Pattern[str]]:
     """Return the tag of words outside of spans, and the form of others: BIO, BIOES, BILOU, also in lower case."""
-    is_lower = "O" not in tags and all(tag == "o" or re.match("[bieslu]-", tag) for tag in tags)
+    is_lower = "o" in tags and "O" not in tags and all(tag == "o" or re.match("[bieslu]-", tag) for tag in tags)
     return ("o", re.compile("([bieslu])-(.+)")) if is_lower else ("O", re.compile("([BIESLU])-(.+)"))
 
 
@@ -282,7 +277,12 @@ FORMS: Final = (
         lambda row, name, _: [_without(row, name) | (row.get(name) or {})],
     ),
     RowForm(_TAGS, "text and spans", _tags, _with_spans),
-    RowForm("holds lists of start, end and label", "records of them", lambda c, _: _holds(c, _is_offset), _spans),
+    RowForm(
+        "holds lists of start, end and label",
+        "records of them",
+        lambda c, _: _holds(c, _is_offset),
+        _changed(lambda offsets: [{"label": label, "start": start, "end": end} for start, end, label in offsets]),
+    ),
     _Label(
         _WHOLE,
         "1 for 1.0",

@@ -207,7 +207,8 @@ def test_offsets_of_labels_become_spans(capsys: pytest.CaptureFixture[str]) -> N
     row = {"text": "Ann Lee in Rome", "entities": [[0, 7, "PER"], [11, 15, "LOC"]]}
     Path("rows.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({"text": "", "entities": []}) + "\n")
     assert main(["convert", "rows.jsonl", "new.jsonl"]) == 0
-    assert json.loads(Path("new.jsonl").read_text().splitlines()[0]) == SPANNED
+    wanted = {"text": SPANNED["text"], "entities": SPANNED["spans"]}
+    assert json.loads(Path("new.jsonl").read_text().splitlines()[0]) == wanted
     assert "2 rows became 2; 0 could not be converted" in capsys.readouterr().out
 
 
