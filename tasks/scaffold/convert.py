@@ -56,10 +56,10 @@ def convert_files(patterns: Sequence[str], to: Path, names: Sequence[str] = (), 
     if is_book:
         for path, target in zip(paths, targets, strict=True):
             _write_sheet(path, target, sheet)
-        return
-    form = _find_form(paths, names)
-    for path, target in zip(paths, targets, strict=True):
-        _write_converted(path, target, form)
+    else:
+        form = _find_form(paths, names)
+        if not sum([_write_converted(path, target, form) for path, target in zip(paths, targets, strict=True)]):
+            raise DataError(patterns[0], "no row could be converted", "look at the rows that are named above")
 
 
 def _find_form(paths: Sequence[Path], names: Sequence[str]) -> RowForm:
@@ -74,7 +74,8 @@ def _find_form(paths: Sequence[Path], names: Sequence[str]) -> RowForm:
     return form._replace(found=form.found._replace(names=names)) if hasattr(form.found, "names") else form
 
 
-def _write_converted(path: Path, to: Path, form: RowForm) -> None:
+def _write_converted(path: Path, to: Path, form: RowForm) -> int:
+    """Return how many rows were written; without any there is no file."""
     lines, left_out, number = list[str](), Counter[str](), 0
     assert form.convert is not None
     for number, row in enumerate(_rows(path), start=1):
@@ -86,11 +87,11 @@ def _write_converted(path: Path, to: Path, form: RowForm) -> None:
                 print(f"  left out: row {number} of {path}: {error}")
             continue
         lines += (json.dumps(one, ensure_ascii=False, default=str) for one in new)
-    if not lines:
-        raise DataError(str(path), "no row could be converted", "look at the rows that are named above")
-    write_text_atomically(to, "\n".join(lines) + "\n")
+    if lines:
+        write_text_atomically(to, "\n".join(lines) + "\n")
     print(f"column `{form.column}` {form.what.format(found=form.found)}: wrote {form.becomes} into {to}")
     print(f"  {number:,} rows became {len(lines):,}; {left_out.total():,} could not be converted")
+    return len(lines)
 
 
 def _rows(path: Path) -> Iterator[Row]:

@@ -157,11 +157,7 @@ def _keys(column: SampledColumn, *, shares: bool = False) -> str:
 
 def _holds(column: SampledColumn, is_item: Callable[[Any], bool]) -> bool:
     """Whether a column holds lists of nothing else than such items."""
-    return column.kind == "list" and any(column.filled) and all(map(is_item, _items(column)))
-
-
-def _items(column: SampledColumn) -> list[Any]:
-    return [item for value in column.filled for item in value]
+    return column.kind == "list" and any(column.filled) and all(map(is_item, column.items))
 
 
 def _is_name(item: Any) -> bool:
@@ -192,7 +188,7 @@ class _Tags(NamedTuple):
 
 def _tags(column: SampledColumn, columns: Columns) -> _Tags | None:
     lists = [own for own in columns.values() if column.kind == "list" and _holds(own, _is_name)]
-    words = next((own for own in lists if isinstance(_items(own)[0], str)), column)
+    words = next((own for own in lists if isinstance(own.items[0], str)), column)
 
     def is_aligned(own: SampledColumn) -> bool:
         return most(
@@ -202,7 +198,7 @@ def _tags(column: SampledColumn, columns: Columns) -> _Tags | None:
     tagged = [own for own in lists if own is not words and is_aligned(own)]
     if not tagged or column is not min(tagged, key=lambda own: "ner" not in own.name.lower()):
         return None
-    return _Tags(words.name, [own.name for own in tagged], frozenset(_items(column)))
+    return _Tags(words.name, [own.name for own in tagged], frozenset(column.items))
 
 
 @cache

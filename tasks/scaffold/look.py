@@ -77,6 +77,11 @@ class SampledColumn:
         return [v for v in self.values if v is not None and not (isinstance(v, str) and not v.strip())]
 
     @cached_property
+    def items(self) -> list[Any]:
+        """What is in all lists."""
+        return [item for value in self.filled if isinstance(value, list) for item in value]
+
+    @cached_property
     def parsed(self) -> list[Any]:
         """What texts say that are a list or a mapping as JSON; None for others."""
         return list(map(_parsed, self.filled))
@@ -90,9 +95,8 @@ class SampledColumn:
         if types == {list}:
             if any(self.filled) and most(looks_like_conversation, self.filled):
                 return "messages"
-            items = [set(item) if isinstance(item, dict) else set() for value in self.filled for item in value]
-            keys = set.intersection(*items) if items else set()
-            return "spans" if keys >= _SPAN else "list"
+            are_spans = all(isinstance(item, dict) and item.keys() >= _SPAN for item in self.items)
+            return "spans" if self.items and are_spans else "list"
         if types == {str} and most(lambda value: value is not None, self.parsed):
             return "json"
         for kind, own in _TYPES.items():
@@ -121,11 +125,15 @@ class SampledColumn:
         return bool(self.filled) and most(lambda value: _PLACE_OR_TIME.fullmatch(str(value).strip()), self.filled)
 
     @property
-    def is_target(self) -> bool:
-        """Whether the values can be labels to learn: not if they, or the column's name, say where, when or which a row is."""
+    def names_rows(self) -> bool:
+        """Whether the column's name says that the values say where, when or which a row is."""
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.name).lower()
-        is_named = bool(_NO_TARGET.fullmatch(name)) and name.rpartition("_")[0] not in USUAL_NAMES["label"]
-        return self.is_label and not (self.is_id or self.is_place_or_time or is_named)
+        return bool(_NO_TARGET.fullmatch(name)) and name.rpartition("_")[0] not in USUAL_NAMES["label"]
+
+    @property
+    def is_target(self) -> bool:
+        """Whether the values can be labels to learn."""
+        return self.is_label and not (self.is_id or self.is_place_or_time or self.names_rows)
 
     @property
     def is_label(self) -> bool:

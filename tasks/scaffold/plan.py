@@ -88,6 +88,7 @@ def plan_recipe(
     if targets:
         length = choices.choose_max_length(targets, None)
         options = {**options, **dict.fromkeys(sorted(objective.limits), length)}
+        quality = _saying_what_is_cut(quality, "the limit of targets,", length)
         if "max_new_tokens" in objective.options_class.model_fields:
             options["max_new_tokens"] = AdvisedValue(length.value, "as long as a target may be")
     if "packing" in options and not _can_train(model, objective, state, tokenizer):
@@ -104,8 +105,7 @@ def plan_recipe(
     else:
         how = "are split" if objective.reader_strides else "are cut"
         max_length = choices.choose_max_length(inputs, positions, how)
-        if how in max_length.why:
-            quality = quality._replace(remarks=[*quality.remarks, f"max_length {max_length.value} {max_length.why}"])
+        quality = _saying_what_is_cut(quality, "max_length", max_length)
     encoder = RowEncoder(objective, tokenizer, max_length.value, state)
     tried = quality.usable[:: max(1, len(quality.usable) // _TRIED_ROWS)]
     per_row = list(_encoded(tried, encoder))
@@ -182,6 +182,11 @@ def _tokenizer(
         keys[f"# added_tokens: {json.dumps(split)}"] = ""
     objective.prepare_tokenizer(tokenizer)
     return keys, tokenizer
+
+
+def _saying_what_is_cut(quality: SampleQuality, name: str, length: AdvisedValue) -> SampleQuality:
+    said = [f"{name} {length.value} {length.why}"] if re.search("are (cut|split)", length.why) else []
+    return quality._replace(remarks=[*quality.remarks, *said])
 
 
 def _options(proposal: ObjectiveProposal, sample: RowSample, facts: ModelFacts | None) -> dict[str, AdvisedValue]:

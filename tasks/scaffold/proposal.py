@@ -205,7 +205,7 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         sample.columns.get(given.get(flag, ""), next(iter(_usual(sample, flag)), None))
         for flag in ("chosen", "rejected", "prompt")
     )
-    pairs = list(zip(chosen.values, rejected.values, strict=True)) if chosen and rejected else []
+    pairs = list(zip(chosen.values, rejected.values, strict=True))[:1000] if chosen and rejected else []
     are_whole = bool(pairs) and most(lambda pair: begin_with_prompt(*pair), pairs)
     own = given.get("text") or next((c.name for c in texts), None)
     return SeenColumns(
@@ -256,7 +256,7 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
         return [c for c in columns if c.kind == flag]
     if flag == "text":  # neither labels nor names, longest texts first
         texts = [c for c in columns if not c.is_place_or_time and (c.kind == "text" or c.is_numbered_text)]
-        texts = [c for c in texts if c.name not in taken]
+        texts = [c for c in texts if c.name not in taken and not (c.is_id and c.names_rows)]
         unnamed = [c for c in texts if c.name.lower() not in USUAL_NAMES["label"]]
         found = [c for c in texts if not c.is_id and not (c.is_label and not (c.has_spaces and c in unnamed))]
         found = found or [c for c in texts if not c.is_label] or [c for c in texts if c in unnamed or c.has_spaces]

@@ -314,6 +314,17 @@ def test_files_of_one_command_get_the_columns_of_all_their_classes(name: str, mo
     assert (lines[-1]["b"], lines[-1]["a"], lines[-1][own]) == (7, "yes", "yes" if name == "labels" else "no")
 
 
+def test_a_file_without_wanted_rows_does_not_end_the_conversion_of_others(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, labels in (("bad", ["bad"]), ("good", ["good"])):
+        rows = pairs(feedback=labels)
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["convert", "bad.jsonl", "good.jsonl", "new"]) == 0
+    assert [path.name for path in Path("new").iterdir()] == ["good.jsonl"]
+    assert "60 rows became 0" in capsys.readouterr().out
+    assert main(["convert", "bad.jsonl", "new.jsonl"]) != 0
+    assert "no row could be converted" in capsys.readouterr().err
+
+
 def test_what_would_be_overwritten_or_misread_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a/rows.jsonl", "a/rows.json", "rows.jsonl"):
         Path(name).parent.mkdir(exist_ok=True)

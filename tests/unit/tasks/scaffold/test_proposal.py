@@ -155,6 +155,16 @@ def test_what_says_where_when_or_which_a_row_is_is_no_label(name: str) -> None:
     assert proposed(rows, columns={"label": name}).columns["label"] == name
 
 
+def test_names_of_rows_are_no_text() -> None:
+    """Nor is a way to learn them proposed."""
+    rows = sample(id=[f"x{i}" for i in range(60)], tokens=[["a", "b"]] * 60, ner_tags=[["O", "B-N"]] * 60)
+    with pytest.raises(DataError, match="tags of the words") as error:
+        proposed(rows, "decoder")
+    assert "--objective" not in error.value.fix
+    with pytest.raises(RecipeError, match="none of these columns fits"):
+        proposed(rows, "decoder", objective="causal_lm")
+
+
 def test_a_number_of_a_label_is_a_label() -> None:
     assert proposed(sample(text=TEXTS, label_id=[i % 4 for i in range(60)])).columns["label"] == "label_id"
 
