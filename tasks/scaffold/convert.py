@@ -69,8 +69,9 @@ def _find_form(paths: Sequence[Path], names: Sequence[str]) -> RowForm:
         what = "has no form that has to be converted"
         raise DataError(", ".join(map(str, paths)), what, "give it to `evergreen new` as it is")
     if form.convert is into_class_columns:
-        rows = itertools.chain.from_iterable(map(_rows, paths))
-        return form._replace(found=class_columns(rows, form.column))
+        classes = class_columns(itertools.chain.from_iterable(map(_rows, paths)), form.column)
+        print(f"columns: {', '.join(classes.values())}; files that are converted in one command all have them")
+        return form._replace(found=classes)
     return form._replace(found=form.found._replace(names=names)) if hasattr(form.found, "names") else form
 
 

@@ -201,18 +201,15 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages")},
         **{flag: _usual(sample, flag) for flag in ("prompt", "chosen", "rejected")},
     }
-    chosen, rejected, prompt = (
-        sample.columns.get(given.get(flag, ""), next(iter(_usual(sample, flag)), None))
-        for flag in ("chosen", "rejected", "prompt")
-    )
-    pairs = list(zip(chosen.values, rejected.values, strict=True))[:1000] if chosen and rejected else []
-    are_whole = bool(pairs) and most(lambda pair: begin_with_prompt(*pair), pairs)
+    both = [given.get(flag) or next((c.name for c in _usual(sample, flag)), "") for flag in ("chosen", "rejected")]
+    pairs = [[row.get(name) for name in both] for row in sample.rows["train"][:1000]]
+    is_chat = any(c.kind == "messages" for c in prompts[:1])
     own = given.get("text") or next((c.name for c in texts), None)
     return SeenColumns(
         frozenset(given),
         frozenset(flag for flag, is_there in found.items() if is_there),
         is_text_alone=all(c.is_incidental for c in sample.columns.values() if c.name != own),
-        answers_have_prompt=are_whole and not (prompt and prompt.kind == "messages"),
+        answers_have_prompt=not is_chat and most(lambda pair: begin_with_prompt(*pair), pairs),
         rates_answers=rating_column(sample.columns) is not None,
     )
 
