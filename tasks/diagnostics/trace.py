@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.dataset as ds
 
@@ -18,9 +18,7 @@ from trainer.data import tokens
 from trainer.model import network
 from trainer.objectives.bases.likelihood import Likelihood, compute_logits
 from trainer.objectives.bases.padding import IGNORE_INDEX, token_column_names
-
-if TYPE_CHECKING:
-    from trainer.objectives.bases.objective import ColumnKind, Example
+from trainer.objectives.bases.rows import ColumnKind, Example
 
 _MAX_TOKENS = 40
 _MAX_CHARACTERS = 400

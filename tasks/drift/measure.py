@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,9 +47,7 @@ from tasks.drift.two_sample import (
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
-
-if TYPE_CHECKING:
-    from trainer.objectives.bases.objective import Objective
+from trainer.objectives.bases.objective import Objective
 
 logger = logging.getLogger(__name__)
 _MAX_EXAMPLES = 5

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
@@ -17,9 +17,7 @@ from params import CheckpointError, RecipeError
 from trainer.data.order import EpochOrder, GlobalBatchShard, Lengths, SampleKey, SamplerOrder
 from trainer.data.randomness import seeded
 from trainer.data.streaming import STREAM_STATE, StreamByPosition
-
-if TYPE_CHECKING:
-    from transformers import TrainingArguments
+from trainer.objectives.bases.lazy_imports import TrainingArguments
 
 
 def make_plain_data_loader(

@@ -18,14 +18,11 @@ import copy
 import importlib
 import inspect
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from params import ModelError
 from params.loading import suggestion
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, TrainingArguments
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, TrainingArguments, torch
 
 LOW_RANK = ("apollo", "galore")
 """Families that project gradients of linear layers to few dimensions."""
@@ -65,7 +62,6 @@ def optimizer_class_and_arguments(args: TrainingArguments, model: PreTrainedMode
     Raises:
         ModelError: `optim_target_modules` names a layer that the model does not have.
     """
-    import torch
     from transformers import Trainer
     from transformers.training_args import OptimizerNames
 
@@ -131,8 +127,6 @@ class BackwardGradientHooks:
 
     def gradient_norm(self) -> torch.Tensor:
         """Return the norm of all gradients since the last call."""
-        import torch
-
         squares, self._squares = self._squares, []
         return torch.stack(squares).sum().sqrt() / self._scale
 
@@ -216,7 +210,6 @@ def _parts(value: Any) -> Any:
 
 
 def _whole(value: Any, device: torch.device) -> Any:
-    import torch
     from torch.utils._pytree import tree_map_only
 
     if not (isinstance(value, dict) and str(value.get("class", "")).startswith(_OBJECTS)):

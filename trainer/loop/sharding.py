@@ -10,15 +10,13 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from params import CheckpointError, ModelError
 from params.distribution import Distribution, read_parallelism_strategy
 from params.schema import Launch
 from trainer.checkpoints.sealed import ResumePosition
-
-if TYPE_CHECKING:
-    from transformers import Trainer
+from trainer.objectives.bases.lazy_imports import Trainer, torch
 
 _REQUESTED_BY = {"FSDP": "ACCELERATE_USE_FSDP", "DeepSpeed": "ACCELERATE_USE_DEEPSPEED"}
 """Environment variables with which accelerate's launcher passes on what its configuration asks for."""
@@ -47,8 +45,6 @@ def check_sharding_as_requested(trainer: Trainer, checkpoint: Path | None) -> No
         ModelError: accelerate does not do what its configuration asks for.
         CheckpointError: the checkpoint was written under another kind of sharding.
     """
-    import torch
-
     found: Distribution = "FSDP" if trainer.is_fsdp_enabled else "DeepSpeed" if trainer.is_deepspeed_enabled else _PLAIN
     for requested, variable in _REQUESTED_BY.items():
         if os.environ.get(variable, "").lower() == "true" and found != requested:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat
 
@@ -29,7 +29,7 @@ from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases import preferences
 from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.chat import ConversationTokenizer, conversation_template
-from trainer.objectives.bases.lazy_imports import NDArray, np, torch
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
@@ -50,9 +50,6 @@ from trainer.objectives.bases.texts import (
     tokenize_prompts,
     tokenize_texts,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _SCORES = ("loss", "chosen_reward", "rejected_reward", "chosen_logprob", "rejected_logprob")
 _WITH_SMOOTHING = ("sigmoid", "robust", "exo_pair")
@@ -283,9 +280,7 @@ class DPO(Objective[Options]):
         given = self.reader_input(row)
         if self.options.chat:
             given = self._conversation_tokenizer(tokenizer).read(given)
-        else:
-            (given,) = strip_repeated_special_tokens([given], tokenizer)
-        generate_tokens_checking_prompt(ask, given, example)
+        generate_tokens_checking_prompt(ask, given, example, tokenizer)
         return {}
 
     def length(self, example: Example) -> int:

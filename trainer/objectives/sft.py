@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from params import Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
 from trainer.objectives.bases import chat, packing
 from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns
-from trainer.objectives.bases.lazy_imports import torch
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
@@ -38,9 +38,6 @@ from trainer.objectives.bases.texts import (
     tokenize_prompts,
     tokenize_texts,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}"
@@ -282,9 +279,7 @@ class SFT(TokenLikelihood[Options]):
         given = self.reader_input(row)
         if self.options.messages_column:
             given = self._conversation_tokenizer(tokenizer).read(given)
-        else:
-            (given,) = strip_repeated_special_tokens([given], tokenizer)
-        generate_tokens_checking_prompt(ask, given, example)
+        generate_tokens_checking_prompt(ask, given, example, tokenizer)
         return {}
 
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:

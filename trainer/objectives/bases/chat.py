@@ -15,16 +15,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import TemplateError
 
 from params import ModelError
+from trainer.objectives.bases.lazy_imports import Encoding
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.texts import Tokenizer, encode_texts, first_token_at_character, tokenize_texts
-
-if TYPE_CHECKING:
-    from tokenizers import Encoding
 
 Turns = Sequence[Mapping[str, Any]]
 """A conversation, as `read_turns` returns it."""

@@ -1,4 +1,4 @@
-"""numpy and torch, imported when they are first used: so a recipe is read and checked without them."""
+"""numpy and torch, imported when they are first used, and types of other slow libraries: a recipe is read and checked without them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import torch
     import torch.nn.functional as F
     from numpy.typing import NDArray
+    from tokenizers import Encoding
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 else:
 
     class _Lazy(ModuleType):
@@ -18,6 +20,8 @@ else:
             return getattr(importlib.import_module(self.__name__), name)
 
     np, torch, F = _Lazy("numpy"), _Lazy("torch"), _Lazy("torch.nn.functional")
-    NDArray = Any  # in annotations, which are not evaluated
+    NDArray = Encoding = Any  # in annotations, which are not evaluated
+    PreTrainedModel = PreTrainedTokenizerBase = Trainer = TrainingArguments = Any
 
-__all__ = ["F", "NDArray", "np", "torch"]
+__all__ = ["F", "np", "torch"]
+__all__ += ["Encoding", "NDArray", "PreTrainedModel", "PreTrainedTokenizerBase", "Trainer", "TrainingArguments"]

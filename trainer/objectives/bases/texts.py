@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from params import ModelError
-
-if TYPE_CHECKING:
-    from tokenizers import Encoding
-    from transformers import PreTrainedTokenizerBase
+from trainer.objectives.bases.lazy_imports import Encoding, PreTrainedTokenizerBase
 
 Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
 """The tokenizer of a model, a fast one."""
@@ -97,12 +94,14 @@ def encode_texts(
 
 
 def generate_tokens_checking_prompt(
-    ask: Callable[..., Any], prompt: Any, example: Mapping[str, Any], **arguments: Any
+    ask: Callable[..., Any], prompt: Any, example: Mapping[str, Any], tokenizer: Tokenizer, **arguments: Any
 ) -> list[int]:
     """Ask a release for text by `Objective.answer_scores`, and return the tokens that it generates: one without `arguments`.
 
     ValueError if the evaluated `example` does not begin with the tokens that the call makes of the prompt.
     """
+    if isinstance(prompt, str):
+        (prompt,) = strip_repeated_special_tokens([prompt], tokenizer)
     *ids, first = ask(prompt, max_new_tokens=1)
     if ids != list(example["input_ids"][: len(ids)]):
         raise ValueError("the call on the card gives the model other tokens of the prompt than the evaluation did")
