@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
 from params import ModelError, TransientError
 from params.schema import Tokenization, TrainTokenizer
+from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase
 from trainer.runtime.library_errors import as_remote_code_error
 from trainer.runtime.model_files import check_safe_to_load
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 END_OF_TEXT = "<|endoftext|>"
 
