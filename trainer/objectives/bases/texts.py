@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -91,6 +92,25 @@ def encode_texts(
     encode = backend.encode_batch if offsets else backend.encode_batch_fast
     found: list[Encoding] = encode(list(texts), add_special_tokens=add_special_tokens)
     return found
+
+
+def backend_with_whole_offsets(tokenizer: Tokenizer) -> Any:
+    """Return a copy of a tokenizer's backend whose offsets include the white space of a token; None if its own do.
+
+    That of GPT-2 and Llama 3 leaves it out in its last step, which has no other effect without special tokens.
+    """
+    (encoding,) = encode_texts(["a b"], tokenizer, offsets=True, add_special_tokens=False)
+    covered = {character for start, stop in encoding.offsets for character in range(start, stop)}
+    if not covered:
+        what = "does not say which characters its tokens are of, so the assistant's cannot be found"
+        raise ModelError(
+            "tokenization.tokenizer", what, "use a fast tokenizer with offsets, as tokenizer.json has them"
+        )
+    if 1 in covered:
+        return None
+    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    backend.post_processor = None
+    return backend
 
 
 def generate_tokens_checking_prompt(
