@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from params import DataError
 from trainer.data.shards import ROW, ROW_ID, Manifest
-from trainer.objectives.bases.lazy_imports import NDArray
+from trainer.objectives.bases.lazy_imports import NDArray, transformers
 from trainer.objectives.bases.padding import token_column_names
 from trainer.objectives.bases.rows import Example, ObjectiveState
 from trainer.objectives.bases.texts import Tokenizer
@@ -98,10 +98,8 @@ def read_split(tokens: Path, split: str) -> Sequences:
 
 def read_tokenizer(tokens: Path) -> Tokenizer:
     """Return the tokenizer that made the sequences."""
-    from transformers import AutoTokenizer
-
     check_safe_to_load(tokens / "tokenizer")
-    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(tokens / "tokenizer", trust_remote_code=False)
+    tokenizer: Tokenizer = transformers.AutoTokenizer.from_pretrained(tokens / "tokenizer", trust_remote_code=False)
     return tokenizer
 
 

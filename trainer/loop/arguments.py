@@ -20,7 +20,7 @@ from params.loading import suggestion
 from params.schema import Direction, Launch, Training
 from trainer.loop import optimizer_check
 from trainer.loop.batch import interval_steps, micro_batch_and_accumulation, total_steps
-from trainer.objectives.bases.lazy_imports import torch
+from trainer.objectives.bases.lazy_imports import torch, transformers
 from trainer.reporting import trackers
 
 _OWN_KEYS = {
@@ -103,10 +103,8 @@ _NEEDS_GPU = {"use_liger_kernel": "Liger's kernels need a GPU", "tf32": "TF32 is
 
 def training_argument_types() -> dict[str, Any]:
     """Return the fields of TrainingArguments with their types."""
-    from transformers import TrainingArguments
-
-    hints = typing.get_type_hints(TrainingArguments)
-    return {field.name: hints[field.name] for field in dataclasses.fields(TrainingArguments) if field.init}
+    hints = typing.get_type_hints(transformers.TrainingArguments)
+    return {field.name: hints[field.name] for field in dataclasses.fields(transformers.TrainingArguments) if field.init}
 
 
 def find_argument_problems(arguments: dict[str, Any]) -> list[Problem]:
@@ -181,8 +179,6 @@ def build_training_arguments(
         RecipeError: the processes cannot share the batch evenly.
         ModelError: TrainingArguments refuses a value.
     """
-    from transformers import TrainingArguments
-
     micro_batch, accumulation = micro_batch_and_accumulation(training.global_batch_size, launch)
     total = total_steps(training, rows)
     own: dict[str, Any] = {
@@ -226,7 +222,7 @@ def build_training_arguments(
         "restore_callback_states_from_checkpoint": True,
     }
     try:
-        args = TrainingArguments(**(own | training.arguments))
+        args = transformers.TrainingArguments(**(own | training.arguments))
     except (ValueError, TypeError, ImportError) as error:
         raise ModelError("training", f"refused by transformers: {error}", "fix the training section") from error
     trackers.set_tracker_environment(folder, args.report_to, args.project)

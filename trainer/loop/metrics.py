@@ -11,7 +11,7 @@ from params import ModelError
 from params.importing import import_with_arguments
 from params.schema import OwnMetrics
 from trainer.data.tokens import Sequences
-from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase, torch
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase, torch, transformers
 from trainer.objectives.bases.likelihood import Likelihood
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState, ScoreColumns
 
@@ -156,14 +156,12 @@ class EvaluationMetrics:
         return metrics
 
     def _own(self, function: Callable[..., Any]) -> dict[str, float]:
-        from transformers import EvalPrediction
-
         scores, predictions, labels, inputs = self._measurements.get_arrays()
         names = list(self._objective.score_names(self.state))
         losses = scores[:, names.index("nll")] if "nll" in names else None
         where = "evaluation.metrics.function"
         try:
-            found = function(EvalPrediction(predictions, labels, inputs=inputs, losses=losses))
+            found = function(transformers.EvalPrediction(predictions, labels, inputs=inputs, losses=losses))
             return {name: float(found[name]) for name in self._directions}
         except KeyError as error:
             fix = "name what it returns in evaluation.metrics.directions"

@@ -22,7 +22,7 @@ from typing import Any
 
 from params import ModelError
 from params.loading import suggestion
-from trainer.objectives.bases.lazy_imports import PreTrainedModel, TrainingArguments, torch
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch, transformers
 
 LOW_RANK = ("apollo", "galore")
 """Families that project gradients of linear layers to few dimensions."""
@@ -54,7 +54,9 @@ def steps_in_backward(name: str) -> bool:
     return name.endswith(LAYERWISE) or optimizer_family(name) == "lomo"
 
 
-def optimizer_class_and_arguments(args: TrainingArguments, model: PreTrainedModel | None) -> tuple[Any, dict[str, Any]]:
+def optimizer_class_and_arguments(
+    args: transformers.TrainingArguments, model: PreTrainedModel | None
+) -> tuple[Any, dict[str, Any]]:
     """Return the optimizer's class and keyword arguments, as `Trainer.get_optimizer_cls_and_kwargs` does.
 
     For a layer-wise optimizer these are those of the plain one; `BackwardGradientHooks` runs its steps.
@@ -62,7 +64,6 @@ def optimizer_class_and_arguments(args: TrainingArguments, model: PreTrainedMode
     Raises:
         ModelError: `optim_target_modules` names a layer that the model does not have.
     """
-    from transformers import Trainer
     from transformers.training_args import OptimizerNames
 
     kind = optimizer_family(args.optim)
@@ -73,7 +74,7 @@ def optimizer_class_and_arguments(args: TrainingArguments, model: PreTrainedMode
     if kind == "stable_adamw" and args.optim_args:  # it takes any text for true, "False" too
         pairs = args.optim_args.split(",")
         plain.optim_args = ",".join(pair for pair in pairs if _value(pair.partition("=")[2].strip()) is not False)
-    cls, kwargs = Trainer.get_optimizer_cls_and_kwargs(plain, model)
+    cls, kwargs = transformers.Trainer.get_optimizer_cls_and_kwargs(plain, model)
     kwargs = {key: _value(value) if isinstance(value, str) else value for key, value in kwargs.items()}
     accepted = inspect.signature(cls).parameters
     if "no_deprecation_warning" in accepted:
@@ -84,7 +85,10 @@ def optimizer_class_and_arguments(args: TrainingArguments, model: PreTrainedMode
 
 
 def fix_resuming(
-    optimizer: torch.optim.Optimizer, args: TrainingArguments, model: torch.nn.Module, decayed: Collection[str]
+    optimizer: torch.optim.Optimizer,
+    args: transformers.TrainingArguments,
+    model: torch.nn.Module,
+    decayed: Collection[str],
 ) -> BackwardGradientHooks | None:
     """Make a new optimizer save its whole state, and apply weight decay to the parameters named in `decayed`.
 

@@ -12,7 +12,7 @@ from params.schema import Direction, Expectation, Launch, Model, Section, Traini
 from trainer.objectives.bases import rows as row_checks
 from trainer.objectives.bases.advice import NewRecipeAdvice
 from trainer.objectives.bases.labels import as_learned
-from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch, transformers
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
 from trainer.objectives.bases.padding import count_labels, pad_batch, token_column_names
 from trainer.objectives.bases.prompt_template import names_columns
@@ -205,8 +205,6 @@ class Objective(ABC, Generic[OptionsT]):
 
     def model_class(self) -> type[PreTrainedModel]:
         """Return the class that `auto_class` names."""
-        import transformers
-
         cls: type[PreTrainedModel] = getattr(transformers, self.auto_class)
         return cls
 
