@@ -33,6 +33,7 @@ from trainer import objectives
 from trainer.conflicts import find_training_conflicts
 from trainer.identity import find_unwatched_code
 from trainer.loop import extensions
+from trainer.loop.batch import micro_batch_and_accumulation, total_steps
 from trainer.model import config_check
 
 logger = logging.getLogger(__name__)
@@ -122,8 +123,6 @@ def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluati
 
 def _warn_of_long_warmup(training: Training, data: Any, objective: ObjectiveChoice) -> tuple[()]:
     """Say if a training ends before its warm-up. Without `max_steps`, the steps follow from the rows of local files."""
-    from trainer.loop.batch import total_steps
-
     rows, warmup = 0, int(training.warmup_steps)
     if warmup < 1:
         return ()
@@ -211,7 +210,6 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterat
 
 
 def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
-    from trainer.loop.batch import micro_batch_and_accumulation
     from trainer.loop.sharding import check_deepspeed_installed
 
     yield from _error(("launch", "num_processes"), micro_batch_and_accumulation, training.global_batch_size, launch)

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import PositiveInt
 
@@ -29,7 +29,7 @@ from params.defaults import ObjectiveDefaults
 from params.loading import suggestion
 from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
-from trainer.objectives.bases.lazy_imports import NDArray, np, torch
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
@@ -41,9 +41,6 @@ from trainer.objectives.bases.prompt_template import (
 )
 from trainer.objectives.bases.rows import PromptForm
 from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_texts_truncated
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _TEXT_METRICS = ("exact_match", "rouge1", "rouge2", "rougeL")
 _LANGUAGES: Mapping[str, str] = {"source_language": "src_lang", "target_language": "tgt_lang"}
