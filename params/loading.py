@@ -25,7 +25,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from params.defaults import with_dependent_defaults
-from params.foundation.errors import EvergreenError, RecipeError
+from params.foundation.errors import EvergreenError, RecipeError, see_limits
 from params.schema import Recipe
 
 Key = tuple[str | int, ...]
@@ -252,16 +252,19 @@ def validation_problem(error: Any, key: Key, model: type[pydantic.BaseModel] | N
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         known = [name for name in model.model_fields if name not in key] if model else []
-        return Problem(key, "no such key", suggestion(str(key[-1]), known))
+        fix = suggestion(str(key[-1]), known)
+        return Problem(key, "no such key", fix + ("" if fix.startswith("did") else see_limits(str(key[0]))))
     if kind == "missing":
         return Problem(key, "is missing", f"add `{key[-1]}:`{_meaning(model, key)}")
     if kind == "conflict":
         return Problem(key, context["what"], context["fix"])
     if kind == "union_tag_invalid":
         tags = context["expected_tags"]
-        return Problem((*key, "kind"), f"there is no kind {context['tag']!r}", f"use one of {tags}")
+        return Problem(
+            (*key, "kind"), f"there is no kind {context['tag']!r}", f"use one of {tags}{see_limits(str(key[0]))}"
+        )
     if kind == "union_tag_not_found":
-        return Problem(key, "has no `kind`", "add `kind:`")
+        return Problem(key, "has no `kind`", f"add `kind:`{see_limits(str(key[0]))}")
     message = error["msg"][0].lower() + error["msg"][1:]
     if kind == "model_type":
         message = "input should be a mapping of keys"

@@ -78,6 +78,11 @@ class EvergreenError(Exception):
         return {"where": self.where, "what": self.what, "fix": self.fix, "key": self.key}
 
 
+def see_limits(section: str) -> str:
+    """Return the end of a fix: which section of the page leads around what Evergreen cannot do."""
+    return f"; what cannot be done yet, and the way round: docs/limits.md#{section}"
+
+
 def error_from_json(text: str | bytes) -> EvergreenError:
     """Return the error that `to_json` wrote. A class that does not exist here is found by its exit code.
 
