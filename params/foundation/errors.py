@@ -79,8 +79,8 @@ class EvergreenError(Exception):
 
 
 def see_limits(section: str) -> str:
-    """Return the end of a fix: which section of the page leads around what Evergreen cannot do."""
-    return f"; what cannot be done yet, and the way round: docs/limits.md#{section}"
+    """Return the end of a fix: the page that leads around what Evergreen cannot do, at a section of a recipe or at its top."""
+    return f"; what cannot be done yet, and the way round: docs/limits.md{section and f'#{section}'}"
 
 
 def error_from_json(text: str | bytes) -> EvergreenError:

@@ -224,6 +224,9 @@ def test_every_place_on_the_page_is_there_and_no_error_leads_elsewhere() -> None
     sections = {section for section, _, _ in ROWS.values()}
     assert sections == set(Recipe.model_fields) - {"seed"}, "an unknown key of a section leads to its heading"
     assert see_limits("data").endswith("docs/limits.md#data")
+    with pytest.raises(EvergreenError, match="quantize: no such key") as caught:
+        checks({"quantize": True})
+    assert set(re.findall(r"docs/limits\.md(\S*)", str(caught.value))) == {""}, "a key of no section leads to the page"
     for name in ("tasks", "trainer", "params", "flows"):
         for path in (ROOT / name).rglob("*.py"):
             named = re.findall(r"see_limits\([\"'](\w+)[\"']\)", path.read_text(encoding="utf-8"))
