@@ -14,6 +14,7 @@ from typing import Any, Final
 from params import EvergreenError, HubRefusedError, ModelError, Problem, TransientError
 from params.dvc_files import RECIPES
 from params.foundation.artifacts import Artifacts
+from params.foundation.errors import see_limits
 from params.loading import Key
 from params.schema import Model, ObjectiveChoice, PretrainedTokenizer, Publish, Tokenization, repo_id_problem
 from trainer import objectives
@@ -116,7 +117,7 @@ def find_position_limit_problem(model: Model, tokenization: Tokenization) -> Ite
     positions = limits.most if model.config else limits.table
     if positions is not None and positions < tokenization.max_length:
         what = f"{tokenization.max_length} tokens exceed the model's {positions} positions"
-        yield Problem(("tokenization", "max_length"), what, f"use at most {positions}")
+        yield Problem(("tokenization", "max_length"), what, f"use at most {positions}{see_limits('tokenization')}")
 
 
 def find_lora_problem(model: Model, objective: ObjectiveChoice) -> Iterator[Problem]:

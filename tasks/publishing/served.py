@@ -22,6 +22,7 @@ import numpy as np
 
 from params import ModelError, TransientError
 from params.foundation.artifacts import write_text_atomically
+from params.foundation.errors import see_limits
 from params.foundation.hashing import file_sha256
 from tasks.evaluation.reading import ModelTokenization
 from tasks.progress import iterate_with_progress
@@ -248,7 +249,8 @@ class AnswerChecker:
         if reasons := list(self._reasons(reader)):
             what += f"; likely because {'; '.join(reasons)}"
             fix = "correct that in the base model or the recipe, and run it again"
-        return ModelError(self.where, what, f"{fix}; nothing was sent, and the files are still there")
+        fix += f"; nothing was sent, and the files are still there{see_limits('model')}"
+        return ModelError(self.where, what, fix)
 
     def _reasons(self, reader: ModelLoadedByCard) -> Iterator[str]:
         """Yield what about a release is not as it was when it was evaluated."""

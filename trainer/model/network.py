@@ -154,13 +154,13 @@ def _untrained(  # noqa: PLR0917
 def _add_rows_for_added_tokens(network: PreTrainedModel, tokenizer: Tokenizer, name: str) -> list[str]:
     """Give the embeddings rows for the tokens that were added to the tokenizer, and return the names of their weights; none if they have them.
 
-    ModelError if the tokenizer has other tokens without a row.
+    ModelError if the tokenizer has other tokens without a row, unless their numbers only leave gaps.
     """
     rows = network.get_input_embeddings().num_embeddings
     lacking = sorted(number for number in tokenizer.get_vocab().values() if number >= rows)
     if not lacking:
         return []
-    if not set(lacking) <= set(tokenizer.added_tokens_decoder):
+    if len(tokenizer) > rows and not set(lacking) <= set(tokenizer.added_tokens_decoder):
         what = f"has {len(tokenizer)} tokens, but {name} has embeddings for {rows}"
         raise ModelError("tokenization.tokenizer", what, "use the tokenizer that belongs to the model")
     tokens = ", ".join(str(token) for token in tokenizer.convert_ids_to_tokens(lacking))

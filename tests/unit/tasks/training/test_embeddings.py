@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 from params import ModelError
 from tests.support.zoo.cells import Cell, try_cell
+from trainer.model.network import _add_rows_for_added_tokens
 
 pytestmark = [
     pytest.mark.usefixtures("no_hub_settings"),
@@ -91,3 +93,15 @@ def test_other_tokens_without_rows_are_an_error(tmp_path: Path) -> None:
     other = ARCHITECTURES["gpt2"].write(tmp_path / "other")
     with pytest.raises(ModelError, match=r"has \d+ tokens, but .* has embeddings for 76"):
         try_cell(Cell("t5", "seq2seq", lora=False), tmp_path, {"tokenization.tokenizer.path": str(other)})
+
+
+def test_gaps_between_the_numbers_of_tokens_are_no_other_tokenizer(caplog: pytest.LogCaptureFixture) -> None:
+    """The base model has as many rows as its tokenizer has tokens, but some numbers lie behind them."""
+    caplog.set_level("INFO")
+    words = models.WordLevel({"one": 0, "two": 1, "nine": 9}, unk_token="one")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words))
+    size = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    network = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=3, **size))
+    assert "model.embed_tokens.weight" in _add_rows_for_added_tokens(network, tokenizer, "base")
+    assert network.get_input_embeddings().num_embeddings == 10
+    assert "new rows in the embeddings of base, for nine" in caplog.text
