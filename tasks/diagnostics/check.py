@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import inspect
 import logging
+import math
 import sys
 import threading
 import traceback
@@ -30,8 +31,10 @@ from tasks.ingestion.function import find_imports_beyond_ingest
 from tasks.ingestion.source import open_source
 from tasks.publishing.secrets import find_secrets
 from trainer import objectives
+from trainer.checkpoints.other_length import find_runs_of_other_length, find_what_depends_on_steps
+from trainer.checkpoints.sealed import newest_checkpoint_step
 from trainer.conflicts import find_training_conflicts
-from trainer.identity import find_unwatched_code
+from trainer.identity import deciding_keys, find_unwatched_code, recipe_identity
 from trainer.loop import extensions
 from trainer.model import config_check
 
@@ -140,6 +143,25 @@ def _warn_of_long_warmup(training: Training, data: Any, objective: ObjectiveChoi
     if (rows or training.max_steps) and warmup >= (steps := total_steps(training, rows)):
         what = "check: training.warmup_steps is %d, and the training has about %d steps: it ends before its learning rate is reached"
         logger.warning(what, warmup, steps)
+    return ()
+
+
+def _tell_of_run_of_other_length(document: Document, sections: dict[str, Any]) -> tuple[()]:
+    """Say whether the training goes on from a run with another number of steps, as far as the recipe tells."""
+    needed = {name: sections.get(name) for name in ("seed", "objective", "model", "training", "evaluation")}
+    if None in needed.values() or objectives.find_option_problems(needed["objective"]):
+        return ()
+    needed["metrics"] = needed.pop("evaluation").metrics
+    training: Training = needed["training"]
+    artifacts = Artifacts(document.path.stem, document.path.resolve().parent.parent)
+    places = [*artifacts.checkpoints.glob("*"), *artifacts.finished_run.glob("*")]
+    for other in find_runs_of_other_length(places, recipe_identity(deciding_keys(needed)), by_recipe=True):
+        trainer_class = objectives.import_objective_class(needed["objective"].name).trainer_class
+        if why := find_what_depends_on_steps(training, trainer_class):
+            logger.info("check: training starts at step 0, not from run %s: in `training`, %s", other.name, why)
+        elif 0 < (step := newest_checkpoint_step(other)) < (training.max_steps or math.inf):
+            message = "check: training goes on from step %d of run %s, if rows and code are as they were"
+            logger.info(message, step, other.name)
     return ()
 
 
@@ -298,6 +320,7 @@ _CHECKS: list[Callable[..., Iterable[Problem]]] = [
     lambda objective: objectives.find_option_problems(objective),  # noqa: PLW0108 - its own parameter has another name
     _column_problems,
     _warn_of_long_warmup,
+    _tell_of_run_of_other_length,
     _expectation_problems,
     model_checks.find_position_limit_problem,
     model_checks.find_generation_problem,
