@@ -115,6 +115,7 @@ def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluati
     slices = enumerate(evaluation.slices)
     needed: list[tuple[Key, str | None]] = [(("evaluation", "slices", i), slice_by.column) for i, slice_by in slices]
     needed += [(("data", "group_by"), column) for column in data.group_by]
+    needed += [(("data", "split", "stratify"), data.split.stratify)]
     if not objectives.find_option_problems(objective):
         needed += [(("objective",), column) for column in objectives.build_objective(objective).columns()]
     for key, column in needed:

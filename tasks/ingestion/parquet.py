@@ -21,7 +21,7 @@ from params import DataError
 from params.foundation.artifacts import GROUP_BY
 from params.foundation.hashing import file_sha256
 from tasks.ingestion.batches import SourceBatch
-from tasks.shards.split_rows import AS_WRITTEN, JSON, SCHEMA, SEEN, conform_to_schema, type_name
+from tasks.shards.split_rows import AS_WRITTEN, DEALT, JSON, SCHEMA, SEEN, conform_to_schema, type_name
 from trainer.data.shards import ROW, ROW_ID, Shard
 
 GROUP_ROWS = 8192
@@ -68,6 +68,11 @@ class SourceColumn:
             shared = pa.string()
         stored = JSON if JSON in (self.stored, later.stored) else shared
         return SourceColumn(shared, stored, seen, is_large, self.is_rounded or later.is_rounded)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether several types were found that have none in common but text, or JSON."""
+        return len(self.seen) > 1 and (types.is_string(self.type) or self.type.equals(JSON))
 
     @property
     def found(self) -> str:
@@ -123,13 +128,18 @@ def write_part_shards(batches: Iterable[tuple[SourceBatch, Sequence[str]]], fold
     shards = {}
     for split, own in tables.items():
         path = folder / split / part_file_name(number)
-        path.parent.mkdir(exist_ok=True)
         whole = pa.concat_tables(
             [conform_to_schema(table, _schema(columns), path.stem) for table in own]
         ).combine_chunks()
-        pq.write_table(whole, path, compression="zstd", row_group_size=GROUP_ROWS)
-        shards[split] = Shard(name=path.name, rows=len(whole), first_row_id=0, sha256=file_sha256(path))
+        shards[split] = write_shard(whole, path)
     return WrittenPart(rows, columns, shards)
+
+
+def write_shard(rows: pa.Table, path: Path) -> Shard:
+    """Write a shard, and return it; its `first_row_id` is 0."""
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(rows, path, compression="zstd", row_group_size=GROUP_ROWS)
+    return Shard(name=path.name, rows=len(rows), first_row_id=0, sha256=file_sha256(path))
 
 
 def _schema(columns: Mapping[str, SourceColumn]) -> pa.Schema:
@@ -181,8 +191,11 @@ def fields_of_columns(columns: Mapping[str, SourceColumn]) -> list[pa.Field]:
     return [pa.field(name, own.type, metadata=own.field_metadata or None) for name, own in columns.items()]
 
 
-def write_split_schema(folder: Path, columns: Mapping[str, SourceColumn], group_by: Iterable[str]) -> None:
-    """Write the columns of a split, and by which of them its rows belong together."""
+def write_split_schema(
+    folder: Path, columns: Mapping[str, SourceColumn], group_by: Iterable[str], *, is_dealt: bool = False
+) -> None:
+    """Write the columns of a split, by which of them its rows belong together, and whether these were taken from another split."""
     schema = pa.schema([(ROW_ID, pa.int64()), *fields_of_columns(columns)])
     names = list(group_by)
-    pq.write_metadata(schema.with_metadata({GROUP_BY: json.dumps(names)} if names else None), folder / SCHEMA)
+    metadata = ({GROUP_BY: json.dumps(names)} if names else {}) | ({DEALT: ""} if is_dealt else {})
+    pq.write_metadata(schema.with_metadata(metadata or None), folder / SCHEMA)

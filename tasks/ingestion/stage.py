@@ -19,22 +19,23 @@ import hashlib
 import json
 import logging
 import math
+import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyarrow import types
 
 from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomically
 from params.loading import suggestion
 from params.schema import Data, Launch, SplitFractions
-from tasks.ingestion.batches import Batches, SourceBatch, to_readable_batch
+from tasks.ingestion.batches import Batches, SourceBatch, to_rows_with_texts
 from tasks.ingestion.files import FileRowIndex, FileRowRange
 from tasks.ingestion.parquet import (
     SourceColumn,
@@ -46,9 +47,10 @@ from tasks.ingestion.parquet import (
 )
 from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import OpenedSource, open_source
+from tasks.ingestion.stratify import Labels, join_labels, move_rows_to_train, note_labels
 from tasks.progress import iterate_with_progress
 from tasks.shards.kept_work import ShardTask, ShardWorkers
-from tasks.shards.split_rows import JSON, SplitRows, group_values_of_row, type_name, values_of_column
+from tasks.shards.split_rows import JSON, SplitRows, as_text, group_values_of_row, type_name, values_of_column
 from tasks.stages import save_report
 from trainer.data.shards import Manifest, Shard, folder_sha256
 
@@ -57,6 +59,8 @@ PART_ROWS = 65_536
 """The most rows of a part."""
 _PART_BYTES = 64 << 20
 _MEASURED_ROWS = 512
+_WHOLE = re.compile(r"^(-?\d+)\.0+$")
+"""A whole number with decimals: integers beside numbers with decimals are written like that."""
 
 
 def ingest(
@@ -77,25 +81,19 @@ def ingest(
         replace_folder_atomically(artifacts.raw) as folder,
         ShardWorkers(artifacts, "ingest", launch, inputs, imports=[__name__]) as workers,
     ):
-        columns, shards, row_id = dict[str, SourceColumn](), {split: list[Shard]() for split in SPLITS}, 0
-        for source_split in source.splits:
-            division = SplitAssigner(source_split, shares if source_split == "train" else {}, data.group_by, seed)
-            for part in _write_parts(source, division, folder, workers):
-                widen_schema_in_place(columns, part.columns)
-                for split, shard in part.shards.items():
-                    shards[split].append(shard.model_copy(update={"first_row_id": row_id}))
-                row_id += part.rows
-        for name, column in columns.items():
-            if len(column.seen) > 1 and (types.is_string(column.type) or column.type.equals(JSON)):
-                logger.warning(
-                    "ingest: column `%s` holds %s: it is read as %s", name, column.found, type_name(column.type)
-                )
-                if name in data.group_by and shares:
-                    what = "ingest: `%s` is in data.group_by, and rows belong together only if theirs has one type, too"
-                    logger.warning("%s: store it with one type, or a group may come into several splits", what % name)
+        division = RowDivision(shares, data.group_by, seed, data.split.stratify)
+        columns, shards = _write_rows(source, division, folder, workers)
+        mixed = {name for name, column in columns.items() if column.is_mixed}
+        if shares and (texts := sorted(mixed.intersection(data.group_by))):  # rows with 7 belong to those with "7"
+            for split in SPLITS:
+                shutil.rmtree(folder / split, ignore_errors=True)
+            columns, shards = _write_rows(source, replace(division, group_as_text=texts), folder, workers)
+        for name in sorted(mixed, key=list(columns).index):
+            found, kind = columns[name].found, type_name(columns[name].type)
+            logger.warning("ingest: column `%s` holds %s: it is read as %s", name, found, kind)
         for split in SPLITS:
             (folder / split).mkdir(exist_ok=True)
-            write_split_schema(folder / split, columns, data.group_by)
+            write_split_schema(folder / split, columns, data.group_by, is_dealt=split in shares)
             Manifest.write(folder / split, shards[split])
         rows = {split: SplitRows(folder / split) for split in SPLITS}
         report = IngestReport(
@@ -125,46 +123,79 @@ def _shares(source_splits: Sequence[str], split: SplitFractions) -> dict[str, fl
     return shares
 
 
+def _write_rows(
+    source: OpenedSource, division: RowDivision, folder: Path, workers: ShardWorkers
+) -> tuple[dict[str, SourceColumn], dict[str, list[Shard]]]:
+    """Write the shards of all splits, and return their columns and themselves."""
+    columns, shards, row_id = dict[str, SourceColumn](), {split: list[Shard]() for split in SPLITS}, 0
+    labels: Labels = {}
+    for source_split in source.splits:
+        own = division if source_split == "train" else replace(division, shares={})
+        for part, found in _write_parts(source, source_split, own, folder, workers):
+            join_labels(labels, found)
+            widen_schema_in_place(columns, part.columns)
+            for split, shard in part.shards.items():
+                shards[split].append(shard.model_copy(update={"first_row_id": row_id}))
+            row_id += part.rows
+    if moved := move_rows_to_train(folder, labels, shards):
+        message = "ingest: %d value(s) of `%s` (data.split.stratify) have a training row that its hash would hold out"
+        logger.info(message, moved, division.stratify)
+    return columns, shards
+
+
 def _write_parts(
-    source: OpenedSource, division: SplitAssigner, folder: Path, workers: ShardWorkers
-) -> Iterator[WrittenPart]:
-    """Write the parts of a split of the source."""
-    split, works = division.source_split, list[ShardTask[tuple[int, Sequence[FileRowRange]]]]()
+    source: OpenedSource, split: str, division: RowDivision, folder: Path, workers: ShardWorkers
+) -> Iterator[tuple[WrittenPart, Labels]]:
+    """Write the parts of a split of the source; each comes with its labels, if these matter."""
+    works = list[ShardTask[tuple[int, Sequence[FileRowRange]]]]()
     files = source.indexes(split)
     if files is None:
         with contextlib.closing(source.batches(split)) as batches:
             parts = enumerate(divide_batches_into_parts(batches))
             yield from iterate_with_progress(
-                map(partial(_write, division, folder), parts), what=f"ingest: parts of {split}"
+                map(partial(_write, split, division, folder), parts), what=f"ingest: parts of {split}"
             )
         return
     for number, pieces in enumerate(divide_files_into_parts(files)):
-        key = f"{number} {[piece.key for piece in pieces]} {division}"
+        key = f"{number} {[piece.key for piece in pieces]} {split} {division}"
         # the source has the other splits
         paths = [folder / own / part_file_name(number) for own in (split, *division.shares)]
         works.append(ShardTask((number, pieces), key, paths))
-    yield from workers.run(partial(_write_files, division, folder), works, what=f"parts of {split}")
+    yield from workers.run(partial(_write_files, split, division, folder), works, what=f"parts of {split}")
 
 
-def _write_files(division: SplitAssigner, folder: Path, part: tuple[int, Sequence[FileRowRange]]) -> WrittenPart:
-    return _write(division, folder, (part[0], read_file_ranges(part[1])))
+def _write_files(
+    split: str, division: RowDivision, folder: Path, part: tuple[int, Sequence[FileRowRange]]
+) -> tuple[WrittenPart, Labels]:
+    return _write(split, division, folder, (part[0], read_file_ranges(part[1])))
 
 
-def _write(division: SplitAssigner, folder: Path, part: tuple[int, Iterator[SourceBatch]]) -> WrittenPart:
+def _write(
+    split: str, division: RowDivision, folder: Path, part: tuple[int, Iterator[SourceBatch]]
+) -> tuple[WrittenPart, Labels]:
+    labels: Labels = {}
+
     def with_splits() -> Iterator[tuple[SourceBatch, list[str]]]:
+        first = 0
         for source_batch in part[1]:
-            batch, rows = to_readable_batch(source_batch)
+            batch, rows, texts = to_rows_with_texts(source_batch)
             _check_columns(batch.rows.schema.names, division.group_by)
-            yield batch, division.of(rows)
+            placed = division.of(rows, split)
+            if (by := division.stratify) and division.shares:
+                _check_columns(batch.rows.schema.names, [by], "data.split.stratify")
+                values = (text.get(by, row[by]) for text, row in zip(texts, rows, strict=True))
+                note_labels(labels, by, values, placed, part_file_name(part[0]), first)
+            first += len(rows)
+            yield batch, [own for own, _ in placed]
 
-    return write_part_shards(with_splits(), folder, part[0])
+    return write_part_shards(with_splits(), folder, part[0]), labels
 
 
-def _check_columns(names: Sequence[str], group_by: Sequence[str]) -> None:
-    for name in group_by:
+def _check_columns(names: Sequence[str], columns: Sequence[str], key: str = "data.group_by") -> None:
+    for name in columns:
         if name not in names:
             fix = suggestion(name, names, "columns")
-            raise RecipeError.at("data.group_by", f"the rows have no column `{name}`", fix)
+            raise RecipeError.at(key, f"the rows have no column `{name}`", fix)
 
 
 def _refuse_empty_splits(rows: Mapping[str, int], source_splits: Sequence[str], split: SplitFractions) -> None:
@@ -175,7 +206,9 @@ def _refuse_empty_splits(rows: Mapping[str, int], source_splits: Sequence[str], 
             fix = "check that the source has rows" if not any(rows.values()) else f"add {name} rows to the source"
             raise DataError(name, f"the split has no rows; all splits have {sum(rows.values())}", fix)
         what = f"none of {rows['train']} training rows fell into this split at a share of {getattr(split, name)}"
-        raise DataError(name, what, f"raise data.split.{name}, add rows, or give the split its own files")
+        fix = f"raise data.split.{name}, add rows, or give the split its own files"
+        fix += f"; `{split.stratify}` (data.split.stratify) may have too many values" if split.stratify else ""
+        raise DataError(name, what, fix)
 
 
 def divide_batches_into_parts(batches: Batches) -> Iterator[Iterator[SourceBatch]]:
@@ -251,32 +284,49 @@ def _values_bytes(column: pa.Array) -> int:
 
 
 @dataclass(frozen=True)
-class SplitAssigner:
-    """How the rows of one split of the source are divided."""
+class RowDivision:
+    """How the rows of a split of the source are divided."""
 
-    source_split: str
-    """Where rows go that `shares` sends nowhere else."""
     shares: Mapping[str, float]
     """The share of the rows for each split that the source lacks."""
     group_by: Sequence[str]
     """The columns by which rows belong together; empty if each row is on its own."""
     seed: int
+    stratify: str | None = None
+    """The column each of whose values gets a training row."""
+    group_as_text: Sequence[str] = ()
+    """Those columns of `group_by` that have several types, and are read as text."""
 
-    def of(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return the split of each row."""
+    def of(self, rows: Sequence[Mapping[str, Any]], rest: str) -> list[tuple[str, float]]:
+        """Return the split of each row, which is `rest` if no share is, and the row's position."""
         if not self.shares:
-            return [self.source_split] * len(rows)
-        return [assign_split(group_values_of_row(row, self.group_by) or row, self.shares, self.seed) for row in rows]
+            return [(rest, 0.0)] * len(rows)
+        positions = [row_position(self._deciding_values(row), self.seed) for row in rows]
+        return [(_split_at(position, self.shares), position) for position in positions]
+
+    def _deciding_values(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        group = group_values_of_row(row, self.group_by)
+        if group is None:
+            return row
+        texts = {name: as_text(group[name]) for name in self.group_as_text}
+        return group | {name: text and _WHOLE.sub(r"\1", text) for name, text in texts.items()}
 
 
 def assign_split(row: Mapping[str, Any], shares: Mapping[str, float], seed: int) -> str:
     """Return the split of a training row, which depends on its values, the shares and the seed only.
 
-    SHA-256 of the seed and the row's canonical JSON is a number in [0, 1). The shares divide that interval, starting
-    at 0; the rest of it is `train`.
+    The shares divide the interval of positions, starting at 0; the rest of it is `train`.
     """
+    return _split_at(row_position(row, seed), shares)
+
+
+def row_position(row: Mapping[str, Any], seed: int) -> float:
+    """Return a number in [0, 1) that SHA-256 makes of the seed and the row's canonical JSON."""
     digest = hashlib.sha256(f"{seed}\n{canonical_json(row)}".encode()).digest()
-    position = (int.from_bytes(digest[:8], "big") >> 11) / 2**53
+    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
+
+
+def _split_at(position: float, shares: Mapping[str, float]) -> str:
     for split, share in shares.items():
         if position < share:
             return split

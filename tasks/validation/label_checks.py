@@ -1,7 +1,7 @@
 """Checks of the labels of all remaining rows: which ones training lacks, which ones look alike, which ones a held-out split lacks.
 
-A hash decides the split of a row, so a label with few rows may have none in train. With up to `FEW_ROWS` rows that is chance: they are set
-aside. With more, the label has vanished from the training data, and the stage fails. It also fails if more than `FEW_LABELS` labels lack
+Where a hash decides the split of a row, a label with few rows may have none in train. With up to `FEW_ROWS` rows that is chance: they are set
+aside. With more, or in a split that the source names itself, training data lacks the label, and the stage fails. It also fails if more than `FEW_LABELS` labels lack
 and they are most of those with so few rows: chance would leave most of them in train.
 """
 
@@ -80,7 +80,9 @@ def _check_known(
         return CheckResult("objective", Expectation(type=ROW_IS_KNOWN), found)
     picked = rows.pick(found.failing.tolist())
     lacking = Counter(label for row in picked.values() for label in named(method.row_labels(row)) - known)
+    splits = list(dict.fromkeys(rows.split_of(position) for position in found.failing.tolist()))
     is_chance = bool(lacking) and all(count <= FEW_ROWS for count in lacking.values())
+    is_chance &= all(rows.splits[split].is_dealt for split in splits)
     if is_chance and len(lacking) > FEW_LABELS:
         totals = Counter[str]()
         for label, count in (*train.items(), *held_out.items()):
@@ -88,10 +90,8 @@ def _check_known(
         is_chance = 2 * len(lacking) <= sum(count <= FEW_ROWS for count in totals.values())
     listed = ", ".join(f"{label!r} ({count:,} rows)" for label, count in lacking.most_common(10))
     listed += f" and {len(lacking) - 10:,} more" if len(lacking) > 10 else ""
-    split = " and ".join(dict.fromkeys(rows.split_of(position) for position in found.failing.tolist()))
-    sentence = (
-        f"no training row has {'a label' if len(lacking) == 1 else 'labels'} of {split}: {listed}" if lacking else ""
-    )
+    what = f"no training row has {'a label' if len(lacking) == 1 else 'labels'} of {' and '.join(splits)}"
+    sentence = f"{what}: {listed}" if lacking else ""
     expectation = Expectation(type=ROW_IS_KNOWN, on_failure="quarantine" if is_chance else "fail")
     return CheckResult("objective", expectation, found, unseen_label, sentence)
 
