@@ -147,18 +147,15 @@ def _warn_of_long_warmup(training: Training, data: Any, objective: ObjectiveChoi
     return ()
 
 
-def _tell_of_run_of_other_length(document: Document, sections: dict[str, Any]) -> tuple[()]:
+def _tell_of_run_of_other_length(
+    document: Document, seed: int, objective: ObjectiveChoice, model: Any, training: Training, evaluation: Evaluation
+) -> tuple[()]:
     """Say whether the training goes on from a run with another number of steps, as far as the recipe tells."""
-    needed = {name: sections.get(name) for name in ("seed", "objective", "model", "training", "evaluation")}
-    if None in needed.values() or objectives.find_option_problems(needed["objective"]):
-        return ()
-    needed["metrics"] = needed.pop("evaluation").metrics
-    training: Training = needed["training"]
     artifacts = Artifacts(document.path.stem, document.path.resolve().parent.parent)
+    keys = {"seed": seed, "objective": objective, "model": model, "training": training, "metrics": evaluation.metrics}
     places = [*artifacts.checkpoints.glob("*"), *artifacts.finished_run.glob("*")]
-    for other in find_runs_of_other_length(places, recipe_identity(deciding_keys(needed)), by_recipe=True):
-        trainer_class = objectives.import_objective_class(needed["objective"].name).trainer_class
-        if why := find_what_depends_on_steps(training, trainer_class):
+    for other in find_runs_of_other_length(places, recipe_identity(deciding_keys(keys)), by_recipe=True):
+        if why := find_what_depends_on_steps(training, objectives.import_objective_class(objective.name).trainer_class):
             logger.info("check: training starts at step 0, not from run %s: in `training`, %s", other.name, why)
         elif 0 < (step := newest_checkpoint_step(other)) < (training.max_steps or math.inf):
             message = "check: training goes on from step %d of run %s, if rows and code are as they were"

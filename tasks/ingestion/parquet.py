@@ -21,7 +21,7 @@ from params import DataError
 from params.foundation.artifacts import GROUP_BY
 from params.foundation.hashing import file_sha256
 from tasks.ingestion.batches import SourceBatch
-from tasks.shards.split_rows import AS_WRITTEN, DEALT, JSON, SCHEMA, SEEN, conform_to_schema, type_name
+from tasks.shards.split_rows import AS_WRITTEN, JSON, SCHEMA, SEEN, conform_to_schema, type_name
 from trainer.data.shards import ROW, ROW_ID, Shard
 
 GROUP_ROWS = 8192
@@ -191,11 +191,8 @@ def fields_of_columns(columns: Mapping[str, SourceColumn]) -> list[pa.Field]:
     return [pa.field(name, own.type, metadata=own.field_metadata or None) for name, own in columns.items()]
 
 
-def write_split_schema(
-    folder: Path, columns: Mapping[str, SourceColumn], group_by: Iterable[str], *, is_dealt: bool = False
-) -> None:
-    """Write the columns of a split, by which of them its rows belong together, and whether these were taken from another split."""
+def write_split_schema(folder: Path, columns: Mapping[str, SourceColumn], group_by: Iterable[str]) -> None:
+    """Write the columns of a split, and by which of them its rows belong together."""
     schema = pa.schema([(ROW_ID, pa.int64()), *fields_of_columns(columns)])
     names = list(group_by)
-    metadata = ({GROUP_BY: json.dumps(names)} if names else {}) | ({DEALT: ""} if is_dealt else {})
-    pq.write_metadata(schema.with_metadata(metadata or None), folder / SCHEMA)
+    pq.write_metadata(schema.with_metadata({GROUP_BY: json.dumps(names)} if names else None), folder / SCHEMA)

@@ -35,7 +35,7 @@ from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomically
 from params.loading import suggestion
 from params.schema import Data, Launch, SplitFractions
-from tasks.ingestion.batches import Batches, SourceBatch, to_rows_with_texts
+from tasks.ingestion.batches import Batches, SourceBatch, to_readable_batch
 from tasks.ingestion.files import FileRowIndex, FileRowRange
 from tasks.ingestion.parquet import (
     SourceColumn,
@@ -47,7 +47,7 @@ from tasks.ingestion.parquet import (
 )
 from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import OpenedSource, open_source
-from tasks.ingestion.stratify import Labels, join_labels, move_rows_to_train, note_labels
+from tasks.ingestion.stratify import give_each_value_a_training_row
 from tasks.progress import iterate_with_progress
 from tasks.shards.kept_work import ShardTask, ShardWorkers
 from tasks.shards.split_rows import JSON, SplitRows, as_text, group_values_of_row, type_name, values_of_column
@@ -81,20 +81,27 @@ def ingest(
         replace_folder_atomically(artifacts.raw) as folder,
         ShardWorkers(artifacts, "ingest", launch, inputs, imports=[__name__]) as workers,
     ):
-        division = RowDivision(shares, data.group_by, seed, data.split.stratify)
+        division = SplitAssigner("train", shares, data.group_by, seed)
         columns, shards = _write_rows(source, division, folder, workers)
-        mixed = {name for name, column in columns.items() if column.is_mixed}
-        if shares and (texts := sorted(mixed.intersection(data.group_by))):  # rows with 7 belong to those with "7"
+        mixed = [name for name, column in columns.items() if column.is_mixed]
+        if shares and (texts := sorted({*mixed} & {*data.group_by})):  # rows with 7 belong to those with "7"
             for split in SPLITS:
                 shutil.rmtree(folder / split, ignore_errors=True)
             columns, shards = _write_rows(source, replace(division, group_as_text=texts), folder, workers)
-        for name in sorted(mixed, key=list(columns).index):
+        for name in mixed:
             found, kind = columns[name].found, type_name(columns[name].type)
             logger.warning("ingest: column `%s` holds %s: it is read as %s", name, found, kind)
         for split in SPLITS:
             (folder / split).mkdir(exist_ok=True)
-            write_split_schema(folder / split, columns, data.group_by, is_dealt=split in shares)
+            write_split_schema(folder / split, columns, data.group_by)
             Manifest.write(folder / split, shards[split])
+        if shares and (by := data.split.stratify):
+            _check_columns(list(columns), [by], "data.split.stratify")
+            moved = give_each_value_a_training_row(folder, shards, by, shares, lambda row: row_position(row, seed))
+            message = "ingest: a row of each of %d value(s) of `%s` goes to train, where a hash had put none"
+            logger.info(message, moved, by)
+            for split in SPLITS:
+                Manifest.write(folder / split, shards[split])
         rows = {split: SplitRows(folder / split) for split in SPLITS}
         report = IngestReport(
             source=data.source.kind,
@@ -124,71 +131,53 @@ def _shares(source_splits: Sequence[str], split: SplitFractions) -> dict[str, fl
 
 
 def _write_rows(
-    source: OpenedSource, division: RowDivision, folder: Path, workers: ShardWorkers
+    source: OpenedSource, division: SplitAssigner, folder: Path, workers: ShardWorkers
 ) -> tuple[dict[str, SourceColumn], dict[str, list[Shard]]]:
-    """Write the shards of all splits, and return their columns and themselves."""
+    """Write the rows of all splits of the source, and return their columns and the shards of each split."""
     columns, shards, row_id = dict[str, SourceColumn](), {split: list[Shard]() for split in SPLITS}, 0
-    labels: Labels = {}
-    for source_split in source.splits:
-        own = division if source_split == "train" else replace(division, shares={})
-        for part, found in _write_parts(source, source_split, own, folder, workers):
-            join_labels(labels, found)
+    for split in source.splits:
+        own = division if split == "train" else replace(division, source_split=split, shares={})
+        for part in _write_parts(source, own, folder, workers):
             widen_schema_in_place(columns, part.columns)
-            for split, shard in part.shards.items():
-                shards[split].append(shard.model_copy(update={"first_row_id": row_id}))
+            for name, shard in part.shards.items():
+                shards[name].append(shard.model_copy(update={"first_row_id": row_id}))
             row_id += part.rows
-    if moved := move_rows_to_train(folder, labels, shards):
-        message = "ingest: %d value(s) of `%s` (data.split.stratify) have a training row that its hash would hold out"
-        logger.info(message, moved, division.stratify)
     return columns, shards
 
 
 def _write_parts(
-    source: OpenedSource, split: str, division: RowDivision, folder: Path, workers: ShardWorkers
-) -> Iterator[tuple[WrittenPart, Labels]]:
-    """Write the parts of a split of the source; each comes with its labels, if these matter."""
-    works = list[ShardTask[tuple[int, Sequence[FileRowRange]]]]()
+    source: OpenedSource, division: SplitAssigner, folder: Path, workers: ShardWorkers
+) -> Iterator[WrittenPart]:
+    """Write the parts of a split of the source."""
+    split, works = division.source_split, list[ShardTask[tuple[int, Sequence[FileRowRange]]]]()
     files = source.indexes(split)
     if files is None:
         with contextlib.closing(source.batches(split)) as batches:
             parts = enumerate(divide_batches_into_parts(batches))
             yield from iterate_with_progress(
-                map(partial(_write, split, division, folder), parts), what=f"ingest: parts of {split}"
+                map(partial(_write, division, folder), parts), what=f"ingest: parts of {split}"
             )
         return
     for number, pieces in enumerate(divide_files_into_parts(files)):
-        key = f"{number} {[piece.key for piece in pieces]} {split} {division}"
+        key = f"{number} {[piece.key for piece in pieces]} {division}"
         # the source has the other splits
         paths = [folder / own / part_file_name(number) for own in (split, *division.shares)]
         works.append(ShardTask((number, pieces), key, paths))
-    yield from workers.run(partial(_write_files, split, division, folder), works, what=f"parts of {split}")
+    yield from workers.run(partial(_write_files, division, folder), works, what=f"parts of {split}")
 
 
-def _write_files(
-    split: str, division: RowDivision, folder: Path, part: tuple[int, Sequence[FileRowRange]]
-) -> tuple[WrittenPart, Labels]:
-    return _write(split, division, folder, (part[0], read_file_ranges(part[1])))
+def _write_files(division: SplitAssigner, folder: Path, part: tuple[int, Sequence[FileRowRange]]) -> WrittenPart:
+    return _write(division, folder, (part[0], read_file_ranges(part[1])))
 
 
-def _write(
-    split: str, division: RowDivision, folder: Path, part: tuple[int, Iterator[SourceBatch]]
-) -> tuple[WrittenPart, Labels]:
-    labels: Labels = {}
-
+def _write(division: SplitAssigner, folder: Path, part: tuple[int, Iterator[SourceBatch]]) -> WrittenPart:
     def with_splits() -> Iterator[tuple[SourceBatch, list[str]]]:
-        first = 0
         for source_batch in part[1]:
-            batch, rows, texts = to_rows_with_texts(source_batch)
+            batch, rows = to_readable_batch(source_batch)
             _check_columns(batch.rows.schema.names, division.group_by)
-            placed = division.of(rows, split)
-            if (by := division.stratify) and division.shares:
-                _check_columns(batch.rows.schema.names, [by], "data.split.stratify")
-                values = (text.get(by, row[by]) for text, row in zip(texts, rows, strict=True))
-                note_labels(labels, by, values, placed, part_file_name(part[0]), first)
-            first += len(rows)
-            yield batch, [own for own, _ in placed]
+            yield batch, division.of(rows)
 
-    return write_part_shards(with_splits(), folder, part[0]), labels
+    return write_part_shards(with_splits(), folder, part[0])
 
 
 def _check_columns(names: Sequence[str], columns: Sequence[str], key: str = "data.group_by") -> None:
@@ -284,32 +273,30 @@ def _values_bytes(column: pa.Array) -> int:
 
 
 @dataclass(frozen=True)
-class RowDivision:
-    """How the rows of a split of the source are divided."""
+class SplitAssigner:
+    """How the rows of one split of the source are divided."""
 
+    source_split: str
+    """Where rows go that `shares` sends nowhere else."""
     shares: Mapping[str, float]
     """The share of the rows for each split that the source lacks."""
     group_by: Sequence[str]
     """The columns by which rows belong together; empty if each row is on its own."""
     seed: int
-    stratify: str | None = None
-    """The column each of whose values gets a training row."""
     group_as_text: Sequence[str] = ()
     """Those columns of `group_by` that have several types, and are read as text."""
 
-    def of(self, rows: Sequence[Mapping[str, Any]], rest: str) -> list[tuple[str, float]]:
-        """Return the split of each row, which is `rest` if no share is, and the row's position."""
+    def of(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return the split of each row."""
         if not self.shares:
-            return [(rest, 0.0)] * len(rows)
-        positions = [row_position(self._deciding_values(row), self.seed) for row in rows]
-        return [(_split_at(position, self.shares), position) for position in positions]
+            return [self.source_split] * len(rows)
+        return [assign_split(self._group(row) or row, self.shares, self.seed) for row in rows]
 
-    def _deciding_values(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        group = group_values_of_row(row, self.group_by)
-        if group is None:
-            return row
-        texts = {name: as_text(group[name]) for name in self.group_as_text}
-        return group | {name: text and _WHOLE.sub(r"\1", text) for name, text in texts.items()}
+    def _group(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
+        if group := group_values_of_row(row, self.group_by):
+            texts = {name: as_text(group[name]) for name in self.group_as_text}
+            group |= {name: text and _WHOLE.sub(r"\1", text) for name, text in texts.items()}
+        return group
 
 
 def assign_split(row: Mapping[str, Any], shares: Mapping[str, float], seed: int) -> str:
@@ -317,21 +304,18 @@ def assign_split(row: Mapping[str, Any], shares: Mapping[str, float], seed: int)
 
     The shares divide the interval of positions, starting at 0; the rest of it is `train`.
     """
-    return _split_at(row_position(row, seed), shares)
-
-
-def row_position(row: Mapping[str, Any], seed: int) -> float:
-    """Return a number in [0, 1) that SHA-256 makes of the seed and the row's canonical JSON."""
-    digest = hashlib.sha256(f"{seed}\n{canonical_json(row)}".encode()).digest()
-    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
-
-
-def _split_at(position: float, shares: Mapping[str, float]) -> str:
+    position = row_position(row, seed)
     for split, share in shares.items():
         if position < share:
             return split
         position -= share
     return "train"
+
+
+def row_position(row: Mapping[str, Any], seed: int) -> float:
+    """Return the number in [0, 1) that SHA-256 makes of the seed and the row's canonical JSON."""
+    digest = hashlib.sha256(f"{seed}\n{canonical_json(row)}".encode()).digest()
+    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
 
 def canonical_json(value: object) -> str:

@@ -1,15 +1,14 @@
 """`data.split.stratify`: each value of a column, such as a label, has at least one training row.
 
-A hash gives each row a position, and the rows at the first positions are held out. If those are all rows of a label, the last of them is
+A hash gives each row a position, and those at the first positions are held out. If these are all rows of a label, the last of them is
 moved to train. So a row keeps its split when others are added, unless it is such a last one, and one behind it comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,73 +16,67 @@ import pyarrow.parquet as pq
 
 from params import RecipeError
 from tasks.ingestion.parquet import write_shard
-from tasks.shards.split_rows import as_text
-from trainer.data.shards import ROW, Shard
+from tasks.shards.split_rows import SplitRows, as_text
+from trainer.data.shards import ROW, ROW_ID, Shard
 
 
-@dataclass(frozen=True)
-class LastRows:
-    """The rows of a label at the last position; equal rows have the same one."""
+def give_each_value_a_training_row(
+    folder: Path,
+    shards: Mapping[str, list[Shard]],
+    column: str,
+    held_out: Iterable[str],
+    position: Callable[[Mapping[str, Any]], float],
+) -> int:
+    """Move rows of held-out splits to train, and return how many values of the column lacked there. Equal rows move together.
 
-    position: float
-    held_out: tuple[tuple[str, str, int], ...]
-    """Shard, split and place of each; empty if they are in train."""
-
-
-Labels: TypeAlias = dict[str, LastRows]
-
-
-def note_labels(
-    labels: Labels, column: str, values: Iterable[Any], placed: Sequence[tuple[str, float]], shard: str, first: int
-) -> None:
-    """Add the labels of rows, each with its split and position, from place `first` of a shard on.
+    `shards` are those of each split, and follow.
 
     Raises:
         RecipeError: the column holds lists or records.
     """
-    for place, (value, (split, position)) in enumerate(zip(values, placed, strict=True), start=first):
-        if isinstance(value, list | dict):
+    known = {label for _, label in _labels(folder / "train", column)}
+    last: dict[str, tuple[float, dict[int, str]]] = {}
+    for split in held_out:
+        lacking = {row_id: label for row_id, label in _labels(folder / split, column) if label not in known}
+        for row in SplitRows(folder / split).pick(lacking):
+            row_id, own = row.pop(ROW_ID), position(row)
+            before, ids = last.get(lacking[row_id], (-1.0, {}))
+            if own >= before:
+                last[lacking[row_id]] = own, {**(ids if own == before else {}), row_id: split}
+    moved: dict[tuple[str, str], list[int]] = {}
+    for row_id, split in sorted((row_id, split) for _, ids in last.values() for row_id, split in ids.items()):
+        shard = next(own for own in reversed(shards[split]) if own.first_row_id <= row_id)
+        moved.setdefault((split, shard.name), []).append(row_id - shard.first_row_id)
+    for (split, name), places in moved.items():
+        _move_to_train(folder, split, name, places, shards)
+    return len(last)
+
+
+def _move_to_train(
+    folder: Path, split: str, name: str, places: Sequence[int], shards: Mapping[str, list[Shard]]
+) -> None:
+    """Move the rows at some places of a part of the source from its shard of a split to that of train."""
+    first = next(shard.first_row_id for shard in shards[split] if shard.name == name)
+    rows, train = pq.read_table(folder / split / name), folder / "train" / name
+    is_moved = pc.is_in(rows[ROW], pa.array(places, pa.int32()))
+    joined = pa.concat_tables([*([pq.read_table(train)] if train.exists() else []), rows.filter(is_moved)])
+    for of, table in (("train", joined.sort_by(ROW)), (split, rows.filter(pc.invert(is_moved)))):
+        path = folder / of / name
+        path.unlink(missing_ok=True)  # another name of the file may be kept for the next run
+        found = [shard for shard in shards[of] if shard.name != name]
+        if len(table):
+            found.append(write_shard(table, path).model_copy(update={"first_row_id": first}))
+        shards[of][:] = sorted(found, key=lambda shard: shard.first_row_id)
+
+
+def _labels(folder: Path, column: str) -> Iterator[tuple[int, str]]:
+    """Yield the row_id and the value of each row that has one, as it is learned."""
+    for row in SplitRows(folder).reading({column: "label"}).rows([ROW_ID, column]):
+        if isinstance(row[column], list | dict):
             what, fix = (
                 f"`{column}` holds lists or records",
                 "name a column with one value in a row, or remove this key",
             )
             raise RecipeError.at("data.split.stratify", what, fix)
-        if label := (as_text(value) or "").strip():
-            join_labels(labels, {label: LastRows(position, () if split == "train" else ((shard, split, place),))})
-
-
-def join_labels(labels: Labels, found: Labels) -> None:
-    """Add the labels of later rows to those of earlier ones."""
-    for label, rows in found.items():
-        known = labels.get(label, rows)
-        if rows.position == known.position and rows is not known:
-            labels[label] = LastRows(rows.position, known.held_out + rows.held_out)
-        elif rows.position >= known.position:
-            labels[label] = rows
-
-
-def move_rows_to_train(folder: Path, labels: Labels, shards: Mapping[str, list[Shard]]) -> int:
-    """Move the last rows of each label that train lacks there, and return the number of these labels."""
-    moved = [rows.held_out for rows in labels.values() if rows.held_out]
-    places: dict[str, dict[str, list[int]]] = {}
-    for name, split, place in (one for held_out in moved for one in held_out):
-        places.setdefault(name, {}).setdefault(split, []).append(place)
-    for name, by_split in places.items():
-        first = next(own.first_row_id for split in by_split for own in shards[split] if own.name == name)
-        path = folder / "train" / name
-        tables = [pq.read_table(path)] if path.exists() else []
-        for split, own_places in by_split.items():
-            table = pq.read_table(folder / split / name)
-            is_moved = pc.is_in(table[ROW], pa.array(own_places, pa.int32()))
-            tables.append(table.filter(is_moved))
-            _replace(folder / split / name, table.filter(pc.invert(is_moved)), first, shards[split])
-        _replace(path, pa.concat_tables(tables).sort_by(ROW), first, shards["train"])
-    return len(moved)
-
-
-def _replace(path: Path, table: pa.Table, first_row_id: int, shards: list[Shard]) -> None:
-    path.unlink(missing_ok=True)  # another name of the file may be kept for the next run
-    found = [own for own in shards if own.name != path.name]
-    if len(table):
-        found.append(write_shard(table, path).model_copy(update={"first_row_id": first_row_id}))
-    shards[:] = sorted(found, key=lambda own: own.first_row_id)
+        if label := (as_text(row[column]) or "").strip():
+            yield row[ROW_ID], label

@@ -47,8 +47,6 @@ SEEN: Final = b"seen"
 """Metadata of a column that was found with several types: each with the address of its first value."""
 AS_WRITTEN: Final = b"as written"
 """Metadata of a column of numbers with decimals whose values are stored as they were written."""
-DEALT: Final = b"dealt"
-"""Metadata of a split whose rows were taken from those of another one, because the source has none for it."""
 _BATCH_ROWS: Final = 8192
 _TOLD_BY_TEXT: Final = (bytes, dt.date, dt.time, dt.timedelta, decimal.Decimal, uuid.UUID)
 """Types of values that JSON lacks; inside of nested values, their text stands for them."""
@@ -84,11 +82,6 @@ class SplitRows:
         """The columns by which rows belong together; empty if each row is on its own."""
         text = (self.schema.metadata or {}).get(GROUP_BY.encode())
         return list(json.loads(text)) if text else []
-
-    @property
-    def is_dealt(self) -> bool:
-        """Whether a hash chose the rows from those of another split."""
-        return DEALT in (self.schema.metadata or {})
 
     def __len__(self) -> int:
         return self.manifest.rows

@@ -45,6 +45,7 @@ def check_labels(method: Objective[Any], rows: RawRows, set_aside: Positions) ->
     counts = {split: Counter[str]() for split in rows.splits}
     for part, found in zip(rows.parts, counted, strict=True):
         counts[part.split].update(found)
+    method.model_config(method.state_of(set(counts["train"])))  # a DataError if there is nothing to learn
     held_out = counts["validation"] + counts["test"]
     results = [_check_known(method, rows, set_aside, counts["train"], held_out)]
     reported = [(LABELS_DIFFER, one) for one in describe_look_alikes(sum(counts.values(), Counter()), method.state_of)]
@@ -82,7 +83,8 @@ def _check_known(
     lacking = Counter(label for row in picked.values() for label in named(method.row_labels(row)) - known)
     splits = list(dict.fromkeys(rows.split_of(position) for position in found.failing.tolist()))
     is_chance = bool(lacking) and all(count <= FEW_ROWS for count in lacking.values())
-    is_chance &= all(rows.splits[split].is_dealt for split in splits)
+    last = rows.splits["train"].manifest.shards[-1]  # behind it come the rows that the source has for other splits
+    is_chance &= all(rows.splits[split].manifest.shards[0].first_row_id <= last.first_row_id for split in splits)
     if is_chance and len(lacking) > FEW_LABELS:
         totals = Counter[str]()
         for label, count in (*train.items(), *held_out.items()):

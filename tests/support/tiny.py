@@ -126,9 +126,7 @@ def write_rows(artifacts: Artifacts, **splits: dict[str, list[Any]]) -> None:
     write_splits(artifacts.rows, splits)
 
 
-def write_splits(
-    folder: Path, splits: dict[str, dict[str, Any]], *, group_by: Sequence[str] = (), dealt: Sequence[str] = ()
-) -> None:
+def write_splits(folder: Path, splits: dict[str, dict[str, Any]], *, group_by: Sequence[str] = ()) -> None:
     """The splits as ingest writes them, given by columns; the row_id counts through the splits."""
     tables = {split: pa.table(columns) for split, columns in splits.items()}
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +142,7 @@ def write_splits(
             start += len(rows)
         Manifest.write(folder / split, shards)
     for split in tables:
-        write_split_schema(folder / split, columns, group_by, is_dealt=split in dealt)
+        write_split_schema(folder / split, columns, group_by)
 
 
 def inputs(stage: str, artifacts: Artifacts, code: str) -> StageInputsSnapshot:

@@ -29,11 +29,12 @@ LONG = Expectation(type="expect_column_value_lengths_to_be_between", column="tex
 def write_raw(root: Path, *, dealt: Sequence[str] = (), **splits: dict[str, Any]) -> Artifacts:
     """Raw rows, as the ingest stage leaves them; the held-out splits have one row each unless they are given.
 
-    `dealt`: those that a hash took from the training rows; the source names the others.
+    `dealt`: those whose rows come from among the training rows; the source names the others, whose rows are behind these.
     """
     artifacts = Artifacts("trial", root)
     splits = {"train": {}, "validation": {"text": ["held out one"]}, "test": {"text": ["held out two"]}} | splits
-    tiny.write_splits(artifacts.raw, {split: splits[split] for split in SPLITS}, dealt=dealt)
+    order = [*dealt, *(split for split in SPLITS if split not in dealt)]
+    tiny.write_splits(artifacts.raw, {split: splits[split] for split in order})
     return artifacts
 
 

@@ -139,3 +139,10 @@ def test_a_held_out_split_that_lacks_half_of_the_labels_is_said(tmp_path, caplog
     caplog.set_level(logging.WARNING)
     validated(tmp_path, objective, ["a", "b", "c", "d"] * 5, ["a", "b", "c"])
     assert caplog.messages == ["validate: validation has none of 2 of 4 labels, and says nothing about them: 'c', 'd'"]
+
+
+def test_training_rows_with_one_label_only_are_refused(tmp_path):
+    """Before tokens are made and a training starts."""
+    with pytest.raises(DataError, match="every row of the train split has the label 'a', so there is nothing to learn"):
+        validated(tmp_path, CLASSES, ["a", "a "] * 20, ["a", "b"], limit=0.9)
+    validated(tmp_path, SPANS, ["a"] * 20, ["a"], limit=0.9)  # beside words without a label
