@@ -31,11 +31,12 @@ from tasks.ingestion.function import find_imports_beyond_ingest
 from tasks.ingestion.source import open_source
 from tasks.publishing.secrets import find_secrets
 from trainer import objectives
-from trainer.checkpoints.other_length import find_runs_of_other_length, find_what_depends_on_steps
 from trainer.checkpoints.sealed import newest_checkpoint_step
 from trainer.conflicts import find_training_conflicts
 from trainer.identity import deciding_keys, find_unwatched_code, recipe_identity
+from trainer.job import SECTIONS
 from trainer.loop import extensions
+from trainer.loop.other_length import find_runs_of_other_length, find_what_depends_on_steps
 from trainer.model import config_check
 
 logger = logging.getLogger(__name__)
@@ -147,15 +148,14 @@ def _warn_of_long_warmup(training: Training, data: Any, objective: ObjectiveChoi
     return ()
 
 
-def _tell_of_run_of_other_length(
-    document: Document, seed: int, objective: ObjectiveChoice, model: Any, training: Training, evaluation: Evaluation
-) -> tuple[()]:
+def _tell_of_run_of_other_length(document: Document, sections: dict[str, Any]) -> tuple[()]:
     """Say whether the training goes on from a run with another number of steps, as far as the recipe tells."""
-    artifacts = Artifacts(document.path.stem, document.path.resolve().parent.parent)
-    keys = {"seed": seed, "objective": objective, "model": model, "training": training, "metrics": evaluation.metrics}
-    places = [*artifacts.checkpoints.glob("*"), *artifacts.finished_run.glob("*")]
-    for other in find_runs_of_other_length(places, recipe_identity(deciding_keys(keys)), by_recipe=True):
-        if why := find_what_depends_on_steps(training, objectives.import_objective_class(objective.name).trainer_class):
+    if not {"seed", "objective", "model", "training", "evaluation"} <= sections.keys():
+        return ()
+    training, artifacts = sections["training"], Artifacts(document.path.stem, document.path.resolve().parent.parent)
+    keys = {name: sections[name] for name in SECTIONS if name in sections} | {"metrics": sections["evaluation"].metrics}
+    for other in find_runs_of_other_length(artifacts, recipe_identity(deciding_keys(keys)), by_recipe=True):
+        if why := find_what_depends_on_steps(training, sections["objective"]):
             logger.info("check: training starts at step 0, not from run %s: in `training`, %s", other.name, why)
         elif 0 < (step := newest_checkpoint_step(other)) < (training.max_steps or math.inf):
             message = "check: training goes on from step %d of run %s, if rows and code are as they were"

@@ -15,9 +15,8 @@ from typing import Final
 
 from params import EvergreenError
 from params.foundation.artifacts import Artifacts, write_text_atomically
-from trainer.checkpoints.other_length import find_continued_checkpoint, find_what_depends_on_steps
 from trainer.job import Job
-from trainer.objectives import import_objective_class
+from trainer.loop.other_length import find_continued_checkpoint, find_what_depends_on_steps
 
 logger = logging.getLogger(__name__)
 STARTED: Final = "started"
@@ -56,9 +55,8 @@ def keep_finished_run(artifacts: Artifacts, folder: Path) -> None:
     kept: set[Path] = set()
     with contextlib.suppress(OSError, ValueError, EvergreenError):  # an earlier version wrote another job
         job = Job.load(folder / "job.json")
-        trainer_class = import_objective_class(job.objective.name).trainer_class
-        if not find_what_depends_on_steps(job.training, trainer_class):
-            kept = set(filter(None, find_continued_checkpoint(folder, job.training, math.inf) or ()))
+        if not find_what_depends_on_steps(job.training, job.objective):
+            kept = set(filter(None, find_continued_checkpoint(folder, job, math.inf) or ()))
     for path in folder.iterdir():
         if path.is_dir() and path not in kept:
             shutil.rmtree(path, ignore_errors=True)

@@ -34,12 +34,11 @@ from tasks.training.supervisor import supervise_training
 from tasks.training.versions import git_commit_with_dirty_mark, training_library_versions
 from trainer import objectives
 from trainer.checkpoints import sealed
-from trainer.checkpoints.other_length import continue_run_of_other_length
 from trainer.checkpoints.resume import prepare_resume
 from trainer.data import tokens
 from trainer.identity import find_unwatched_code
 from trainer.job import Job
-from trainer.loop.batch import total_steps
+from trainer.loop.other_length import continue_run_of_other_length
 from trainer.model import network
 from trainer.runtime.lifetime import hold_file_lock
 
@@ -79,7 +78,7 @@ def train(
         if not _is_finished(job):
             fetch_before_training(artifacts, job, recipe.publish)
             if training.resume == "auto":
-                _continue_run_of_other_length(artifacts, job)
+                continue_run_of_other_length(artifacts, job)
             with upload_during_run(artifacts, launch, job.folder.name):
                 again = (
                     "auto" if training.resume == "never" else training.resume
@@ -91,19 +90,6 @@ def train(
         if "DVC_STAGE" not in os.environ:
             keep_finished_run(artifacts, job.folder)
     return report
-
-
-def _continue_run_of_other_length(artifacts: Artifacts, job: Job) -> None:
-    method = objectives.build_objective(job.objective)
-    continue_run_of_other_length(
-        job.folder,
-        job.identity,
-        [*artifacts.checkpoints.glob("*"), *artifacts.finished_run.glob("*")],
-        training=job.training,
-        total=total_steps(job.training, len(tokens.read_split(job.tokens, "train"))),
-        trainer_class=method.trainer_class,
-        round_steps=getattr(method, "steps_per_round", 1),
-    )
 
 
 def delete_recorded_run_folder(artifacts: Artifacts) -> None:

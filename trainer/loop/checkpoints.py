@@ -88,7 +88,7 @@ class Checkpoints:
         metric = str(args.metric_for_best_model).removeprefix("eval_")
         only_at_end = (
             step % int(args.eval_steps) != 0
-        )  # a longer run (trainer.checkpoints.other_length) does not evaluate there
+        )  # a longer run (trainer.loop.other_length) does not evaluate there
 
         def write() -> None:
             with guard_disk_space(staging, count_tensor_bytes(weights)):

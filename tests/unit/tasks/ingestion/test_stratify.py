@@ -111,13 +111,13 @@ def test_labels_are_those_that_are_learned(tmp_path: Path) -> None:
 
 
 def test_lists_groups_and_unknown_columns_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="data.split.stratify: `label` holds lists or records"):
+    with pytest.raises(RecipeError, match=r"data\.split\.stratify: `label` holds lists or records"):
         split(tmp_path, [{"text": "a", "label": ["x"]}])
     with pytest.raises(
-        RecipeError, match="data.split.stratify: the rows have no column `labl`\n  fix: did you mean `label`"
+        RecipeError, match=r"data\.split\.stratify: the rows have no column `labl`\n  fix: did you mean `label`"
     ):
         split(tmp_path, [{"text": "a", "label": "x"}], by="labl")
-    with pytest.raises(ValueError, match="rows of one group .* must stay in one split"):
+    with pytest.raises(ValueError, match=r"rows of one group .* must stay in one split"):
         Data.model_validate(
             {"source": {"kind": "files", "train": "a.csv"}, "split": {"stratify": "label"}, "group_by": ["text"]}
         )

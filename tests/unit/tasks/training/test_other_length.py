@@ -11,15 +11,18 @@ import pytest
 from params import KilledError, load
 from params.foundation.artifacts import Artifacts
 from params.loading import read_yaml_document
-from params.schema import Training
+from params.schema import ObjectiveChoice, Training
 from tasks.diagnostics.check import find_recipe_problems
 from tasks.tokenization.stage import tokenize
 from tasks.training import stage
 from tests.support import tiny
 from tests.support.training import assert_same, run_train
-from trainer.checkpoints.other_length import ENDLESS_SCHEDULES, find_continued_checkpoint, find_what_depends_on_steps
 from trainer.checkpoints.sealed import KILL_AT
+from trainer.job import Job
+from trainer.loop.other_length import ENDLESS_SCHEDULES, find_continued_checkpoint, find_what_depends_on_steps
+from trainer.objectives.causal_lm import CausalLM
 
+LANGUAGE = ObjectiveChoice(name="causal_lm")
 CONSTANT = {
     "training.lr_scheduler": "constant_with_warmup",
     "training.eval_steps": 4,
@@ -158,18 +161,19 @@ def test_a_damaged_state_is_not_gone_on_from(tmp_path, caplog):
     weights.write_bytes(weights.read_bytes()[:-1])
     with caplog.at_level(logging.INFO):
         run_train(artifacts, edited(artifacts, {"training.max_steps": 8}))
-    assert "none of its checkpoints that are left is one that this run comes by" in caplog.text
+    assert "this run comes by none of the checkpoints that are left of it" in caplog.text
     assert "resumes at step" not in caplog.text
 
 
-def test_a_round_that_the_end_has_cut_is_not_gone_on_from(tmp_path):
+def test_a_round_that_the_end_has_cut_is_not_gone_on_from(tmp_path, monkeypatch):
     artifacts, recipe = project(tmp_path, {"training.max_steps": 12})
     run_train(artifacts, recipe)
     (folder,) = artifacts.finished_run.iterdir()
+    job = Job.of(recipe, artifacts)
+    assert find_continued_checkpoint(folder, job, 12) is None, "there is nothing to train"
     for rounds, is_usable in ((1, True), (4, True), (5, False)):
-        found = find_continued_checkpoint(folder, recipe.training, 20, rounds)
-        assert (found is not None) == is_usable, rounds
-    assert find_continued_checkpoint(folder, recipe.training, 12) is None, "there is nothing to train"
+        monkeypatch.setattr(CausalLM, "steps_per_round", rounds, raising=False)
+        assert (find_continued_checkpoint(folder, job, 20) is not None) == is_usable, rounds
 
 
 def test_endless_schedules_are_those_of_transformers_that_get_no_number_of_steps():
@@ -184,16 +188,17 @@ def test_a_warm_up_that_the_schedule_ignores_does_no_harm(tmp_path):
     made = load(tiny.write(tmp_path / "params/tiny.yaml", tiny.recipe(CONSTANT))).training
     for name, takes_warmup in ENDLESS_SCHEDULES.items():
         own = made.model_copy(update={"lr_scheduler": name, "warmup_steps": 0.1})
-        assert (find_what_depends_on_steps(own, "trainer.loop.trainer:EvergreenTrainer") is not None) == takes_warmup
+        assert (find_what_depends_on_steps(own, LANGUAGE) is not None) == takes_warmup
 
 
-def test_code_of_your_own_may_depend_on_the_number_of_steps(tmp_path):
+def test_code_of_your_own_may_depend_on_the_number_of_steps(tmp_path, monkeypatch):
     made = load(tiny.write(tmp_path / "params/tiny.yaml", tiny.recipe(CONSTANT))).training
-    ours, why = "trainer.loop.trainer:EvergreenTrainer", "code of your own may depend on them"
-    assert find_what_depends_on_steps(made, ours) is None
-    assert find_what_depends_on_steps(made, "trainer.objectives.mine:MyTrainer") == why
+    why = "code of your own may depend on them"
+    assert find_what_depends_on_steps(made, LANGUAGE) is None
     for own in ({"trainer": "mine:MyTrainer"}, {"callbacks": ["mine:Callback"]}):
-        assert find_what_depends_on_steps(Training.model_validate(made.model_dump() | own), ours) == why
+        assert find_what_depends_on_steps(Training.model_validate(made.model_dump() | own), LANGUAGE) == why
+    monkeypatch.setattr(CausalLM, "trainer_class", "trainer.objectives.mine:MyTrainer")
+    assert find_what_depends_on_steps(made, LANGUAGE) == why
 
 
 def test_under_dvc_the_state_is_kept_when_dvc_lock_records_the_run(tmp_path, monkeypatch):
