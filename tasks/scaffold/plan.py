@@ -261,7 +261,7 @@ def _data_keys(found: FoundSource, proposal: ObjectiveProposal, quality: SampleQ
             why = f"{quality.repeated:,} rows repeat a text: all rows with it are in one split"
             data["group_by"] = AdvisedValue(columns, why)
     label = proposal.columns.get("label")
-    if label and shares and "group_by" not in data and min(quality.labels.values()) < _FEW_ROWS:
+    if label and shares and "group_by" not in data and min(quality.labels.values(), default=_FEW_ROWS) < _FEW_ROWS:
         data["split"] = {**shares, "stratify": AdvisedValue(label, "some labels have few rows: each has one in train")}
     return data
 
