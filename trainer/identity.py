@@ -86,7 +86,12 @@ def run_identity(tokens: Path, sections: Mapping[str, Any]) -> dict[str, str]:
         weights = (p for p in Path(base).iterdir() if p.suffix in {".safetensors", ".json"})
         files |= {f"base model {p.name}": p for p in weights}
     hashes = {name: file_sha256(path) for name, path in files.items()}
-    return dict(sorted((dict(_flat(keys)) | hashes | code_hashes(keys)).items()))
+    return dict(sorted((recipe_identity(keys) | hashes | code_hashes(keys)).items()))
+
+
+def recipe_identity(keys: Mapping[str, Any]) -> dict[str, str]:
+    """Return the part of `run_identity` that the recipe says; `keys` are those of `deciding_keys`."""
+    return dict(_flat(keys))
 
 
 def deciding_keys(sections: Mapping[str, Any]) -> dict[str, Any]:

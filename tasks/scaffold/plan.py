@@ -36,6 +36,8 @@ _MEASURED_ROWS: Final = 5_000
 """The most rows that are tokenized for their lengths."""
 _BATCH_ROWS: Final = 500
 _MAX_SLICES: Final = 100
+_FEW_ROWS: Final = 20
+"""With fewer rows, all of a label may be held out by chance."""
 _NO_EXAMPLES: Final = (
     "name other columns; or, if the chat template drops what was said, as those of reasoning models drop earlier thoughts: in a copy"
     " of the model's folder, put {% generation %} and {% endgeneration %} around the assistant's text in its chat template, and"
@@ -286,6 +288,9 @@ def _data_keys(found: FoundSource, proposal: ObjectiveProposal, quality: SampleQ
         else:
             why = f"{quality.repeated:,} rows repeat a text: all rows with it are in one split"
             data["group_by"] = AdvisedValue(columns, why)
+    label = proposal.columns.get("label")
+    if label and shares and "group_by" not in data and min(quality.labels.values(), default=_FEW_ROWS) < _FEW_ROWS:
+        data["split"] = {**shares, "stratify": AdvisedValue(label, "some labels have few rows: each has one in train")}
     return data
 
 

@@ -79,13 +79,16 @@ class Checkpoints:
             return
         weights, staging = weights or self._copy_weights(), self._folder / ".best"
         metric = str(args.metric_for_best_model).removeprefix("eval_")
+        only_at_end = (
+            step % int(args.eval_steps) != 0
+        )  # a longer run (trainer.loop.other_length) does not evaluate there
 
         def write() -> None:
             with saver.guard_disk_space(staging, saver.count_tensor_bytes(weights)):
                 shutil.rmtree(staging, ignore_errors=True)
                 _write(model, str(staging), weights)
                 sealed.pass_kill_point("best.weights")
-                sealed.replace_best_weights(staging, step=step, metric=metric, value=value)
+                sealed.replace_best_weights(staging, step=step, metric=metric, value=value, keep_others=only_at_end)
 
         self.writer.submit(write)
 

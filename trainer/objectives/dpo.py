@@ -243,15 +243,14 @@ class DPO(ConversationObjective[Options]):
             prompts = tokenize_texts([pair.prompt for pair in pairs], tokenizer, add_special_tokens=False)
         else:
             prompts = tokenize_prompts([f"{pair.prompt}{o.separator}" for pair in pairs], tokenizer)
-        texts = ([pair.chosen for pair in pairs], [pair.rejected for pair in pairs])
-        completions = (
-            tokenize_texts(
-                strip_repeated_special_tokens(own, tokenizer, ends=True), tokenizer, add_special_tokens=False
-            )
-            for own in texts
-        )
+        both = ([pair.chosen for pair in pairs], [pair.rejected for pair in pairs])
+        texts = [strip_repeated_special_tokens(own, tokenizer, ends=True) for own in both]
+        completions = (tokenize_texts(own, tokenizer, add_special_tokens=False) for own in texts)
         encoded = []
-        for row, prompt, *pair in zip(rows, prompts, *completions, strict=True):
+        for row, written, prompt, *pair in zip(rows, zip(*texts, strict=True), prompts, *completions, strict=True):
+            if not all(map(str.strip, written)):  # nothing but special tokens
+                encoded.append(EncodedRow([]))
+                continue
             is_truncated = len(prompt) + max(map(len, pair)) + 1 > max_length
             chosen, rejected = ([*completion, end][: max_length - 1] for completion in pair)
             kept = prompt[-(max_length - max(len(chosen), len(rejected))) :]

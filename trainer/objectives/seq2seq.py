@@ -189,8 +189,8 @@ class Seq2Seq(TokenLikelihood[Options]):
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
-        inputs = tokenize_texts_truncated(self._inputs(rows, tokenizer), tokenizer, max_length)
-        texts = self._targets(rows, tokenizer)
+        asked, texts = self._inputs(rows, tokenizer), self._targets(rows, tokenizer)
+        inputs = tokenize_texts_truncated(asked, tokenizer, max_length)
         targets = tokenizer(text_target=["", *texts], verbose=False)["input_ids"]
         longest, end = self.options.max_target_length or max_length, tokenizer.eos_token_id
         behind = (
@@ -203,7 +203,8 @@ class Seq2Seq(TokenLikelihood[Options]):
         encoded = []
         for i, (row, (ids, is_truncated), size) in enumerate(zip(rows, inputs, sizes, strict=True)):
             example = {"row_id": row["row_id"], "input_ids": ids, "labels": labels[i], "bytes": size}
-            encoded.append(EncodedRow([example], is_truncated or is_cut[i]))
+            is_usable = asked[i].strip() and texts[i].strip()  # not if there are special tokens only
+            encoded.append(EncodedRow([example], is_truncated or is_cut[i]) if is_usable else EncodedRow([]))
         return encoded
 
     def prepare_inputs(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Mapping[str, Any]:

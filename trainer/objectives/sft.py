@@ -239,15 +239,18 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
         return encoded
 
     def _tokenize_pairs(self, rows: Sequence[Row], tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
-        """Return the tokens of each row, and its labels: the tokens of the completion."""
+        """Return the tokens of each row, and its labels: those of the completion. None if a text has nothing but special tokens."""
         end = tokenizer.eos_token_id
-        prompts = tokenize_prompts([self._prompt(row) for row in rows], tokenizer)
+        asked = strip_repeated_special_tokens(map(self._prompt, rows), tokenizer)
+        prompts = tokenize_prompts(asked, tokenizer)
         completions = (row[self.options.completion_column] for row in rows)
         texts = strip_repeated_special_tokens(completions, tokenizer, ends=True)
         pairs = []
-        for prompt, text in zip(prompts, tokenize_texts(texts, tokenizer, add_special_tokens=False), strict=True):
-            completion = [*text, end]
-            pairs.append((prompt + completion, [IGNORE_INDEX] * len(prompt) + completion))
+        answers = tokenize_texts(texts, tokenizer, add_special_tokens=False)
+        for prompt, answer, *written in zip(prompts, answers, asked, texts, strict=True):
+            completion = [*answer, end]
+            ids, labels = prompt + completion, [IGNORE_INDEX] * len(prompt) + completion
+            pairs.append((ids, labels) if all(map(str.strip, written)) else ([], []))
         return pairs
 
     def reader_input(self, row: Row) -> Any:

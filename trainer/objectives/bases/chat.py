@@ -109,11 +109,17 @@ def why_conversation_unusable(messages: Any) -> str | None:
         turns = read_turns(messages)
     except ValueError as error:
         return str(error)
+    if empty := _describe_empty_answer(turns):
+        return empty
+    if not any(turn["role"] == "assistant" for turn in turns):
+        return "no message is the assistant's, so there is nothing to learn"
+    return None
+
+
+def _describe_empty_answer(turns: Turns) -> str | None:
     for i, turn in enumerate(turns):
         if turn["role"] == "assistant" and not turn["content"].strip() and not turn.get("tool_calls"):
             return f"message {i}, of the assistant, is empty"
-    if not any(turn["role"] == "assistant" for turn in turns):
-        return "no message is the assistant's, so there is nothing to learn"
     return None
 
 
@@ -160,10 +166,10 @@ class ConversationTokenizer:
     def why_refused(self, messages: Any) -> str | None:
         """Return why the template cannot render a conversation, or its spans cannot be found; None if nothing is wrong."""
         try:
-            [*self._texts_and_spans([self.read(messages)])]
+            [*self._texts_and_spans([turns := self.read(messages)])]
         except _ERRORS as error:
             return str(error)
-        return None
+        return _describe_empty_answer(turns)
 
     def tokenize(self, conversations: Sequence[Any]) -> list[tuple[list[int], list[int]]]:
         """Return the tokens of each conversation, and its labels: the assistant's tokens, the end of each turn included.
