@@ -7,6 +7,7 @@ name the base model's commit, and have the whole model's `config.json` where the
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
@@ -71,9 +72,9 @@ def is_adapter_folder(folder: Path) -> bool:
 
 
 def add_lora_adapters(
-    network: PreTrainedModel, lora: Lora, objective: Objective[Any], new: Sequence[str]
+    network: PreTrainedModel, lora: Lora, objective: Objective[Any], new: Sequence[str], tokens: Sequence[int] = ()
 ) -> PreTrainedModel:
-    """Return the model with adapters. Layers that hold weights `new` to the base model are trained in full.
+    """Return the model with adapters. Layers with weights `new` to the base model are trained in full, and so are the rows of new `tokens`.
 
     ModelError if peft rejects the settings, or could not merge the adapters.
     """
@@ -93,6 +94,10 @@ def add_lora_adapters(
         if not any(one.endswith(f".{name}") for one in known):
             raise ModelError("model.lora", f"the model has no layer {name}", fix)
     ends = {name.rpartition(".")[2] for name in in_full}
+    frozen = [name for name in _embedding_layers(network) if name.rpartition(".")[2] not in ends]
+    if tied:  # peft finds the layer that shares its rows
+        frozen = frozen[:1] if len(frozen) == len(tied) else []
+    rows = {name: [*tokens] for name in frozen if tokens and not _is_named(name, lora.target_modules)}
     config = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
@@ -100,6 +105,7 @@ def add_lora_adapters(
         target_modules=lora.target_modules,
         task_type=TASKS.get(objective.pipeline_tag),
         modules_to_save=in_full or None,
+        trainable_token_indices=rows or None,
         ensure_weight_tying=any(name.rpartition(".")[2] in ends for name in tied),
     )
     try:
@@ -125,7 +131,19 @@ def _tied_layers(network: PreTrainedModel) -> dict[str, torch.nn.Module]:
     given, read = network.get_input_embeddings(), network.get_output_embeddings()
     if read is None or given.weight is not read.weight:
         return {}
-    return {name: one for name, one in network.named_modules() if one in {given, read}}
+    return _embedding_layers(network)
+
+
+def _is_named(layer: str, target_modules: Sequence[str] | str) -> bool:
+    """Whether a layer is one of those that adapters are put beside."""
+    if isinstance(target_modules, str):
+        return bool(re.fullmatch(target_modules, layer))
+    return any(f".{layer}".endswith(f".{name}") for name in target_modules)
+
+
+def _embedding_layers(network: PreTrainedModel) -> dict[str, torch.nn.Module]:
+    layers = {network.get_input_embeddings(), network.get_output_embeddings()}
+    return {name: one for name, one in network.named_modules() if one in layers}
 
 
 def merge_adapter(network: PreTrainedModel, folder: Path) -> PreTrainedModel:

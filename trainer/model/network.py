@@ -41,7 +41,26 @@ def build_model_to_train(
     ModelError if the configuration or the folder is invalid, TransientError if the Hub cannot be reached.
     """
     network, new = _untrained(model, objective, state, tokenizer, seed, model.quantization)
-    return adapters.add_lora_adapters(network, model.lora, objective, new) if model.lora else network
+    if model.lora is None:
+        return network
+    return adapters.add_lora_adapters(network, model.lora, objective, new, _tokens_new_to_base(model, tokenizer))
+
+
+def _tokens_new_to_base(model: Model, tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens that were added to the base model's tokenizer. Its embeddings may have rows for them, but never trained these."""
+    if model.pretrained is None or not tokenizer.added_tokens_decoder:
+        return []
+    from transformers import AutoTokenizer
+
+    try:
+        revision = check_safe_to_load(model.pretrained, model.revision, weights=False)
+        own = AutoTokenizer.from_pretrained(model.pretrained, revision=revision or "main", trust_remote_code=False)
+    except (OSError, ValueError):
+        return []  # it has none
+    if own.vocab_size != tokenizer.vocab_size:
+        return []  # it is another one
+    known = own.get_vocab()
+    return sorted(n for n, token in tokenizer.added_tokens_decoder.items() if known.get(token.content) != n)
 
 
 def find_model_conflicts(model: Model, launch: Launch) -> Iterator[Problem]:
