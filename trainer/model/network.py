@@ -240,7 +240,7 @@ def _build(
         network: PreTrainedModel = objective.model_class().from_config(full, trust_remote_code=False)
     except Exception as error:
         raise ModelError("model.config", f"transformers rejects it: {error}", "fix the configuration") from error
-    return network
+    return label_head.put_padding_before_text(network)
 
 
 def _load(
@@ -252,10 +252,12 @@ def _load(
     """
     import torch
 
+    theirs = logging.getLogger("transformers.modeling_utils")
     if Path(path).is_dir() and has_only_unsafe_weights(Path(path)):
         fix = "convert them to safetensors with `save_pretrained`, and use that folder"
         raise ModelError(path, "has weights as pickle only, which can run code when loaded", fix)
     try:
+        theirs.addFilter(_is_no_table_of_weights)
         revision = check_safe_to_load(path, revision)
         network, info = model_class.from_pretrained(
             path,
@@ -264,18 +266,35 @@ def _load(
             trust_remote_code=False,
             dtype=torch.float32,
             output_loading_info=True,
-            ignore_mismatched_sizes=not overrides.keys().isdisjoint((*_OF_HEAD, "config")),
+            ignore_mismatched_sizes=True,
             **overrides,
         )
     except (ConnectionError, TimeoutError) as error:
         raise TransientError(path, f"cannot be downloaded: {error}", "try again when the Hub is reachable") from error
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise _cannot_load(path, error) from error
+    finally:
+        theirs.removeFilter(_is_no_table_of_weights)
+    missing, resized = sorted(info["missing_keys"]), sorted(name for name, *_ in info["mismatched_keys"])
+    if resized and overrides.keys().isdisjoint((*_OF_HEAD, "config")):
+        what = f"cannot be loaded: its configuration fits another size of {', '.join(resized[:5])}"
+        raise ModelError(path, what, "use a model whose config.json belongs to its weights")
+    total = len(network.state_dict())
+    for names, verb, what in ((missing, "lacks", "new"), (info["unexpected_keys"], "has", "not used")):
+        if layers := list(dict.fromkeys(name.rpartition(".")[0] for name in sorted(names))):
+            told = ", ".join(layers[:5]) + (f" and {len(layers) - 5} more layers" if len(layers) > 5 else "")
+            level = logging.WARNING if len(names) > total / 2 else logging.INFO
+            logger.log(level, "%s %s weights of %s (%d of %d): they are %s", path, verb, told, len(names), total, what)
     if network.can_generate():
         repair_generation_settings(network.generation_config, path)
     if hasattr(network.config, "auto_map"):  # transformers has its code: what is saved must not ask others to run any
         del network.config.auto_map
-    return network, sorted(info["missing_keys"]), sorted(name for name, *_ in info["mismatched_keys"])
+    return label_head.put_padding_before_text(network), missing, resized
+
+
+def _is_no_table_of_weights(record: logging.LogRecord) -> bool:
+    """Whether a line of transformers' log is not its table of weights, all of which `_load` says, but those that it could not convert."""
+    return "LOAD REPORT" not in record.getMessage() or "CONVERSION" in record.getMessage()
 
 
 def _cannot_load(path: str, error: Exception) -> ModelError:
