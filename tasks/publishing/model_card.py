@@ -33,6 +33,8 @@ from tasks.training.report import TrainingReport
 from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.model.adapters import BaseModelReference
+from trainer.model.limits import window_overlap
+from trainer.model.use_settings import read_number_format
 
 PICTURES = {
     "comparison.png": "Metrics of this model, the previous release and the model before training, with intervals",
@@ -116,8 +118,10 @@ def render_model_card(
         form=objectives.prompt_form(record["objective"], has_template=_has_chat_template(artifacts.model)),
         recipe_name=artifacts.recipe,
         adapted=BaseModelReference.of(artifacts.adapter) if publish.adapter != "merged" else None,
-        dtype=_read_settings(artifacts.model / "config.json").get("dtype") or "float32",
+        dtype=read_number_format(artifacts.model),
+        overlap=window_overlap(candidate.reading_limit),
         has_own_config=(artifacts.adapter / "config.json").exists(),
+        has_own_generation=(artifacts.adapter / "generation_config.json").exists(),
         base=recipe.model,
         base_repository=base,
         ingest=ingested,

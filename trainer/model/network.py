@@ -112,6 +112,8 @@ def write_merged_and_adapter(
         adapters.write_adapter(trained, adapter, base=str(model.pretrained), commit=commit)
         if objective.model_config(state):  # the base model's configuration lacks the labels
             shutil.copyfile(target / "config.json", adapter / "config.json")
+        if getattr(tokenizer, "tgt_lang", None):  # the base model's settings of generation lack the language of targets
+            shutil.copy(target / "generation_config.json", adapter)
     return sum(weight.numel() for weight in merged.parameters())
 
 
@@ -195,7 +197,7 @@ def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
     ModelError if it is for another task, so that its head would be random.
     """
     if adapters.is_adapter_folder(folder):
-        from transformers import AutoConfig
+        from transformers import AutoConfig, GenerationConfig
 
         base = adapters.BaseModelReference.of(folder)
         check_safe_to_load(folder, adapter=True)
@@ -209,6 +211,8 @@ def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
         if lacking := adapters.weights_missing_from_adapter(folder, missing + resized):
             what = f"neither the adapter nor its base model, {base.name}, has {', '.join(lacking[:5])}"
             raise ModelError(str(folder), what, "use the objective and base model that the adapter was trained with")
+        if (folder / "generation_config.json").exists():
+            network.generation_config = GenerationConfig.from_pretrained(folder)
         return adapters.merge_adapter(network, folder)
     network, missing, _ = _load(str(folder), model_class, revision=None)
     if missing:

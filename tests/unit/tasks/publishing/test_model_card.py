@@ -34,6 +34,8 @@ def run(tmp_path):
     artifacts = example.write(tmp_path, text=EVIL)
     artifacts.model.mkdir(parents=True)
     save_file({"weight": np.arange(4.0)}, artifacts.model / "model.safetensors")
+    for name in ("config.json", "tokenizer_config.json"):
+        (artifacts.model / name).write_text("{}")
     return artifacts
 
 
