@@ -84,8 +84,7 @@ class EvaluationAnalysis:
                 raise RecipeError(f"evaluation.gate.{key}", what, fix)
 
     def _intervals(self, scores: RowScores) -> dict[str, ConfidenceInterval]:
-        (resampled,) = self.plan.resampler.resample([scores])
-        ends = {name: self.plan.resampler.interval(values, scores.observations) for name, values in resampled.items()}
+        ends = self.plan.resampler.intervals(scores)
         return {metric: ConfidenceInterval(low=low, high=high) for metric, (low, high) in ends.items()}
 
     def _gains(self, own: RowScores, other: RowScores, *, against: Opponent) -> dict[str, Gain]:

@@ -131,6 +131,7 @@ class DPO(Objective[Options]):
         "chosen_logprob": "max",
         "rejected_logprob": "min",
     }
+    shares = frozenset({"reward_accuracy"})
     main_metric = "reward_accuracy"
     tokenizer_dependent = frozenset(metrics)  # the reference model reads the same tokens
     own_options = frozenset({"separator"})
