@@ -24,6 +24,7 @@ from tasks.evaluation.report import (
     SliceResult,
     format_confidence_level,
 )
+from tasks.hub_client.connection import LOCAL
 from tasks.ingestion.report import IngestReport
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.provenance import FILE
@@ -113,6 +114,7 @@ def render_model_card(
     environment.globals.update(confidence_text=format_confidence_level, record_file=FILE)
     body = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         publish=publish,
+        is_local=candidate.endpoint == LOCAL,
         objective=objective,
         call=", ".join(f"{name}={value!r}" for name, value in objective.call_arguments.items()),
         form=objectives.prompt_form(record["objective"], has_template=_has_chat_template(artifacts.model)),

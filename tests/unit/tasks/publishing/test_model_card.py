@@ -281,6 +281,14 @@ def test_card_of_a_private_repository_quotes_changed_rows(run):
     assert rows[0][1:] == [r"predicted card\|lost, error 0.5000".replace("\\|", "|"), "predicted refund, error 2.5000"]
 
 
+def test_card_on_a_local_hub_says_where_to_look(run, monkeypatch):
+    told = "Not on huggingface.co but on a local Hub: start it with `evergreen hub`, and set `HF_ENDPOINT`"
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    assert card_of(run).count(told) == 1
+    monkeypatch.setenv("HF_ENDPOINT", "https://huggingface.co")
+    assert told not in card_of(run)
+
+
 def snippet_of(artifacts, objective, template=""):
     change(artifacts, {}, objective=objective)
     (artifacts.model / "chat_template.jinja").write_text(template)
