@@ -7,7 +7,6 @@ name the base model's commit, and have the whole model's `config.json` where the
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
@@ -80,6 +79,7 @@ def add_lora_adapters(
     """
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
+    from peft.tuners.tuners_utils import check_target_module_exists
 
     # peft finds heads by itself, but for token classification only after it has chosen the layers to adapt
     heads = list(_HEADS) if objective.pipeline_tag == "token-classification" else []
@@ -97,7 +97,6 @@ def add_lora_adapters(
     frozen = [name for name in _embedding_layers(network) if name.rpartition(".")[2] not in ends]
     if tied:  # peft finds the layer that shares its rows
         frozen = frozen[:1] if len(frozen) == len(tied) else []
-    rows = {name: [*tokens] for name in frozen if tokens and not _is_named(name, lora.target_modules)}
     config = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
@@ -105,9 +104,10 @@ def add_lora_adapters(
         target_modules=lora.target_modules,
         task_type=TASKS.get(objective.pipeline_tag),
         modules_to_save=in_full or None,
-        trainable_token_indices=rows or None,
         ensure_weight_tying=any(name.rpartition(".")[2] in ends for name in tied),
     )
+    rows = {name: [*tokens] for name in frozen if tokens and not check_target_module_exists(config, name)}
+    config.trainable_token_indices = rows or None
     try:
         with warnings.catch_warnings(
             action="ignore"
@@ -132,13 +132,6 @@ def _tied_layers(network: PreTrainedModel) -> dict[str, torch.nn.Module]:
     if read is None or given.weight is not read.weight:
         return {}
     return _embedding_layers(network)
-
-
-def _is_named(layer: str, target_modules: Sequence[str] | str) -> bool:
-    """Whether a layer is one of those that adapters are put beside."""
-    if isinstance(target_modules, str):
-        return bool(re.fullmatch(target_modules, layer))
-    return any(f".{layer}".endswith(f".{name}") for name in target_modules)
 
 
 def _embedding_layers(network: PreTrainedModel) -> dict[str, torch.nn.Module]:

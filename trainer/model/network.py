@@ -55,6 +55,8 @@ def _tokens_new_to_base(model: Model, tokenizer: Tokenizer) -> list[int]:
     try:
         revision = check_safe_to_load(model.pretrained, model.revision, weights=False)
         own = AutoTokenizer.from_pretrained(model.pretrained, revision=revision or "main", trust_remote_code=False)
+    except (ConnectionError, TimeoutError) as error:
+        raise _unreachable(model.pretrained, error) from error
     except (OSError, ValueError):
         return []  # it has none
     if own.vocab_size != tokenizer.vocab_size:
@@ -274,7 +276,7 @@ def _load(
             **overrides,
         )
     except (ConnectionError, TimeoutError) as error:
-        raise TransientError(path, f"cannot be downloaded: {error}", "try again when the Hub is reachable") from error
+        raise _unreachable(path, error) from error
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise _cannot_load(path, error) from error
     finally:
@@ -299,6 +301,10 @@ def _load(
 def _is_no_table_of_weights(record: logging.LogRecord) -> bool:
     """Whether a line of transformers' log is not its table of weights, all of which `_load` says, but those that it could not convert."""
     return "LOAD REPORT" not in record.getMessage() or "CONVERSION" in record.getMessage()
+
+
+def _unreachable(path: str, error: Exception) -> TransientError:
+    return TransientError(path, f"cannot be downloaded: {error}", "try again when the Hub is reachable")
 
 
 def _cannot_load(path: str, error: Exception) -> ModelError:
