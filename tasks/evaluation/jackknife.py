@@ -92,7 +92,7 @@ def largest_unseen_share(rows: int, confidence: float) -> float:
     It is the length of the exact binomial interval of 0 or N of N (Clopper and Pearson 1934, https://doi.org/10.1093/biomet/26.4.404);
     at 95%, about 3.7 / N. One-sided, 3 / N, it is called the rule of three.
     """
-    return 1 - ((1 - confidence) / 2) ** (1 / rows)
+    return 1 - float(((1 - confidence) / 2) ** (1 / rows))
 
 
 def max_contribution_difference(left_out: NDArray[np.float64]) -> float:

@@ -66,7 +66,7 @@ class Candidate:
     def reading_limit(self) -> int:
         """Up to how many tokens its release reads a text: its tokenizer's own limit, or more if it was evaluated up to more."""
         own = json.loads((self.artifacts.model / "tokenizer_config.json").read_bytes())
-        return max(own.get("model_max_length", NO_LIMIT), self.evaluated.max_length or 0)
+        return max(int(own.get("model_max_length", NO_LIMIT)), self.evaluated.max_length or 0)
 
     def check(self, *, seed: int, model: Model, evaluation: Evaluation) -> None:
         """Compare the blessing with what there is, and with the sections of the recipe.
