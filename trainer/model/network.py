@@ -7,6 +7,7 @@ trained parameters; `write_merged_and_adapter` adds them to the base model in fu
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import shutil
@@ -213,8 +214,8 @@ def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
         if lacking := adapters.weights_missing_from_adapter(folder, missing + resized):
             what = f"neither the adapter nor its base model, {base.name}, has {', '.join(lacking[:5])}"
             raise ModelError(str(folder), what, "use the objective and base model that the adapter was trained with")
-        if (folder / "generation_config.json").exists():
-            network.generation_config = GenerationConfig.from_pretrained(folder)
+        if (settings := folder / "generation_config.json").exists():
+            network.generation_config = GenerationConfig.from_dict(json.loads(settings.read_bytes()))
         return adapters.merge_adapter(network, folder)
     network, missing, _ = _load(str(folder), model_class, revision=None)
     if missing:

@@ -86,11 +86,7 @@ class Options(Section):
 
 class _Advice(NewRecipeAdvice):
     meaning = "the better of two answers"
-    columns: ClassVar[Mapping[str, str]] = {
-        "prompt": "prompt_column",
-        "chosen": "chosen_column",
-        "rejected": "rejected_column",
-    }
+    columns: ClassVar[Mapping[str, str]] = {name: f"{name}_column" for name in ("prompt", "chosen", "rejected")}
     templates = frozenset({"prompt"})
     conversations = frozenset({"prompt", "chosen", "rejected"})
     conversation_options: ClassVar[Mapping[str, Any]] = {"chat": True}
