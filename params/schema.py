@@ -281,9 +281,8 @@ class PretrainedTokenizer(Section):
     revision: str | None = None
     """Commit, tag or branch of the repository."""
     added_tokens: list[str] = []
-    """Special tokens that it gets, such as those of a chat template. Embeddings of the model that lack rows for them get new ones,
-    which are trained; with adapters, these embeddings are trained in full. Many models have spare rows, which adapters leave as they
-    are: then name the embeddings in `model.lora.modules_to_save`."""
+    """Special tokens that it gets, such as those of a chat template. Embeddings of the model that lack rows for them get new ones;
+    with adapters, these embeddings are then trained in full. Where they have spare rows, adapters train only these rows."""
 
 
 class Tokenization(Section):

@@ -32,6 +32,7 @@ from tasks.shards.split_rows import SplitRows
 from trainer import objectives
 from trainer.data import tokens
 from trainer.model.limits import window_overlap
+from trainer.model.use_settings import read_number_format
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -92,8 +93,7 @@ def check_same_answers(candidate: Candidate, release: ReleasePlan) -> None:
         return
     own = ModelTokenization.of_candidate(artifacts, objectives.build_objective(candidate.objective))
     read = own.encoder(report.max_length, tokens.read_objective_state(artifacts.tokens))
-    dtype = json.loads((artifacts.model / "config.json").read_bytes()).get("dtype")
-    is_rounded = dtype not in {None, "float32"}
+    is_rounded = read_number_format(artifacts.model) != "float32"
     evaluation = AnswerChecker(read.objective, read.state, own.tokenizer, read.max_length, str(folder), is_rounded)
     sequences = tokens.read_split(artifacts.tokens, report.split)
     judged = evaluation.rows(scores, SplitRows(artifacts.rows / report.split), sequences)

@@ -82,11 +82,7 @@ class Options(Section):
 
 class _Advice(NewRecipeAdvice):
     meaning = "the better of two answers"
-    columns: ClassVar[Mapping[str, str]] = {
-        "prompt": "prompt_column",
-        "chosen": "chosen_column",
-        "rejected": "rejected_column",
-    }
+    columns: ClassVar[Mapping[str, str]] = {name: f"{name}_column" for name in ("prompt", "chosen", "rejected")}
     templates = frozenset({"prompt"})
     conversations = frozenset({"prompt", "chosen", "rejected"})
     conversation_options: ClassVar[Mapping[str, Any]] = {"chat": True}
@@ -128,6 +124,7 @@ class DPO(ConversationObjective[Options]):
         "chosen_logprob": "max",
         "rejected_logprob": "min",
     }
+    shares = frozenset({"reward_accuracy"})
     main_metric = "reward_accuracy"
     tokenizer_dependent = frozenset(metrics)  # the reference model reads the same tokens
     own_options = frozenset({"separator"})

@@ -97,6 +97,7 @@ class Seq2Seq(TokenLikelihood[Options]):
     defaults = ObjectiveDefaults(5e-5, group_by_length=True)
     advice = _Advice()
     metrics: ClassVar[Mapping[str, Direction]] = {**TokenLikelihood.metrics, **dict.fromkeys(_TEXT_METRICS, "max")}
+    shares = TokenLikelihood.shares | {*_TEXT_METRICS}
     restated = frozenset({"bits_per_byte", *_TEXT_METRICS})
     own_options = frozenset({"prefix", "max_new_tokens", "num_beams", *_LANGUAGES})
     prompt_option = "input_column"

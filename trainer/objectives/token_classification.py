@@ -74,6 +74,7 @@ class TokenClassification(ClassifierObjective[Options]):
         "recall": "max",
         "f1": "max",
     }
+    shares = frozenset(metrics.keys() - {"loss"})
     main_metric = "f1"
     tokenizer_dependent = frozenset({"loss", "token_accuracy"})
     restated = frozenset({"precision", "recall", "f1"})

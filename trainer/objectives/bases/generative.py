@@ -37,6 +37,7 @@ class GenerativeObjective(Objective[OptionsT]):
     """An objective that trains on completions which the model itself generated."""
 
     metrics: ClassVar[Mapping[str, Direction]] = {"reward": "max", "completion_length": "min", "terminated": "max"}
+    shares = frozenset({"terminated"})
     main_metric = "reward"
     tokenizer_dependent = frozenset({"completion_length"})
     own_options = frozenset({"prompt", "chat", "max_new_tokens"})

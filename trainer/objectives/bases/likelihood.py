@@ -60,6 +60,7 @@ class TokenLikelihood(Likelihood[OptionsT]):
 
     metrics: ClassVar[Mapping[str, Direction]] = {"loss": "min", "perplexity": "min", "token_accuracy": "max"}
     evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {"bits_per_byte": "min"}
+    shares = frozenset({"token_accuracy"})
     main_metric = "bits_per_byte"
     tokenizer_dependent = frozenset(metrics)
     restated = frozenset(evaluate_only_metrics)

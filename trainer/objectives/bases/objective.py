@@ -47,6 +47,8 @@ class Objective(ABC, Generic[OptionsT]):
     """The metrics of every evaluation, and whether the lowest or the highest value is best."""
     evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {}
     """Further metrics that only the evaluate stage computes."""
+    shares: ClassVar[frozenset[str]] = frozenset()
+    """Metrics that are shares, from 0 to 1: where all rows have the same, there is an interval all the same."""
     main_metric: ClassVar[str]
     """The metric that decides whether a model is published, unless the recipe names another."""
     tokenizer_dependent: ClassVar[frozenset[str]] = frozenset()
@@ -182,10 +184,7 @@ class Objective(ABC, Generic[OptionsT]):
         return pad_batch(examples, tokenizer)
 
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
-        """Whether the labels of a row's sequences say all that the row asks for.
-
-        What a template leaves out or a tokenizer changes, a model does not have to predict.
-        """
+        """Whether the labels of a row's sequences say all that the row asks for; what a template leaves out, no model has to."""
         return True
 
     @property

@@ -82,7 +82,7 @@ def find_packing_problem(model: PreTrainedModel) -> str | None:
         return model(inputs_embeds=embeddings, use_cache=False, **positions).logits
 
     longest, embed = max(map(sum, _TRIAL_LENGTHS)), model.get_input_embeddings()
-    ids = torch.arange(len(_TRIAL_LENGTHS) * longest).view(-1, longest) * 7 % embed.num_embeddings
+    ids = torch.arange(len(_TRIAL_LENGTHS) * longest).view(-1, longest) * 7 % len(embed.weight)
     lengths = [(*some, longest - sum(some)) for some in _TRIAL_LENGTHS]
     positions = torch.tensor([[place for size in sizes for place in range(size)] for sizes in lengths])
     was_training = model.training
