@@ -109,18 +109,14 @@ def why_conversation_unusable(messages: Any) -> str | None:
         turns = read_turns(messages)
     except ValueError as error:
         return str(error)
-    if empty := _describe_empty_answer(turns):
-        return empty
-    if not any(turn["role"] == "assistant" for turn in turns):
+    if all(turn["role"] != "assistant" for turn in turns):
         return "no message is the assistant's, so there is nothing to learn"
-    return None
+    return _describe_empty_answer(turns)
 
 
 def _describe_empty_answer(turns: Turns) -> str | None:
-    for i, turn in enumerate(turns):
-        if turn["role"] == "assistant" and not turn["content"].strip() and not turn.get("tool_calls"):
-            return f"message {i}, of the assistant, is empty"
-    return None
+    empty = (not (turn["content"].strip() or turn.get("tool_calls") or turn["role"] != "assistant") for turn in turns)
+    return next((f"message {i}, of the assistant, is empty" for i, is_empty in enumerate(empty) if is_empty), None)
 
 
 class ConversationTokenizer:
