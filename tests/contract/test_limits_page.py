@@ -102,14 +102,6 @@ def loads_code() -> None:
     new(texts(label=lambda i: CLASSES[i % 2]), model=str(folder))
 
 
-def xlnet() -> None:
-    from tests.support.zoo.cells import Cell, try_cell
-
-    Path("zoo").mkdir()
-    with contextlib.chdir("zoo"):
-        try_cell(Cell("xlnet", "sequence_classification", lora=False), Path.cwd())
-
-
 CLASSES = ("left", "right")
 SHARDED = {"launch.accelerate_config": str(ROOT / "params/accelerate/fsdp2.yaml")}
 ERRORS: dict[str, Callable[[], object]] = {
@@ -166,7 +158,6 @@ ERRORS: dict[str, Callable[[], object]] = {
     "adapters as the base model": lambda: checks(
         {}, model={"pretrained": (file("a/adapter_config.json"), file("a/adapter_model.safetensors"))[0]}
     ),
-    "XLNet as a classifier of texts": xlnet,
     "shares of old and new rows in a batch (replay)": lambda: checks({"training.replay": {"known": 0.5}}),
     "a search over values": lambda: checks({"training.search": "auto"}),
     "`grpo` and `iterative_sft` on models that one GPU does not hold": lambda: checks(

@@ -247,9 +247,7 @@ def test_few_bad_rows_are_set_aside_without_a_question(bad: int, value: float, p
 
 def test_own_data_says_the_shares_that_recipes_have(project: Path, models: Path) -> None:
     page = " ".join((ROOT / "docs/own-data.md").read_text(encoding="utf-8").split())
-    said = re.search(
-        r"twice the share of the rows that the sample says, at least (\d+) % and, unasked, at most (\d+) %", page
-    )
+    said = re.search(r"twice the share of bad rows in the sample, at least (\d+) % and at most (\d+) %", page)
     assert said
     least, most = (int(number) / 100 for number in said.groups())
     for bad, value in ((0, least), (2, 0.04), (4, most)):

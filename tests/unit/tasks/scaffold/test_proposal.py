@@ -113,7 +113,7 @@ def test_two_texts_need_a_choice() -> None:
     rows = sample(title=TEXTS, summary_text=[f"more {text}" for text in TEXTS], label=LABELS)
     with pytest.raises(RecipeError, match="--text: The column with the text is not clear") as error:
         proposed(rows)
-    assert error.value.fix == "add --text summary_text or --text title"
+    assert error.value.fix.startswith("add --text summary_text or --text title;")
     assert proposed(rows, columns={"text": "title"}).columns == {"text": "title", "label": "label"}
 
 

@@ -143,6 +143,7 @@ def test_what_depends_on_the_number_of_steps_starts_at_step_0_and_says_why(tmp_p
 def test_other_data_and_another_seed_start_at_step_0(tmp_path, caplog):
     artifacts, recipe = project(tmp_path, {"training.max_steps": 4})
     run_train(artifacts, recipe)
+    caplog.clear()
     with caplog.at_level(logging.INFO):
         run_train(artifacts, edited(artifacts, {"training.max_steps": 8, "seed": 4}))
     assert "goes on" not in caplog.text
