@@ -15,7 +15,7 @@ from params.loading import read_yaml_document
 from params.schema import ObjectiveChoice, Training
 from tasks.diagnostics.check import find_recipe_problems
 from tasks.tokenization.stage import tokenize
-from tasks.training import stage
+from tasks.training import run_folders, stage
 from tests.support import tiny
 from tests.support.training import assert_same, run_train
 from trainer.checkpoints import sealed
@@ -262,3 +262,24 @@ def test_an_evaluation_that_is_made_at_the_end_only_is_not_gone_on_from(tmp_path
     found = find_continued_checkpoint(run, job, 20)
     assert found == (run / f"checkpoint-{step}", run / ("best-12" if step == 12 else "best-0"))
     assert is_evaluated_on_the_way(12, 4, delay) == (step == 12)
+
+
+def test_a_kill_while_a_finished_run_is_put_away_leaves_no_part_of_it(tmp_path, monkeypatch):
+    """Its best weights may be those of a last step that a longer run does not go on from: without them, others would be the best."""
+    run, job = of_steps(tmp_path, {"training.max_steps": 14}, steps=(12, 14), last=14)
+    artifacts = Artifacts("tiny", tmp_path / "project")
+    artifacts.checkpoints.mkdir(parents=True)
+    folder = run.rename(artifacts.checkpoints / "run")
+    job.save(folder / "job.json")
+
+    def kill(path, **_):
+        if path.name.startswith("best-"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_folders.shutil, "rmtree", kill)
+    with pytest.raises(KeyboardInterrupt):
+        run_folders.keep_finished_run(artifacts, folder)
+    assert not list(artifacts.checkpoints.iterdir())
+    monkeypatch.undo()
+    left = artifacts.finished_run / "run"
+    assert find_continued_checkpoint(left, job, 20) == (left / "checkpoint-12", left / "best-0")
