@@ -57,7 +57,10 @@ def find_runs_of_other_length(
     for path in (
         one for runs in (artifacts.checkpoints, artifacts.finished_run) for one in runs.glob(f"*/{sealed.IDENTITY}")
     ):
-        other = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            other = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):  # it is damaged, or a training has just put it away
+            continue
         if any(other.get(name) != identity.get(name) for name in STEPS) and compared(other) == compared(identity):
             yield path.parent
 

@@ -22,7 +22,12 @@ from trainer.checkpoints import sealed
 from trainer.checkpoints.sealed import KILL_AT
 from trainer.job import Job
 from trainer.loop.batch import is_evaluated_on_the_way
-from trainer.loop.other_length import ENDLESS_SCHEDULES, find_continued_checkpoint, find_what_depends_on_steps
+from trainer.loop.other_length import (
+    ENDLESS_SCHEDULES,
+    find_continued_checkpoint,
+    find_runs_of_other_length,
+    find_what_depends_on_steps,
+)
 from trainer.objectives.causal_lm import CausalLM
 
 LANGUAGE = ObjectiveChoice(name="causal_lm")
@@ -283,3 +288,13 @@ def test_a_kill_while_a_finished_run_is_put_away_leaves_no_part_of_it(tmp_path, 
     monkeypatch.undo()
     left = artifacts.finished_run / "run"
     assert find_continued_checkpoint(left, job, 20) == (left / "checkpoint-12", left / "best-0")
+
+
+@pytest.mark.parametrize("text", ["", "\0\0", "7", "{"])
+def test_a_damaged_identity_is_that_of_no_run(tmp_path, text):
+    artifacts = Artifacts("tiny", tmp_path)
+    for runs, content in ((artifacts.checkpoints, text), (artifacts.finished_run, '{"training.max_steps": "8"}')):
+        (runs / "run").mkdir(parents=True)
+        (runs / "run/run.json").write_text(content)
+    found = find_runs_of_other_length(artifacts, {"training.max_steps": "12"})
+    assert list(found) == [artifacts.finished_run / "run"]
