@@ -59,8 +59,8 @@ PART_ROWS = 65_536
 """The most rows of a part."""
 _PART_BYTES = 64 << 20
 _MEASURED_ROWS = 512
-_WHOLE = re.compile(r"^(-?\d+)\.0+$")
-"""A whole number with decimals: integers beside numbers with decimals are written like that."""
+_ZEROS = re.compile(r"^(-?\d+)(?:\.0+|(\.\d*[1-9])0+)$")
+"""A number with zeros at its end: integers beside numbers with decimals have one, and a file of numbers is read without those it writes."""
 
 
 def ingest(
@@ -295,7 +295,7 @@ class SplitAssigner:
     def _group(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
         if group := group_values_of_row(row, self.group_by):
             texts = {name: as_text(group[name]) for name in self.group_as_text}
-            group |= {name: text and _WHOLE.sub(r"\1", text) for name, text in texts.items()}
+            group |= {name: text and _ZEROS.sub(r"\1\2", text) for name, text in texts.items()}
         return group
 
 

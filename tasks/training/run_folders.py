@@ -52,17 +52,18 @@ def keep_finished_run(artifacts: Artifacts, folder: Path) -> None:
     """Delete the folder of a finished run, except for what a longer run goes on from, in place of what was kept of another run."""
     if not folder.is_dir():
         return
-    kept: set[Path] = set()
+    kept = set[str]()
     with contextlib.suppress(OSError, ValueError, EvergreenError):  # an earlier version wrote another job
         job = Job.load(folder / "job.json")
         if not find_what_depends_on_steps(job.training, job.objective):
-            kept = set(filter(None, find_continued_checkpoint(folder, job, math.inf) or ()))
-    for path in folder.iterdir():
-        if path.is_dir() and path not in kept:
-            shutil.rmtree(path, ignore_errors=True)
+            kept = {path.name for path in find_continued_checkpoint(folder, job, math.inf) or () if path}
     shutil.rmtree(artifacts.finished_run, ignore_errors=True)
     artifacts.finished_run.mkdir(parents=True)
-    folder.rename(artifacts.finished_run / folder.name)
+    # first: a kill in between must leave no finished run without its best weights, which the next start would hand over
+    folder = folder.rename(artifacts.finished_run / folder.name)
+    for path in folder.iterdir():
+        if path.is_dir() and path.name not in kept:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _folders(artifacts: Artifacts) -> list[Path]:

@@ -13,6 +13,7 @@ from transformers.trainer_utils import IntervalStrategy
 from params.schema import Direction
 from trainer.checkpoints import saver, sealed
 from trainer.loop import sharding
+from trainer.loop.batch import is_evaluated_on_the_way
 
 
 class Checkpoints:
@@ -79,9 +80,8 @@ class Checkpoints:
             return
         weights, staging = weights or self._copy_weights(), self._folder / ".best"
         metric = str(args.metric_for_best_model).removeprefix("eval_")
-        only_at_end = (
-            step % int(args.eval_steps) != 0
-        )  # a longer run (trainer.loop.other_length) does not evaluate there
+        # a longer run (trainer.loop.other_length) does not evaluate there
+        only_at_end = not is_evaluated_on_the_way(step, args.eval_steps, args.eval_delay or 0)
 
         def write() -> None:
             with saver.guard_disk_space(staging, saver.count_tensor_bytes(weights)):

@@ -18,7 +18,7 @@ from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice, Training
 from trainer.checkpoints import sealed
 from trainer.job import Job
-from trainer.loop.batch import total_steps
+from trainer.loop.batch import is_evaluated_on_the_way, total_steps
 from trainer.objectives import build_objective, import_objective_class
 
 logger = logging.getLogger(__name__)
@@ -57,15 +57,21 @@ def find_runs_of_other_length(
     for path in (
         one for runs in (artifacts.checkpoints, artifacts.finished_run) for one in runs.glob(f"*/{sealed.IDENTITY}")
     ):
-        other = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            other = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):  # it is damaged, or a training has just put it away
+            continue
         if any(other.get(name) != identity.get(name) for name in STEPS) and compared(other) == compared(identity):
             yield path.parent
 
 
 def find_continued_checkpoint(other: Path, job: Job, total: float) -> tuple[Path, Path | None] | None:
     """Return the newest valid checkpoint of another run that one of `total` steps comes by, and the best weights until then."""
-    evaluated = int(job.training.eval_steps)
-    bests = [path for path in other.glob("best-*") if _step(path) <= total and _step(path) % evaluated == 0]
+
+    def is_evaluated(step: int) -> bool:
+        return is_evaluated_on_the_way(step, job.training.eval_steps, job.training.arguments.get("eval_delay") or 0)
+
+    bests = [path for path in other.glob("best-*") if _step(path) <= total and is_evaluated(_step(path))]
     best = max((path for path in bests if not sealed.find_manifest_mismatch(path)), key=_step, default=None)
     at_once = getattr(build_objective(job.objective), "steps_per_round", 1)  # a run's last round may be a shorter one
     for checkpoint in sealed.list_checkpoints(other):
@@ -76,7 +82,7 @@ def find_continued_checkpoint(other: Path, job: Job, total: float) -> tuple[Path
         is_on_the_way = step < total and (begun == step or begun + at_once <= min(state["max_steps"], total))
         # its last evaluation may be one that a longer run does not make, and ends a training that would stop early
         is_last = step == state["max_steps"]
-        is_on_the_way &= not is_last or (step % evaluated == 0 and not job.training.early_stopping_patience)
+        is_on_the_way &= not is_last or (is_evaluated(step) and not job.training.early_stopping_patience)
         best_step = state.get("best_global_step")
         if is_on_the_way and (best_step is None or (best and _step(best) >= best_step)):
             return checkpoint, best

@@ -160,6 +160,27 @@ def test_rows_of_a_group_stay_together_whatever_the_type_of_its_value(
         assert {places[float(row["user"])] for row in own.rows()} == {split}
 
 
+@pytest.mark.parametrize("part", [65_536, 64])
+def test_a_file_of_numbers_beside_one_of_texts_keeps_its_texts_and_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    """`a.csv` is read as numbers, which say 2.5 for 2.50, and `b.csv` as text."""
+    monkeypatch.setattr(stage, "PART_ROWS", part)
+    groups = [f"{i}.{decimals}" for i in range(30) for decimals in ("50", "05", "0", "00", "125")]
+    for name, last in (("a", "1.5"), ("b", "other")):
+        lines = "".join(f"{name} {i},{group}\n" for i, group in enumerate([*groups, last]))
+        (tmp_path / f"{name}.csv").write_text(f"text,price\n{lines}")
+    data = {"source": {"kind": "files", "train": "*.csv"}, "split": SHARES, "group_by": ["price"]}
+    launch = Launch(micro_batch_size=1, data_workers=1)
+    ingest(Artifacts("r", tmp_path), data=Data.model_validate(data), seed=1, launch=launch)
+    found: dict[str, set[str]] = {}
+    for split in SPLITS:
+        for row in SplitRows(tmp_path / "runs/r/raw" / split).rows():
+            found.setdefault(row["price"], set()).add(split)
+    assert found.keys() == {*groups, "1.5", "other"}
+    assert [group for group, splits in found.items() if len(splits) > 1] == []
+
+
 @pytest.mark.parametrize(
     "column",
     [

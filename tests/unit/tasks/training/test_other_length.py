@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import shutil
 
@@ -14,12 +15,19 @@ from params.loading import read_yaml_document
 from params.schema import ObjectiveChoice, Training
 from tasks.diagnostics.check import find_recipe_problems
 from tasks.tokenization.stage import tokenize
-from tasks.training import stage
+from tasks.training import run_folders, stage
 from tests.support import tiny
 from tests.support.training import assert_same, run_train
+from trainer.checkpoints import sealed
 from trainer.checkpoints.sealed import KILL_AT
 from trainer.job import Job
-from trainer.loop.other_length import ENDLESS_SCHEDULES, find_continued_checkpoint, find_what_depends_on_steps
+from trainer.loop.batch import is_evaluated_on_the_way
+from trainer.loop.other_length import (
+    ENDLESS_SCHEDULES,
+    find_continued_checkpoint,
+    find_runs_of_other_length,
+    find_what_depends_on_steps,
+)
 from trainer.objectives.causal_lm import CausalLM
 
 LANGUAGE = ObjectiveChoice(name="causal_lm")
@@ -53,6 +61,11 @@ LENGTHS = {
         {"training.epochs": 1, "training.max_steps": ..., "training.eval_steps": 1, "objective.packing": False},
         {"training.epochs": 1.5, "training.max_steps": ..., "training.eval_steps": 1, "objective.packing": False},
         30,
+    ),
+    "evaluations begin late": (
+        {"training.max_steps": 12, "training.arguments": {"eval_delay": 16}},
+        {"training.max_steps": 20, "training.arguments": {"eval_delay": 16}},
+        9,
     ),
     "the schedule goes by evaluations": (
         {"training.max_steps": 12, "training.lr_scheduler": "reduce_lr_on_plateau"},
@@ -228,3 +241,61 @@ def test_check_says_where_a_longer_training_starts(tmp_path, monkeypatch, caplog
         with caplog.at_level(logging.INFO):
             find_recipe_problems(read_yaml_document(artifacts.recipe_path))
         assert (said in caplog.text) if said else ("check: training" not in caplog.text), changes
+
+
+def of_steps(root, changes, *, steps=(9, 12), last=12, best=0):
+    """The folder of a run that ended at its last step, and the job of a longer one; its weights are none."""
+    recipe, run = load(tiny.write(root / "params/tiny.yaml", tiny.recipe(CONSTANT | changes))), root / "run"
+    state = {"global_step": 0, "max_steps": last, "best_global_step": best}
+    for step in steps:
+        (place := run / ".staging").mkdir(parents=True)
+        for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", sealed.IDENTITY):
+            (place / name).touch()
+        tiny.position().save(place)
+        (place / "trainer_state.json").write_text(json.dumps(state | {"global_step": step}))
+        sealed.seal_and_rename(place, run / f"checkpoint-{step}")
+    for step in (0, last):
+        (run / ".best").mkdir()
+        sealed.seal_and_rename(run / ".best", run / f"best-{step}", "best")
+    sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training", "launch")}
+    return run, Job(**sections, tokens=root / "tokens", folder=root / "longer", identity={})
+
+
+@pytest.mark.parametrize(("delay", "step"), [(0, 12), (8, 12), (12, 12), (12.5, 9), (100, 9)])
+def test_an_evaluation_that_is_made_at_the_end_only_is_not_gone_on_from(tmp_path, delay, step):
+    """`eval_delay` postpones all evaluations but that at the start and, in a shorter run, that at the end."""
+    run, job = of_steps(tmp_path, {"training.max_steps": 20, "training.arguments": {"eval_delay": delay}})
+    found = find_continued_checkpoint(run, job, 20)
+    assert found == (run / f"checkpoint-{step}", run / ("best-12" if step == 12 else "best-0"))
+    assert is_evaluated_on_the_way(12, 4, delay) == (step == 12)
+
+
+def test_a_kill_while_a_finished_run_is_put_away_leaves_no_part_of_it(tmp_path, monkeypatch):
+    """Its best weights may be those of a last step that a longer run does not go on from: without them, others would be the best."""
+    run, job = of_steps(tmp_path, {"training.max_steps": 14}, steps=(12, 14), last=14)
+    artifacts = Artifacts("tiny", tmp_path / "project")
+    artifacts.checkpoints.mkdir(parents=True)
+    folder = run.rename(artifacts.checkpoints / "run")
+    job.save(folder / "job.json")
+
+    def kill(path, **_):
+        if path.name.startswith("best-"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_folders.shutil, "rmtree", kill)
+    with pytest.raises(KeyboardInterrupt):
+        run_folders.keep_finished_run(artifacts, folder)
+    assert not list(artifacts.checkpoints.iterdir())
+    monkeypatch.undo()
+    left = artifacts.finished_run / "run"
+    assert find_continued_checkpoint(left, job, 20) == (left / "checkpoint-12", left / "best-0")
+
+
+@pytest.mark.parametrize("text", ["", "\0\0", "7", "{"])
+def test_a_damaged_identity_is_that_of_no_run(tmp_path, text):
+    artifacts = Artifacts("tiny", tmp_path)
+    for runs, content in ((artifacts.checkpoints, text), (artifacts.finished_run, '{"training.max_steps": "8"}')):
+        (runs / "run").mkdir(parents=True)
+        (runs / "run/run.json").write_text(content)
+    found = find_runs_of_other_length(artifacts, {"training.max_steps": "12"})
+    assert list(found) == [artifacts.finished_run / "run"]
