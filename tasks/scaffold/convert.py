@@ -43,7 +43,7 @@ def convert_files(patterns: Sequence[str], to: Path, names: Sequence[str] = (), 
     if missing := [pattern for pattern in patterns if not list_matching_files(pattern, Path())]:
         raise DataError(missing[0], "there is no such file", "check the path")
     is_book = all(format_suffix(path) in EXCEL_SUFFIXES for path in paths)
-    suffix, is_one = ".csv" if is_book else ".jsonl", [str(path) for path in paths] == [*patterns][:1]
+    suffix, is_one = ".csv" if is_book else ".jsonl", len(patterns) == 1 and Path(patterns[0]).is_file()
     targets = [to if is_one else Path(converted_name(str(path), patterns, str(to), suffix)) for path in paths]
     for target, count in Counter(targets).items():
         if target.exists() or count > 1:

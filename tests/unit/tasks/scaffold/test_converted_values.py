@@ -71,3 +71,12 @@ def test_an_answer_that_is_a_whole_conversation_gets_no_prompt_twice(capsys: pyt
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["convert", "rows.jsonl", "new.jsonl"]) != 0
     assert "no form that has to be converted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["./rows.jsonl", "more/../rows.jsonl", "more//rows.jsonl", "{folder}/rows.jsonl"])
+def test_a_file_is_one_file_however_its_path_is_written(name: str, tmp_path: Path) -> None:
+    Path("more").mkdir()
+    for folder in (".", "more"):
+        Path(folder, "rows.jsonl").write_text(json.dumps({"text": "a text", "cats": {"a": 1, "b": 0}}) + "\n")
+    rows = converted_file(name.format(folder=tmp_path))
+    assert rows == [{"text": "a text", "a": "yes", "b": "no"}]
