@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
 import shlex
@@ -15,7 +17,7 @@ from params import DataError
 from tasks.ingestion.encodings import clean_name
 from tasks.scaffold.look import USUAL_NAMES, Row, SampledColumn, columns_named, most
 from tasks.scaffold.sources import common_folder, converted_name, is_glob
-from trainer.objectives.bases.chat import looks_like_conversation
+from trainer.objectives.bases.chat import looks_like_conversation, read_turns
 
 Columns = Mapping[str, SampledColumn]
 NewRow = dict[str, Any]
@@ -82,7 +84,11 @@ def class_columns(rows: Iterable[Row], name: str) -> dict[str, str]:
     for row in rows:
         taken |= row.keys() - {name}
         found |= {str(one).strip() for one in row.get(name) or ()}
-    return {one: f"{name}_{one}" if one in taken else one for one in sorted(found)}
+    columns = {one: one for one in sorted(found - taken - {""})}
+    for one in sorted(found & taken):
+        names = itertools.chain([f"{name}_{one}"], (f"{name}_{one}_{number}" for number in itertools.count(2)))
+        columns[one] = next(own for own in names if own not in taken | {*columns.values()})
+    return columns
 
 
 def into_class_columns(row: Row, name: str, classes: Mapping[str, str]) -> list[NewRow]:
@@ -139,7 +145,14 @@ def _prompt_of_messages(column: SampledColumn, columns: Columns) -> str:
     prompt, answer = _pair(columns) or (column, None)
     others = (own for own in columns.values() if own not in (prompt, answer))
     is_answer = column is answer and column.kind == "messages" and all(own.kind != "messages" for own in others)
+    is_answer = is_answer and most(_begins_with_answer, list(filter(None, column.filled)))
     return prompt.name if is_answer and prompt.kind in ("messages", "text") else ""
+
+
+def _begins_with_answer(messages: Any) -> bool:
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        return bool(read_turns(messages)[0]["role"] == "assistant")
+    return False
 
 
 def _rated_messages(column: SampledColumn, columns: Columns) -> str:

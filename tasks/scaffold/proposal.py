@@ -253,7 +253,9 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
     if flag in ("spans", "messages"):
         return [c for c in columns if c.kind == flag]
     if flag == "text":  # neither labels nor names, longest texts first
-        texts = [c for c in columns if not c.is_place_or_time and (c.kind == "text" or c.is_numbered_text)]
+        said = [c for c in _usual(sample, flag) if c.has_spaces]  # such as: open notes.txt
+        texts = [c for c in columns if c in said or not c.is_place_or_time]
+        texts = [c for c in texts if c.kind == "text" or c.is_numbered_text]
         texts = [c for c in texts if c.name not in taken and not (c.is_id and c.names_rows)]
         unnamed = [c for c in texts if c.name.lower() not in USUAL_NAMES["label"]]
         found = [c for c in texts if not c.is_id and not (c.is_label and not (c.has_spaces and c in unnamed))]
