@@ -62,7 +62,7 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
     (examples, _), *_ = encoder.encode([row])
     if not examples:
         what = f"the row gives no sequence: its first {encoder.max_length} tokens hold nothing to learn"
-        yield "tokens", [f"{what}; a larger tokenization.max_length may reach what it has to say"]
+        yield "tokens", [f"{what}; if more tokens do, raise tokenization.max_length"]
         return
     for i, example in enumerate(examples, start=1):
         yield f"tokens  (sequence {i} of {len(examples)}; * has a loss)", token_lines(encoder, example)

@@ -215,10 +215,12 @@ def _tags(column: SampledColumn, columns: Columns) -> _Tags | None:
 
 
 @cache
-def _scheme(tags: frozenset[str]) -> tuple[str, re.Pattern[str]]:
-    """Return the tag of words outside of spans, and the form of others: BIO, BIOES, BILOU, also in lower case."""
-    is_lower = "o" in tags and "O" not in tags and all(tag == "o" or re.match("[bieslu]-", tag) for tag in tags)
-    return ("o", re.compile("([bieslu])-(.+)")) if is_lower else ("O", re.compile("([BIESLU])-(.+)"))
+def _scheme(tags: frozenset[str]) -> tuple[frozenset[str], re.Pattern[str]]:
+    """Return the tags of words outside of spans, and the form of others: BIO, BIOES, BILOU, in both cases if all tags are of that form."""
+    of_form = all(re.fullmatch("o|[bieslu]-.+", tag, re.IGNORECASE) for tag in tags)
+    in_both_cases = of_form and any(re.match("[bi]-", tag, re.IGNORECASE) for tag in tags)
+    marks = re.compile("([BIESLU])-(.+)", re.IGNORECASE if in_both_cases else 0)
+    return frozenset("oO" if in_both_cases else "O"), marks
 
 
 def _with_spans(row: Row, name: str, found: _Tags) -> list[NewRow]:
@@ -234,12 +236,12 @@ def _with_spans(row: Row, name: str, found: _Tags) -> list[NewRow]:
     spans, start, before = list[NewRow](), 0, ""
     for word, tag in zip(words, map(str, tags), strict=True):
         end, match = start + len(word), form.fullmatch(tag)
-        mark, label = match.groups() if match else ("I" if outside in used else "S", tag)
-        if tag != outside and mark.upper() in "IEL" and before == label:
+        mark, label = match.groups() if match else ("I" if outside & used else "S", tag)
+        if tag not in outside and mark.upper() in "IEL" and before == label:
             spans[-1]["end"] = end
-        elif tag != outside:
+        elif tag not in outside:
             spans.append({"label": label, "start": start, "end": end})
-        before = label if tag != outside and mark.upper() in "BI" else ""
+        before = label if tag not in outside and mark.upper() in "BI" else ""
         start = end + 1
     return [_without(row, found.words, *found.columns) | {"text": " ".join(words), "spans": spans}]
 
@@ -282,7 +284,9 @@ FORMS: Final = (
     RowForm(
         "holds records with {found}",
         "a column of each",
-        lambda c, columns: all(own.kind != "text" for own in columns.values()) and _keys(c),
+        lambda c, columns: (
+            (c.name == "translation" or all(own.kind != "text" for own in columns.values())) and _keys(c)
+        ),
         lambda row, name, _: [_without(row, name) | (row.get(name) or {})],
     ),
     RowForm(_TAGS, "text and spans", _tags, _with_spans),

@@ -297,7 +297,8 @@ class Objective(ABC, Generic[OptionsT]):
             prompts = [str(getattr(self.options, name)), str(options.get(name, ""))]
             own |= {name} if any(map(names_columns, prompts)) else set()
         known = self.options_class.model_fields  # null has a meaning of its own, and what is not given the default
-        return self.with_options({name: (options or {}).get(name, known[name].default) for name in own})
+        defaults = {name: known[name].get_default(call_default_factory=True) for name in own}
+        return self.with_options({name: (options or {}).get(name, defaults[name]) for name in own})
 
     def with_options(self, changes: Mapping[str, Any]) -> Self:
         """Return this objective with some options changed."""
