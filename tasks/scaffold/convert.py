@@ -39,9 +39,10 @@ def convert_files(patterns: Sequence[str], to: Path, names: Sequence[str] = (), 
         DataError: a file cannot be read, or the rows have no form that is known.
         RecipeError: a file to write exists, or cannot hold such rows.
     """
-    paths = [Path(name) for pattern in patterns for name in list_matching_files(pattern, Path())]
-    if missing := [pattern for pattern in patterns if not list_matching_files(pattern, Path())]:
+    matching = {pattern: list_matching_files(pattern, Path()) for pattern in patterns}
+    if missing := [pattern for pattern, names in matching.items() if not names]:
         raise DataError(missing[0], "there is no such file", "check the path")
+    paths = [Path(name) for pattern in patterns for name in matching[pattern]]
     is_book = all(format_suffix(path) in EXCEL_SUFFIXES for path in paths)
     suffix, is_one = ".csv" if is_book else ".jsonl", len(patterns) == 1 and Path(patterns[0]).is_file()
     targets = [to if is_one else Path(converted_name(str(path), patterns, str(to), suffix)) for path in paths]

@@ -27,7 +27,7 @@ from tasks.scaffold.request import NewRecipeRequest
 from tests.support import tiny
 from tests.support.pretrained import write_model
 from tests.support.project import ROOT, item
-from trainer.model import config_check
+from tests.support.settings_check import check_settings_in_this_process
 
 PAGE = (ROOT / "docs/limits.md").read_text(encoding="utf-8")
 ROWS: dict[str, tuple[str, str, str]] = {}
@@ -178,11 +178,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("HF_ENDPOINT", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(
-        config_check,
-        "start_transformers_settings_check",
-        lambda *given: lambda: config_check.find_transformers_settings_errors(*given),
-    )
+    check_settings_in_this_process(monkeypatch)
     for name in ("recipes.yaml", "prefect.yaml"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     for name in ("params", "data"):

@@ -115,8 +115,8 @@ def why_conversation_unusable(messages: Any) -> str | None:
 
 
 def _describe_empty_answer(turns: Turns) -> str | None:
-    empty = (not (turn["content"].strip() or turn.get("tool_calls") or turn["role"] != "assistant") for turn in turns)
-    return next((f"message {i}, of the assistant, is empty" for i, is_empty in enumerate(empty) if is_empty), None)
+    said = {i: t["content"].strip() or t.get("tool_calls") for i, t in enumerate(turns) if t["role"] == "assistant"}
+    return next((f"message {i}, of the assistant, is empty" for i, answer in said.items() if not answer), None)
 
 
 class ConversationTokenizer:

@@ -26,7 +26,7 @@ from tasks.scaffold.request import NewRecipeRequest
 from tests.support.pretrained import write_model
 from tests.support.project import ROOT
 from tests.support.sample_data import Kind, cases, data_set
-from trainer.model import config_check
+from tests.support.settings_check import check_settings_in_this_process
 
 DATA_SETS = {
     "banking77": ("bert", "sequence_classification"),
@@ -44,12 +44,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("HF_ENDPOINT", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    # In this process, which is faster; the test of the command uses another one.
-    monkeypatch.setattr(
-        config_check,
-        "start_transformers_settings_check",
-        lambda *given: lambda: config_check.find_transformers_settings_errors(*given),
-    )
+    check_settings_in_this_process(monkeypatch)
     for name in ("recipes.yaml", "prefect.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)
     for name in ("params", "data"):
