@@ -96,8 +96,9 @@ def unread_label(column: SampledColumn) -> Iterator[RowForm]:
         what = "holds whole numbers with decimals, which are no names of classes"
         yield RowForm(column.name, what, "1 for 1.0", _changing(column.name, lambda value: str(int(value))))
     elif column.is_decimal and not (column.kind == "text" and column.is_label):
-        what = "holds numbers with decimals, which no objective here predicts"
-        yield RowForm(column.name, what, "write a name for each range, for example low, medium and high")
+        what = "holds numbers with decimals, which are no names of classes"
+        becomes = f"name it with --score {shlex.quote(column.name)} to predict the number; or, for classes,"
+        yield RowForm(column.name, what, f"{becomes} write a name for each range, for example low, medium and high")
     elif column.kind == "list":
         what = "holds lists, and no objective here takes several labels per text"
         items = [item for value in column.filled for item in value]

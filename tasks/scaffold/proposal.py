@@ -11,7 +11,7 @@ from params import RecipeError
 from params.loading import suggestion
 from params.schema import ObjectiveChoice
 from tasks.scaffold.forms import find_row_forms, numbers_as_text, rating_column, unread_label
-from tasks.scaffold.look import USUAL_NAMES, Kind, RowSample, SampledColumn
+from tasks.scaffold.look import USUAL_NAMES, Kind, RowSample, SampledColumn, find_text_pair
 from tasks.scaffold.request import NewRecipeRequest
 from trainer import objectives
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
@@ -29,6 +29,8 @@ _FITTING: Final[Mapping[ColumnKind, tuple[str, set[Kind]]]] = {
 }
 """What the columns of an objective may hold, in words and as a sample shows it."""
 _MEANINGS: Final = {
+    "text-pair": "second text",
+    "score": "number",
     "completion": "answer",
     "messages": "conversation",
     "chosen": "better answer",
@@ -87,6 +89,8 @@ def choose_objective_and_columns(
         _check_named(request.objective, kind)
     objective = request.objective or _choose_objective(request, sample, kind, files)
     advice, columns = proposable_objectives()[objective], dict[str, str]()
+    if "text-pair" in advice.columns and given.keys().isdisjoint({"text", "text-pair"}):
+        given = find_text_pair(sample.columns) | given
     for flag in advice.asked(_seen(sample, given)):
         chosen = {**columns, **given}
         if flag not in chosen and not _candidates(flag, sample, chosen):
@@ -200,6 +204,8 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         "text": len(texts) == 1 and not any(find_row_forms(sample.columns)),
         "label": [c for c in _candidates("label", sample, given) if not (answers and c in prompts[:1])],
         "completion": answers,
+        "text-pair": "text" not in given and find_text_pair(sample.columns),
+        "score": texts and [c for c in _by_name(sample, "score") if c.has_fractions],
         **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages")},
         **{flag: _by_name(sample, flag) for flag in ("prompt", "chosen", "rejected")},
     }
@@ -255,6 +261,8 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
         if "text" not in chosen and len(texts := _candidates("text", sample, chosen)) == 1:
             taken.add(texts[0].name)  # the only one that can be the text
         return [c for c in columns if c.name not in taken and c.is_label and not c.is_id]
+    if flag == "score":
+        return [c for c in columns if c.name not in taken and c.kind in _FITTING["number"][1] and not c.is_id]
     kinds: set[Kind] = {"text"}
     kinds |= {"messages"} if any(flag in advice.conversations for advice in proposable_objectives().values()) else set()
     by_name = [c for c in _by_name(sample, flag) if c.kind in kinds or c.can_be_text or c.is_numeric]
@@ -295,6 +303,7 @@ def _choose_text_alone(request: NewRecipeRequest, sample: RowSample, kind: Model
     others = [c for c in sample.columns.values() if c is not texts[0] and not c.is_incidental]
     what = f"no objective reads {', '.join(f'`{c.name}` ({_KINDS.get(c.kind, c.kind)})' for c in others)} of these rows"
     fix = f"to learn from `{texts[0].name}` alone, add --objective {alone}; or name the columns of another objective"
+    fix += next((f", such as --score {c.name}" for c in others if c.kind in _FITTING["number"][1]), "")
     request.confirm(
         f"Learn {known[alone].meaning} from `{texts[0].name}` alone?", RecipeError("--objective", what, fix)
     )

@@ -125,7 +125,7 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
 
 def input_columns(proposal: ObjectiveProposal) -> list[str]:
     """Return the columns of the input: rows that have the same one are alike, whatever their label or answer is."""
-    return proposal.read_columns("text") or proposal.read_columns("prompt")
+    return proposal.read_columns("text", "text-pair") or proposal.read_columns("prompt")
 
 
 def _input(row: Row, columns: Sequence[str]) -> str:
