@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from params import DataError, ModelError
 from tasks.digests import PROVENANCE
-from tasks.inference.answer import ModelAnswer, PredictedLabel, PredictedSpan
+from tasks.inference.answer import ModelAnswer, PredictedLabel, PredictedNumber, PredictedSpan
 from trainer import objectives
 from trainer.model.adapters import TASKS, BaseModelReference, is_adapter_folder
 from trainer.model.limits import NO_LIMIT, find_position_limits, window_overlap
@@ -36,6 +36,7 @@ _AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
     "token-classification": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES"),
 }
 """The class that loads a model for a task, and transformers' table of the architectures that it knows."""
+_PAIR: Final = {"text", "text_pair"}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
 
 
@@ -131,9 +132,30 @@ class AnsweringModel:
             raise ModelError(self.where, what, fix) from error
 
     def _classify(self, text: str, _: AnswerOptions) -> ModelAnswer:
-        found = self._pipeline(text, top_k=5, truncation=True)
-        labels = [PredictedLabel(str(one["label"]), float(one["score"])) for one in found]
-        return ModelAnswer(text, labels=labels, note=self._unread(text))
+        given, is_number = self._text_or_pair(text), self.network.config.problem_type == "regression"
+        found = self._pipeline(given, top_k=None if is_number else 5, truncation=True)
+        own = [(str(one["label"]), float(one["score"])) for one in found]
+        if is_number:
+            return ModelAnswer(text, numbers=[PredictedNumber(*one) for one in own], note=self._unread(given))
+        return ModelAnswer(text, labels=[PredictedLabel(*one) for one in own], note=self._unread(given))
+
+    def _text_or_pair(self, text: str) -> str | dict[str, str]:
+        """Return what is asked: a text, or two that are read together, which are written as JSON."""
+        with contextlib.suppress(ValueError):
+            found = json.loads(text)
+            if (
+                isinstance(found, dict)
+                and found.keys() == _PAIR
+                and all(isinstance(own, str) for own in found.values())
+            ):
+                return found
+        if self.form.is_pair:
+            what, fix = (
+                "is one text, and the model reads two together",
+                """write '{"text": "...", "text_pair": "..."}'""",
+            )
+            raise DataError("the text", what, fix)
+        return text
 
     def _find_spans(self, text: str, _: AnswerOptions) -> ModelAnswer:
         """As the pipeline groups sub-words, without the spaces that some tokenizers count to a word."""
@@ -174,16 +196,19 @@ class AnsweringModel:
         prompt = self.form.prompt(text)
         return prompt if not isinstance(prompt, str) else strip_repeated_special_tokens([prompt], self.tokenizer)[0]
 
-    def _tokens(self, prompt: str | list[dict[str, str]]) -> int:
-        if isinstance(prompt, str):
-            return len(self.tokenizer(prompt, verbose=False)["input_ids"])
+    def _tokens(self, prompt: str | dict[str, str] | list[dict[str, str]]) -> int:
+        if isinstance(prompt, str | dict):
+            given = prompt if isinstance(prompt, dict) else {"text": prompt}
+            return len(self.tokenizer(**given, verbose=False)["input_ids"])
         encoded = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)
         return len(encoded["input_ids"])
 
-    def _unread(self, text: str) -> str | None:
+    def _unread(self, text: str | dict[str, str]) -> str | None:
         """Return a sentence about the end of a text that is too long; None if the model reads all of it."""
         count, limit = self._tokens(text), self.tokenizer.model_max_length
-        return f"the model read the first {limit} of {count} tokens" if count > limit else None
+        read = f"the model read {limit} of {count} tokens, without the end of the longer text"
+        read = f"the model read the first {limit} of {count} tokens" if isinstance(text, str) else read
+        return read if count > limit else None
 
 
 def _task(names: Collection[str], where: str, file: str) -> Task:

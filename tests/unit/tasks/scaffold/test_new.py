@@ -170,6 +170,14 @@ SMALL: dict[str, tuple[list[dict[str, Any]], str | None, str]] = {
         None,
         "causal_lm",
     ),
+    "pairs with a score": (
+        [
+            {"sentence1": f"the place {i}", "sentence2": f"place {i % 7}", "score": round(i % 7 / 3, 3)}
+            for i in range(120)
+        ],
+        "bert",
+        "regression",
+    ),
     "numbers as labels": (
         [{"text": f"a text about {i}", "label": i % 3} for i in range(120)],
         "llama",

@@ -13,6 +13,7 @@ NO_DROPOUT = {"model.config.hidden_dropout_prob": 0.0, "model.config.attention_p
 OBJECTIVES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "classes": (tiny.CLASSES, NO_DROPOUT),
     "tags": (tiny.TAGS, NO_DROPOUT),
+    "numbers of pairs": (tiny.NUMBERS, NO_DROPOUT),
     "targets": (tiny.TARGETS, {"model.config.dropout_rate": 0.0}),
     "targets, adapters": (tiny.TARGETS, {"model.config.dropout_rate": 0.0, "model.lora": {"r": 4}}),
     "tags, adapters": (tiny.TAGS, NO_DROPOUT | {"model.lora": {"r": 4}}),
