@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Self, TypeVar
 
@@ -33,6 +34,7 @@ PairOptionsT = TypeVar("PairOptionsT", bound=TextOrPairOptions)
 class TextOrPairObjective(Objective[PairOptionsT]):
     """An objective whose model has a head for whole texts, or pairs of them."""
 
+    own_options = frozenset({"text_pair_column"})
     reader_cuts = True
     cut_texts_are_easier = False
     auto_class = "AutoModelForSequenceClassification"
@@ -86,11 +88,11 @@ class TextOrPairObjective(Objective[PairOptionsT]):
         return PromptForm(is_pair=options.get("text_pair_column") is not None)
 
     def as_released(self, options: Mapping[str, Any] | None) -> Self:
-        """Return this objective for a model that read one text, or two, as `options` say. Columns are those of today's rows."""
-        read = super().as_released(options)
-        if options is None or (options.get("text_pair_column") is None) == (self.options.text_pair_column is None):
-            return read
-        return read.with_options({"text_pair_column": options.get("text_pair_column")})
+        """As the base class; of a model that reads pairs, too, the second text is in the column of today's rows."""
+        own = self.options.text_pair_column
+        if own is not None and options is not None and options.get("text_pair_column") is not None:
+            options = {**options, "text_pair_column": own}
+        return super().as_released(options)
 
 
 def asked_of_text_or_pair(advice: NewRecipeAdvice, seen: SeenColumns) -> Sequence[str]:
@@ -101,10 +103,10 @@ def asked_of_text_or_pair(advice: NewRecipeAdvice, seen: SeenColumns) -> Sequenc
 def separate_texts_of_pairs(tokenizer: Tokenizer) -> None:
     """Let a tokenizer put a special token between the texts of a pair, if it puts none there. It is saved with the tokenizer.
 
+    A pair then has what stands around one text, too: `<s> A </s> B </s>` where one text is `<s> A </s>`.
+
     ModelError if it has no such token.
     """
-    from tokenizers import processors
-
     pair: Any = ("a", "b")
     (found,) = encode_texts([pair], tokenizer)
     places = found.sequence_ids
@@ -114,7 +116,29 @@ def separate_texts_of_pairs(tokenizer: Tokenizer) -> None:
     if token is None:
         what = "has neither a separator nor an end-of-text token to put between two texts"
         raise ModelError("tokenization.tokenizer", what, "use one of a model that reads pairs, such as a BERT")
-    number, backend = tokenizer.convert_tokens_to_ids(token), tokenizer.backend_tokenizer
-    between = processors.TemplateProcessing("$A", ["$A", token, "$B:1"], [(token, number)])
-    before = backend.post_processor
-    backend.post_processor = processors.Sequence([before, between]) if before else between
+    backend = tokenizer.backend_tokenizer
+    rules = json.loads(backend.to_str())["post_processor"]
+    steps = rules["processors"] if rules and rules["type"] == "Sequence" else [rules] if rules else []
+    template = next((step for step in steps if step["type"] == "TemplateProcessing"), None)
+    if template is None:
+        template = {"type": "TemplateProcessing", "single": [_sequence("A", 0)], "special_tokens": {}}
+        steps.append(template)
+    place = next(i for i, part in enumerate(template["single"]) if "Sequence" in part)
+    before, behind = template["single"][:place], template["single"][place + 1 :]
+    own = {"id": token, "ids": [tokenizer.convert_tokens_to_ids(token)], "tokens": [token]}
+    template["special_tokens"].setdefault(token, own)
+    between = behind or [{"SpecialToken": {"id": token, "type_id": 0}}]
+    of_second = [{"SpecialToken": {**part["SpecialToken"], "type_id": 1}} for part in behind]
+    template["pair"] = [*before, _sequence("A", 0), *between, _sequence("B", 1), *of_second]
+    backend.post_processor = _build_post_processor({"type": "Sequence", "processors": steps})
+
+
+def _sequence(name: str, kind: int) -> dict[str, Any]:
+    return {"Sequence": {"id": name, "type_id": kind}}
+
+
+def _build_post_processor(rules: Mapping[str, Any]) -> Any:
+    from tokenizers import Tokenizer, models
+
+    empty = json.loads(Tokenizer(models.BPE()).to_str())
+    return Tokenizer.from_str(json.dumps(empty | {"post_processor": rules})).post_processor

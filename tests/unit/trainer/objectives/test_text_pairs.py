@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from params.schema import Launch, Model, ObjectiveChoice, Training, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
+from tests.support.zoo import tokenizers_of_kinds
 from trainer import objectives
 
 NAMES = {"text_column": "premise", "text_pair_column": "hypothesis"}
@@ -38,6 +39,16 @@ def words(template: tuple[str, str] | None = TEMPLATES["bert"], **names: object)
 
 def numbers(first: int, count: int) -> str:
     return " ".join(str(first + i % 20) for i in range(count))
+
+
+KINDS = {
+    "trained": lambda: train_tokenizer(["a cat, the rain"] * 9, TrainTokenizer(kind="train", vocab_size=270)),
+    **{
+        name: getattr(tokenizers_of_kinds, name)
+        for name in ("wordpiece", "gpt2", "qwen", "roberta", "opt", "llama", "t5", "gemma")
+    },
+}
+FRONT, BACK = slice(None, 1), slice(-1, None)
 
 
 def rows() -> list[dict[str, object]]:
@@ -98,20 +109,33 @@ def test_columns_and_what_a_reader_gives():
     assert pairs(text_pair_column=None).reader_input(row) == "3"
 
 
-def test_a_tokenizer_without_a_token_between_texts_gets_one(tmp_path: Path):
-    trained = train_tokenizer(["3 4 5"] * 9, TrainTokenizer(kind="train", vocab_size=270))
-    for tokenizer in (words(None), trained):
-        joined = tokenizer("3 4", "5")["input_ids"]
-        objective = pairs()
-        pairs(text_pair_column=None).prepare_tokenizer(tokenizer)
-        assert tokenizer("3 4", "5")["input_ids"] == joined, "one text needs none"
-        for _ in range(2):
-            objective.prepare_tokenizer(tokenizer)
-        tokenizer.save_pretrained(tmp_path)
-        for one in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
-            single = [one(text)["input_ids"] for text in ("3 4", "5")]
-            assert one("3 4", "5")["input_ids"] == [*single[0], one.eos_token_id, *single[1]]
-            assert [token for ids in single for token in ids] == joined
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokenizer_without_a_token_between_texts_gets_one(kind, tmp_path: Path):
+    """What stands around one text stands around both, and one text is read as before."""
+    tokenizer = KINDS[kind]()
+    known = {token for token in tokenizer.get_vocab().values() if token in tokenizer.all_special_ids}
+    texts = "a cat", "the rain: 3"
+    single = [tokenizer(text)["input_ids"] for text in texts]
+    front, back = ([token for token in tokenizer("a")["input_ids"][part] if token in known] for part in (FRONT, BACK))
+    pairs(text_pair_column=None).prepare_tokenizer(tokenizer)
+    assert tokenizer(*texts)["input_ids"] == [token for ids in single for token in ids if token not in known], (
+        "one text needs no separator"
+    )
+    for _ in range(2):
+        pairs().prepare_tokenizer(tokenizer)
+    tokenizer.save_pretrained(tmp_path)
+    separator = back or [tokenizer.convert_tokens_to_ids(tokenizer.sep_token or tokenizer.eos_token)]
+    first, second = ([token for token in ids if token not in known] for ids in single)
+    for one in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        assert one(*texts)["input_ids"] == [*front, *first, *separator, *second, *back]
+        assert [one(text)["input_ids"] for text in texts] == single
+        assert one(*texts, truncation=True, max_length=len(front + separator + back) + 2)["input_ids"] == [
+            *front,
+            first[0],
+            *separator,
+            second[0],
+            *back,
+        ]
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
