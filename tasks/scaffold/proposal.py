@@ -90,7 +90,7 @@ def choose_objective_and_columns(
     objective = request.objective or _choose_objective(request, sample, kind, files)
     advice, columns = proposable_objectives()[objective], dict[str, str]()
     if "text-pair" in advice.columns and given.keys().isdisjoint({"text", "text-pair"}):
-        given = find_text_pair(sample.columns) | given
+        given = {**find_text_pair(sample.columns), **given}
     for flag in advice.asked(_seen(sample, given)):
         chosen = {**columns, **given}
         if flag not in chosen and not _candidates(flag, sample, chosen):

@@ -18,7 +18,8 @@ from tests.support import forked
 from tests.support.zoo.cells import Cell, try_cell
 
 REASONS: Final[dict[str, str]] = {
-    f"xlnet-sequence_classification{how}": "its head reads the last token, which is padding in a batch: not published"
+    f"xlnet-{objective}{how}": "its head reads the last token, which is padding in a batch: not published"
+    for objective in ("sequence_classification", "regression")
     for how in ("", "-lora")
 }
 """Cells that fail, and why a user would accept it."""
