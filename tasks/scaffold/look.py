@@ -112,12 +112,13 @@ class SampledColumn:
         """Whether the values are few, short, and each occurs several times."""
         least = 1 if self.name.lower() in USUAL_NAMES["label"] else 2
         few = least <= self.distinct <= min(_MAX_LABELS, max(2, len(self.filled) / 3))
-        return few and self.mean_characters <= 60
+        is_score = self.not_numbers and any("." in value for value in self.filled)  # with a few cells such as n/a
+        return few and self.mean_characters <= 60 and not is_score
 
     @property
     def is_id(self) -> bool:
         """Whether the values only number or name the rows."""
-        if self.name.lower() in USUAL_NAMES["text"] or self.is_decimal:
+        if self.name.lower() in USUAL_NAMES["text"] or self.is_decimal or self.not_numbers:
             return False
         unique = self.distinct > 0.95 * len(self.filled)
         by_name = re.fullmatch(r"(.*[_.-])?(id|idx|index|uuid|guid|key|row|number|no|nr)", self.name.lower())
@@ -147,6 +148,12 @@ class SampledColumn:
     def is_decimal(self) -> bool:
         """Whether the values are numbers, some with decimals."""
         return self.is_numeric and (self.kind == "number" or any("." in str(value) for value in self.filled))
+
+    @property
+    def not_numbers(self) -> list[str]:
+        """The texts that are no numbers, if most are."""
+        found = [value for value in self.filled if not _NUMBER.fullmatch(value.strip())] if self.kind == "text" else []
+        return found if len(found) < len(self.filled) / 2 else []
 
     @property
     def has_fractions(self) -> bool:

@@ -172,6 +172,9 @@ def _check_kinds(proposal: ObjectiveProposal, sample: RowSample, files: Sequence
             read = f"{proposal.objective} reads {_FITTING[kind][0]} there"
             forms = [form for form in find_row_forms(sample.columns) if form.column == column.name]
             fix = forms[0].error(files).fix if forms else f"name another column with --{flag}"
+            if kind == "number" and column.not_numbers:
+                what += f", such as {column.not_numbers[0]!r}"
+                fix = f"leave such cells empty, which sets their rows aside; or {fix}"
             raise RecipeError(f"--{flag}", f"{what}, and {read}", fix)
 
 
@@ -303,7 +306,7 @@ def _choose_text_alone(request: NewRecipeRequest, sample: RowSample, kind: Model
     others = [c for c in sample.columns.values() if c is not texts[0] and not c.is_incidental]
     what = f"no objective reads {', '.join(f'`{c.name}` ({_KINDS.get(c.kind, c.kind)})' for c in others)} of these rows"
     fix = f"to learn from `{texts[0].name}` alone, add --objective {alone}; or name the columns of another objective"
-    fix += next((f", such as --score {c.name}" for c in others if c.kind in _FITTING["number"][1]), "")
+    fix += next((f", such as --score {c.name}" for c in others if c.is_numeric or c.not_numbers), "")
     request.confirm(
         f"Learn {known[alone].meaning} from `{texts[0].name}` alone?", RecipeError("--objective", what, fix)
     )

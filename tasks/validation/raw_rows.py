@@ -247,7 +247,7 @@ def open_raw_rows(
     splits = {split: SplitRows(raw / split).reading(kinds) for split in SPLITS}
     schema = splits["train"].schema  # that of all splits
     _require_columns(raw, schema.names, needed)
-    _require_types(raw, schema, kinds)
+    _require_types(raw, splits, kinds)
     parts, start = list[ShardWithPositions](), 0
     for split in ORDER:
         for rows in splits[split].shards:
@@ -263,7 +263,7 @@ def _require_columns(raw: Path, columns: Sequence[str], needed: Mapping[str, str
         raise DataError(str(raw), "\n".join(what), "; ".join(dict.fromkeys(fixes)))
 
 
-def _require_types(raw: Path, schema: pa.Schema, kinds: Mapping[str, ColumnKind]) -> None:
+def _require_types(raw: Path, splits: Mapping[str, SplitRows], kinds: Mapping[str, ColumnKind]) -> None:
     def is_text(kind: Any) -> bool:  # ingest writes no dictionaries and no views
         return bool(types.is_string(kind) or types.is_large_string(kind))
 
@@ -286,8 +286,21 @@ def _require_types(raw: Path, schema: pa.Schema, kinds: Mapping[str, ColumnKind]
     }
     wrong = []
     for column, required in kinds.items():
-        (words, fits), field = fitting[required], schema.field(column)
+        (words, fits), field = fitting[required], splits["train"].schema.field(column)
         if not (fits(field.type) or types.is_null(field.type)):
-            wrong.append(f"column `{column}` must hold {words}, but holds {holds(field)}")
+            first = _first_without_number(splits, column) if required == "number" and is_text(field.type) else ""
+            wrong.append(f"column `{column}` must hold {words}, but holds {holds(field)}{first}")
     if wrong:
         raise DataError(str(raw), "\n".join(wrong), "choose another column in the recipe's objective, or fix the data")
+
+
+def _first_without_number(splits: Mapping[str, SplitRows], column: str) -> str:
+    for split, rows in splits.items():
+        for row in rows.rows([ROW_ID, column]):
+            try:
+                float(row[column] or 0)
+            except ValueError:
+                return (
+                    f", first {row[column]!r} in row_id {row[ROW_ID]} of {split}: an empty cell would set its row aside"
+                )
+    return ""

@@ -176,6 +176,17 @@ def test_whole_numbers_are_predicted_if_a_flag_says_so() -> None:
         proposed(sample(text=TEXTS, other=TEXTS[::-1]), columns={"text": "other", "score": "text"})
 
 
+def test_a_cell_that_is_no_number_is_named() -> None:
+    rows = sample(text=TEXTS, score=["n/a", *map(str, SCORES[1:])])
+    with pytest.raises(RecipeError, match=r"column `score` holds text, such as 'n/a', and regression") as error:
+        proposed(rows, columns={"score": "score"})
+    assert error.value.fix.startswith("leave such cells empty")
+    for few in (SCORES, [i % 4 / 2 for i in range(60)]):
+        with pytest.raises(RecipeError, match=r"no objective reads `score` \(text\)") as error:
+            proposed(sample(text=TEXTS, score=["n/a", *map(str, few[1:])]), "decoder")
+        assert "--score score" in error.value.fix
+
+
 def test_two_labels_need_a_choice() -> None:
     rows = sample(text=TEXTS, urgency=["high", "low"] * 30, team=LABELS)
     with pytest.raises(RecipeError, match=r"--label: .* urgency \(2 values\), team \(4 values\)"):

@@ -78,6 +78,12 @@ def test_what_is_no_number_is_set_aside(tmp_path):
         (TOPICS, "topics", ["a"] * 6, "must hold lists of text or integers"),
         (TOPICS, "topics", [[0.5]] * 6, "must hold lists of text or integers"),
         (SIMILARITY, "similarity", ["high"] * 6, "must hold numbers"),
+        (
+            SIMILARITY,
+            "similarity",
+            ["0.5", None, "1e-3", "n/a", "2", "-"],
+            "must hold numbers, but holds string, first 'n/a' in row_id 3 of train: an empty cell",
+        ),
     ],
 )
 def test_column_of_another_type_is_refused(tmp_path, choice, column, values, must):
