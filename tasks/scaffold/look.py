@@ -185,7 +185,7 @@ def columns_of_rows(rows: Sequence[Row], written: Collection[str] = ()) -> dict[
 
 def find_text_pair(columns: Mapping[str, SampledColumn]) -> dict[str, str]:
     """Return the columns, by flag, of two texts that are read together: those with usual names; empty if there are none."""
-    texts = {name.lower(): name for name, column in columns.items() if column.kind == "text" and not column.is_label}
+    texts = {name.lower(): name for name, column in columns.items() if column.kind == "text"}
     found = next((pair for pair in _USUAL_PAIRS if texts.keys() >= set(pair)), ())
     return dict(zip(("text", "text-pair"), (texts[name] for name in found), strict=False))
 

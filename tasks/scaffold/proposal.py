@@ -203,11 +203,12 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
     prompts, texts = _by_name(sample, "prompt"), _candidates("text", sample, given)
     answers = [c for c in _by_name(sample, "completion") if c not in prompts[:1]]
     answers = [c for c in answers if not c.is_label or c.is_numeric or c.name.lower() not in USUAL_NAMES["label"]]
+    pair = {} if "text" in given else find_text_pair(sample.columns)
     found = {
         "text": len(texts) == 1 and not any(find_row_forms(sample.columns)),
-        "label": [c for c in _candidates("label", sample, given) if not (answers and c in prompts[:1])],
+        "label": [c for c in _candidates("label", sample, {**pair, **given}) if not (answers and c in prompts[:1])],
         "completion": answers,
-        "text-pair": "text" not in given and find_text_pair(sample.columns),
+        "text-pair": pair,
         "score": texts and [c for c in _by_name(sample, "score") if c.has_fractions],
         **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages")},
         **{flag: _by_name(sample, flag) for flag in ("prompt", "chosen", "rejected")},
