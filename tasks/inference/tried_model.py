@@ -21,6 +21,7 @@ from trainer.model.adapters import TASKS, BaseModelReference, is_adapter_folder
 from trainer.model.limits import NO_LIMIT, find_position_limits, window_overlap
 from trainer.model.network import load_trained_model
 from trainer.objectives.bases.objective import PromptForm
+from trainer.objectives.bases.text_pairs import read_pair
 from trainer.objectives.bases.texts import strip_repeated_special_tokens
 from trainer.runtime.library_errors import as_remote_code_error
 from trainer.runtime.model_files import check_safe_to_load
@@ -36,7 +37,6 @@ _AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
     "token-classification": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES"),
 }
 """The class that loads a model for a task, and transformers' table of the architectures that it knows."""
-_PAIR: Final = {"text", "text_pair"}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
 
 
@@ -140,22 +140,13 @@ class AnsweringModel:
         return ModelAnswer(text, labels=[PredictedLabel(*one) for one in own], note=self._unread(given))
 
     def _text_or_pair(self, text: str) -> str | dict[str, str]:
-        """Return what is asked: a text, or two that are read together, which are written as JSON."""
-        with contextlib.suppress(ValueError):
-            found = json.loads(text)
-            if (
-                isinstance(found, dict)
-                and found.keys() == _PAIR
-                and all(isinstance(own, str) for own in found.values())
-            ):
-                return found
-        if self.form.is_pair:
+        if self.form.is_pair and read_pair(text) is None:
             what, fix = (
                 "is one text, and the model reads two together",
                 """write '{"text": "...", "text_pair": "..."}'""",
             )
             raise DataError("the text", what, fix)
-        return text
+        return read_pair(text) or text
 
     def _find_spans(self, text: str, _: AnswerOptions) -> ModelAnswer:
         """As the pipeline groups sub-words, without the spaces that some tokenizers count to a word."""

@@ -36,7 +36,6 @@ _TYPES: Final[Mapping[Kind, set[type]]] = {"text": {str}, "boolean": {bool}, "in
 _NUMBER: Final = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
 _SPAN: Final = {"label", "start", "end"}
 _MAX_LABELS: Final = 1000
-_NUMBERED: Final = (("1", "2"), ("_1", "_2"), ("_a", "_b"), ("a", "b"))
 USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "text": ("text", "sentence", "content", "body", "message", "question", "review", "utterance", "document"),
     "text-pair": ("text_pair", "hypothesis", "passage"),
@@ -52,11 +51,6 @@ USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "rejected": ("rejected", "dispreferred", "worse"),
 }
 """Usual names of the columns that a flag of `new` names, most usual first."""
-_USUAL_PAIRS: Final = (
-    *(("premise", "hypothesis"), ("text", "text_pair"), ("question", "passage"), ("question", "sentence")),
-    *((f"{what}{one}", f"{what}{two}") for what in ("sentence", "question", "text") for one, two in _NUMBERED),
-)
-"""Usual names of two texts that are read together."""
 
 
 @dataclass(frozen=True)
@@ -181,13 +175,6 @@ def columns_of_rows(rows: Sequence[Row], written: Collection[str] = ()) -> dict[
     """Return the columns of some rows; a row that lacks one has null there. Numbers in `written` are stored as they are written."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: SampledColumn(name, [row.get(name) for row in rows], name in written) for name in names}
-
-
-def find_text_pair(columns: Mapping[str, SampledColumn]) -> dict[str, str]:
-    """Return the columns, by flag, of two texts that are read together: those with usual names; empty if there are none."""
-    texts = {name.lower(): name for name, column in columns.items() if column.kind == "text"}
-    found = next((pair for pair in _USUAL_PAIRS if texts.keys() >= set(pair)), ())
-    return dict(zip(("text", "text-pair"), (texts[name] for name in found), strict=False))
 
 
 @dataclass(frozen=True)

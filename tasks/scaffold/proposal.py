@@ -11,12 +11,13 @@ from params import RecipeError
 from params.loading import suggestion
 from params.schema import ObjectiveChoice
 from tasks.scaffold.forms import find_row_forms, numbers_as_text, rating_column, unread_label
-from tasks.scaffold.look import USUAL_NAMES, Kind, RowSample, SampledColumn, find_text_pair
+from tasks.scaffold.look import USUAL_NAMES, Kind, RowSample, SampledColumn
 from tasks.scaffold.request import NewRecipeRequest
 from trainer import objectives
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.prompt_template import column_or_template, names_columns
 from trainer.objectives.bases.rows import ColumnKind
+from trainer.objectives.bases.text_pairs import find_usual_pair
 
 _CONTEXT: Final = ("input", "context")
 """Usual names of columns that belong to a prompt."""
@@ -90,7 +91,7 @@ def choose_objective_and_columns(
     objective = request.objective or _choose_objective(request, sample, kind, files)
     advice, columns = proposable_objectives()[objective], dict[str, str]()
     if "text-pair" in advice.columns and given.keys().isdisjoint({"text", "text-pair"}):
-        given = {**find_text_pair(sample.columns), **given}
+        given = {**_pair(sample), **given}
     for flag in advice.asked(_seen(sample, given)):
         chosen = {**columns, **given}
         if flag not in chosen and not _candidates(flag, sample, chosen):
@@ -203,7 +204,7 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
     prompts, texts = _by_name(sample, "prompt"), _candidates("text", sample, given)
     answers = [c for c in _by_name(sample, "completion") if c not in prompts[:1]]
     answers = [c for c in answers if not c.is_label or c.is_numeric or c.name.lower() not in USUAL_NAMES["label"]]
-    pair = {} if "text" in given else find_text_pair(sample.columns)
+    pair = {} if "text" in given else _pair(sample)
     found = {
         "text": len(texts) == 1 and not any(find_row_forms(sample.columns)),
         "label": [c for c in _candidates("label", sample, {**pair, **given}) if not (answers and c in prompts[:1])],
@@ -220,6 +221,10 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         is_text_alone=all(c.is_incidental for c in sample.columns.values() if c.name != own),
         rates_answers=rating_column(sample.columns) is not None,
     )
+
+
+def _pair(sample: RowSample) -> dict[str, str]:
+    return find_usual_pair(c.name for c in sample.columns.values() if c.kind == "text")
 
 
 def _choose_column(

@@ -16,6 +16,13 @@ from trainer.objectives.bases.texts import Tokenizer, encode_texts
 _TYPES = "token_type_ids"
 TEXT_FLAGS: Final[Mapping[str, str]] = {"text": "text_column", "text-pair": "text_pair_column"}
 """Flags of `evergreen new`, and the options that they name."""
+_NUMBERED: Final = (("1", "2"), ("_1", "_2"), ("_a", "_b"), ("a", "b"))
+_USUAL: Final = (
+    *(("premise", "hypothesis"), ("text", "text_pair"), ("question", "passage"), ("question", "sentence")),
+    *((f"{what}{one}", f"{what}{two}") for what in ("sentence", "question", "text") for one, two in _NUMBERED),
+)
+"""Usual names of the columns of two texts that are read together."""
+_PAIR: Final = {"text", "text_pair"}
 
 
 class TextOrPairOptions(Section):
@@ -98,6 +105,23 @@ class TextOrPairObjective(Objective[PairOptionsT]):
 def asked_of_text_or_pair(advice: NewRecipeAdvice, seen: SeenColumns) -> Sequence[str]:
     """Return the flags of the columns that a recipe names: that of a second text only if the rows have one."""
     return [flag for flag in advice.columns if flag != "text-pair" or seen.has(flag)]
+
+
+def find_usual_pair(columns: Iterable[str]) -> dict[str, str]:
+    """Return by flag which of the columns with texts are a pair by their names; empty if none are."""
+    names = {name.lower(): name for name in columns}
+    found = next((pair for pair in _USUAL if names.keys() >= set(pair)), ())
+    return dict(zip(TEXT_FLAGS, (names[name] for name in found), strict=False))
+
+
+def read_pair(text: str) -> dict[str, str] | None:
+    """Return the pair that a text is as JSON, `{"text": ..., "text_pair": ...}`; None if it is another text."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    is_pair = isinstance(found, dict) and found.keys() == _PAIR and all(isinstance(one, str) for one in found.values())
+    return found if is_pair else None
 
 
 def separate_texts_of_pairs(tokenizer: Tokenizer) -> None:

@@ -32,6 +32,8 @@ def steps(root: Path, sections: dict[str, Any], changes: dict[str, Any]) -> list
 @pytest.mark.parametrize("smoothing", [{}, SMOOTHED], ids=["plain", "smoothed"])
 @pytest.mark.parametrize(("sections", "changes"), OBJECTIVES.values(), ids=OBJECTIVES)
 def test_loss_and_gradient_do_not_depend_on_the_micro_batch(tmp_path, sections, changes, smoothing):
+    if smoothing and sections is tiny.NUMBERS:
+        pytest.skip("numbers are no labels that could be smoothed")
     found = [
         steps(tmp_path / str(size), sections, {**changes, **smoothing, "launch.micro_batch_size": size})
         for size in (8, 2)

@@ -14,6 +14,7 @@ from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
 from tests.support.zoo import tokenizers_of_kinds
 from trainer import objectives
+from trainer.objectives.bases.text_pairs import find_usual_pair, read_pair
 
 NAMES = {"text_column": "premise", "text_pair_column": "hypothesis"}
 STATE = {"labels": ["no", "yes"]}
@@ -175,3 +176,31 @@ def test_the_form_says_that_a_release_reads_pairs():
     section = {"name": "sequence_classification", **NAMES}
     assert objectives.prompt_form(section, has_template=False).is_pair
     assert not objectives.prompt_form(section | {"text_pair_column": None}, has_template=True).is_pair
+
+
+@pytest.mark.parametrize(
+    ("columns", "pair"),
+    [
+        (["label", "Premise", "hypothesis"], {"text": "Premise", "text-pair": "hypothesis"}),
+        (["sentence_b", "sentence_a"], {"text": "sentence_a", "text-pair": "sentence_b"}),
+        (["question2", "question1", "text"], {"text": "question1", "text-pair": "question2"}),
+        (["text", "title"], {}),
+        (["question", "answer"], {}),
+    ],
+)
+def test_pairs_with_usual_names(columns, pair):
+    assert find_usual_pair(columns) == pair
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ('{"text_pair": "b", "text": "a"}', {"text": "a", "text_pair": "b"}),
+        ('{"text": "a"}', None),
+        ('{"text": "a", "text_pair": 3}', None),
+        ("[1]", None),
+        ("a {text}", None),
+    ],
+)
+def test_a_pair_is_read_from_json(text, pair):
+    assert read_pair(text) == pair
