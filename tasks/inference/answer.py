@@ -21,6 +21,11 @@ class PredictedNumber:
     name: str
     value: float
 
+    @property
+    def shown(self) -> str:
+        """The number for people."""
+        return f"{self.value:.6g}" if abs(self.value) < 1e6 else f"{self.value:,.0f}"
+
 
 @dataclass(frozen=True)
 class PredictedSpan:
@@ -79,7 +84,7 @@ class ModelAnswer:
             width = max(len(label.name) for label in self.labels)
             found = [f"{label.name.ljust(width)}  {label.probability:.3f}" for label in self.labels]
         elif self.numbers is not None:
-            found = [f"{number.name}  {number.value:.6g}" for number in self.numbers]
+            found = [f"{number.name}  {number.shown}" for number in self.numbers]
         elif self.spans is not None:
             marked = "".join(f"[{piece}]({label})" if label else piece for piece, label in self.pieces())
             listed = [
