@@ -133,7 +133,7 @@ def in_units(project: Project, metrics: Mapping[str, Any]) -> None:
         answer({"text": f"the {one} is 7", "text_pair": f"some {other}"}, function_to_apply="none")["score"]
         for one, other in (("soup", "rice"), ("rain", "snow"))
     )
-    assert (least, most) == pytest.approx((200.25, 480.25), abs=60)
+    assert 150 < least < 300 < most < 530, "the rows have 200.25 and 480.25"
 
 
 def spans(project: Project, metrics: Mapping[str, Any]) -> None:
@@ -256,7 +256,7 @@ JOURNEYS = {
         },
         learned={"spearman": (0.5, 0.8), "pearson": (0.5, 0.8)},
         loss=1 / 2,
-        traced={17: ["related: ", "answer  (of the model)", "predicted: "]},
+        traced={17: ["related: ", "answer  (of the model)\n  related: "]},
         also=in_units,
     ),
     "pairs": Journey(
