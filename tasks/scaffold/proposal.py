@@ -167,14 +167,11 @@ def _check_kinds(proposal: ObjectiveProposal, sample: RowSample) -> None:
                     raise form.error(sample.patterns)
             if kind is None or (is_text and (column.can_be_text or (reads_messages and column.kind == "messages"))):
                 continue
-            if column.kind in _FITTING[kind][1] | {"empty"}:
+            if column.kind in _FITTING[kind][1] | {"empty"} or (kind == "number" and column.says_numbers):
                 continue
             what = f"column `{column.name}` holds {_KINDS.get(column.kind, column.kind)}"
             read = f"{proposal.objective} reads {_FITTING[kind][0]} there"
             fix = forms[0].error(sample.patterns).fix if forms else f"name another column with --{flag}"
-            if kind == "number" and column.not_numbers:
-                what += f", such as {column.not_numbers[0]!r}"
-                fix = f"leave such cells empty, which sets their rows aside; or {fix}"
             raise RecipeError(f"--{flag}", f"{what}, and {read}", fix)
 
 
@@ -281,7 +278,7 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
             taken.add(texts[0].name)  # the only one that can be the text
         return [c for c in columns if c.name not in taken and c.is_target]
     if flag == "score":
-        return [c for c in columns if c.name not in taken and c.kind in _FITTING["number"][1] and not c.is_id]
+        return [c for c in columns if c.name not in taken and c.says_numbers and not c.is_id]
     kinds: set[Kind] = {"text"}
     kinds |= {"messages"} if any(flag in advice.conversations for advice in proposable_objectives().values()) else set()
     by_name = [c for c in _usual(sample, flag) if c.kind in kinds or c.can_be_text or c.is_numeric]
@@ -323,7 +320,7 @@ def _choose_text_alone(request: NewRecipeRequest, sample: RowSample, kind: Model
     others = [c for c in sample.columns.values() if c is not texts[0] and not c.is_incidental]
     what = f"no objective reads {', '.join(f'`{c.name}` ({_KINDS.get(c.kind, c.kind)})' for c in others)} of these rows"
     fix = f"to learn from `{texts[0].name}` alone, add --objective {alone}; or name the columns of another objective"
-    fix += next((f", such as --score {c.name}" for c in others if c.is_numeric or c.not_numbers), "")
+    fix += next((f", such as --score {c.name}" for c in others if c.says_numbers), "")
     request.confirm(
         f"Learn {known[alone].meaning} from `{texts[0].name}` alone?", RecipeError("--objective", what, fix)
     )

@@ -151,6 +151,8 @@ def _reason(row: Row, objective: Objective[Any]) -> str | None:
             if checks.get(("expect_column_values_to_not_be_null", column)) != "quarantine":
                 continue
             return f"no `{column}`"
+        if kind == "number" and isinstance(row[column], str):
+            return f"`{column}` is no number"
         if kind in ("string", "label") and not str(row[column]).strip():
             return f"an empty `{column}`"
     reason = objectives.why_row_unusable(objective, row)

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -59,6 +59,10 @@ class ShardWithPositions:
     def stop(self) -> int:
         """Position after the last row."""
         return self.start + len(self.rows)
+
+    def with_said(self) -> Self:
+        """Return the rows with the texts that say numbers, as they are."""
+        return replace(self, rows=self.rows.with_said())
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows, with all columns or with `row_id` and those of `columns` that the source has."""
@@ -215,12 +219,17 @@ class RawRows:
                 found.append(part.table([])[ROW_ID].to_numpy()[chosen - part.start])
         return np.concatenate(found)
 
-    def pick(self, positions: Sequence[int], columns: Sequence[str] | None = None) -> dict[int, dict[str, Any]]:
-        """Return a few rows by position, with all columns or with `row_id` and those of `columns` that the rows have."""
+    def pick(
+        self, positions: Sequence[int], columns: Sequence[str] | None = None, *, said: bool = False
+    ) -> dict[int, dict[str, Any]]:
+        """Return a few rows by position, with all columns or with `row_id` and those of `columns` that the rows have.
+
+        `said`: with the texts that say numbers.
+        """
         found, wanted = dict[int, dict[str, Any]](), np.unique(np.array(positions, np.int64))
         for part in self.parts:
             if len(own := positions_in_range(wanted, part.start, part.stop)):
-                rows = values_of_rows(part.table(columns).take(own - part.start))
+                rows = values_of_rows((part.with_said() if said else part).table(columns).take(own - part.start))
                 found.update(zip(own.tolist(), rows, strict=True))
         return found
 
@@ -247,7 +256,7 @@ def open_raw_rows(
     splits = {split: SplitRows(raw / split).reading(kinds) for split in SPLITS}
     schema = splits["train"].schema  # that of all splits
     _require_columns(raw, schema.names, needed)
-    _require_types(raw, splits, kinds)
+    _require_types(raw, schema, kinds)
     parts, start = list[ShardWithPositions](), 0
     for split in ORDER:
         for rows in splits[split].shards:
@@ -263,7 +272,7 @@ def _require_columns(raw: Path, columns: Sequence[str], needed: Mapping[str, str
         raise DataError(str(raw), "\n".join(what), "; ".join(dict.fromkeys(fixes)))
 
 
-def _require_types(raw: Path, splits: Mapping[str, SplitRows], kinds: Mapping[str, ColumnKind]) -> None:
+def _require_types(raw: Path, schema: pa.Schema, kinds: Mapping[str, ColumnKind]) -> None:
     def is_text(kind: Any) -> bool:  # ingest writes no dictionaries and no views
         return bool(types.is_string(kind) or types.is_large_string(kind))
 
@@ -286,21 +295,8 @@ def _require_types(raw: Path, splits: Mapping[str, SplitRows], kinds: Mapping[st
     }
     wrong = []
     for column, required in kinds.items():
-        (words, fits), field = fitting[required], splits["train"].schema.field(column)
+        (words, fits), field = fitting[required], schema.field(column)
         if not (fits(field.type) or types.is_null(field.type)):
-            first = _first_without_number(splits, column) if required == "number" and is_text(field.type) else ""
-            wrong.append(f"column `{column}` must hold {words}, but holds {holds(field)}{first}")
+            wrong.append(f"column `{column}` must hold {words}, but holds {holds(field)}")
     if wrong:
         raise DataError(str(raw), "\n".join(wrong), "choose another column in the recipe's objective, or fix the data")
-
-
-def _first_without_number(splits: Mapping[str, SplitRows], column: str) -> str:
-    for split, rows in splits.items():
-        for row in rows.rows([ROW_ID, column]):
-            try:
-                float(row[column] or 0)
-            except ValueError:
-                return (
-                    f", first {row[column]!r} in row_id {row[ROW_ID]} of {split}: an empty cell would set its row aside"
-                )
-    return ""

@@ -181,15 +181,17 @@ def test_whole_numbers_are_predicted_if_a_flag_says_so() -> None:
         proposed(sample(text=TEXTS, other=TEXTS[::-1]), columns={"text": "other", "score": "text"})
 
 
-def test_a_cell_that_is_no_number_is_named() -> None:
-    rows = sample(text=TEXTS, score=["n/a", *map(str, SCORES[1:])])
-    with pytest.raises(RecipeError, match=r"column `score` holds text, such as 'n/a', and regression") as error:
-        proposed(rows, columns={"score": "score"})
-    assert error.value.fix.startswith("leave such cells empty")
-    for few in (SCORES, [i % 4 / 2 for i in range(60)]):
-        with pytest.raises(RecipeError, match=r"no objective reads `score` \(text\)") as error:
-            proposed(sample(text=TEXTS, score=["n/a", *map(str, few[1:])]), "decoder")
-        assert "--score score" in error.value.fix
+def test_a_few_cells_that_are_no_numbers_hide_no_score() -> None:
+    found = ObjectiveProposal("regression", {"text": "text", "score": "score"})
+    for numbers in (SCORES, [i % 4 / 2 for i in range(60)]):
+        rows = sample(text=TEXTS, score=["n/a", "1,5", "", *map(str, numbers[3:])])
+        assert proposed(rows) == proposed(rows, "decoder") == proposed(rows, columns={"score": "score"}) == found
+    written = sample(text=TEXTS, score=[str(one) for one in SCORES])  # in quotes, they may be names, such as versions
+    assert proposed(written, columns={"score": "score"}) == found
+    with pytest.raises(RecipeError, match="--score: column `score` holds text, and regression reads numbers"):
+        proposed(
+            sample(text=TEXTS, score=["high", "low", *map(str, SCORES[:20]), *["?"] * 38]), columns={"score": "score"}
+        )
 
 
 def test_two_labels_need_a_choice() -> None:
