@@ -57,12 +57,13 @@ def new(
     from tasks.scaffold.new import create_recipe
     from tasks.scaffold.request import COLUMN_FLAGS, NewRecipeRequest
 
-    first, *others = score or [None]
-    if others:
-        line = f"label_column: [{', '.join(score or ())}]"
-        fix = f"give --score {first} alone, and then write `{line}` into the section objective of params/{name}.yaml"
+    if len(scores := score or []) > 1:
+        line = f"label_column: [{', '.join(scores)}]"
+        fix = (
+            f"give --score {scores[0]} alone, and then write `{line}` into the section objective of params/{name}.yaml"
+        )
         raise RecipeError("--score", "names several columns, and a recipe is proposed for one", fix)
-    given = (text, text_pair, label, first, spans, prompt, completion, messages, chosen, rejected)
+    given = (text, text_pair, label, next(iter(scores), None), spans, prompt, completion, messages, chosen, rejected)
     columns = {flag: column for flag, column in zip(COLUMN_FLAGS, given, strict=True) if column}
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     request = NewRecipeRequest(
