@@ -1,4 +1,4 @@
-"""What a model answers to a text: generated text, classes with probabilities, or spans of the text."""
+"""What a model answers to a text: generated text, classes with probabilities, numbers, or spans of the text."""
 
 from __future__ import annotations
 
@@ -12,6 +12,19 @@ class PredictedLabel:
 
     name: str
     probability: float
+
+
+@dataclass(frozen=True)
+class PredictedNumber:
+    """A number, in the units of the rows that the model learned from."""
+
+    name: str
+    value: float
+
+    @property
+    def shown(self) -> str:
+        """The number for people."""
+        return f"{self.value:.6g}" if abs(self.value) < 1e6 else f"{self.value:,.0f}"
 
 
 @dataclass(frozen=True)
@@ -29,7 +42,7 @@ class PredictedSpan:
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """An answer, of one of three kinds."""
+    """An answer, of one of four kinds."""
 
     text: str
     """What was asked."""
@@ -37,6 +50,7 @@ class ModelAnswer:
     """Text that follows the prompt."""
     labels: Sequence[PredictedLabel] | None = None
     """The likeliest classes, the likeliest first."""
+    numbers: Sequence[PredictedNumber] | None = None
     spans: Sequence[PredictedSpan] | None = None
     """In the order of the text; they do not overlap."""
     note: str | None = None
@@ -44,9 +58,11 @@ class ModelAnswer:
 
     @property
     def said(self) -> object:
-        """What makes two answers the same one: the generated text, the likeliest class, or the spans."""
+        """What makes two answers the same one: the generated text, the likeliest class, the numbers up to rounding, or the spans."""
         if self.labels is not None:
             return self.labels[0].name
+        if self.numbers is not None:
+            return [(number.name, f"{number.value:.4g}") for number in self.numbers]
         if self.spans is not None:
             return [(span.label, span.start, span.end) for span in self.spans]
         return self.generated
@@ -67,6 +83,8 @@ class ModelAnswer:
         if self.labels is not None:
             width = max(len(label.name) for label in self.labels)
             found = [f"{label.name.ljust(width)}  {label.probability:.3f}" for label in self.labels]
+        elif self.numbers is not None:
+            found = [f"{number.name}  {number.shown}" for number in self.numbers]
         elif self.spans is not None:
             marked = "".join(f"[{piece}]({label})" if label else piece for piece, label in self.pieces())
             listed = [

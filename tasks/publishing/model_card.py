@@ -68,6 +68,7 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_METRICS: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
     **{name: (name, name, {}) for name in ("accuracy", "precision", "recall", "f1", "perplexity", "exact_match")},
     "macro_f1": ("f1", "macro F1", {"average": "macro"}),
+    **{name: (f"{name}r", f"{name.title()} correlation", {}) for name in ("pearson", "spearman")},
     **{f"rouge{kind}": ("rouge", f"ROUGE-{kind}", {"rouge_type": f"rouge{kind}"}) for kind in ("1", "2", "L", "Lsum")},
 }
 """Type (from https://huggingface.co/metrics), name for readers and arguments of a metric on the Hub, by our name."""

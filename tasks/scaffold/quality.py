@@ -136,7 +136,7 @@ def _parts(label: str) -> set[str]:
 
 def input_columns(proposal: ObjectiveProposal) -> list[str]:
     """Return the columns of the input: rows that have the same one are alike, whatever their label or answer is."""
-    return proposal.read_columns("text") or proposal.read_columns("prompt")
+    return proposal.read_columns("text", "text-pair") or proposal.read_columns("prompt")
 
 
 def _input(row: Row, columns: Sequence[str]) -> str:
@@ -151,6 +151,8 @@ def _reason(row: Row, objective: Objective[Any]) -> str | None:
             if checks.get(("expect_column_values_to_not_be_null", column)) != "quarantine":
                 continue
             return f"no `{column}`"
+        if kind == "number" and isinstance(row[column], str):
+            return f"`{column}` is no number"
         if kind in ("string", "label") and not str(row[column]).strip():
             return f"an empty `{column}`"
     reason = objectives.why_row_unusable(objective, row)

@@ -19,6 +19,7 @@ from trainer.loop.metrics import EvaluationMetrics
 from trainer.model import network
 from trainer.model.limits import find_reading_limit, write_reading_limit
 from trainer.model.use_settings import read_number_format, restore_use_settings
+from trainer.objectives.bases.standardization import restore_units
 
 _EXACT: Final = 1e-3
 _ROUNDED: Final = 0.1
@@ -31,6 +32,8 @@ def complete_model_folder(folder: Path, artifacts: Artifacts, model: Model) -> N
     The tokenizer cuts a text where the base model's does, or where a new model's positions end, and not where training has cut it.
     """
     shutil.copytree(artifacts.tokenizer, folder, dirs_exist_ok=True)
+    for own in (folder, folder / artifacts.adapter.name):
+        restore_units(own)
     longest = read_report(artifacts, TokenizationReport).splits["train"].longest
     write_reading_limit(folder, find_reading_limit(folder, at_least=longest, is_new=model.pretrained is None))
     restore_use_settings(folder, model)

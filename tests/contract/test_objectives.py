@@ -57,7 +57,9 @@ class ObjectiveCase:
             **SMALL,
             **self.objective.model_config(self.state),
         )
-        return self.objective.model_class().from_config(config).eval()
+        model = self.objective.model_class().from_config(config)
+        self.objective.prepare_model(model, self.tokenizer, self.state, list(model.state_dict()))
+        return model.eval()
 
 
 @pytest.fixture(scope="module", params=[*objectives.objective_names(), *new_objectives.NAMES])

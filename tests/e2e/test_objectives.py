@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from tests.support import preferences
 from tests.support.project import STAGES, Project
@@ -87,6 +87,19 @@ def digits(count: int) -> Rows:
         yield {"number": i, "digit": str(chance.randrange(10))}
 
 
+def related(count: int) -> Rows:
+    """Pairs of texts, and a number in the hundreds that follows from what each is about."""
+    chance, topics = random.Random(5), sorted(WORDS)
+    for i in range(count):
+        one, other = chance.randrange(3), chance.randrange(3)
+        texts = (chance.choice(WORDS[topics[topic]]) for topic in (one, other))
+        yield {
+            "one": f"the {next(texts)} is {i}",
+            "other": f"some {next(texts)}",
+            "related": 200.25 + 100 * one + 40 * other,
+        }
+
+
 @dataclass(frozen=True)
 class Journey:
     """What goes in, and what must come out."""
@@ -112,6 +125,15 @@ def steps(count: int, evaluations: int = 2, **training: Any) -> dict[str, Any]:
 def topics(project: Project, metrics: Mapping[str, Any]) -> None:
     config = project.json("runs/topics/model/config.json")
     assert config["id2label"] == {"0": "food", "1": "travel", "2": "weather"}
+
+
+def in_units(project: Project, metrics: Mapping[str, Any]) -> None:
+    answer = pipeline("text-classification", model=str(project.root / "runs/relatedness/model"))
+    least, most = (
+        answer({"text": f"the {one} is 7", "text_pair": f"some {other}"}, function_to_apply="none")["score"]
+        for one, other in (("soup", "rice"), ("rain", "snow"))
+    )
+    assert 150 < least < 300 < most < 530, "the rows have 200.25 and 480.25"
 
 
 def spans(project: Project, metrics: Mapping[str, Any]) -> None:
@@ -218,6 +240,24 @@ JOURNEYS = {
         traced={3: ["row_is_usable(): 'name' from 2 to 5 overlaps the span before it"]},
         quarantined=1,
         also=spans,
+    ),
+    "relatedness": Journey(
+        related(600),
+        {
+            "objective": {
+                "name": "regression",
+                "text_column": "one",
+                "text_pair_column": "other",
+                "label_column": "related",
+            },
+            "model.config": BERT,
+            "tokenization.max_length": 24,
+            **steps(150, 3, logging_steps=50, learning_rate=3e-3, group_by_length=True),
+        },
+        learned={"spearman": (0.5, 0.8), "pearson": (0.5, 0.8)},
+        loss=1 / 2,
+        traced={17: ["related: ", "answer  (of the model)\n  related: "]},
+        also=in_units,
     ),
     "pairs": Journey(
         ({"say": f"row {i} {w}", "write": f"{w} {w}"} for i in range(120) for w in DIGITS),

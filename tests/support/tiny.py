@@ -73,6 +73,16 @@ TAGS = {
     "model": CLASSES["model"],
     "training": RECIPE["training"] | {"best_metric": "f1"},
 }
+NUMBERS = {
+    "objective": {
+        "name": "regression",
+        "text_column": "text",
+        "text_pair_column": "label",
+        "label_column": "number",
+    },
+    "model": CLASSES["model"],
+    "training": RECIPE["training"],
+}
 TARGETS = {
     "objective": {"name": "seq2seq", "input_column": "text", "target_column": "label", "max_new_tokens": 8},
     "model": {
@@ -166,7 +176,7 @@ def write_some(rows: SplitRows, folder: Path, keep: Sequence[bool]) -> None:
 
 
 def write_sentences(artifacts: Artifacts, sizes: dict[str, int] = SIZES) -> None:
-    """Sentences with a label that can be read off them, and the span that says it, in every split."""
+    """Sentences with a label and a number that can be read off them, and the span that says the label, in every split."""
     splits = {}
     for seed, (split, count) in enumerate(sizes.items()):
         texts = sentences(count, seed)
@@ -176,7 +186,8 @@ def write_sentences(artifacts: Artifacts, sizes: dict[str, int] = SIZES) -> None
             [{"label": "who", "start": start, "end": start + len(label)}]
             for start, label in zip(starts, labels, strict=True)
         ]
-        splits[split] = {"text": texts, "label": labels, "spans": spans}
+        numbers = [200.5 + 100 * text.count(", again") for text in texts]
+        splits[split] = {"text": texts, "label": labels, "spans": spans, "number": numbers}
     write_rows(artifacts, **splits)
 
 

@@ -15,7 +15,8 @@ from trainer import objectives
 
 LABELS = {"labels": ["a", "b", "c", "d", "e"]}
 TAGS = {"labels": ["O", "B-x", "I-x", "B-y", "I-y"]}
-STATES = {"sequence_classification": LABELS, "token_classification": TAGS}
+NUMBERS = {"numbers": ["label"], "mean": [2.0], "std": [1.5]}
+STATES = {"sequence_classification": LABELS, "token_classification": TAGS, "regression": NUMBERS}
 NAMES = objectives.objective_names()
 
 
