@@ -36,6 +36,7 @@ _AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
     "token-classification": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES"),
 }
 """The class that loads a model for a task, and transformers' table of the architectures that it knows."""
+_MAX_LABELS: Final = 5
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
 
 
@@ -131,9 +132,14 @@ class AnsweringModel:
             raise ModelError(self.where, what, fix) from error
 
     def _classify(self, text: str, _: AnswerOptions) -> ModelAnswer:
-        found = self._pipeline(text, top_k=5, truncation=True)
+        found = self._pipeline(text, top_k=None, truncation=True)
         labels = [PredictedLabel(str(one["label"]), float(one["score"])) for one in found]
-        return ModelAnswer(text, labels=labels, note=self._unread(text))
+        thresholds, note, reached = getattr(self.network.config, "label_thresholds", None), self._unread(text), None
+        if thresholds:
+            reached = [one.name for one in labels if one.probability >= thresholds.get(one.name, 0.5)]
+            told = f"predicted, by the threshold of each label: {', '.join(reached) or 'none'}"
+            note = f"{told}; {note}" if note else told
+        return ModelAnswer(text, labels=labels[:_MAX_LABELS], note=note, predicted=reached)
 
     def _find_spans(self, text: str, _: AnswerOptions) -> ModelAnswer:
         """As the pipeline groups sub-words, without the spaces that some tokenizers count to a word."""

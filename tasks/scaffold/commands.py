@@ -28,6 +28,9 @@ def new(
     objective: Annotated[str | None, Option(metavar="NAME", help="What to learn.")] = None,
     text: Annotated[str | None, Option(metavar="COLUMN", help="Column with the text.")] = None,
     label: Annotated[str | None, Option(metavar="COLUMN", help="Column with the label.")] = None,
+    labels: Annotated[
+        str | None, Option(metavar="COLUMN", help='Column with several labels, or a column for each: "{a} {b}".')
+    ] = None,
     spans: Annotated[str | None, Option(metavar="COLUMN", help="Column with spans.")] = None,
     prompt: Annotated[
         str | None, Option(metavar="COLUMN", help='Column with the prompt or the input, or several: "{a} {b}".')
@@ -54,7 +57,8 @@ def new(
     from tasks.scaffold.new import create_recipe
     from tasks.scaffold.request import COLUMN_FLAGS, NewRecipeRequest
 
-    given = dict(zip(COLUMN_FLAGS, (text, label, spans, prompt, completion, messages, chosen, rejected), strict=True))
+    own = (text, label, labels, spans, prompt, completion, messages, chosen, rejected)
+    given = dict(zip(COLUMN_FLAGS, own, strict=True))
     columns = {flag: column for flag, column in given.items() if column}
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     request = NewRecipeRequest(
@@ -73,8 +77,8 @@ def convert(
 ) -> None:
     """Write rows in a form that `new` reads.
 
-    Tags of words become spans, JSON text what it says, records and lists of labels a column of each, whole conversations prompt and
-    answers. `new` says where this is needed.
+    Tags of words become spans, JSON text what it says, records a column of each, whole conversations prompt and answers. `new` says
+    where this is needed.
     """
     from tasks.scaffold.convert import convert_file
 

@@ -98,17 +98,13 @@ def unread_label(column: SampledColumn) -> Iterator[RowForm]:
     elif column.is_decimal and not (column.kind == "text" and column.is_label):
         what = "holds numbers with decimals, which no objective here predicts"
         yield RowForm(column.name, what, "write a name for each range, for example low, medium and high")
-    elif column.kind == "list":
-        what = "holds lists, and no objective here takes several labels per text"
-        items = [item for value in column.filled for item in value]
-        if not items or not all(isinstance(item, str | int) for item in items):
-            yield RowForm(column.name, what, "write one label per text")
-        elif all(len(value) == 1 for value in column.filled):
+    elif column.kind == "list" and not column.has_label_sets:
+        what, items = "holds lists", [item for value in column.filled for item in value]
+        if items and all(isinstance(item, str | int) for item in items) and all(map(_is_one, column.filled)):
             yield RowForm(column.name, what, "the one label of each", _changing(column.name, lambda value: value[0]))
         else:
-            found = sorted(set(map(str, items)))
-            becomes = "one label per text: yes or no, in a column for each, of which --label names one"
-            yield RowForm(column.name, what, becomes, _each_in_a_column(column.name, found, lambda own: map(str, own)))
+            becomes = "write lists of labels, each a text or a number, of which rows have several in common"
+            yield RowForm(column.name, f"{what} of something else than labels", becomes)
 
 
 def numbers_as_text(column: SampledColumn) -> RowForm:
@@ -174,11 +170,7 @@ def _records(columns: Columns) -> Iterator[RowForm]:
             continue
         name, keys = column.name, list(dict.fromkeys(key for value in column.filled for key in value))
         holds = f"holds records with {', '.join(map(repr, keys[:5]))}"
-        values = [own for value in column.filled for own in value.values() if own is not None]
-        if values and all(isinstance(own, int | float) and 0 <= own <= 1 for own in values):
-            becomes = "one label per text: yes or no, in a column for each, of which --label names one"
-            yield RowForm(name, holds, becomes, _each_in_a_column(name, keys, _true_names))
-        elif not has_texts:
+        if not has_texts:
             yield RowForm(name, holds, "a column of each", partial(_without_record, name))
 
 
@@ -186,22 +178,8 @@ def _without_record(name: str, row: Row) -> list[NewRow]:
     return [_without(row, name) | (row.get(name) or {})]
 
 
-def _true_names(record: Mapping[str, Any]) -> Iterator[str]:
-    return (name for name, value in record.items() if value is not None and value >= 0.5)
-
-
-def _each_in_a_column(
-    name: str, labels: Sequence[str], of: Callable[[Any], Iterator[str]]
-) -> Callable[[Row], list[NewRow]]:
-    def spread(row: Row) -> list[NewRow]:
-        if row.get(name) is None:
-            raise ValueError(f"no `{name}`")
-        own, rest = set(of(row[name])), _without(row, name)
-        if late := sorted(own.difference(labels)):
-            raise ValueError(f"`{name}` has {late[0]!r}, which the first rows of the file lack")
-        return [rest | {(f"{name}_{one}" if one in rest else one): "yes" if one in own else "no" for one in labels}]
-
-    return spread
+def _is_one(value: Sequence[Any]) -> bool:
+    return len(value) == 1
 
 
 def _tags(columns: Columns, names: Sequence[str]) -> Iterator[RowForm]:

@@ -23,7 +23,7 @@ _CONTEXT: Final = ("input", "context")
 _FITTING: Final[Mapping[ColumnKind, tuple[str, set[Kind]]]] = {
     **dict.fromkeys(("string", "optional"), ("text", set[Kind]())),
     "label": ("labels", {"text", "integer", "boolean"}),
-    "labels": ("lists of labels", {"list"}),
+    "labels": ("lists of labels", {"list", "record"}),
     "number": ("numbers", {"integer", "number"}),
     "records": ("lists of records", {"messages", "spans", "list"}),
 }
@@ -94,7 +94,7 @@ def choose_objective_and_columns(
                 if form.column.lower() in USUAL_NAMES[flag]:
                     raise form.error(files)
         columns[flag] = chosen[flag] if flag in chosen else _choose_column(flag, sample, chosen, request, objective)
-    for flag in advice.templates.intersection(columns).difference(given):
+    for flag in advice.templates.intersection(columns).difference(given, {"labels"}):
         columns[flag] = _with_context(columns, flag, sample)
     for flag, column in columns.items():
         if names_columns(column) and (flag in advice.templates) == (column in sample.columns):
@@ -154,9 +154,12 @@ def _check_kinds(proposal: ObjectiveProposal, sample: RowSample, files: Sequence
     for flag in proposal.columns:
         for column in (sample.columns[name] for name in proposal.read_columns(flag)):
             kind = kinds.get(column.name)
-            if kind == "label":
+            if kind == "label" and flag == "label":
                 for form in unread_label(column):
                     raise form.error(files)
+                if column.has_label_sets:
+                    what = f"column `{column.name}` holds several labels of each row"
+                    raise RecipeError("--label", what, f"name it with --labels {column.name}")
             is_text, reads_messages = kind in ("string", "optional"), flag in proposal.advice.conversations
             if kind is None or (is_text and (column.can_be_text or (reads_messages and column.kind == "messages"))):
                 continue
@@ -199,6 +202,7 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
     found = {
         "text": len(texts) == 1 and not any(find_row_forms(sample.columns)),
         "label": [c for c in _candidates("label", sample, given) if not (answers and c in prompts[:1])],
+        "labels": texts and _candidates("labels", sample, given),
         "completion": answers,
         **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages")},
         **{flag: _by_name(sample, flag) for flag in ("prompt", "chosen", "rejected")},
@@ -251,6 +255,12 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
         found = [c for c in texts if not c.is_id and not (c.is_label and not (c.has_spaces and c in unnamed))]
         found = found or [c for c in texts if not c.is_label] or [c for c in texts if c in unnamed or c.has_spaces]
         return sorted([c for c in found if c.has_spaces] or found, key=lambda c: -c.mean_characters)
+    if flag == "labels":
+        own = {form.column for form in find_row_forms(sample.columns)}
+        found = [c for c in columns if c.name not in taken | own and c.has_label_sets and not _is_parallel(c, columns)]
+        marked = [c for c in columns if c.name not in taken and c.says_yes_or_no]
+        has_label = any(c.is_label for c in _by_name(sample, "label"))
+        return found or ([_joined(marked)] if len(marked) > 1 and not has_label else [])
     if flag == "label":
         if "text" not in chosen and len(texts := _candidates("text", sample, chosen)) == 1:
             taken.add(texts[0].name)  # the only one that can be the text
@@ -260,6 +270,17 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
     by_name = [c for c in _by_name(sample, flag) if c.kind in kinds or c.can_be_text or c.is_numeric]
     other = {c.name for own in ("chosen", "rejected") if own != flag for c in _by_name(sample, own)}
     return by_name or [c for c in columns if c.kind in kinds and not c.is_id and c.name not in other]
+
+
+def _is_parallel(column: SampledColumn, columns: Sequence[SampledColumn]) -> bool:
+    """Whether another column has lists of the same lengths, as words and their tags have."""
+    others = [one for one in columns if one is not column and one.kind == column.kind == "list"]
+    return any([*map(len, one.filled)] == [*map(len, column.filled)] for one in others)
+
+
+def _joined(columns: Sequence[SampledColumn]) -> SampledColumn:
+    """Return columns that say yes or no of a label each as one, whose name is a template of them."""
+    return SampledColumn(" ".join(f"{{{column.name}}}" for column in columns), [])
 
 
 _OWN: Final = "; or write an objective (docs/objectives.md), and name it with --objective"

@@ -94,7 +94,7 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     if not train:
         reasons = "; ".join(f"{count} rows: {reason}" for reason, count in unusable.most_common(3))
         raise DataError("the training rows", f"none can be used: {reasons}", "name other columns, or fix the rows")
-    raw = Counter(label for row in train for label in _labels(row, proposal))
+    raw = Counter(label for row in train for label in objective.row_labels(row))
     labels = Counter[str]()
     for label, count in raw.items():
         labels[label.strip()] += count
@@ -102,12 +102,12 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
         where = f"column `{proposal.columns['label']}`"
         what = f"every row has the label {next(iter(labels))!r}, so there is nothing to learn"
         raise DataError(where, what, "name another column with --label, or add rows with other labels")
-    columns, target = input_columns(proposal), proposal.columns.get("label") or proposal.columns.get("spans", "")
+    columns, targets = input_columns(proposal), proposal.read_columns("label", "labels", "spans")
     answers: dict[str, set[str]] = {}
     texts = Counter(_input(row, columns) for row in train) if columns else Counter[str]()
     for row in train if columns else ():
-        answers.setdefault(_input(row, columns), set()).add(str(row.get(target)))
-    unseen = {label.strip() for row in held_out for label in _labels(row, proposal)} - set(labels)
+        answers.setdefault(_input(row, columns), set()).add(str([row.get(name) for name in targets]))
+    unseen = {label.strip() for row in held_out for label in objective.row_labels(row)} - set(labels)
     return SampleQuality(
         usable=train,
         unusable=unusable,
@@ -144,13 +144,6 @@ def _reason(row: Row, objective: Objective[Any]) -> str | None:
             return f"an empty `{column}`"
     reason = objectives.why_row_unusable(objective, row)
     return "overlapping spans" if reason and " overlaps the span before it" in reason else reason
-
-
-def _labels(row: Row, proposal: ObjectiveProposal) -> list[str]:
-    if label := proposal.columns.get("label"):
-        return [str(row[label])] if row.get(label) is not None else []
-    spans = proposal.columns.get("spans")
-    return [str(span["label"]) for span in row.get(spans) or ()] if spans else []
 
 
 def _listed(names: Sequence[str]) -> str:

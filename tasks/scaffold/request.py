@@ -11,7 +11,7 @@ from params import EvergreenError, RecipeError
 
 NEW_MODEL = "new"
 """`--model new`: a small model from random weights."""
-COLUMN_FLAGS = ("text", "label", "spans", "prompt", "completion", "messages", "chosen", "rejected")
+COLUMN_FLAGS = ("text", "label", "labels", "spans", "prompt", "completion", "messages", "chosen", "rejected")
 """The flags that name a column."""
 
 

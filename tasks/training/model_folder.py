@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from params import ModelError
 from params.foundation.artifacts import Artifacts
 from params.schema import Model
@@ -40,7 +42,8 @@ def complete_model_folder(folder: Path, artifacts: Artifacts, model: Model) -> N
 def check_same_metrics(folder: Path, job: Job, trained: Mapping[str, float]) -> None:
     """Score the model in a folder once more, as it was saved: its metrics of the validation split must be those of the training.
 
-    `trained` has the metrics that the training computed with these weights, named `eval_<metric>`.
+    `trained` has the metrics that the training computed with these weights, named `eval_<metric>`. What the objective chooses by the
+    scores, such as thresholds, is then written into the model's configuration.
 
     Raises:
         ModelError: they are others, such as after adapters were merged that a weight shares.
@@ -54,9 +57,10 @@ def check_same_metrics(folder: Path, job: Job, trained: Mapping[str, float]) -> 
         )
     )
     metrics = EvaluationMetrics(objective, state=state, tokenizer=tokenizer, metrics=job.metrics)
-    sequences = tokens.read_split(job.tokens, "validation")
+    sequences, scores = tokens.read_split(job.tokens, "validation"), []
     for _, parts in metrics.batches(loaded, sequences, batch_size=job.launch.eval_batch_size):
         metrics.update(parts)
+        scores.append(parts[0].double().numpy())
     found = metrics.compute()
     name = "loss" if "loss" in found else job.training.best_metric
     before, now = trained[f"eval_{name}"], found[name]
@@ -67,3 +71,8 @@ def check_same_metrics(folder: Path, job: Job, trained: Mapping[str, float]) -> 
         what = f"{name} of the validation split is {now:.6g} as saved, and was {before:.6g} at the end of training"
         fix = "change the model section, such as model.lora.target_modules, and train again"
         raise ModelError("train", f"the saved model is not the one that was trained: {what}", fix)
+    columns = dict(zip(objective.score_names(state), np.concatenate(scores).T, strict=True))
+    if chosen := objective.config_from_validation(columns, state):
+        for path in folder.rglob("config.json"):
+            content = json.loads(path.read_bytes()) | chosen
+            path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

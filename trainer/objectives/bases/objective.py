@@ -107,10 +107,7 @@ class Objective(ABC, Generic[OptionsT]):
         return None
 
     def row_labels(self, row: Row) -> Iterable[str]:
-        """Return the labels in a row of the train split that encoding needs to know; the row has the objective's columns.
-
-        They are as they stand in the row; `state_of` says which are one, such as those that differ by white space at their ends.
-        """
+        """Return the labels in a row of the train split that encoding needs to know, as they stand there; `state_of` says which are one."""
         return ()
 
     def state_of(self, labels: Collection[str]) -> ObjectiveState:
@@ -215,6 +212,10 @@ class Objective(ABC, Generic[OptionsT]):
 
     def model_config(self, state: ObjectiveState) -> dict[str, Any]:
         """Return model configuration keys that follow from the data, such as `num_labels`."""
+        return {}
+
+    def config_from_validation(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, Any]:
+        """Return keys of a trained model's config.json that follow from its scores of the validation split, such as thresholds."""
         return {}
 
     def prepare_model(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
@@ -333,9 +334,8 @@ class Objective(ABC, Generic[OptionsT]):
     ) -> Mapping[str, float]:
         """Return those scores of a row, by name, that follow from what a release answers to the call on its model card.
 
-        `ask` makes that call with an input, `call_arguments` and further ones. It returns what the pipeline does, of text
-        generation all tokens, those of the prompt first. `example` is the row's only sequence, as it was evaluated. ValueError
-        if the call gives the model another prompt than the evaluation did.
+        `ask` makes that call with an input, `call_arguments` and further ones. It returns what the pipeline does, of text generation all
+        tokens, the prompt's first. `example` is the row's only sequence, as evaluated. ValueError if the call gives another prompt.
         """
         return {}
 

@@ -46,23 +46,9 @@ def texts(**more: list[Any]) -> Rows:
 NAMES = ["O", "B-PER", "I-PER", "B-LOC"]
 FORMS: dict[str, tuple[Rows, str, dict[str, Any], str, dict[str, str]]] = {
     "messages as JSON text": (many({"messages": json.dumps(CHAT)}), "JSON", {"messages": CHAT, "id": "000"}, "sft", {}),
-    "cats of spaCy": (
-        texts(cats=[{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 1.0}]),
-        "records with 'a', 'b'",
-        {"text": "a text about 0", "a": "yes", "b": "no"},
-        "sequence_classification",
-        {"label": "b"},
-    ),
-    "lists of labels": (
-        texts(labels=[["007", "NA"], [], ["NA"]]),
-        "several labels",
-        {"text": "a text about 0", "007": "yes", "NA": "yes"},
-        "sequence_classification",
-        {"label": "NA"},
-    ),
     "lists of one label": (
         texts(label=[["007"], ["NA"]]),
-        "several labels",
+        "holds lists",
         {"text": "a text about 0", "label": "007"},
         "sequence_classification",
         {},
@@ -201,12 +187,15 @@ def test_schemes_of_tags(tags: list[str], spans: list[tuple[str, int, int]]) -> 
     assert [(s["label"], s["start"], s["end"]) for s in found["spans"]] == spans
 
 
-def test_rows_that_cannot_be_converted_are_named_and_no_file_is_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [*texts(cats=[{"a": 1.0}]), {"text": "no cats", "cats": None}]
+def test_rows_that_cannot_be_converted_are_named_and_no_file_is_overwritten(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tasks.scaffold.convert.SAMPLE_ROWS", 10)
+    rows = [{"tokens": WORDS[0], "ner_tags": BIO[0]}] * 60 + [{"tokens": ["Ann"], "ner_tags": None}]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["convert", "rows.jsonl", "new.jsonl"]) == 0
     said = capsys.readouterr().out
-    assert "left out: row 61: no `cats`" in said
+    assert "left out: row 61: `tokens` and `ner_tags` are not equally many" in said
     assert "61 rows became 60; 1 could not be converted" in said
     written = Path("new.jsonl").read_bytes()
     assert main(["convert", "rows.jsonl", "new.jsonl"]) != 0
@@ -255,17 +244,3 @@ def test_numbers_of_tags_without_a_name_are_left_out(capsys: pytest.CaptureFixtu
     said = capsys.readouterr().out
     assert "left out: row 1: the tag -1 has no name" in said
     assert "left out: row 3: the tag 7 has no name" in said
-
-
-@pytest.mark.parametrize("late", [{"labels": ["b", "late"]}, {"cats": {"b": 1.0, "late": 1.0}}], ids=list)
-def test_a_label_that_comes_late_does_not_become_a_no(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], late: dict[str, Any]
-) -> None:
-    monkeypatch.setattr("tasks.scaffold.convert.SAMPLE_ROWS", 10)
-    usual = {"labels": [["a", "b"], ["b"]], "cats": [{"a": 1.0, "b": 0.0}]}
-    (name,) = late
-    rows = [*texts(**{name: usual[name]}), {"text": "late", **late}]
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["convert", "rows.jsonl", "new.jsonl"]) == 0
-    assert len(Path("new.jsonl").read_text().splitlines()) == 60
-    assert f"left out: row 61: `{name}` has 'late', which the first rows of the file lack" in capsys.readouterr().out
