@@ -6,15 +6,16 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import huggingface_hub
+from huggingface_hub import constants, errors
 
 from params import DataError, EvergreenError, HubRefusedError, RecipeError, TransientError
 from params.schema import RowsFromHubDataset
+from tasks.hub_client.token import find_token_for_hub
 from tasks.ingestion.batches import Batches
 from tasks.ingestion.files import FileRowIndex, FileSource
-
-if TYPE_CHECKING:
-    from huggingface_hub.errors import HfHubHTTPError
 
 
 class HubSource:
@@ -47,9 +48,7 @@ class HubSource:
         """
         if self._source.is_pinned:
             return self._source.revision
-        from huggingface_hub import HfApi
-
-        api = HfApi(self._endpoint, token=self._token)
+        api = huggingface_hub.HfApi(self._endpoint, token=self._token)
         with self._errors_as_ours():
             found = api.dataset_info(self._source.repo_id, revision=self._source.revision, timeout=60.0)
         return str(found.sha)
@@ -62,13 +61,11 @@ class HubSource:
 
     @cached_property
     def _files(self) -> FileSource:
-        from huggingface_hub import snapshot_download
-
         # The client matches with fnmatch, where `**/` needs at least one folder; in a recipe it may stand for none.
         patterns = {p for pattern in self._patterns.values() for p in (pattern, pattern.replace("**/", ""))}
         revision = self.revision
         with self._errors_as_ours():
-            folder = snapshot_download(
+            folder = huggingface_hub.snapshot_download(
                 self._source.repo_id,
                 repo_type="dataset",
                 revision=revision,
@@ -80,60 +77,58 @@ class HubSource:
 
     @property
     def _endpoint(self) -> str:
-        from huggingface_hub import constants
-
         return self._source.endpoint or constants.ENDPOINT
 
     @property
     def _token(self) -> str | Literal[False]:
-        from tasks.hub_client.token import find_token_for_hub
-
         return find_token_for_hub(self._endpoint) or False
 
-    @contextlib.contextmanager
-    def _errors_as_ours(self) -> Iterator[None]:
-        from huggingface_hub import errors
+    def _errors_as_ours(self) -> contextlib.AbstractContextManager[None]:
+        endpoint = self._source.endpoint or ""
+        where = f"{endpoint}/datasets/{self._source.repo_id}".lstrip("/")
+        return translate_hub_errors(where, self._source.revision, f", and HF_ENDPOINT={endpoint}" if endpoint else "")
 
-        try:
-            yield
-        except (errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]
-            cause = (error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else None) or error
-            if isinstance(cause, errors.HfHubHTTPError):
-                raise self._refusal(cause) from error
-            if isinstance(cause, errors.OfflineModeIsEnabled):
-                what = "is not in the local cache, and HF_HUB_OFFLINE forbids a download"
-                raise DataError(self._where, what, "unset HF_HUB_OFFLINE, or download the dataset first") from error
-            what = f"the Hub cannot be reached: {type(cause).__name__}"
-            fix = "check the network and the endpoint, then run the stage again"
-            raise TransientError(self._where, what, fix) from error
 
-    def _refusal(self, error: HfHubHTTPError) -> EvergreenError:
-        """Return the error for an HTTP error of the Hub, which also answers 401 where a repository does not exist."""
-        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+@contextlib.contextmanager
+def translate_hub_errors(where: str, revision: str, also: str = "") -> Iterator[None]:
+    """Raise what the client raises for a repository as an error for the user; `also` is what a token needs beside it.
 
-        status = error.response.status_code
-        if isinstance(error, RevisionNotFoundError):
-            fix = "set data.source.revision to the full hash of a commit, or to a branch"
-            return RecipeError(self._where, f"has no revision {self._source.revision}", fix)
-        if isinstance(error, GatedRepoError):
-            fix = "accept its terms on the Hub, with the account of the token in HF_TOKEN"
-            return HubRefusedError(self._where, "the dataset needs an access request (it is gated)", fix)
-        if isinstance(error, RepositoryNotFoundError):
-            fix = f"check data.source.repo_id; for a private dataset {self._token_fix}"
-            return HubRefusedError(self._where, "does not exist, or is private", fix)
-        if status in (401, 403):
-            return HubRefusedError(self._where, f"the Hub refuses access ({status})", self._token_fix)
-        if status in (408, 429) or status >= 500:
-            return TransientError(self._where, f"the Hub answers {status}", "run the stage again later")
-        fix = "check that the repository can be opened on the Hub"
-        return DataError(self._where, f"the Hub answers {status} to a download", fix)
+    Raises:
+        RecipeError: it has no such branch, tag or commit.
+        HubRefusedError: the Hub refuses access, or says that there is no such repository.
+        DataError: it is not in the cache, and nothing may be downloaded.
+        TransientError: the Hub cannot be reached.
+    """
+    try:
+        yield
+    except (errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError, ValueError) as error:  # type: ignore[attr-defined]
+        cause = (error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else None) or error
+        if isinstance(cause, errors.HfHubHTTPError):
+            raise _refusal(cause, where, revision, also) from error
+        if isinstance(cause, errors.OfflineModeIsEnabled):
+            what = "is not in the local cache, and HF_HUB_OFFLINE forbids a download"
+            raise DataError(where, what, "unset HF_HUB_OFFLINE, or download it first") from error
+        if isinstance(cause, errors.HFValidationError):
+            raise RecipeError(where, "is no name of a repository", "write owner/name") from error
+        what = f"the Hub cannot be reached: {type(cause).__name__}"
+        fix = "check the network and the endpoint, then run this again"
+        raise TransientError(where, what, fix) from error
 
-    @property
-    def _token_fix(self) -> str:
-        fix = "set HF_TOKEN to a token that may read it"
-        return f"{fix}, and HF_ENDPOINT={self._source.endpoint}" if self._source.endpoint else fix
 
-    @property
-    def _where(self) -> str:
-        endpoint = f"{self._source.endpoint}/" if self._source.endpoint else ""
-        return f"{endpoint}datasets/{self._source.repo_id}"
+def _refusal(error: errors.HfHubHTTPError, where: str, revision: str, also: str) -> EvergreenError:
+    """Return the error for an HTTP error of the Hub, which also answers 401 where a repository does not exist."""
+    status, fix = error.response.status_code, f"set HF_TOKEN to a token that may read it{also}"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return RecipeError(where, f"has no revision {revision}", "name a branch, a tag or the full hash of a commit")
+    if isinstance(error, errors.GatedRepoError):
+        fix = "accept its terms on the Hub, with the account of the token in HF_TOKEN"
+        return HubRefusedError(where, "needs an access request (it is gated)", fix)
+    if isinstance(error, errors.RepositoryNotFoundError):
+        what = "does not exist, or is private"
+        return HubRefusedError(where, what, f"check the name, or the path of a local one; for a private one {fix}")
+    if status in (401, 403):
+        return HubRefusedError(where, f"the Hub refuses access ({status})", fix)
+    if status in (408, 429) or status >= 500:
+        return TransientError(where, f"the Hub answers {status}", "run this again later")
+    fix = "check that the repository can be opened on the Hub"
+    return DataError(where, f"the Hub answers {status} to a download", fix)

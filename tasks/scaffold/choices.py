@@ -37,7 +37,7 @@ def choose_learning_rate(proposal: ObjectiveProposal, parameters: int | None, *,
     if parameters is None:
         return AdvisedValue(advice.new_rate, "usual for a small model from random weights")
     if lora:
-        return AdvisedValue(advice.lora_rate, "usual for adapters, ten times that of all weights")
+        return AdvisedValue(advice.lora_rate, "usual for adapters, which take a larger one than all weights")
     why = f"usual for {proposal.objective} with a pretrained model of this size; a larger model takes a smaller one"
     return AdvisedValue(_up_to_size(advice.rates, parameters), why)
 
@@ -87,16 +87,20 @@ def choose_split_shares(rows: int, *, has_validation: bool, has_test: bool) -> d
     return shares
 
 
-def choose_max_length(lengths: Sequence[int], positions: int | None) -> AdvisedValue:
-    """Return the length that covers the rows, a multiple of 8, and never more than the model's positions."""
+def choose_max_length(lengths: Sequence[int], positions: int | None, longer: str = "are cut") -> AdvisedValue:
+    """Return the length that covers the rows, a multiple of 8, and never more than the model's positions.
+
+    It covers all rows if the longest is at most half as long again as nearly all others. Others are `longer`.
+    """
     ordered = sorted(lengths)
-    longest = ordered[-1]
     covering = ordered[min(len(ordered) - 1, math.ceil(COVERED * len(ordered)) - 1)]
-    wanted = max(16, 8 * math.ceil(covering / 8))
+    nearly, longest = (max(16, 8 * math.ceil(length / 8)) for length in (covering, ordered[-1]))
+    wanted = longest if longest <= 1.5 * nearly else nearly
     chosen = min(wanted, positions) if positions else wanted
-    covered = sum(length <= chosen for length in ordered) / len(ordered)
-    mean = sum(ordered) / len(ordered)
-    why = f"covers {_percent(covered)} of the rows; the longest has {longest} tokens, the mean is {mean:.0f}"
+    rest, mean = sum(length > chosen for length in ordered), sum(ordered) / len(ordered)
+    why = f"covers {_percent(1 - rest / len(ordered))} of the rows; the longest has {ordered[-1]} tokens, the mean is {mean:.0f}"
+    if rest:
+        why += f"; {rest:,} of {len(ordered):,} {longer}"
     if chosen < wanted:
         why += f"; the model has no more than {positions} positions"
     return AdvisedValue(chosen, why)
@@ -123,14 +127,20 @@ def choose_global_batch_size(proposal: ObjectiveProposal, sequences: int) -> Adv
     fitting = 2 ** int(math.log2(max(1, sequences / 50)))
     if fitting >= usual:
         return AdvisedValue(usual, f"usual for {proposal.objective}")
-    return AdvisedValue(max(2, fitting), f"so that an epoch of {sequences:,} sequences has at least 50 steps")
+    why = (
+        "so that an epoch of {:,} sequences has at least 50 steps"
+        if fitting > 1
+        else "an epoch has only {:,} sequences"
+    )
+    return AdvisedValue(max(2, fitting), why.format(sequences))
 
 
 def choose_micro_batch_size(batch: int, length: int, device: str) -> AdvisedValue:
     """Return the most sequences of one forward pass, so that their tokens fit into memory."""
     limit = _MICRO_TOKENS[device]
     size = min(batch, 2 ** int(math.log2(max(1, limit / length))))
-    why = "one forward pass for each step" if size == batch else f"at most {limit:,} tokens in one forward pass"
+    why = f"at most {limit:,} tokens in one forward pass" if length <= limit else "a sequence fills a forward pass"
+    why = "one forward pass for each step" if size == batch else why
     return AdvisedValue(size, why)
 
 
@@ -157,12 +167,10 @@ def choose_max_quarantined(share: float, allowed: float | None) -> AdvisedValue:
     """Return the largest share of rows that may be set aside: twice that of the sample, and at least 1 %; more than 5 % if allowed."""
     if allowed is not None:
         return AdvisedValue(allowed, f"as --max-quarantined says; {_percent(share)} of the sample")
-    if share == 0:
-        return AdvisedValue(0.01, "none in the sample; a night with more bad rows than this fails")
-    value = max(0.01, math.ceil(200 * share) / 100)
-    if share <= UNASKED_QUARANTINE < value:
-        return AdvisedValue(UNASKED_QUARANTINE, f"{_percent(share)} of the sample; a night with more fails")
-    return AdvisedValue(min(value, 0.9), f"{_percent(share)} of the sample; a night with twice as many fails")
+    most = 0.9 if share > UNASKED_QUARANTINE else UNASKED_QUARANTINE
+    value = min(max(0.01, math.ceil(200 * share) / 100), most)
+    found = f"{_percent(share)} of the sample" if share else "none in the sample"
+    return AdvisedValue(value, f"{found}; a night with more bad rows than this fails")
 
 
 def _up_to_size(values: UpTo, size: float) -> float:

@@ -70,19 +70,20 @@ def new(
 
 
 def convert(
-    file: Annotated[Path, Argument(metavar="FILE", help="File whose rows no objective reads.")],
-    to: Annotated[Path, Argument(metavar="TO", help="File for the rows that one reads, such as rows.jsonl.")],
+    files: Annotated[list[str], Argument(metavar="FILE...", help="Files whose rows no objective reads, or globs.")],
+    to: Annotated[Path, Argument(metavar="TO", help="File to write, such as rows.jsonl; of several files, a folder.")],
     *,
     names: Annotated[str, Option(metavar="NAME,NAME", help="Names of tags that are numbers, from 0 on.")] = "",
+    sheet: Annotated[str | None, Option(metavar="NAME", help="Sheet of a workbook. By default the first.")] = None,
 ) -> None:
     """Write rows in a form that `new` reads.
 
-    Tags of words become spans, JSON text what it says, records a column of each, whole conversations prompt and answers. `new` says
-    where this is needed.
+    Tags of words become spans, JSON text what it says, records a column of each, a workbook of Excel CSV. Files that are converted
+    together get the same columns. `new` says where this is needed.
     """
-    from tasks.scaffold.convert import convert_file
+    from tasks.scaffold.convert import convert_files
 
-    convert_file(file, to, [name for name in names.split(",") if name])
+    convert_files(files, to, [name for name in names.split(",") if name], sheet)
 
 
 def remove(

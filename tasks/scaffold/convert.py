@@ -1,89 +1,109 @@
-"""`evergreen convert`: a file whose rows no objective reads becomes JSON lines that one reads."""
+"""`evergreen convert`: files whose rows no objective reads become JSON lines that one reads, and a workbook of Excel a CSV file."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import datetime as dt
+import io
+import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from params import DataError, RecipeError
 from params.foundation.artifacts import write_text_atomically
 from params.schema import RowsFromFiles
-from tasks.ingestion.batches import to_readable_batch
-from tasks.ingestion.formats import JSON_SUFFIXES
+from tasks.ingestion.batches import to_rows_with_texts
+from tasks.ingestion.encodings import format_suffix, open_as_utf8
+from tasks.ingestion.formats import translate_read_errors
 from tasks.ingestion.source import open_source
-from tasks.scaffold.file_heads import holds_tagged_words
-from tasks.scaffold.forms import find_row_forms
+from tasks.scaffold.file_heads import EXCEL_SUFFIXES, holds_tagged_words
+from tasks.scaffold.forms import RowForm, find_row_forms
 from tasks.scaffold.look import SAMPLE_ROWS, Row, columns_of_rows
+from tasks.scaffold.sources import converted_name, list_matching_files
 
-_TAG: Final = re.compile(r"O|[BIESLU]-\S+")
+_TAG: Final = re.compile(r"O|[BIESLU]-\S+", re.IGNORECASE)
 
 
-def convert_file(path: Path, to: Path, names: Sequence[str] = ()) -> None:
-    """Write the rows of a file in a form that an objective reads, and say what was done.
+def convert_files(patterns: Sequence[str], to: Path, names: Sequence[str] = (), sheet: str | None = None) -> None:
+    """Write the rows of files in a form that an objective reads, alike for all of them, and say what was done.
+
+    One file becomes the file `to`, and several, or those of globs, become files in the folder `to`. `names` are those of tags that are
+    numbers, and `sheet` is one of a workbook, by default the first.
 
     Raises:
-        DataError: the file cannot be read, or has no form that is known.
-        RecipeError: the other file exists.
+        DataError: a file cannot be read, or the rows have no form that is known.
+        RecipeError: a file to write exists, or cannot hold such rows.
     """
-    if to.exists():
-        raise RecipeError(str(to), "exists", "name another file, or remove it")
-    if not path.is_file():
-        raise DataError(str(path), "there is no such file", "check the path")
-    sample = list(islice(_rows(path), SAMPLE_ROWS))
-    forms = [form for form in find_row_forms(columns_of_rows(sample), names) if form.convert]
-    if not forms:
-        raise DataError(str(path), "has no form that has to be converted", "give it to `evergreen new` as it is")
-    form, lines, left_out = forms[0], list[str](), Counter[str]()
+    matching = {pattern: list_matching_files(pattern, Path()) for pattern in patterns}
+    if missing := [pattern for pattern, names in matching.items() if not names]:
+        raise DataError(missing[0], "there is no such file", "check the path")
+    paths = [Path(name) for pattern in patterns for name in matching[pattern]]
+    is_book = all(format_suffix(path) in EXCEL_SUFFIXES for path in paths)
+    suffix, is_one = ".csv" if is_book else ".jsonl", len(patterns) == 1 and Path(patterns[0]).is_file()
+    targets = [to if is_one else Path(converted_name(str(path), patterns, str(to), suffix)) for path in paths]
+    for target, count in Counter(targets).items():
+        if target.exists() or count > 1:
+            what = "exists" if target.exists() else f"would be written {count} times"
+            raise RecipeError(str(target), what, "name another file or folder, or remove it")
+        if target.suffix != suffix:
+            fix = f"name it {target.with_suffix(suffix)}"
+            raise RecipeError(str(target), f"would not say what is in it: {suffix[1:].upper()}", fix)
+    if is_book:
+        for path, target in zip(paths, targets, strict=True):
+            _write_sheet(path, target, sheet)
+    else:
+        form = _find_form(paths, names)
+        if not sum([_write_converted(path, target, form) for path, target in zip(paths, targets, strict=True)]):
+            raise DataError(patterns[0], "no row could be converted", "look at the rows that are named above")
+
+
+def _find_form(paths: Sequence[Path], names: Sequence[str]) -> RowForm:
+    sample = [pair for path in paths for pair in itertools.islice(_rows(path), SAMPLE_ROWS)]
+    columns = columns_of_rows([row for row, _ in sample], {name for _, texts in sample for name in texts})
+    form = next((form for form in find_row_forms(columns) if form.convert), None)
+    if form is None:
+        what = "has no form that has to be converted"
+        raise DataError(", ".join(map(str, paths)), what, "give it to `evergreen new` as it is")
+    form = form._replace(what=form.what.format(found=form.found))
+    return form._replace(found=form.found._replace(names=names)) if hasattr(form.found, "names") else form
+
+
+def _write_converted(path: Path, to: Path, form: RowForm) -> int:
+    """Return how many rows were written; without any there is no file."""
+    lines, left_out, number = list[str](), Counter[str](), 0
     assert form.convert is not None
-    for number, row in enumerate(_rows(path), start=1):
+    for number, (row, texts) in enumerate(_rows(path), start=1):
         try:
-            new = form.convert(row)
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+            new = form.convert(row, form.column, form.found)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             left_out[str(error)] += 1
             if left_out[str(error)] == 1:
-                print(f"  left out: row {number}: {error}")
+                print(f"  left out: row {number} of {path}: {error}")
             continue
-        lines += (json.dumps(one, ensure_ascii=False, default=str) for one in new)
-    if not lines:
-        raise DataError(str(path), "no row could be converted", "look at the rows that are named above")
-    write_text_atomically(to, "\n".join(lines) + "\n")
+        written = {name: text for name, text in texts.items() if name != form.column}
+        kept = (one | {name: written[name] for name in one.keys() & written.keys()} for one in new)
+        lines += (json.dumps(one, ensure_ascii=False, default=str) for one in kept)
+    if lines:
+        write_text_atomically(to, "\n".join(lines) + "\n")
     print(f"column `{form.column}` {form.what}: wrote {form.becomes} into {to}")
     print(f"  {number:,} rows became {len(lines):,}; {left_out.total():,} could not be converted")
+    return len(lines)
 
 
-def read_json_rows(path: Path) -> Iterator[Row]:
-    """Yield the objects of a JSON lines file as they are written; DataError for a line that is none."""
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            row = None
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise _not_utf8(path) from error
-            with contextlib.suppress(ValueError):
-                row = json.loads(line) if line.strip() else {}
-            if not isinstance(row, dict):
-                raise DataError(f"{path}:{number}", "is no JSON object", "write one object per line")
-            if row:
-                yield row
-
-
-def _rows(path: Path) -> Iterator[Row]:
-    if path.suffix.lower() in JSON_SUFFIXES:
-        yield from read_json_rows(path)
-    elif holds_tagged_words(path):
-        yield from _tagged_texts(path)
-    else:
-        source = open_source(RowsFromFiles(kind="files", train=str(path)), Path())
-        with contextlib.closing(source.batches("train")) as batches:
-            for batch in batches:
-                yield from to_readable_batch(batch)[1]
+def _rows(path: Path) -> Iterator[tuple[Row, Row]]:
+    """Yield each row, and its numbers with decimals that are stored as they are written, as text."""
+    if holds_tagged_words(path):
+        yield from ((row, {}) for row in _tagged_texts(path))
+        return
+    source = open_source(RowsFromFiles(kind="files", train=str(path)), Path())
+    with contextlib.closing(source.batches("train")) as batches:
+        for batch in batches:
+            yield from zip(*to_rows_with_texts(batch)[1:], strict=True)
 
 
 def _tagged_texts(path: Path) -> Iterator[Row]:
@@ -91,7 +111,9 @@ def _tagged_texts(path: Path) -> Iterator[Row]:
 
     Lines that begin with `# ` and do not end in a tag are comments.
     """
-    lines = [re.split(r"[ \t]+", line.strip(" \t\r")) for line in _read_text(path).split("\n")]
+    with translate_read_errors(path, str(path)), open_as_utf8(path, str(path)) as file:
+        text = file.read().decode("utf-8-sig")
+    lines = [re.split(r"[ \t]+", line.strip(" \t\r")) for line in text.split("\n")]
     filled = [parts for parts in lines if parts != [""]]
     if 2 * sum(len(parts) > 2 and not _TAG.fullmatch(parts[-1]) for parts in filled) > len(filled):
         fix = "write a word and its tag in each line, or rows with text and spans as JSON lines"
@@ -110,12 +132,45 @@ def _tagged_texts(path: Path) -> Iterator[Row]:
             words, tags = [], []
 
 
-def _read_text(path: Path) -> str:
+def _write_sheet(path: Path, to: Path, sheet: str | None) -> None:
+    """Write a sheet of a workbook as CSV, without empty rows and columns."""
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path) from error
+        import openpyxl
+
+        values, formulas = (openpyxl.load_workbook(path, data_only=is_value) for is_value in (True, False))
+    except ImportError:
+        what, fix = "is a workbook of Excel, which openpyxl reads, and that is not installed", "pip install openpyxl"
+        raise DataError(str(path), what, f"{fix}; then run this again") from None
+    except Exception as error:  # openpyxl says in many ways that a part is missing or broken
+        what = f"cannot be read as a workbook: {error}"
+        raise DataError(str(path), what, "save it again, as .xlsx and without a password") from error
+    sheets = [one.title for one in values.worksheets]
+    name = sheet or sheets[0]
+    if name not in sheets:
+        raise RecipeError("--sheet", f"{path} has no sheet {name!a}", f"name one of {', '.join(sheets)}")
+    for cell in itertools.chain.from_iterable(formulas[name].iter_rows()):
+        if cell.value is not None and values[name][cell.coordinate].value is None:
+            what = f"{name}!{cell.coordinate} has a formula without its value"
+            raise DataError(str(path), what, "save it again with Excel or LibreOffice, which compute values")
+    columns = [[_as_written(cell) for cell in column] for column in values[name].iter_cols()]
+    rows = [row for row in zip(*filter(any, columns), strict=True) if any(row)]
+    if not rows:
+        raise DataError(str(path), f"its sheet {name!a} is empty", f"name one of {', '.join(sheets)} with --sheet")
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_text_atomically(to, text.getvalue())
+    others = f"; its other sheets are {', '.join(one for one in sheets if one != name)}" if len(sheets) > 1 else ""
+    print(f"wrote the {len(rows):,} lines of sheet {name} into {to}{others}")
 
 
-def _not_utf8(path: Path) -> DataError:
-    return DataError(str(path), "is not UTF-8", "convert it first, such as with iconv -f WINDOWS-1252 -t UTF-8")
+def _as_written(cell: Any) -> str:
+    """Return what a cell holds: dates as in ISO 8601, and whole numbers with the zeros that their format puts before them."""
+    value = cell.value
+    if isinstance(value, dt.datetime) and value.time() == dt.time():
+        value = value.date()
+    if isinstance(value, dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer():
+        zeros = re.fullmatch("0+", cell.number_format)
+        return str(int(value)).zfill(len(zeros[0]) if zeros else 0)
+    return "" if value is None else str(value)

@@ -23,18 +23,19 @@ _TO_PARQUET: Final = (
     "import pyarrow as a, pyarrow.feather as f, pyarrow.parquet as q; q.write_table({read}({path}){rest}, {new})"
 )
 _SAVE: Final = "save it as CSV in UTF-8 with the program that wrote it"
+EXCEL_SUFFIXES: Final = (".xlsx", ".xlsm")
 OTHER_FORMATS: Final = {
     ".arrow": "",
     ".feather": "",
     ".pkl": "loading it can run code: write it as Parquet where you trust it",
     ".xls": _SAVE,
-    ".xlsx": _SAVE,
+    **dict.fromkeys(EXCEL_SUFFIXES, "make a CSV file of it: evergreen convert {path} {table}"),
     ".xz": "decompress it: xz -dk {path}",
     ".zip": "take the files out, and use them: python -m zipfile -e {path} {folder}",
 }
 """What to do with files that cannot be read; those of Arrow are converted as their first bytes say."""
 TAGGED_SUFFIXES: Final = (".conll", ".iob", ".iob2", ".bio")
-_TAGGED_WORD: Final = re.compile(r"\S+([ \t]+\S+)*[ \t]+(O|[BIESLU]-\S+)")
+_TAGGED_WORD: Final = re.compile(r"\S+([ \t]+\S+)*[ \t]+(O|[BIESLU]-\S+)", re.IGNORECASE)
 _MANY_FILES: Final = 20
 
 
@@ -45,11 +46,12 @@ def refuse_misreadable_file(path: Path) -> None:
         DataError: the file has another format or encoding, or no header.
     """
     suffix = format_suffix(path)
-    if suffix in TAGGED_SUFFIXES or (suffix == ".txt" and holds_tagged_words(path)):
+    if holds_tagged_words(path):
         command = f"evergreen convert {shlex.quote(str(path))} {shlex.quote(clean_name(path, '.jsonl'))}"
         raise DataError(str(path), "has a word with its tag in each line", f"make texts with spans of it: {command}")
     if suffix in OTHER_FORMATS:
-        names = {"path": shlex.quote(str(path)), "folder": shlex.quote(clean_name(path, ""))}
+        new = {"folder": clean_name(path, ""), "table": clean_name(path, ".csv")}
+        names = {name: shlex.quote(str(own)) for name, own in {"path": path, **new}.items()}
         fix = OTHER_FORMATS[suffix].format(**names) or _arrow_fix(path)
         raise DataError(str(path), f"{suffix} files cannot be read", fix)
     if suffix not in SUFFIXES and path.suffix.lower() in COMPRESSIONS:
@@ -65,11 +67,11 @@ def refuse_misreadable_file(path: Path) -> None:
 
 def holds_tagged_words(path: Path) -> bool:
     """Whether each line is a word with its tag, as in files of CoNLL, or blank."""
-    if path.suffix.lower() in TAGGED_SUFFIXES:
-        return True
+    if format_suffix(path) != ".txt":
+        return format_suffix(path) in TAGGED_SUFFIXES
     lines = [line for line in _head(path).decode("utf-8", errors="replace").splitlines()[:-1] if line.strip()]
     tagged = [line for line in lines if _TAGGED_WORD.fullmatch(line.strip())]
-    return len(tagged) > 0.9 * len(lines) and any("\tB-" in line or " B-" in line for line in tagged)
+    return len(tagged) > 0.9 * len(lines) and any(re.search("[\t ][Bb]-", line) for line in tagged)
 
 
 def guess_text_unit(paths: Sequence[Path]) -> tuple[Literal["line", "paragraph", "file"], str]:

@@ -1,242 +1,301 @@
-"""Forms of rows that no objective reads, and what makes rows of them that one reads: for `evergreen new` and `evergreen convert`."""
+"""Forms of rows that no objective reads, each as a declaration: for `evergreen new`, which names them, and `evergreen convert`."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import operator
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from params import DataError
-from tasks.scaffold.look import USUAL_NAMES, Row, SampledColumn
+from tasks.ingestion.encodings import clean_name
+from tasks.scaffold.look import USUAL_NAMES, Row, SampledColumn, columns_named, most
+from tasks.scaffold.sources import common_folder, converted_name, is_glob
+from trainer.objectives.bases.chat import looks_like_conversation, read_turns
 
 Columns = Mapping[str, SampledColumn]
 NewRow = dict[str, Any]
-_TEXTS: Final = {name for flag in ("text", "prompt", "completion") for name in USUAL_NAMES[flag]}
 _RATINGS: Final = re.compile(
     r"(.*_)?(label|feedback|rating|score|reward|thumbs?(_up)?|votes?|quality|correct|stars|good|accepted|liked|helpful)"
 )
 """Names of columns that say of each answer how good it is."""
 _GOOD: Final = {"true", "1", "1.0", "good", "yes", "positive", "up", "thumbs_up", "correct", "accept", "accepted"}
 _BAD: Final = {"false", "0", "0.0", "-1", "bad", "no", "negative", "down", "thumbs_down", "wrong", "reject", "rejected"}
-_PREFIX: Final = re.compile(r"([BIESLU])-(.+)")
+_FLAGS: Final = {"train": "--data", "validation": "--validation", "test": "--test"}
 
 
 class RowForm(NamedTuple):
-    """What a column holds, and how rows with it become others."""
+    """A form of rows: what a column holds, what one row becomes, and how it is recognized."""
 
-    column: str
     what: str
+    """What is said of a column; `{found}` is what `find` returns."""
     becomes: str
-    """What `convert` writes; without `convert`, what to do, where `{convert}` is the command."""
-    convert: Callable[[Row], list[NewRow]] | None = None
-    """Returns what becomes of a row; none if it is not wanted. A ValueError says why it cannot be converted."""
+    """What `convert` makes of the rows; without it, what to do."""
+    find: Callable[[SampledColumn, Columns], Any]
+    """Returns what else is known of a column of this form, and something false for another column."""
+    convert: Callable[[Row, str, Any], list[NewRow]] | None = None
+    """Returns what a row with this column becomes; none if it is not wanted. A ValueError says why it cannot be converted."""
+    role: str = ""
+    """Only columns are of this form that are a `label` or a `text`, by their names or because somebody says so."""
     is_proposed: bool = True
     """Whether a recipe may still be proposed for other columns; not if it would learn something else than the rows say."""
+    column: str = ""
+    found: Any = None
 
-    def error(self, files: Sequence[str] = (), instead: str = "") -> DataError:
-        """Return the error with the command that converts the files of a source; `instead` says what else can be done."""
-        first, *others = files or ["FILE"]
-        to = Path(first).with_name(f"{Path(first).name.partition('.')[0]}-clean.jsonl").as_posix()
-        command = f"evergreen convert {shlex.quote(first)} {shlex.quote(to)}"
-        more = f" (and the same for {', '.join(others)})" if others else ""
-        fix = f"{command} writes {self.becomes}{more}; then give --data {shlex.quote(to)}"
+    def error(self, patterns: Mapping[str, str], instead: str = "") -> DataError:
+        """Return the error with the command that converts the files of each split; `instead` says what else can be done."""
+        what, becomes = (said.format(found=self.found) for said in (self.what, self.becomes))
         if self.convert is None:
-            fix = self.becomes.format(convert=command)
-        return DataError(self.column, self.what, fix + instead)
+            return DataError(self.column, what, becomes + instead)
+        given = dict.fromkeys(patterns.values()) or {"FILE": None}
+        to = clean_name(Path(next(iter(given))), ".jsonl")
+        new = {"train": to}
+        if len(given) > 1 or is_glob(next(iter(given))):
+            to = f"{common_folder(given) or 'rows'}-clean"
+            new = {split: converted_name(pattern, given, to) for split, pattern in patterns.items()}
+        flags = " ".join(f"{_FLAGS[split]} {shlex.quote(path)}" for split, path in new.items())
+        command = f"evergreen convert {shlex.join([*given, to])}{getattr(self.found, 'flags', '')}"
+        return DataError(self.column, what, f"{command} writes {becomes}; then give {flags}{instead}")
 
 
-def find_row_forms(columns: Columns, names: Sequence[str] = ()) -> Iterator[RowForm]:
-    """Yield the forms that are found; `names` are those of tags which are numbers."""
-    yield from _json_text(columns)
-    yield from _rows_in_one(columns)
-    yield from _reviewed(columns)
-    yield from _rated(columns)
-    yield from _records(columns)
-    yield from _tags(columns, names)
-    for column in columns.values():
-        if column.kind == "list" and all(_is_offset(item) for value in column.filled for item in value):
-            yield RowForm(
-                column.name,
-                "holds lists of start, end and label",
-                "records of them",
-                partial(_with_records, column.name),
-            )
-        elif column.name.lower() in USUAL_NAMES["label"]:
-            yield from unread_label(column)
-        elif column.is_numeric and not column.can_be_text and column.name.lower() in _TEXTS:
-            yield numbers_as_text(column)
+def find_row_forms(columns: Columns, meant: Mapping[str, str] = MappingProxyType({})) -> Iterator[RowForm]:
+    """Yield the forms that are found; `meant` has a column by its role, `label` or `text`, if somebody says so."""
+    for form in FORMS:
+        for name, column in columns.items():
+            has_role = not form.role or meant.get(form.role) == name or name.lower() in _ROLES[form.role]
+            if has_role and column.filled and (found := form.find(column, columns)):
+                yield form._replace(column=name, found=found)
 
 
-def rating_column(columns: Columns) -> SampledColumn | None:
+def rating_column(columns: Columns) -> str | None:
     """Return the column that seems to say of each answer or conversation how good it is."""
-    by_name = {name.lower(): column for name, column in columns.items()}
-    prompt, answer = (
-        next((by_name[name] for name in USUAL_NAMES[flag] if name in by_name), None)
-        for flag in ("prompt", "completion")
-    )
-    is_pair = prompt and answer and prompt is not answer
-    if not is_pair and all(column.kind != "messages" for column in columns.values()):
-        return None
-    others = [c for c in columns.values() if c not in (prompt, answer) and _RATINGS.fullmatch(c.name.lower())]
-    return next((c for c in others if c.filled and (c.is_numeric or _words(c) <= _GOOD | _BAD)), None)
+    return next((name for name, column in columns.items() if _ratings(column, columns)), None)
 
 
-def _words(column: SampledColumn) -> set[str]:
-    return {str(value).strip().lower() for value in column.filled}
+def _changed(change: Callable[[Any], Any]) -> Callable[[Row, str, Any], list[NewRow]]:
+    return lambda row, name, _: [{**row, name: None if row.get(name) is None else change(row[name])}]
 
 
-def unread_label(column: SampledColumn) -> Iterator[RowForm]:
-    """Yield why a column is no label of a text, if it is none."""
-    if column.kind == "number" and all(float(value).is_integer() for value in column.filled):
-        what = "holds whole numbers with decimals, which are no names of classes"
-        yield RowForm(column.name, what, "1 for 1.0", _changing(column.name, lambda value: str(int(value))))
-    elif column.is_decimal and not (column.kind == "text" and column.is_label):
-        what = "holds numbers with decimals, which no objective here predicts"
-        yield RowForm(column.name, what, "write a name for each range, for example low, medium and high")
-    elif column.kind == "list" and not column.has_label_sets:
-        what, items = "holds lists", [item for value in column.filled for item in value]
-        if items and all(isinstance(item, str | int) for item in items) and all(map(_is_one, column.filled)):
-            yield RowForm(column.name, what, "the one label of each", _changing(column.name, lambda value: value[0]))
-        else:
-            becomes = "write lists of labels, each a text or a number, of which rows have several in common"
-            yield RowForm(column.name, f"{what} of something else than labels", becomes)
+def _only(values: Sequence[Any]) -> Any:
+    if len(values) != 1:
+        raise ValueError(f"{len(values)} labels")
+    return values[0]
 
 
-def numbers_as_text(column: SampledColumn) -> RowForm:
-    """Return how a column of numbers becomes one of texts."""
-    return RowForm(column.name, "holds numbers, which are not read as text", "texts", _changing(column.name, str))
-
-
-def _changing(name: str, change: Callable[[Any], Any]) -> Callable[[Row], list[NewRow]]:
-    return lambda row: [{**row, name: None if row.get(name) is None else change(row[name])}]
-
-
-def _json_text(columns: Columns) -> Iterator[RowForm]:
-    for column in columns.values():
-        if column.kind == "json":
-            convert = _changing(column.name, json.loads)
-            holds_messages = all(map(_is_conversation, map(json.loads, column.filled)))
-            yield RowForm(column.name, "holds JSON as text", "what it says", convert, is_proposed=not holds_messages)
-
-
-def _is_conversation(value: Any) -> bool:
-    is_list = isinstance(value, list) and bool(value)
-    return is_list and all(isinstance(one, dict) and not {"role", "from"}.isdisjoint(one) for one in value)
-
-
-def _rows_in_one(columns: Columns) -> Iterator[RowForm]:
-    for column in columns.values():
-        first = next(iter(column.filled), None)
-        if len(column.values) == 1 and column.kind == "list" and first and isinstance(first[0], dict):
-            what, becomes = "holds all rows as one list", "one row per line"
-            yield RowForm(column.name, what, becomes, operator.itemgetter(column.name))
-
-
-def _reviewed(columns: Columns) -> Iterator[RowForm]:
-    """Yield for Prodigy's answers: what was rejected or ignored is no example."""
-    column = columns.get("answer")
-    if column and column.kind == "text" and {"accept"} < {*column.filled, "accept"} <= {"accept", "reject", "ignore"}:
-        what = "says which rows were rejected or ignored"
-        yield RowForm("answer", what, "the accepted ones", partial(_good_row, "answer"), is_proposed=False)
-
-
-def _rated(columns: Columns) -> Iterator[RowForm]:
-    if column := rating_column(columns):
-        values = _words(column)
-        what = f"seems to say how good the answers are ({', '.join(sorted(values)[:5])}), and no objective reads that"
-        if values <= _GOOD | _BAD:
-            yield RowForm(column.name, what, "the rows with good answers", partial(_good_row, column.name))
-        else:
-            yield RowForm(column.name, what, "keep the rows with good answers, and remove this column")
-
-
-def _good_row(name: str, row: Row) -> list[NewRow]:
+def _good(row: Row, name: str, _: Any) -> list[NewRow]:
     return [_without(row, name)] if str(row.get(name)).strip().lower() in _GOOD else []
+
+
+def _one_conversation(row: Row, name: str, prompt: str) -> list[NewRow]:
+    before = row.get(prompt) or []
+    before = [{"role": "user", "content": before}] if isinstance(before, str) else before
+    return [_without(row, name, prompt) | {"messages": [*before, *(row.get(name) or ())]}]
 
 
 def _without(row: Row, *names: str) -> NewRow:
     return {name: value for name, value in row.items() if name not in names}
 
 
-def _records(columns: Columns) -> Iterator[RowForm]:
-    has_texts = any(column.kind == "text" for column in columns.values())
-    for column in columns.values():
-        if column.kind != "record":
-            continue
-        name, keys = column.name, list(dict.fromkeys(key for value in column.filled for key in value))
-        holds = f"holds records with {', '.join(map(repr, keys[:5]))}"
-        if not has_texts:
-            yield RowForm(name, holds, "a column of each", partial(_without_record, name))
+def _pair(columns: Columns) -> list[SampledColumn]:
+    """Return the columns of a prompt and its answer, by their names; none if one is missing."""
+    pair = [own for flag in ("prompt", "completion") for own in columns_named(columns, USUAL_NAMES[flag])[:1]]
+    return pair if len(pair) == 2 and pair[0] is not pair[1] else []
 
 
-def _without_record(name: str, row: Row) -> list[NewRow]:
-    return [_without(row, name) | (row.get(name) or {})]
+def _ratings(column: SampledColumn, columns: Columns, *, in_words: bool = False) -> str:
+    """Return the values of a column that says of each answer or conversation how good it is; `in_words`: good or bad."""
+    are_answers = _pair(columns) or any(own.kind == "messages" for own in columns.values())
+    if not are_answers or column in _pair(columns) or not _RATINGS.fullmatch(column.name.lower()):
+        return ""
+    values = {str(value).strip().lower() for value in column.filled}
+    is_rating = values <= _GOOD | _BAD or (column.is_numeric and not in_words)
+    return ", ".join(sorted(values)[:5]) if is_rating else ""
 
 
-def _is_one(value: Sequence[Any]) -> bool:
-    return len(value) == 1
+def _prompt_of_messages(column: SampledColumn, columns: Columns) -> str:
+    """Return the column with the prompt of an answer that is a list of messages; empty if a column has whole conversations."""
+    prompt, answer = _pair(columns) or (column, None)
+    others = (own for own in columns.values() if own not in (prompt, answer))
+    is_answer = column is answer and column.kind == "messages" and all(own.kind != "messages" for own in others)
+    is_answer = is_answer and most(_begins_with_answer, list(filter(None, column.filled)))
+    return prompt.name if is_answer and prompt.kind in ("messages", "text") else ""
 
 
-def _tags(columns: Columns, names: Sequence[str]) -> Iterator[RowForm]:
-    lists = [column for column in columns.values() if column.kind == "list" and column.filled]
-    words = next((c for c in lists if all(isinstance(own, str) for value in c.filled for own in value)), None)
-    if words is None:
-        return
-    places = [value is not None for value in words.values]
-    tagged = [c for c in lists if c is not words and places == [value is not None for value in c.values]]
-    tagged = [c for c in tagged if all(len(a) == len(b) for a, b in zip(words.filled, c.filled, strict=True))]
-    tagged = [c for c in tagged if all(isinstance(own, str | int) for value in c.filled for own in value)]
-    if not tagged:
-        return
-    column = min(tagged, key=lambda c: "ner" not in c.name.lower())
-    found = {own for value in column.filled for own in value}
-    what = f"holds the tags of the words in `{words.name}`, and spans of a text are read"
-    if any(isinstance(tag, int) for tag in found) and not names:
-        becomes = f"{{convert}} --names O,B-PER,I-PER with the names of 0 to {max(found)} makes text and spans"
-        yield RowForm(column.name, f"{what}; they are numbers", becomes)
-        return
-    spoken = {names[tag] if isinstance(tag, int) and 0 <= tag < len(names) else str(tag) for tag in found}
-
-    def spans(row: Row) -> list[NewRow]:
-        if not row.get(words.name) or len(row[words.name]) != len(row.get(column.name) or ()):
-            raise ValueError(f"`{words.name}` and `{column.name}` are not equally many")
-        unnamed = (tag for tag in row[column.name] if isinstance(tag, int) and not 0 <= tag < len(names))
-        if (tag := next(unnamed, None)) is not None:
-            raise ValueError(f"the tag {tag} has no name")
-        tags = [names[tag] if isinstance(tag, int) else tag for tag in row[column.name]]
-        return [
-            _without(row, *(c.name for c in (words, *tagged)))
-            | _spans_of_tags(row[words.name], tags, has_outside="O" in spoken)
-        ]
-
-    yield RowForm(column.name, what, "text and spans", spans)
+def _begins_with_answer(messages: Any) -> bool:
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        return bool(read_turns(messages)[0]["role"] == "assistant")
+    return False
 
 
-def _spans_of_tags(words: Sequence[str], tags: Sequence[str], *, has_outside: bool) -> dict[str, Any]:
-    """Return the text of words with the spans that their tags mark: BIO, BIOES, BILOU, or runs of the same tag."""
-    spans, start, before = list[dict[str, Any]](), 0, ""
-    for word, tag in zip(words, tags, strict=True):
-        end, match = start + len(word), _PREFIX.fullmatch(tag)
-        mark, label = match.groups() if match else ("I" if has_outside else "S", tag)
-        if tag != "O" and mark in "IEL" and before == label:
-            spans[-1]["end"] = end
-        elif tag != "O":
-            spans.append({"label": label, "start": start, "end": end})
-        before = "" if tag == "O" or mark in "ELSU" else label
-        start = end + 1
-    return {"text": " ".join(words), "spans": spans}
+def _rated_messages(column: SampledColumn, columns: Columns) -> str:
+    has_parts = any(_prompt_of_messages(own, columns) for own in columns.values())
+    return _ratings(column, columns, in_words=True) if has_parts else ""
+
+
+def _keys(column: SampledColumn) -> str:
+    """Return the keys of records."""
+    keys = dict.fromkeys(key for value in column.filled for key in value) if column.kind == "record" else ()
+    return ", ".join(map(repr, [*keys][:5]))
+
+
+def _holds(column: SampledColumn, is_item: Callable[[Any], bool]) -> bool:
+    """Whether a column holds lists of nothing else than such items."""
+    return column.kind == "list" and any(column.filled) and all(map(is_item, column.items))
+
+
+def _is_name(item: Any) -> bool:
+    return isinstance(item, str | int)
 
 
 def _is_offset(item: Any) -> bool:
-    is_triple = isinstance(item, list) and len(item) == 3
-    return is_triple and all(isinstance(place, int) for place in item[:2]) and isinstance(item[2], str)
+    return isinstance(item, list) and list(map(type, item)) == [int, int, str]
 
 
-def _with_records(name: str, row: Row) -> list[NewRow]:
-    found = [{"label": label, "start": start, "end": end} for start, end, label in row.get(name) or ()]
-    return [_without(row, name) | {"spans": found}]
+def _are_rows(column: SampledColumn) -> bool:
+    rows = len(column.values)  # one, or of a file each
+    return _holds(column, lambda item: isinstance(item, dict)) and rows <= 10 and rows <= min(map(len, column.filled))
+
+
+class _Tags(NamedTuple):
+    words: str
+    columns: Sequence[str]
+    """All columns of tags."""
+    used: frozenset[Any]
+    names: Sequence[str] = ()
+
+    @property
+    def flags(self) -> str:
+        last = max((tag for tag in self.used if isinstance(tag, int)), default=None)
+        return "" if last is None else f" --names O,B-PER,I-PER with the names of the numbers 0 to {last}"
+
+
+def _tags(column: SampledColumn, columns: Columns) -> _Tags | None:
+    lists = [own for own in columns.values() if column.kind == "list" and _holds(own, _is_name)]
+    words = next((own for own in lists if isinstance(own.items[0], str)), column)
+
+    def is_aligned(own: SampledColumn) -> bool:
+        return most(
+            lambda pair: len(pair[0] or ()) == len(pair[1] or ()), [*zip(words.values, own.values, strict=True)]
+        )
+
+    tagged = [own for own in lists if own is not words and is_aligned(own)]
+    if not tagged or column is not min(tagged, key=lambda own: "ner" not in own.name.lower()):
+        return None
+    return _Tags(words.name, [own.name for own in tagged], frozenset(column.items))
+
+
+@cache
+def _scheme(tags: frozenset[str]) -> tuple[frozenset[str], re.Pattern[str]]:
+    """Return the tags of words outside of spans, and the form of others: BIO, BIOES, BILOU, in both cases if all tags are of that form."""
+    of_form = all(re.fullmatch("o|[bieslu]-.+", tag, re.IGNORECASE) for tag in tags)
+    in_both_cases = of_form and any(re.match("[bi]-", tag, re.IGNORECASE) for tag in tags)
+    marks = re.compile("([BIESLU])-(.+)", re.IGNORECASE if in_both_cases else 0)
+    return frozenset("oO" if in_both_cases else "O"), marks
+
+
+def _with_spans(row: Row, name: str, found: _Tags) -> list[NewRow]:
+    """Return a row with the text of its words, and the spans that their tags mark, or runs of the same tag."""
+    words, own, names = row.get(found.words), row.get(name), dict(enumerate(found.names))
+    if not words or not own or len(words) != len(own):
+        raise ValueError(f"`{found.words}` and `{name}` are not equally many")
+    tags = [names.get(tag) if isinstance(tag, int) else str(tag) for tag in own]
+    if None in tags:
+        raise ValueError(f"the tag {own[tags.index(None)]} has no name")
+    used = frozenset(str(names.get(tag, tag)) for tag in found.used)
+    outside, form = _scheme(used)
+    spans, start, before = list[NewRow](), 0, ""
+    for word, tag in zip(words, map(str, tags), strict=True):
+        end, match = start + len(word), form.fullmatch(tag)
+        mark, label = match.groups() if match else ("I" if outside & used else "S", tag)
+        if tag not in outside and mark.upper() in "IEL" and before == label:
+            spans[-1]["end"] = end
+        elif tag not in outside:
+            spans.append({"label": label, "start": start, "end": end})
+        before = label if tag not in outside and mark.upper() in "BI" else ""
+        start = end + 1
+    return [_without(row, found.words, *found.columns) | {"text": " ".join(words), "spans": spans}]
+
+
+_ROLES: Final = {
+    "label": {*USUAL_NAMES["label"]},
+    "text": {name for flag in ("text", "prompt", "completion") for name in USUAL_NAMES[flag]},
+}
+_Label = partial(RowForm, role="label")
+_Other = partial(RowForm, is_proposed=False)
+_JSON: Final = ("holds JSON as text", "what it says")
+_RATED: Final = "seems to say how good the answers are ({found}), and no objective reads that"
+_TAGS: Final = "holds the tags of the words in `{found.words}`, and spans of a text are read"
+_PARTS: Final = "holds the messages that answer `{found}`, and a conversation is read from one column"
+_WHOLE: Final = "holds whole numbers with decimals, which are no names of classes"
+_DECIMAL: Final = "holds numbers with decimals, which no objective here predicts"
+FORMS: Final = (
+    _Other(
+        *_JSON,
+        lambda c, _: c.kind == "json" and any(c.parsed) and most(looks_like_conversation, c.parsed),
+        _changed(json.loads),
+    ),
+    RowForm(*_JSON, lambda c, _: c.kind == "json", _changed(json.loads)),
+    RowForm(
+        "holds all rows as one list", "one row per line", lambda c, _: _are_rows(c), lambda row, name, _: row[name]
+    ),
+    _Other(
+        "says which rows were rejected or ignored",
+        "the accepted ones",
+        lambda c, _: c.name == "answer" and {*map(str, c.filled)} <= {"accept", "reject", "ignore"},
+        _good,
+    ),
+    _Other(_RATED, "the rows with good answers", _rated_messages, _good),
+    RowForm(_RATED, "the rows with good answers", partial(_ratings, in_words=True), _good),
+    RowForm(_RATED, "keep the rows with good answers, and remove this column", _ratings),
+    _Other(_PARTS, "both as `messages`", _prompt_of_messages, _one_conversation),
+    RowForm(
+        "holds records with {found}",
+        "a column of each",
+        lambda c, columns: (
+            (c.name == "translation" or all(own.kind != "text" for own in columns.values())) and _keys(c)
+        ),
+        lambda row, name, _: [_without(row, name) | (row.get(name) or {})],
+    ),
+    RowForm(_TAGS, "text and spans", _tags, _with_spans),
+    RowForm(
+        "holds lists of start, end and label",
+        "records of them",
+        lambda c, _: _holds(c, _is_offset),
+        _changed(lambda offsets: [{"label": label, "start": start, "end": end} for start, end, label in offsets]),
+    ),
+    _Label(
+        _WHOLE,
+        "1 for 1.0",
+        lambda c, _: c.kind == "number" and all(float(value).is_integer() for value in c.filled),
+        _changed(lambda value: str(int(value))),
+    ),
+    _Label(
+        _DECIMAL,
+        "write a name for each range, for example low, medium and high",
+        lambda c, _: c.is_decimal and not (c.kind == "text" and c.is_label),
+    ),
+    _Label(
+        "holds lists",
+        "the one label of each",
+        lambda c, _: _holds(c, _is_name) and {*map(len, c.filled)} == {1},
+        _changed(_only),
+    ),
+    _Label(
+        "holds lists of something else than labels",
+        "write lists of labels, each a text or a number, of which rows have several in common; or, if they are labels,"
+        " add --labels {found}",
+        lambda c, _: c.kind == "list" and not c.has_label_sets and shlex.quote(c.name),
+    ),
+    RowForm(
+        "holds numbers, which are not read as text",
+        "texts",
+        lambda c, _: c.is_numeric and not c.can_be_text,
+        _changed(str),
+        role="text",
+    ),
+)

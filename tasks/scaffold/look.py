@@ -6,7 +6,7 @@ import contextlib
 import json
 import operator
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -34,6 +34,17 @@ Row = Mapping[str, Any]
 Kind = Literal["text", "json", "integer", "number", "boolean", "messages", "spans", "list", "record", "other", "empty"]
 _TYPES: Final[Mapping[Kind, set[type]]] = {"text": {str}, "boolean": {bool}, "integer": {int}, "number": {int, float}}
 _NUMBER: Final = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
+_PLACE_OR_TIME: Final = re.compile(
+    r"((https?|s3|gs|file)://|www\.)\S+|[\w/\\ .~-]{0,200}\w\.(txt|jsonl?|csv|tsv|md|html?|pdf|docx?|xlsx?|png|jpe?g|gif|wav|mp[34]|eml|xml|gz)"
+    r"|\d{4}[-/.]\d\d?([-/.]\d\d?([T ]+\d.*)?)?|\d\d?[-/.]\d\d?[-/.]\d{4}([T ]+\d.*)?|\d\d?:\d\d(:\d\d)?"
+    r"|1\d{9}(\d{3})?(\.\d+)?|(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])",
+    re.IGNORECASE,
+)
+"""An address, the name of a file, a date, a time of day, or the seconds or milliseconds since 1970."""
+_NO_TARGET: Final = re.compile(
+    r"(.*[_.-])?(id|idx|uuid|guid|date|time|timestamp|datetime|year|at|url|uri|link|file|filename|path)"
+)
+"""Names of columns that say which row it is, or where and when it is from; behind a usual name of labels they may be labels."""
 _SPAN: Final = {"label", "start", "end"}
 _MAX_LABELS: Final = 1000
 _MAX_LABEL: Final = 60
@@ -70,18 +81,27 @@ class SampledColumn:
         return [v for v in self.values if v is not None and not (isinstance(v, str) and not v.strip())]
 
     @cached_property
+    def items(self) -> list[Any]:
+        """What is in all lists."""
+        return [item for value in self.filled if isinstance(value, list) for item in value]
+
+    @cached_property
+    def parsed(self) -> list[Any]:
+        """What texts say that are a list or a mapping as JSON; None for others."""
+        return list(map(_parsed, self.filled))
+
+    @cached_property
     def kind(self) -> Kind:
         """What all values are."""
         if not self.filled:
             return "empty"
         types = {type(value) for value in self.filled}
         if types == {list}:
-            if any(self.filled) and all(map(looks_like_conversation, self.filled)):
+            if any(self.filled) and most(looks_like_conversation, self.filled):
                 return "messages"
-            items = [set(item) if isinstance(item, dict) else set() for value in self.filled for item in value]
-            keys = set.intersection(*items) if items else set()
-            return "spans" if keys >= _SPAN else "list"
-        if types == {str} and all(map(_is_json, self.filled)):
+            are_spans = all(isinstance(item, dict) and item.keys() >= _SPAN for item in self.items)
+            return "spans" if self.items and are_spans else "list"
+        if types == {str} and most(lambda value: value is not None, self.parsed):
             return "json"
         for kind, own in _TYPES.items():
             if types <= own:
@@ -103,19 +123,46 @@ class SampledColumn:
         """Whether most values are of several words."""
         return self.kind == "text" and sum(" " in value.strip() for value in self.filled) > len(self.filled) / 2
 
+    @cached_property
+    def is_place_or_time(self) -> bool:
+        """Whether the values are dates, times, addresses or names of files."""
+        return bool(self.filled) and most(lambda value: _PLACE_OR_TIME.fullmatch(str(value).strip()), self.filled)
+
+    @property
+    def names_rows(self) -> bool:
+        """Whether the column's name says that the values say where, when or which a row is."""
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.name).lower()
+        return bool(_NO_TARGET.fullmatch(name)) and name.rpartition("_")[0] not in USUAL_NAMES["label"]
+
+    @property
+    def is_target(self) -> bool:
+        """Whether the values can be labels to learn."""
+        return self.is_label and (self.is_called_label or not (self.is_id or self.is_place_or_time or self.names_rows))
+
+    @property
+    def is_called_label(self) -> bool:
+        """Whether the column's name says that it holds labels, whatever these look like; `tag` and `type` say less."""
+        return self.name.lower() in USUAL_NAMES["label"][:-2]
+
     @property
     def is_label(self) -> bool:
         """Whether the values are few, short, and each occurs several times."""
-        least = 1 if self.name.lower() in USUAL_NAMES["label"] else 2
+        least = 1 if self.is_called_label else 2  # `tag` and `type` are often constant
         few = least <= self.distinct <= min(_MAX_LABELS, max(2, len(self.filled) / 3))
         return few and self.mean_characters <= _MAX_LABEL
 
     @cached_property
     def has_label_sets(self) -> bool:
-        """Whether the values are lists of labels that several rows have, some of them not just one, or records that say yes or no of each."""
+        """Whether the values are lists of labels that several rows have, some of them not just one, or records that say yes or no of each.
+
+        Shares of people that say yes are meant so only by a column with a usual name.
+        """
         if self.kind == "record":
             said = [own for value in self.filled for own in value.values() if own is not None]
-            return bool(said) and all(isinstance(own, int | float) and own in (0, 1) for own in said)
+            usual = self.name.lower() in USUAL_NAMES["labels"]
+            return bool(said) and all(
+                isinstance(v, int | float) and (v in (0, 1) or (usual and 0 < v < 1)) for v in said
+            )
         items = [item for value in self.filled for item in value] if self.kind == "list" else []
         few = 0 < len({*map(str, items)}) <= min(_MAX_LABELS, max(2, len(items) / 3))
         kinds = (str, int) if self.name.lower() in USUAL_NAMES["labels"] else str  # other numbers may be tokens
@@ -165,18 +212,20 @@ class SampledColumn:
     @property
     def is_incidental(self) -> bool:
         """Whether the values say nothing about a row: there are none, or they are all the same, or names, numbers or addresses of rows."""
-        if self.kind == "text" and all(re.match(r"https?://\S+$", value) for value in self.filled):
-            return True
-        return self.is_id or (not self.is_label and all(value == self.filled[0] for value in self.filled))
+        if self.is_label and self.is_called_label:
+            return False
+        is_constant = not self.is_label and all(value == self.filled[0] for value in self.filled)
+        return self.is_id or self.is_place_or_time or is_constant
 
 
-def _is_json(text: str) -> bool:
-    if not text.lstrip().startswith(("[", "{")):
-        return False
-    try:
-        return isinstance(json.loads(text), list | dict)
-    except ValueError:
-        return False
+def most(test: Callable[[Any], object], values: Sequence[Any]) -> bool:
+    """Whether nine of ten values pass a test: what a column holds, although some rows are bad."""
+    return 10 * sum(bool(test(value)) for value in values) >= 9 * len(values)
+
+
+def _parsed(text: str) -> Any:
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text) if text.lstrip().startswith(("[", "{")) else None
 
 
 def columns_of_rows(rows: Sequence[Row], written: Collection[str] = ()) -> dict[str, SampledColumn]:
@@ -185,7 +234,13 @@ def columns_of_rows(rows: Sequence[Row], written: Collection[str] = ()) -> dict[
     return {name: SampledColumn(name, [row.get(name) for row in rows], name in written) for name in names}
 
 
-@dataclass(frozen=True)
+def columns_named(columns: Mapping[str, SampledColumn], names: Sequence[str]) -> list[SampledColumn]:
+    """Return the columns with these names, in any case, in the order of the names."""
+    by_name = {name.lower(): column for name, column in columns.items()}
+    return [by_name[name] for name in names if name in by_name]
+
+
+@dataclass(frozen=True, eq=False)
 class RowSample:
     """Some rows of each split of a source."""
 
@@ -194,6 +249,8 @@ class RowSample:
     """Rows of each split; None if only the beginning was read."""
     written: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     """For the rows of each split, the numbers with decimals that are stored as they are written, as text."""
+    patterns: Mapping[str, str] = field(default_factory=dict)
+    """The local files of each split; none if the rows are elsewhere."""
 
     def reading(self, kinds: Mapping[str, ColumnKind]) -> RowSample:
         """Return the sample as an objective with these columns reads it: see `SplitRows.reading`."""
@@ -256,7 +313,8 @@ def read_source_sample(source: RowsFromFiles | RowsFromHubDataset | RowsFromSql,
         kinds = {type(row.get(name)) for own in rows.values() for row in own} - {type(None)}
         if str in kinds and len(kinds) > 1 and not kinds & {list, dict}:  # ingest makes text of them, too
             rows = {split: [{**row, name: as_text(row.get(name))} for row in own] for split, own in rows.items()}
-    return RowSample(rows, totals, {split: [text for _, text in own] for split, own in read.items()})
+    patterns = source.patterns if isinstance(source, RowsFromFiles) else {}
+    return RowSample(rows, totals, {split: [text for _, text in own] for split, own in read.items()}, patterns)
 
 
 def _rows(batch: SourceBatch) -> Iterator[tuple[Row, Row]]:

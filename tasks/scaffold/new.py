@@ -51,7 +51,7 @@ def create_recipe(request: NewRecipeRequest) -> None:
     found = find_source(request, root)
     sample = read_source_sample(found.source, root)
     facts, kind = _model(request, sample, root)
-    chosen = proposal.choose_objective_and_columns(request, sample, kind, found.files(root))
+    chosen = proposal.choose_objective_and_columns(request, sample, kind)
     print(f"{request.name}: learn {chosen.advice.meaning} ({chosen.objective})")
     print(*_seen(found, sample, chosen, facts), sep="\n")
     # transformers notes at its import what is installed
@@ -112,8 +112,8 @@ def _seen(
     if unused := [name for name in sample.columns if name not in chosen.read_columns()]:
         yield f"  columns that the objective does not read: {', '.join(unused)}"
     learns_answers = not {"completion", "messages"}.isdisjoint(chosen.columns)
-    if learns_answers and (rating := rating_column(sample.columns)) and rating.name in unused:
-        yield f"  note: `{rating.name}` seems to say how good the answers are; bad ones are learned, too"
+    if learns_answers and rating_column(sample.columns) in unused:
+        yield f"  note: `{rating_column(sample.columns)}` seems to say how good the answers are; bad ones are learned, too"
     known = f"{facts.path}, {facts.model_type}, {facts.size} parameters" if facts else "small, from random weights"
     yield f"  model: {known}"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -21,6 +23,7 @@ from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer import objectives
 from trainer.model.limits import NO_LIMIT
 from trainer.objectives.bases.advice import AdvisedValue, ModelKind
+from trainer.objectives.bases.chat import conversation_template
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 
 if TYPE_CHECKING:
@@ -33,11 +36,14 @@ _MEASURED_ROWS: Final = 5_000
 """The most rows that are tokenized for their lengths."""
 _BATCH_ROWS: Final = 500
 _MAX_SLICES: Final = 100
+_FEW_ROWS: Final = 20
+"""With fewer rows, all of a label may be held out by chance."""
 _NO_EXAMPLES: Final = (
     "name other columns; or, if the chat template drops what was said, as those of reasoning models drop earlier thoughts: in a copy"
     " of the model's folder, put {% generation %} and {% endgeneration %} around the assistant's text in its chat template, and"
     " give that folder with --model"
 )
+_MARK: Final = re.compile(r"<\|[^\s|<>{}'\"]+\|>")
 _SCHEDULERS: Final = {"linear": "down to 0, usual for fine-tuning", "cosine": "usual for language models"}
 _NEW_DECAY: Final = AdvisedValue(0.1, "usual for training from random weights")
 _TUNING_DECAY: Final = AdvisedValue(0.01, "usual for fine-tuning")
@@ -78,23 +84,15 @@ def plan_recipe(
     sample = sample.reading(objective.columns())
     quality = assess_sample_quality(sample, proposal, objective)
     texts = [objective.text(row) for row in quality.usable]
-    tokenizer_keys: dict[str, Any] = {
-        "kind": "train",
-        "vocab_size": choices.choose_vocabulary_size(sum(map(len, texts))),
-    }
-    if facts:
-        tokenizer_keys = {"kind": "pretrained", "path": AdvisedValue(facts.path, "the model's own")}
-        tokenizer_keys |= {"revision": facts.revision} if facts.revision else {}
-    tokenization = Tokenization.model_validate({"tokenizer": strip_reasons(tokenizer_keys), "max_length": NO_LIMIT})
-    tokenizer = train_or_load_tokenizer(tokenization, texts)
-    objective.prepare_tokenizer(tokenizer)
+    tokenizer_keys, tokenizer = _tokenizer(facts, objective, texts)
     state = objective.collect_state(quality.usable)
     quality, inputs, targets = _lengths(quality, RowEncoder(objective, tokenizer, NO_LIMIT, state))
     if targets:
         length = choices.choose_max_length(targets, None)
         options = {**options, **dict.fromkeys(sorted(objective.limits), length)}
+        quality = _saying_what_is_cut(quality, "the limit of targets,", length, targets)
         if "max_new_tokens" in objective.options_class.model_fields:
-            options["max_new_tokens"] = AdvisedValue(length.value, "as long as the targets")
+            options["max_new_tokens"] = AdvisedValue(length.value, "as long as a target may be")
     if "packing" in options and not _can_train(model, objective, state, tokenizer):
         options["packing"] = AdvisedValue(value=False, why="this model lets packed examples attend to each other")
     objective = _build(proposal, options)
@@ -104,9 +102,12 @@ def plan_recipe(
         rows, has_validation="validation" in sample.rows, has_test="test" in sample.rows
     )
     rows = round(rows * (1 - sum(share.value for share in shares.values())))
-    max_length = choices.choose_max_length(inputs, positions)
     if advice.reads_running_text:
         max_length = choices.choose_packed_sequence_length(mean * rows, positions, is_new=facts is None)
+    else:
+        how = "are split" if objective.reader_strides else "are cut"
+        max_length = choices.choose_max_length(inputs, positions, how)
+        quality = _saying_what_is_cut(quality, "max_length", max_length, inputs)
     encoder = RowEncoder(objective, tokenizer, max_length.value, state)
     tried = quality.usable[:: max(1, len(quality.usable) // _TRIED_ROWS)]
     per_row = list(_encoded(tried, encoder))
@@ -164,6 +165,34 @@ def plan_recipe(
     return RecipePlan(sections, quality, encoder, usual)
 
 
+def _tokenizer(
+    facts: ModelFacts | None, objective: Objective[Any], texts: Sequence[str]
+) -> tuple[Keys, PreTrainedTokenizerBase]:
+    """Return the tokenizer with its keys; a comment among them proposes tokens for the marks of a chat template that it splits."""
+    keys: dict[str, Any] = {"kind": "train", "vocab_size": choices.choose_vocabulary_size(sum(map(len, texts)))}
+    if facts:
+        keys = {"kind": "pretrained", "path": AdvisedValue(facts.path, "the model's own")}
+        keys |= {"revision": facts.revision} if facts.revision else {}
+    tokenization = Tokenization.model_validate({"tokenizer": strip_reasons(keys), "max_length": NO_LIMIT})
+    tokenizer = train_or_load_tokenizer(tokenization, texts)
+    template = (conversation_template(tokenizer) or "") if objective.renders_conversations() else ""
+    marks = dict.fromkeys(_MARK.findall(template))
+    if split := [mark for mark in marks if len(tokenizer(mark, add_special_tokens=False)["input_ids"]) > 1]:
+        keys[
+            "# The template's marks are several tokens each. If the model has not learned them so, make them one each:"
+        ] = ""
+        keys[f"# added_tokens: {json.dumps(split)}"] = ""
+    objective.prepare_tokenizer(tokenizer)
+    return keys, tokenizer
+
+
+def _saying_what_is_cut(
+    quality: SampleQuality, name: str, chosen: AdvisedValue, lengths: Sequence[int]
+) -> SampleQuality:
+    said = [f"{name} {chosen.value} {chosen.why}"] if max(lengths) > chosen.value else []
+    return quality._replace(remarks=[*quality.remarks, *said])
+
+
 def _options(proposal: ObjectiveProposal, sample: RowSample, facts: ModelFacts | None) -> dict[str, AdvisedValue]:
     """Return options of the objective that name no column."""
     advice = proposal.advice
@@ -208,6 +237,9 @@ def _lengths(quality: SampleQuality, encoder: RowEncoder) -> tuple[SampleQuality
     }
     if refused:
         quality = quality.without(refused, step)
+    if silent := sum(not own and id(row) not in refused for row, own in zip(rows, of_rows, strict=True)):
+        what = f"{silent:,} of {len(rows):,} rows have no token to learn, so training leaves them out"
+        quality = quality._replace(remarks=[*quality.remarks, what])
     if not any(of_rows):
         why = next(iter(refused.values()), "none of their tokens has a loss")
         raise DataError("the training rows", f"none can be learned from: {why}", _NO_EXAMPLES)
@@ -258,6 +290,9 @@ def _data_keys(found: FoundSource, proposal: ObjectiveProposal, quality: SampleQ
         else:
             why = f"{quality.repeated:,} rows repeat a text: all rows with it are in one split"
             data["group_by"] = AdvisedValue(columns, why)
+    label = proposal.columns.get("label")
+    if label and shares and "group_by" not in data and min(quality.labels.values(), default=_FEW_ROWS) < _FEW_ROWS:
+        data["split"] = {**shares, "stratify": AdvisedValue(label, "some labels have few rows: each has one in train")}
     return data
 
 

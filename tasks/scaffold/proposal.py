@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from params import RecipeError
+from params.foundation.errors import see_limits
 from params.loading import suggestion
 from params.schema import ObjectiveChoice
-from tasks.scaffold.forms import find_row_forms, numbers_as_text, rating_column, unread_label
-from tasks.scaffold.look import USUAL_NAMES, Kind, RowSample, SampledColumn
+from tasks.scaffold.forms import RowForm, find_row_forms, rating_column
+from tasks.scaffold.look import USUAL_NAMES, Kind, RowSample, SampledColumn, columns_named, most
 from tasks.scaffold.request import NewRecipeRequest
 from trainer import objectives
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
+from trainer.objectives.bases.preferences import begin_with_prompt
 from trainer.objectives.bases.prompt_template import column_or_template, names_columns
 from trainer.objectives.bases.rows import ColumnKind
 
@@ -71,10 +74,8 @@ def proposable_objectives() -> dict[str, NewRecipeAdvice]:
     return dict(sorted(known.items(), key=lambda item: item[1].place))
 
 
-def choose_objective_and_columns(
-    request: NewRecipeRequest, sample: RowSample, kind: ModelKind, files: Sequence[str] = ()
-) -> ObjectiveProposal:
-    """Return the objective that the user names, or that fits rows and model, with its columns; `files` hold the rows.
+def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, kind: ModelKind) -> ObjectiveProposal:
+    """Return the objective that the user names, or that fits rows and model, with its columns.
 
     Raises:
         RecipeError: nothing fits, or several do and nobody is there to ask.
@@ -85,14 +86,14 @@ def choose_objective_and_columns(
         _check_column(flag, column, sample)
     if request.objective:
         _check_named(request.objective, kind)
-    objective = request.objective or _choose_objective(request, sample, kind, files)
+    objective = request.objective or _choose_objective(request, sample, kind)
     advice, columns = proposable_objectives()[objective], dict[str, str]()
     for flag in advice.asked(_seen(sample, given)):
         chosen = {**columns, **given}
         if flag not in chosen and not _candidates(flag, sample, chosen):
-            for form in find_row_forms(sample.columns):
+            for form in _forms(sample):
                 if form.column.lower() in USUAL_NAMES[flag]:
-                    raise form.error(files)
+                    raise form.error(sample.patterns)
         columns[flag] = chosen[flag] if flag in chosen else _choose_column(flag, sample, chosen, request, objective)
     for flag in advice.templates.intersection(columns).difference(given, {"labels"}):
         columns[flag] = _with_context(columns, flag, sample)
@@ -103,18 +104,18 @@ def choose_objective_and_columns(
             fix = "name it without braces, which here stand around columns" if is_name else "name one column"
             raise RecipeError(f"--{flag}", what, fix)
     proposal = ObjectiveProposal(objective, columns)
-    _check_kinds(proposal, sample, files)
+    _check_kinds(proposal, sample)
     return proposal
 
 
-def _choose_objective(request: NewRecipeRequest, sample: RowSample, kind: ModelKind, files: Sequence[str]) -> str:
-    for form in find_row_forms(sample.columns):
+def _choose_objective(request: NewRecipeRequest, sample: RowSample, kind: ModelKind) -> str:
+    for form in _forms(sample):
         if not (form.is_proposed or request.columns):
-            raise form.error(files)
+            raise form.error(sample.patterns)
     known = proposable_objectives()
     possible = [name for name in best_fitting_objectives(sample, request.columns) if kind in known[name].models]
     if not possible:
-        return _choose_text_alone(request, sample, kind, files)
+        return _choose_text_alone(request, sample, kind)
     return request.choose(
         "--objective", "What the model should learn", {name: known[name].meaning for name in possible}
     )
@@ -135,8 +136,7 @@ def _check_column(flag: str, column: str, sample: RowSample) -> None:
 
 def _with_context(columns: Mapping[str, str], flag: str, sample: RowSample) -> str:
     """Return the column of a prompt, or a template of it and of the column with what it is about, if there is one."""
-    by_name = {name.lower(): column for name, column in sample.columns.items()}
-    usual = (by_name[name] for name in _CONTEXT if name in by_name)
+    usual = columns_named(sample.columns, _CONTEXT)
     found = [c for c in usual if c.kind == "text" or (c.is_numeric and c.can_be_text and not c.is_id)]
     names = [columns[flag], *(c.name for c in found[:1] if c.name not in columns.values())]
     template = "\n\n".join(f"{{{name}}}" for name in names)
@@ -147,37 +147,36 @@ def _with_context(columns: Mapping[str, str], flag: str, sample: RowSample) -> s
     return template if len(names) > 1 else columns[flag]
 
 
-def _check_kinds(proposal: ObjectiveProposal, sample: RowSample, files: Sequence[str]) -> None:
+def _check_kinds(proposal: ObjectiveProposal, sample: RowSample) -> None:
     """Refuse a column that holds something else than the objective reads."""
     choice = ObjectiveChoice.model_validate({"name": proposal.objective, **proposal.options})
     kinds = {} if objectives.find_option_problems(choice) else objectives.build_objective(choice).columns()
     for flag in proposal.columns:
         for column in (sample.columns[name] for name in proposal.read_columns(flag)):
             kind = kinds.get(column.name)
-            if kind == "label" and flag == "label":
-                for form in unread_label(column):
-                    raise form.error(files)
-                if column.has_label_sets:
-                    what = f"column `{column.name}` holds several labels of each row"
-                    raise RecipeError("--label", what, f"name it with --labels {column.name}")
             is_text, reads_messages = kind in ("string", "optional"), flag in proposal.advice.conversations
+            role = "text" if is_text else kind or ""
+            forms = [f for f in find_row_forms(sample.columns, {role: column.name}) if f.column == column.name]
+            for form in forms:
+                if form.role and form.role == role:
+                    raise form.error(sample.patterns)
             if kind is None or (is_text and (column.can_be_text or (reads_messages and column.kind == "messages"))):
                 continue
             if column.kind in _FITTING[kind][1] | {"empty"}:
                 continue
-            if is_text and column.is_numeric:
-                raise numbers_as_text(column).error(files)
+            if flag == "label" and column.has_label_sets:
+                what = f"column `{column.name}` holds several labels of each row"
+                raise RecipeError("--label", what, f"name it with --labels {column.name}")
             what = f"column `{column.name}` holds {_KINDS.get(column.kind, column.kind)}"
             read = f"{proposal.objective} reads {_FITTING[kind][0]} there"
-            forms = [form for form in find_row_forms(sample.columns) if form.column == column.name]
-            fix = forms[0].error(files).fix if forms else f"name another column with --{flag}"
+            fix = forms[0].error(sample.patterns).fix if forms else f"name another column with --{flag}"
             raise RecipeError(f"--{flag}", f"{what}, and {read}", fix)
 
 
 def _check_named(objective: str, kind: ModelKind) -> None:
     known = proposable_objectives()
     if objective not in objectives.objective_names():
-        fix = suggestion(objective, sorted(known), "objectives")
+        fix = suggestion(objective, sorted(known), "objectives") + see_limits("objective")
         raise RecipeError("--objective", f"there is no objective `{objective}`", fix)
     if objective not in known:
         fix = "write the recipe by hand, or give the objective an `advice`: docs/objectives.md"
@@ -196,22 +195,26 @@ def best_fitting_objectives(sample: RowSample, given: Mapping[str, str]) -> list
 
 
 def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
-    prompts, texts = _by_name(sample, "prompt"), _candidates("text", sample, given)
-    answers = [c for c in _by_name(sample, "completion") if c not in prompts[:1]]
+    prompts, texts = _usual(sample, "prompt"), _candidates("text", sample, given)
+    answers = [c for c in _usual(sample, "completion") if c not in prompts[:1]]
     answers = [c for c in answers if not c.is_label or c.is_numeric or c.name.lower() not in USUAL_NAMES["label"]]
     found = {
-        "text": len(texts) == 1 and not any(find_row_forms(sample.columns)),
+        "text": len(texts) == 1 and not _forms(sample),
         "label": [c for c in _candidates("label", sample, given) if not (answers and c in prompts[:1])],
         "labels": texts and _candidates("labels", sample, given),
         "completion": answers,
         **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages")},
-        **{flag: _by_name(sample, flag) for flag in ("prompt", "chosen", "rejected")},
+        **{flag: _usual(sample, flag) for flag in ("prompt", "chosen", "rejected")},
     }
+    both = [given.get(flag) or next((c.name for c in _usual(sample, flag)), "") for flag in ("chosen", "rejected")]
+    pairs = [[row.get(name) for name in both] for row in sample.rows["train"][:1000]]
+    is_chat = any(c.kind == "messages" for c in prompts[:1])
     own = given.get("text") or next((c.name for c in texts), None)
     return SeenColumns(
         frozenset(given),
         frozenset(flag for flag, is_there in found.items() if is_there),
         is_text_alone=all(c.is_incidental for c in sample.columns.values() if c.name != own),
+        answers_have_prompt=not is_chat and most(lambda pair: begin_with_prompt(*pair), pairs),
         rates_answers=rating_column(sample.columns) is not None,
     )
 
@@ -221,7 +224,7 @@ def _choose_column(
 ) -> str:
     """Return the column for a flag: the only one that fits, the one with the usual name, or the one that the user chooses."""
     candidates = [c for c in _candidates(flag, sample, chosen) if c.name not in chosen.values()]
-    usual = [c for c in _by_name(sample, flag) if c in candidates]
+    usual = [c for c in _usual(sample, flag) if c in candidates]
     if len(usual) == 1 or (usual and flag != "label"):
         candidates = usual = usual[:1]
     if not candidates:
@@ -238,10 +241,14 @@ def _facts(column: SampledColumn) -> str:
     return f"{column.mean_characters:.0f} characters on average" if column.kind == "text" else column.kind
 
 
-def _by_name(sample: RowSample, flag: str) -> list[SampledColumn]:
+def _usual(sample: RowSample, flag: str) -> list[SampledColumn]:
     """Return the columns with a usual name for a flag, most usual first."""
-    columns = {c.name.lower(): c for c in sample.columns.values()}
-    return [columns[name] for name in USUAL_NAMES[flag] if name in columns]
+    return columns_named(sample.columns, USUAL_NAMES[flag])
+
+
+@lru_cache(maxsize=1)
+def _forms(sample: RowSample) -> list[RowForm]:
+    return list(find_row_forms(sample.columns))
 
 
 def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list[SampledColumn]:
@@ -250,26 +257,29 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
     if flag in ("spans", "messages"):
         return [c for c in columns if c.kind == flag]
     if flag == "text":  # neither labels nor names, longest texts first
-        texts = [c for c in columns if c.name not in taken and (c.kind == "text" or c.is_numbered_text)]
+        said = [c for c in _usual(sample, flag) if c.has_spaces]  # such as: open notes.txt
+        texts = [c for c in columns if c in said or not c.is_place_or_time]
+        texts = [c for c in texts if c.kind == "text" or c.is_numbered_text]
+        texts = [c for c in texts if c.name not in taken and not (c.is_id and c.names_rows)]
         unnamed = [c for c in texts if c.name.lower() not in USUAL_NAMES["label"]]
         found = [c for c in texts if not c.is_id and not (c.is_label and not (c.has_spaces and c in unnamed))]
         found = found or [c for c in texts if not c.is_label] or [c for c in texts if c in unnamed or c.has_spaces]
         return sorted([c for c in found if c.has_spaces] or found, key=lambda c: -c.mean_characters)
     if flag == "labels":
-        own = {form.column for form in find_row_forms(sample.columns)}
+        own = {form.column for form in _forms(sample)}
         found = [c for c in columns if c.name not in taken | own and c.has_label_sets and not _is_parallel(c, columns)]
         marked = [c for c in columns if c.name not in taken and c.says_yes_or_no]
-        has_label = any(c.is_label for c in _by_name(sample, "label"))
+        has_label = any(c.is_label for c in _usual(sample, "label"))
         return found or ([_joined(marked)] if len(marked) > 1 and not has_label else [])
     if flag == "label":
         if "text" not in chosen and len(texts := _candidates("text", sample, chosen)) == 1:
             taken.add(texts[0].name)  # the only one that can be the text
-        return [c for c in columns if c.name not in taken and c.is_label and not c.is_id]
+        return [c for c in columns if c.name not in taken and c.is_target]
     kinds: set[Kind] = {"text"}
     kinds |= {"messages"} if any(flag in advice.conversations for advice in proposable_objectives().values()) else set()
-    by_name = [c for c in _by_name(sample, flag) if c.kind in kinds or c.can_be_text or c.is_numeric]
-    other = {c.name for own in ("chosen", "rejected") if own != flag for c in _by_name(sample, own)}
-    return by_name or [c for c in columns if c.kind in kinds and not c.is_id and c.name not in other]
+    by_name = [c for c in _usual(sample, flag) if c.kind in kinds or c.can_be_text or c.is_numeric]
+    other = {c.name for own in ("chosen", "rejected") if own != flag for c in _usual(sample, own)}
+    return by_name or [c for c in columns if c.kind in kinds and not c.is_incidental and c.name not in other]
 
 
 def _is_parallel(column: SampledColumn, columns: Sequence[SampledColumn]) -> bool:
@@ -298,21 +308,22 @@ def _instead(sample: RowSample, kind: ModelKind) -> str:
     return f"; or, to pass over this, add {' or '.join(flags)}" if flags else ""
 
 
-def _choose_text_alone(request: NewRecipeRequest, sample: RowSample, kind: ModelKind, files: Sequence[str]) -> str:
+def _choose_text_alone(request: NewRecipeRequest, sample: RowSample, kind: ModelKind) -> str:
     """Return the objective that learns from the texts alone, if somebody wants that; else say why nothing fits."""
     given, known = request.columns, proposable_objectives()
     seen = _seen(sample, given)
     possible, texts = best_fitting_objectives(sample, given), _candidates("text", sample, given)
     columns = [f"{c.name} ({c.kind})" for c in sample.columns.values()]
     alone = next((name for name, advice in known.items() if advice.reads_running_text and kind in advice.models), None)
-    for form in find_row_forms(sample.columns):
-        raise form.error(files, _instead(sample, kind) + (_OWN if form.convert is None else ""))
+    for form in _forms(sample):
+        raise form.error(sample.patterns, _instead(sample, kind) + (_OWN if form.convert is None else ""))
     if possible:
         what = f"these rows are for {' or '.join(possible)}, which does not work with this {kind} model"
         raise RecipeError("--model", what, "give another model, or name an objective with --objective")
     if alone is None or len(texts) != 1 or seen.is_text_alone:
         what = f"no objective fits these columns: {', '.join(columns)}"
-        raise RecipeError("--objective", what, f"name one of {', '.join(known)}, and its columns")
+        fix = f"name one of {', '.join(known)}, and its columns{see_limits('objective')}"
+        raise RecipeError("--objective", what, fix)
     others = [c for c in sample.columns.values() if c is not texts[0] and not c.is_incidental]
     what = f"no objective reads {', '.join(f'`{c.name}` ({_KINDS.get(c.kind, c.kind)})' for c in others)} of these rows"
     fix = f"to learn from `{texts[0].name}` alone, add --objective {alone}; or name the columns of another objective"

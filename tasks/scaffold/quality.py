@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +11,8 @@ from params import DataError
 from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
 from trainer import objectives
-from trainer.objectives.bases.labels import FEW_ROWS, describe_look_alikes
+from trainer.objectives.bases.chat import read_turns
+from trainer.objectives.bases.labels import FEW_ROWS, as_learned, describe_look_alikes, list_labels
 from trainer.objectives.bases.objective import Objective
 
 
@@ -25,20 +27,16 @@ class SampleQuality(NamedTuple):
     """Rows of the sample, of all splits."""
     examples: Mapping[str, str]
     """The first row for each of these reasons."""
-    repeated: int
-    """Training rows whose text occurs before: most often short texts, which people write again and again."""
-    known: int
-    """Held-out rows whose text training rows have, too."""
-    conflicting: int
-    """Texts of training rows that occur with different labels or spans."""
-    largest_group: int
-    """Rows that have the most frequent text."""
     labels: Counter[str]
     """Rows of each label; empty without labels."""
-    unseen: Sequence[str]
-    """Labels that only held-out rows have."""
-    look_alikes: Sequence[str] = ()
-    """Sentences about labels that differ in nothing but case, Unicode form or white space."""
+    repeated: int
+    """Training rows whose text occurs before: most often short texts, which people write again and again."""
+    largest_group: int
+    """Rows that have the most frequent text."""
+    known: int
+    """Held-out rows whose text training rows have, too."""
+    remarks: Sequence[str]
+    """What else a person should know, a sentence each."""
 
     @property
     def set_aside_share(self) -> float:
@@ -59,20 +57,7 @@ class SampleQuality(NamedTuple):
         """Yield what a person should know, one line each."""
         for reason, count in self.unusable.items():
             yield f"{count:,} of {self.rows:,} rows will be set aside: {reason}"
-        if self.repeated:
-            yield f"{self.repeated:,} training rows repeat a text; they are kept"
-        if self.known:
-            fix = "to set those of training aside, name its column in data.group_by"
-            yield f"{self.known:,} held-out rows have a text that training rows have, too; {fix}"
-        if self.conflicting:
-            yield f"{self.conflicting} texts occur with different labels; correct them if they are mistakes"
-        few = sorted(label for label, count in self.labels.items() if count <= FEW_ROWS)
-        if few:
-            yield f"{len(few)} labels have fewer than {FEW_ROWS + 1} rows: {_listed(few)}"
-        if self.unseen:
-            said = f"labels of held-out rows that no training row has: {_listed(self.unseen)}; validation will set their rows aside"
-            yield f"{said}, or refuse them if a label has more than {FEW_ROWS}"
-        yield from self.look_alikes
+        yield from self.remarks
 
 
 def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, objective: Objective[Any]) -> SampleQuality:
@@ -94,33 +79,59 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     if not train:
         reasons = "; ".join(f"{count} rows: {reason}" for reason, count in unusable.most_common(3))
         raise DataError("the training rows", f"none can be used: {reasons}", "name other columns, or fix the rows")
-    raw = Counter(label for row in train for label in objective.row_labels(row))
+    raw = Counter(label for row in train for label, *_ in _targets(row, proposal, objective))
+    held_out_labels = {label for row in held_out for label, *_ in _targets(row, proposal, objective)}
+    learned = {label: as_learned(label, objective.state_of) for label in {*raw, *held_out_labels}}
     labels = Counter[str]()
     for label, count in raw.items():
-        labels[label.strip()] += count
+        labels[learned[label]] += count
     if len(labels) == 1 and "label" in proposal.columns:
         where = f"column `{proposal.columns['label']}`"
         what = f"every row has the label {next(iter(labels))!r}, so there is nothing to learn"
         raise DataError(where, what, "name another column with --label, or add rows with other labels")
-    columns, targets = input_columns(proposal), proposal.read_columns("label", "labels", "spans")
-    answers: dict[str, set[str]] = {}
+    columns, answers = input_columns(proposal), dict[str, set[frozenset[Any]]]()
     texts = Counter(_input(row, columns) for row in train) if columns else Counter[str]()
     for row in train if columns else ():
-        answers.setdefault(_input(row, columns), set()).add(str([row.get(name) for name in targets]))
-    unseen = {label.strip() for row in held_out for label in objective.row_labels(row)} - set(labels)
+        target = frozenset((learned[label], *place) for label, *place in _targets(row, proposal, objective))
+        answers.setdefault(_input(row, columns), set()).add(target)
+    conversation = proposal.columns.get("messages")
+    turns = [read_turns(row[conversation]) for row in train] if conversation else []
+    unanswered = sum(own[-1]["role"] != "assistant" for own in turns)
+    repeated = len(train) - len(answers) if columns else 0
+    known = sum(_input(row, columns) in answers for row in held_out)
+    conflicting = sum(len(found) > 1 for found in answers.values())
+    few = sorted(label for label, count in labels.items() if count <= FEW_ROWS)
+    uses = Counter(part for label in labels for part in _parts(label))
+    joined = sorted(own for own in labels if len(_parts(own)) > 1 and all(uses[part] > 1 for part in _parts(own)))
+    unseen = sorted({learned[label] for label in held_out_labels} - set(labels)) if sample.is_whole else []
+    remarks = {
+        f"{repeated:,} training rows repeat a text; they are kept": repeated,
+        f"{known:,} held-out rows have a text that training rows have, too; to set those of training aside, name its column"
+        " in data.group_by": known,
+        f"{conflicting} texts occur with different labels; correct them if they are mistakes": conflicting,
+        f"{len(few)} labels have fewer than {FEW_ROWS + 1} rows: {list_labels(few, 5)}": few,
+        f"{len(joined)} labels consist of others, and are learned as labels of their own: {list_labels(joined, 5)}": joined,
+        f"labels of held-out rows that no training row has: {list_labels(unseen, 5)}; validation will set their rows aside,"
+        f" or refuse them if a label has more than {FEW_ROWS}": unseen,
+        f"{unanswered:,} conversations do not end with the assistant; what follows its last message is not learned": unanswered,
+        **dict.fromkeys(describe_look_alikes(raw, objective.state_of), True),
+    }
     return SampleQuality(
         usable=train,
         unusable=unusable,
-        examples=examples,
         rows=sum(map(len, sample.rows.values())),
-        repeated=len(train) - len(answers) if columns else 0,
-        known=sum(_input(row, columns) in answers for row in held_out),
-        conflicting=sum(len(found) > 1 for found in answers.values()),
+        examples=examples,
         labels=labels,
-        unseen=sorted(unseen) if sample.is_whole else (),
-        look_alikes=describe_look_alikes(raw, objective.state_of),
+        repeated=repeated,
         largest_group=max(texts.values(), default=0),
+        known=known,
+        remarks=[remark for remark, count in remarks.items() if count],
     )
+
+
+def _parts(label: str) -> set[str]:
+    """Return the labels that a label may consist of: those between `|`, `;` or commas."""
+    return {part.strip() for part in re.split("[|;,]", label)}
 
 
 def input_columns(proposal: ObjectiveProposal) -> list[str]:
@@ -146,5 +157,8 @@ def _reason(row: Row, objective: Objective[Any]) -> str | None:
     return "overlapping spans" if reason and " overlaps the span before it" in reason else reason
 
 
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
+def _targets(row: Row, proposal: ObjectiveProposal, objective: Objective[Any]) -> list[tuple[Any, ...]]:
+    """Return the labels of a row; of spans with their places."""
+    if spans := proposal.columns.get("spans"):
+        return [(str(span["label"]), span["start"], span["end"]) for span in row.get(spans) or ()]
+    return [(label,) for label in objective.row_labels(row)]

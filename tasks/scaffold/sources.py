@@ -11,8 +11,9 @@ from typing import Final, NamedTuple
 
 from params import DataError, RecipeError
 from params.foundation.artifacts import SPLITS
+from params.foundation.errors import see_limits
 from params.schema import RowsFromFiles, RowsFromHubDataset, RowsFromSql, repo_id_problem
-from tasks.ingestion.encodings import format_suffix
+from tasks.ingestion.encodings import COMPRESSIONS, format_suffix
 from tasks.ingestion.formats import SUFFIXES
 from tasks.scaffold import hub
 from tasks.scaffold.file_heads import OTHER_FORMATS, TAGGED_SUFFIXES, guess_text_unit, refuse_misreadable_file
@@ -39,11 +40,6 @@ class FoundSource(NamedTuple):
     notes: Sequence[str] = ()
     """What else was found, for people."""
 
-    def files(self, root: Path) -> list[str]:
-        """Return the local files of the rows, those of the training rows first."""
-        patterns = self.source.patterns if isinstance(self.source, RowsFromFiles) else {}
-        return [name for split in SPLITS if split in patterns for name in list_matching_files(patterns[split], root)]
-
 
 def find_source(request: NewRecipeRequest, root: Path = Path()) -> FoundSource:
     """Return the source that `--data`, `--query`, `--test` and `--validation` describe.
@@ -64,7 +60,7 @@ def find_source(request: NewRecipeRequest, root: Path = Path()) -> FoundSource:
     path = PurePosixPath(data)
     is_local = (  # even if there is no such file or folder
         (root / data).exists()
-        or bool(_WILD.search(data))
+        or is_glob(data)
         or format_suffix(path) in (*SUFFIXES, *OTHER_FORMATS, *TAGGED_SUFFIXES)
         or (len(path.parts) > 1 and (root / path.parts[0]).is_dir())
     )
@@ -77,7 +73,8 @@ def _sql(request: NewRecipeRequest) -> FoundSource:
     if request.test or request.validation:
         raise RecipeError("--test", "a query has no further files", "remove it: a share of the rows is held out")
     if not request.query:
-        raise RecipeError("--query", "is needed for a database", 'add --query "SELECT ... ORDER BY ..."')
+        fix = f'add --query "SELECT ... ORDER BY ..."{see_limits("data")}'
+        raise RecipeError("--query", "is needed for a database", fix)
     url = request.data
     if re.search(r"://[^/@:]*:(?!\$\{)[^@/]+@", url):
         fix = "write `${NAME}` for it, and set that variable: the recipe is published with the model"
@@ -214,12 +211,29 @@ def _watched(patterns: Iterable[str], root: Path) -> str:
     listed = list(patterns)
     if len(listed) == 1 and (root / listed[0]).is_file():
         return listed[0]
-    folders = [os.path.dirname(_WILD.split(pattern)[0]) for pattern in listed]  # noqa: PTH120 - of a text with a glob
-    try:
-        common = os.path.commonpath(folders)
-    except ValueError:
-        common = ""
+    common = common_folder(listed)
     if root.absolute().resolve().is_relative_to((root / common).resolve()):
         what = f"{', '.join(listed)} have no folder of their own, which DVC could watch"
         raise DataError("--data", what, "move them into a folder, for example data/rows")
     return common
+
+
+def is_glob(pattern: str) -> bool:
+    """Whether a pattern may match several files."""
+    return bool(_WILD.search(pattern))
+
+
+def common_folder(patterns: Iterable[str]) -> str:
+    """Return the folder that holds all files of some patterns; empty if they have none in common."""
+    try:
+        return os.path.commonpath([os.path.dirname(_WILD.split(pattern)[0]) for pattern in patterns])  # noqa: PTH120 - of a text with a glob
+    except ValueError:
+        return ""
+
+
+def converted_name(name: str, patterns: Iterable[str], to: str, suffix: str = ".jsonl") -> str:
+    """Return what a file of these patterns, or one of the patterns, is called once it is converted into the folder `to`."""
+    path, folder = PurePosixPath(name), common_folder(patterns)
+    path = path.relative_to(folder) if folder else PurePosixPath(*path.parts[path.is_absolute() :])
+    stem = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
+    return str(to / stem.with_suffix(suffix))

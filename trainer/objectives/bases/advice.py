@@ -47,6 +47,8 @@ class SeenColumns:
     """Flags for which the rows have a column with a usual name or with the right values."""
     is_text_alone: bool = True
     """Whether the rows are nothing but texts, beside columns that name or number them."""
+    answers_have_prompt: bool = False
+    """Whether the better and the worse answer are whole conversations, which begin with the prompt."""
     rates_answers: bool = False
     """Whether a column seems to say of each answer how good it is."""
 

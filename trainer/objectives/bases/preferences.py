@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -56,6 +57,13 @@ def read_conversations(prompt: Any, chosen: Any, rejected: Any) -> PreferencePai
     if not pair.prompt:
         raise ValueError("chosen and rejected do not begin with the same messages, so there is no prompt")
     return pair
+
+
+def begin_with_prompt(chosen: Any, rejected: Any) -> bool:
+    """Whether two completions are whole conversations that begin with the prompt of both."""
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        return bool((read_texts if isinstance(chosen, str) else read_conversations)(None, chosen, rejected))
+    return False
 
 
 def render_pair(pair: PreferencePair, tokenizer: ConversationTokenizer) -> PreferencePair:

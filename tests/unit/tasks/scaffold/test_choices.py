@@ -32,6 +32,37 @@ def test_the_length_covers_the_rows_and_not_one_long_text() -> None:
     assert choices.choose_max_length([3], None).value == 16
 
 
+@pytest.mark.parametrize(
+    ("lengths", "value", "said"),
+    [
+        ([70] * 994 + [83] * 6, 88, "covers 100 % of the rows; the longest has 83 tokens, the mean is 70"),
+        ([70] * 999 + [83], 88, "covers 100 % of the rows; the longest has 83 tokens, the mean is 70"),
+        (
+            [70] * 999 + [300],
+            72,
+            "covers 99.9 % of the rows; the longest has 300 tokens, the mean is 70; 1 of 1,000 are cut",
+        ),
+    ],
+)
+def test_a_longest_row_that_is_near_is_covered_and_what_is_cut_is_said(
+    lengths: list[int], value: int, said: str
+) -> None:
+    assert choices.choose_max_length(lengths, None) == AdvisedValue(value, said)
+
+
+def test_the_reason_of_what_is_set_aside_holds() -> None:
+    for share in (i / 1000 for i in range(400)):
+        chosen = choices.choose_max_quarantined(share, None)
+        assert share <= chosen.value <= max(choices.UNASKED_QUARANTINE, 2 * share + 0.0101)
+        assert chosen.why.endswith("of the sample; a night with more bad rows than this fails") or not share
+
+
+@pytest.mark.parametrize("sequences", [3, 60, 100, 500, 5000])
+def test_the_reason_of_a_batch_holds(sequences: int) -> None:
+    chosen = choices.choose_global_batch_size(CLASSES, sequences)
+    assert (sequences // chosen.value >= 50) == ("at least 50 steps" in chosen.why or chosen.value == 32)
+
+
 @pytest.mark.parametrize("steps", [1, 7, 30, 215, 1184, 4321, 20_000, 1_000_000])
 def test_evaluations_are_about_twenty(steps: int) -> None:
     every = choices.choose_eval_steps(steps).value

@@ -85,9 +85,33 @@ FORMS: dict[str, tuple[Rows, str, dict[str, Any], str, dict[str, str]]] = {
         many(
             *({"tokens": own, "ner_tags": [NAMES.index(t) for t in tags]} for own, tags in zip(WORDS, BIO, strict=True))
         ),
-        "they are numbers",
+        "tags of the words",
         {"id": "000", **SPANNED},
         "token_classification",
+        {},
+    ),
+    "prompts and answers as messages": (
+        many({"prompt": CHAT[:1], "completion": CHAT[1:]}),
+        "a conversation is read from one column",
+        {"id": "000", "messages": CHAT},
+        "sft",
+        {},
+    ),
+    "a prompt and the messages that answer it": (
+        many({"question": "a “b”", "answer": CHAT[1:]}),
+        "a conversation is read from one column",
+        {"id": "000", "messages": CHAT},
+        "sft",
+        {},
+    ),
+    "good and bad answers as messages": (
+        [
+            row | {"completion": [{"role": "assistant", "content": row["completion"]}]}
+            for row in pairs(label=[True, False])
+        ],
+        "how good",
+        {"prompt": "Pick number 0", "completion": [{"role": "assistant", "content": "It is 0"}]},
+        "",
         {},
     ),
     "records without a text": (
@@ -119,18 +143,19 @@ def proposed(path: str, **columns: str) -> Any:
     errors = list[EvergreenError]()
     for kind in kinds:
         try:
-            return choose_objective_and_columns(request, rows, kind, found.files(Path()))  # type: ignore[arg-type]
+            return choose_objective_and_columns(request, rows, kind)  # type: ignore[arg-type]
         except EvergreenError as error:
             errors.append(error)
     return errors[-1]
 
 
-def run_command_of(fix: str) -> str:
-    """Run the command that a fix names, and return the file that it writes."""
-    command = shlex.split(fix[fix.index("evergreen convert") :])[1:4]
+def run_command_of(fix: str) -> list[str]:
+    """Run the command that a fix names, and return the flags for the files that it writes."""
+    command, _, then = fix[fix.index("evergreen convert") :].partition(" writes ")
+    words = shlex.split(command.partition(" --names")[0])[1:]
     names = ["--names", ",".join(NAMES)] if "--names" in fix else []
-    assert main([*command, *names]) == 0
-    return command[2]
+    assert main([*words, *names]) == 0
+    return shlex.split(then.partition("then give ")[2].partition(";")[0])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -141,9 +166,12 @@ def test_the_command_that_new_prints_gives_right_rows(form: str) -> None:
     )
     error = proposed("rows's.jsonl")
     assert what in error.what
-    written = run_command_of(error.fix)
+    _, written = run_command_of(error.fix)
     assert json.loads(Path(written).read_text(encoding="utf-8").splitlines()[0]) == first
-    assert proposed(written, **columns).objective == objective
+    if objective:
+        assert proposed(written, **columns).objective == objective
+    else:
+        assert "a conversation is read from one column" in proposed(written).what
 
 
 @pytest.mark.parametrize("suffix", [".conll", ".txt"])
@@ -154,17 +182,28 @@ def test_a_word_with_its_tag_in_each_line_becomes_texts_with_spans(suffix: str) 
     Path(f"rows{suffix}").write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(DataError, match="a word with its tag") as error:
         find_source(NewRecipeRequest("x", f"rows{suffix}"))
-    written = run_command_of(error.value.fix)
+    written = error.value.fix.split()[-1]
+    assert main(["convert", f"rows{suffix}", written]) == 0
     found = [json.loads(line) for line in Path(written).read_text(encoding="utf-8").splitlines()]
     assert (len(found), found[0]) == (40, SPANNED)
     assert proposed(written).objective == "token_classification"
+
+
+def test_translations_become_a_column_for_each_language() -> None:
+    rows = many(*({"translation": {"en": f"a “{i}”", "fr": f"le {i}"}} for i in range(40)))
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    error = proposed("rows.jsonl")
+    assert "records with 'en', 'fr'" in error.what
+    _, written = run_command_of(error.fix)
+    assert json.loads(Path(written).read_text().splitlines()[0]) == {"id": "000", "en": "a “0”", "fr": "le 0"}
 
 
 def test_offsets_of_labels_become_spans(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"text": "Ann Lee in Rome", "entities": [[0, 7, "PER"], [11, 15, "LOC"]]}
     Path("rows.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({"text": "", "entities": []}) + "\n")
     assert main(["convert", "rows.jsonl", "new.jsonl"]) == 0
-    assert json.loads(Path("new.jsonl").read_text().splitlines()[0]) == SPANNED
+    wanted = {"text": SPANNED["text"], "entities": SPANNED["spans"]}
+    assert json.loads(Path("new.jsonl").read_text().splitlines()[0]) == wanted
     assert "2 rows became 2; 0 could not be converted" in capsys.readouterr().out
 
 
@@ -176,10 +215,13 @@ def test_offsets_of_labels_become_spans(capsys: pytest.CaptureFixture[str]) -> N
         (["I-A", "I-A", "I-B", "B-B"], [("A", 0, 3), ("B", 4, 5), ("B", 6, 7)]),
         (["A", "A", "O", "A"], [("A", 0, 3), ("A", 6, 7)]),
         (["O", "O", "O", "O"], []),
+        (["b-a", "i-a", "o", "b-a"], [("a", 0, 3), ("a", 6, 7)]),
+        (["b-a", "i-a", "O", "B-a"], [("a", 0, 3), ("a", 6, 7)]),
+        (["o", "e-mail", "e-mail", "O"], [("o", 0, 1), ("e-mail", 2, 5)]),
     ],
 )
 def test_schemes_of_tags(tags: list[str], spans: list[tuple[str, int, int]]) -> None:
-    rows = [{"words": list("abcd"), "tags": tags}, {"words": ["a"], "tags": ["O"]}]
+    rows = [{"words": list("abcd"), "tags": tags}, {"words": ["a"], "tags": ["o" if "b-a" in tags else "O"]}]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["convert", "rows.jsonl", "new.jsonl"]) == 0
     found = json.loads(Path("new.jsonl").read_text().splitlines()[0])
@@ -187,15 +229,12 @@ def test_schemes_of_tags(tags: list[str], spans: list[tuple[str, int, int]]) -> 
     assert [(s["label"], s["start"], s["end"]) for s in found["spans"]] == spans
 
 
-def test_rows_that_cannot_be_converted_are_named_and_no_file_is_overwritten(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("tasks.scaffold.convert.SAMPLE_ROWS", 10)
+def test_rows_that_cannot_be_converted_are_named_and_no_file_is_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"tokens": WORDS[0], "ner_tags": BIO[0]}] * 60 + [{"tokens": ["Ann"], "ner_tags": None}]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["convert", "rows.jsonl", "new.jsonl"]) == 0
     said = capsys.readouterr().out
-    assert "left out: row 61: `tokens` and `ner_tags` are not equally many" in said
+    assert "left out: row 61 of rows.jsonl: `tokens` and `ner_tags` are not equally many" in said
     assert "61 rows became 60; 1 could not be converted" in said
     written = Path("new.jsonl").read_bytes()
     assert main(["convert", "rows.jsonl", "new.jsonl"]) != 0
@@ -220,7 +259,7 @@ def test_comments_between_tagged_words_are_no_words() -> None:
     [
         ("Ann B-PER\nLee\nx O\n", "rows.conll:2: has no tag"),
         ("# text = Ann runs\n1\tAnn\tann\tNOUN\t_\n2\truns\trun\tVERB\t_\n", "do not end in tags"),
-        ("Ren\udce9 B-PER\n", "is not UTF-8"),
+        ("Ren\udce9 B-PER\n", "not UTF-8: the byte at offset 3"),
     ],
 )
 def test_what_is_no_file_of_tagged_words_is_refused(text: str, what: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,7 +272,7 @@ def test_what_is_no_file_of_tagged_words_is_refused(text: str, what: str, capsys
 def test_json_in_another_encoding_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("rows.jsonl").write_text('{"text": "é", "cats": {"a": 1.0}}\n', encoding="cp1252")
     assert main(["convert", "rows.jsonl", "new.jsonl"]) != 0
-    assert "is not UTF-8" in capsys.readouterr().err
+    assert "not UTF-8: the byte at offset" in capsys.readouterr().err
 
 
 def test_numbers_of_tags_without_a_name_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,5 +281,57 @@ def test_numbers_of_tags_without_a_name_are_left_out(capsys: pytest.CaptureFixtu
     assert main(["convert", "rows.jsonl", "new.jsonl", "--names", "O,B-PER,I-PER"]) == 0
     assert len(Path("new.jsonl").read_text().splitlines()) == 1
     said = capsys.readouterr().out
-    assert "left out: row 1: the tag -1 has no name" in said
-    assert "left out: row 3: the tag 7 has no name" in said
+    assert "left out: row 1 of rows.jsonl: the tag -1 has no name" in said
+    assert "left out: row 3 of rows.jsonl: the tag 7 has no name" in said
+
+
+def test_files_of_one_command_become_a_folder_with_the_same_files() -> None:
+    for file in ("train/a", "train/b", "test"):
+        path = Path(f"rows/{file}.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in texts(label=[["007"], ["NA"]])))
+    error = proposed("rows")
+    assert isinstance(error, DataError)
+    assert run_command_of(error.fix) == ["--data", "rows-clean/train/*.jsonl", "--test", "rows-clean/test.jsonl"]
+    for file in ("train/a", "train/b", "test"):
+        lines = [json.loads(line) for line in Path(f"rows-clean/{file}.jsonl").read_text().splitlines()]
+        assert [row["label"] for row in lines] == ["007", "NA"] * 30
+
+
+@pytest.mark.parametrize(("name", "own"), [("labels", [["a"], ["a", "b"], []]), ("cats", [{"a": 1.0, "b": 0.0}])])
+def test_several_labels_are_read_as_they_are(name: str, own: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts(**{name: own})))
+    found = proposed("rows.jsonl")
+    assert (found.objective, found.columns) == ("multi_label_classification", {"text": "text", "labels": name})
+    assert main(["convert", "rows.jsonl", "new.jsonl"]) != 0
+    assert "give it to `evergreen new` as it is" in capsys.readouterr().err
+
+
+def test_a_file_without_wanted_rows_does_not_end_the_conversion_of_others(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, labels in (("bad", ["bad"]), ("good", ["good"])):
+        rows = pairs(feedback=labels)
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["convert", "bad.jsonl", "good.jsonl", "new"]) == 0
+    assert [path.name for path in Path("new").iterdir()] == ["good.jsonl"]
+    assert "60 rows became 0" in capsys.readouterr().out
+    assert main(["convert", "bad.jsonl", "new.jsonl"]) != 0
+    assert "no row could be converted" in capsys.readouterr().err
+
+
+def test_what_would_be_overwritten_or_misread_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a/rows.jsonl", "a/rows.json", "rows.jsonl"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(json.dumps({"text": "a", "label": ["a"]}))
+    assert main(["convert", "rows.jsonl", "new.csv"]) != 0
+    assert "name it new.jsonl" in capsys.readouterr().err
+    assert main(["convert", "a/rows.jsonl", "a/rows.json", "new"]) != 0
+    assert "would be written 2 times" in capsys.readouterr().err
+    assert main(["convert", "rows.jsonl", "nothing.jsonl", "new"]) != 0
+    assert "nothing.jsonl: there is no such file" in capsys.readouterr().err
+    assert not Path("new").exists()
+
+
+def test_a_few_rows_that_are_no_json_hide_no_conversations() -> None:
+    rows = [*many({"messages": json.dumps(CHAT)}), {"messages": '[{"role": "user"'}]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(Path(run_command_of(proposed("rows.jsonl").fix)[1]).read_text().splitlines()) == 60

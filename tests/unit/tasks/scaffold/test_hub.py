@@ -9,7 +9,7 @@ import huggingface_hub.constants
 import pytest
 from huggingface_hub import HfApi
 
-from params import DataError, ModelError, TransientError
+from params import HubRefusedError, ModelError, RecipeError, TransientError
 from params.schema import RowsFromHubDataset
 from tasks.hub_server.server import LocalHub
 from tasks.scaffold.look import read_source_sample
@@ -57,9 +57,9 @@ def test_a_dataset_is_followed_or_pinned(api: HfApi, tmp_path: Path) -> None:
     sample = read_source_sample(found.source)
     assert [row["text"] for row in sample.rows["train"]] == ["train-0", "train-1"]
     assert sample.totals == {"train": 2, "test": 1}
-    with pytest.raises(DataError, match="has no revision nothing"):
+    with pytest.raises(RecipeError, match="has no revision nothing"):
         find_source(NewRecipeRequest("x", "alice/rows@nothing"), tmp_path)
-    with pytest.raises(DataError, match="does not exist, or is private"):
+    with pytest.raises(HubRefusedError, match="does not exist, or is private"):
         find_source(NewRecipeRequest("x", "alice/nothing"), tmp_path)
 
 

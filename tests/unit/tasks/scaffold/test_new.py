@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
 import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from params import DataError, EvergreenError, RecipeError, StorageError, load
 from params.dvc_files import read_recipes_yaml_item
@@ -24,7 +26,7 @@ from tasks.scaffold.request import NewRecipeRequest
 from tests.support.pretrained import write_model
 from tests.support.project import ROOT
 from tests.support.sample_data import Kind, cases, data_set
-from trainer.model import config_check
+from tests.support.settings_check import check_settings_in_this_process
 
 DATA_SETS = {
     "banking77": ("bert", "sequence_classification"),
@@ -42,12 +44,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("HF_ENDPOINT", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    # In this process, which is faster; the test of the command uses another one.
-    monkeypatch.setattr(
-        config_check,
-        "start_transformers_settings_check",
-        lambda *given: lambda: config_check.find_transformers_settings_errors(*given),
-    )
+    check_settings_in_this_process(monkeypatch)
     for name in ("recipes.yaml", "prefect.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)
     for name in ("params", "data"):
@@ -243,6 +240,21 @@ def test_few_bad_rows_are_set_aside_without_a_question(bad: int, value: float, p
     assert load(project / "params/topics.yaml").validation.max_quarantined == value
 
 
+def test_own_data_says_the_shares_that_recipes_have(project: Path, models: Path) -> None:
+    page = " ".join((ROOT / "docs/own-data.md").read_text(encoding="utf-8").split())
+    said = re.search(r"twice the share of bad rows in the sample, at least (\d+) % and at most (\d+) %", page)
+    assert said
+    least, most = (int(number) / 100 for number in said.groups())
+    for bad, value in ((0, least), (2, 0.04), (4, most)):
+        name = f"bad{bad}"
+        rows = [{"text": f"a text about {i}" if i >= bad else "", "label": f"label {i % 2}"} for i in range(100)]
+        write_json(project / f"data/{name}.jsonl", rows)
+        make(name, data=f"data/{name}.jsonl", model=str(models / "bert"))
+        (line,) = re.findall(r"max_quarantined: (\S+)  # (.*)", (project / f"params/{name}.yaml").read_text())
+        assert float(line[0]) == value
+        assert line[1].startswith(f"{bad}.0 % of the sample" if bad else "none in the sample")
+
+
 def test_a_prompt_of_several_columns(project: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         {"instruction": f"Do {i % 3}.", "input": f"Number {i}" if i % 2 else "", "output": f"It is {i}"}
@@ -258,6 +270,27 @@ def test_a_prompt_of_several_columns(project: Path, models: Path, capsys: pytest
     assert "prompt: columns '{instruction}\\n\\n{input}'" in said
     assert "does not read" not in said
     check(project / "params/topics.yaml")
+
+
+def test_rows_that_are_cut_or_have_nothing_to_learn_are_counted(
+    project: Path, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [{"from": name, "value": f"Say {i}."} for i, name in enumerate(("human", "gpt", "human"))]
+    long = [{**turns[0], "value": "word " * 400}, turns[1]]
+    # Without {% generation %}, the first message of a conversation answers nothing.
+    rows = [long if not i else turns[1:] if i < 4 else turns[: 2 + (i < 10)] for i in range(300)]
+    write_json(project / "data/rows.jsonl", [{"conversations": row} for row in rows])
+    make(data="data/rows.jsonl", model=str(models / "llama"))
+    said, recipe = capsys.readouterr().out, (project / "params/topics.yaml").read_text(encoding="utf-8")
+    length = load(project / "params/topics.yaml").tokenization.max_length
+    for note in (
+        "9 conversations do not end with the assistant",
+        "3 of 300 rows have no token to learn, so training leaves them out",
+        f"max_length {length} covers 99.7 % of the rows; the longest has ",
+    ):
+        assert f"note: {note}" in said
+        assert f"- {note}" in recipe
+    assert "; 1 of 297 are cut" in said
 
 
 def test_a_text_that_would_fill_a_split_is_no_group(project: Path, models: Path) -> None:
@@ -292,6 +325,31 @@ def test_a_template_that_drops_thoughts_is_named_and_the_advice_helps(
     assert "{% generation %}" in error.value.fix
     (model / "chat_template.jinja").write_text(REMEMBERS)
     make(data="data/rows.jsonl", model=str(model))
+
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+def test_marks_of_a_template_that_are_split_are_proposed_as_tokens(project: Path, models: Path, tmp_path: Path) -> None:
+    write_json(project / "data/rows.jsonl", SMALL["chat"][0])
+    model = shutil.copytree(models / "llama", tmp_path / "chatml")
+    (model / "chat_template.jinja").write_text(
+        CHATML + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    make("split", data="data/rows.jsonl", model=str(model))
+    recipe = project / "params/split.yaml"
+    text = recipe.read_text()
+    line = '# added_tokens: ["<|im_start|>", "<|im_end|>"]'
+    assert text.count(line) == 1
+    recipe.write_text(text.replace(line, line[2:]))
+    check(recipe)
+    choice = load(recipe).tokenization.tokenizer
+    assert choice.added_tokens == ["<|im_start|>", "<|im_end|>"]  # type: ignore[union-attr]
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": choice.added_tokens})  # type: ignore[union-attr]
+    tokenizer.save_pretrained(model)
+    make("whole", data="data/rows.jsonl", model=str(model))
+    assert "added_tokens" not in (project / "params/whole.yaml").read_text()
 
 
 def test_a_model_that_cannot_pack_batches_by_length(project: Path, tmp_path: Path) -> None:

@@ -10,7 +10,12 @@ import pytest
 from params import DataError, RecipeError
 from tasks.scaffold.look import RowSample, read_source_sample
 from tasks.scaffold.model_facts import ModelKind
-from tasks.scaffold.proposal import ObjectiveProposal, choose_objective_and_columns, proposable_objectives
+from tasks.scaffold.proposal import (
+    ObjectiveProposal,
+    best_fitting_objectives,
+    choose_objective_and_columns,
+    proposable_objectives,
+)
 from tasks.scaffold.request import COLUMN_FLAGS, NewRecipeRequest
 from tasks.scaffold.sources import find_source
 from tests.support.sample_data import Kind, cases, data_set
@@ -145,7 +150,7 @@ def test_two_texts_need_a_choice() -> None:
     rows = sample(title=TEXTS, summary_text=[f"more {text}" for text in TEXTS], label=LABELS)
     with pytest.raises(RecipeError, match="--text: The column with the text is not clear") as error:
         proposed(rows)
-    assert "add --text" in error.value.fix
+    assert error.value.fix.startswith("add --text summary_text or --text title;")
     assert proposed(rows, columns={"text": "title"}).columns == {"text": "title", "label": "label"}
 
 
@@ -154,6 +159,65 @@ def test_two_labels_need_a_choice() -> None:
     with pytest.raises(RecipeError, match=r"--label: .* urgency \(2 values\), team \(4 values\)"):
         proposed(rows)
     assert proposed(rows, columns={"label": "team"}).columns["label"] == "team"
+
+
+NO_LABELS: dict[str, list[Any]] = {
+    "day": ["2024-01-01", "2024-01-02", "2024-02-01"],
+    "when": ["2024-01-01 10:00:00", "2024-01-02T10:00:00Z"],
+    "tag": ["31.12.2024", "1/2/2024"],
+    "month": ["2024-01", "2024-02"],
+    "clock": ["09:30", "10:00"],
+    "seconds": [1_700_000_000, 1_700_086_400],
+    "milliseconds": ["1700000000000", "1700086400000"],
+    "number": [20240131, 20240201],
+    "page": ["https://example.org/a", "https://example.org/b"],
+    "origin": ["data/a.txt", "data/b file.txt"],
+    "userId": ["anna", "bob", "eve"],
+    "customer_id": [7, 8],
+    "created_at": ["morning", "evening"],
+    "file": ["a", "b"],
+    "type": ["message"],
+    "language": ["en"],
+}
+
+
+@pytest.mark.parametrize("name", NO_LABELS)
+def test_what_says_where_when_or_which_a_row_is_is_no_label(name: str) -> None:
+    """Nor is what is the same in all rows."""
+    other = [NO_LABELS[name][i % len(NO_LABELS[name])] for i in range(60)]
+    rows = sample(text=TEXTS, **{name: other}, mood=["good", "bad"] * 30)
+    assert proposed(rows).columns == {"text": "text", "label": "mood"}
+    alone = best_fitting_objectives(sample(text=TEXTS, **{name: other}), {})
+    assert "sequence_classification" not in alone
+    assert proposed(rows, columns={"label": name}).columns["label"] == name
+
+
+@pytest.mark.parametrize("name", ["label", "Category"])
+@pytest.mark.parametrize("values", ["day", "clock", "seconds", "page", "origin"])
+def test_a_column_that_is_called_label_holds_labels_whatever_they_look_like(name: str, values: str) -> None:
+    """They were taken for incidental, so that the texts alone were learned."""
+    rows = sample(text=TEXTS, **{name: [NO_LABELS[values][i % len(NO_LABELS[values])] for i in range(60)]})
+    for kind in ("encoder", "decoder"):
+        assert proposed(rows, kind) == ObjectiveProposal("sequence_classification", {"text": "text", "label": name})
+
+
+def test_texts_that_end_with_the_name_of_a_file_are_texts() -> None:
+    rows = sample(text=[f"please open file {i}.txt" for i in range(60)], label=LABELS)
+    assert proposed(rows).columns == {"text": "text", "label": "label"}
+
+
+def test_names_of_rows_are_no_text() -> None:
+    """Nor is a way to learn them proposed."""
+    rows = sample(id=[f"x{i}" for i in range(60)], tokens=[["a", "b"]] * 60, ner_tags=[["O", "B-N"]] * 60)
+    with pytest.raises(DataError, match="tags of the words") as error:
+        proposed(rows, "decoder")
+    assert "--objective" not in error.value.fix
+    with pytest.raises(RecipeError, match="none of these columns fits"):
+        proposed(rows, "decoder", objective="causal_lm")
+
+
+def test_a_number_of_a_label_is_a_label() -> None:
+    assert proposed(sample(text=TEXTS, label_id=[i % 4 for i in range(60)])).columns["label"] == "label_id"
 
 
 def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,6 +275,32 @@ def test_whole_conversations_are_preferences_without_a_prompt() -> None:
     pair = {name: [[{"role": "user", "content": f"{i}"}] for i in range(60)] for name in ("chosen", "rejected")}
     found = proposed(sample(**pair), "decoder")
     assert (found.objective, found.columns) == ("dpo", {"chosen": "chosen", "rejected": "rejected"})
+
+
+def whole(i: int, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": answer}]
+
+
+@pytest.mark.parametrize("prompt", ["prompt", "source", "instruction"])
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_whole_conversations_need_no_prompt_from_a_column_beside_them(prompt: str, is_chat: bool) -> None:
+    """The answers hold it; the column may be the prompt once more, or where the row is from."""
+    better, worse = ([whole(i, f"{answer} {i}") for i in range(60)] for answer in ("good", "bad"))
+    if not is_chat:
+        better, worse = ([f"\n\nHuman: {a}\n\nAssistant: {b['content']}" for a, b in own] for own in (better, worse))
+    rows = sample(**{prompt: TEXTS, "chosen": better, "rejected": worse})
+    assert proposed(rows, "decoder").columns == {"chosen": "chosen", "rejected": "rejected"}
+    if not is_chat:
+        given = {"prompt": prompt}
+        assert proposed(rows, "decoder", columns=given).columns["prompt"] == prompt
+
+
+def test_answers_alone_need_the_prompt_beside_them() -> None:
+    better, worse = ([whole(i, answer)[1:] for i in range(60)] for answer in ("good", "bad"))
+    asked = [whole(i, "")[:1] for i in range(60)]
+    for prompt, chosen, rejected in ((asked, better, worse), (TEXTS, LABELS, TEXTS)):
+        found = proposed(sample(prompt=prompt, chosen=chosen, rejected=rejected), "decoder")
+        assert found.columns == {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
 
 
 @pytest.mark.parametrize(

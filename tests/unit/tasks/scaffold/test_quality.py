@@ -31,6 +31,10 @@ def rows(count: int, **changes: Any) -> list[dict[str, Any]]:
     return [{"text": f"text {i}", "label": f"label {i % 2}"} | changes for i in range(count)]
 
 
+def conflicting(found: SampleQuality) -> bool:
+    return any("occur with different labels" in note for note in found.notes())
+
+
 def test_sound_rows_give_no_notes() -> None:
     found = judged(rows(20))
     assert list(found.notes()) == []
@@ -65,15 +69,45 @@ def test_labels_that_contradict_each_other_are_few_or_unseen_are_named() -> None
     found = judged(train, [{"text": "new", "label": "unheard"}])
     notes = "\n".join(found.notes())
     assert "1 texts occur with different labels" in notes
-    assert "1 labels have fewer than 5 rows: x" in notes
-    assert "no training row has: unheard; validation will set their rows aside, or refuse them if a label has" in notes
+    assert "1 labels have fewer than 5 rows: 'x'" in notes
+    assert (
+        "no training row has: 'unheard'; validation will set their rows aside, or refuse them if a label has" in notes
+    )
+
+
+def test_labels_that_consist_of_others_are_named() -> None:
+    names = ["billing", "bug", "billing|bug", "bug|billing", "lost, found", "New York, NY"]
+    found = judged([{"text": f"text {i}", "label": names[i % 6]} for i in range(60)])
+    (note,) = found.notes()
+    assert note.startswith("2 labels consist of others")
+    assert note.endswith("'billing|bug', 'bug|billing'")
 
 
 def test_labels_that_differ_by_white_space_are_one_and_said() -> None:
     found = judged([*rows(20), {"text": "new", "label": "label 0 "}], [{"text": "newer", "label": " label 1"}])
-    assert (found.labels, found.unseen) == ({"label 0": 11, "label 1": 10}, [])
+    assert found.labels == {"label 0": 11, "label 1": 10}
     said = "the labels 'label 0' (10 rows) and 'label 0 ' (1 rows) look alike, and are learned as one"
     assert list(found.notes()) == [said]
+
+
+def test_labels_that_are_learned_as_one_contradict_nothing() -> None:
+    train = [{"text": "see you", "label": label} for label in ("bye", "bye ", "\tbye")]
+    found = judged([*rows(20), *train])
+    assert (found.repeated, conflicting(found), found.labels["bye"]) == (2, 0, 3)
+    spans = [{"label": "a", "start": 0, "end": 1}, {"label": "b", "start": 2, "end": 3}]
+    other = [{"label": "b ", "start": 2, "end": 3, "by": "me"}, {"label": "a", "start": 0, "end": 1}]
+    tags = ObjectiveProposal("token_classification", {"text": "text", "spans": "spans"})
+    assert not conflicting(judged([{"text": "a b c", "spans": own} for own in (spans, other)], proposal=tags))
+    assert conflicting(judged([{"text": "a b c", "spans": own} for own in (spans, other[1:])], proposal=tags))
+
+
+def test_conversations_without_a_last_answer_are_counted() -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2
+    train = [{"messages": turns[: 3 if i < 2 else 4]} for i in range(9)]
+    found = judged(train, proposal=ObjectiveProposal("sft", {"messages": "messages"}))
+    assert list(found.notes()) == [
+        "2 conversations do not end with the assistant; what follows its last message is not learned"
+    ]
 
 
 def test_a_row_without_spans_is_usable() -> None:
@@ -110,7 +144,7 @@ def test_equal_texts_with_other_spans_contradict_each_other() -> None:
     people, time = ([{"label": label, "start": 0, "end": 1}] for label in ("people", "time"))
     train = [{"text": str(i // 2), "spans": people if i < 19 else time} for i in range(20)]
     found = judged(train, proposal=ObjectiveProposal("token_classification", {"text": "text", "spans": "spans"}))
-    assert (found.repeated, found.conflicting) == (10, 1)
+    assert (found.repeated, conflicting(found)) == (10, 1)
     assert "1 texts occur with different labels; correct them if they are mistakes" in list(found.notes())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -106,6 +106,31 @@ def test_a_released_model_keeps_its_template_and_reads_renamed_columns(name: str
     assert getattr(build(name, "new_name").as_released({option: "{old}?"}).options, option) == "{old}?"
     assert getattr(build(name, "new_name").as_released({option: "old_name"}).options, option) == "new_name"
     assert getattr(task.as_released(None).options, option) == "{instruction}\n{input}"
+
+
+def allows_null(name: str, option: str) -> bool:
+    return type(None) in get_args(objectives.import_objective_class(name).options_class.model_fields[option].annotation)
+
+
+NULLS = [
+    (name, option)
+    for name in objectives.objective_names()
+    for cls in [objectives.import_objective_class(name)]
+    for option in sorted({*cls.own_options, *cls.limits, *filter(None, [cls.prompt_option])})
+    if allows_null(name, option)
+]
+
+
+@pytest.mark.parametrize(("name", "option"), NULLS)
+def test_null_of_a_released_model_is_null_and_no_default(name: str, option: str) -> None:
+    """A model that learned by `prompt_column: null` reads no column `prompt`."""
+    assert ("dpo", "prompt_column") in NULLS
+    own = {option: "{a} {b}"} if option == objectives.import_objective_class(name).prompt_option else {}
+    task = objectives.build_objective(ObjectiveChoice.model_validate({"name": name, **own}))
+    assert getattr(task.as_released({option: None}).options, option) is None
+    default = task.options_class.model_fields[option].default
+    if own:
+        assert getattr(task.as_released({}).options, option) == default
 
 
 @pytest.mark.parametrize(
