@@ -127,7 +127,6 @@ ERRORS: dict[str, Callable[[], object]] = {
             for i in range(120)
         ]
     ),
-    "several labels per text": lambda: new(texts(labels=lambda i: [["a", "b"], ["b"], []][i % 3])),
     "scores and other numbers (regression)": lambda: new(texts(label=lambda i: i % 7 / 7 + 0.01)),
     "good and bad answers (KTO)": lambda: new(answers(liked=lambda i: i % 2 == 0), model="llama"),
     **{
