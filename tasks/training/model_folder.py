@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from trainer.loop.metrics import EvaluationMetrics
 from trainer.model import network
 from trainer.model.limits import find_reading_limit, write_reading_limit
 from trainer.model.use_settings import read_number_format, restore_use_settings
+from trainer.model.weights_header import write_chosen_settings
 
 _EXACT: Final = 1e-3
 _ROUNDED: Final = 0.1
@@ -43,7 +43,7 @@ def check_same_metrics(folder: Path, job: Job, trained: Mapping[str, float]) -> 
     """Score the model in a folder once more, as it was saved: its metrics of the validation split must be those of the training.
 
     `trained` has the metrics that the training computed with these weights, named `eval_<metric>`. What the objective chooses by the
-    scores, such as thresholds, is then written into the model's configuration.
+    scores, such as thresholds, is then written into the model's configuration, and beside its weights.
 
     Raises:
         ModelError: they are others, such as after adapters were merged that a weight shares.
@@ -74,6 +74,4 @@ def check_same_metrics(folder: Path, job: Job, trained: Mapping[str, float]) -> 
         raise ModelError("train", f"the saved model is not the one that was trained: {what}", fix)
     columns = dict(zip(objective.score_names(state), np.concatenate(scores).T, strict=True))
     if chosen := objective.config_from_validation(columns, state):
-        for path in folder.rglob("config.json"):
-            content = json.loads(path.read_bytes()) | chosen
-            path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        write_chosen_settings(folder, chosen)

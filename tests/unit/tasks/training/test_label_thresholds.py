@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load, load_file
 
-from params import Recipe
+from params import ModelError, Recipe
 from params.foundation.artifacts import Artifacts
+from tasks.digests import weights_digest_by_form
 from tasks.inference.tried_model import AnsweringModel, AnswerOptions
+from tasks.publishing.release import plan_release
 from tests.support import releases, tiny
 from tests.support.training import assert_same, run_train, run_train_with_kills
 from tests.support.zoo.cells import train_in_process
@@ -22,6 +25,7 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.model.network import load_trained_model
+from trainer.model.weights_header import write_chosen_settings
 from trainer.objectives.bases.label_thresholds import choose_f1_thresholds
 
 SIZES = {"train": 240, "validation": 40, "test": 40}
@@ -39,6 +43,12 @@ def scores_of(artifacts: Artifacts, recipe: Recipe, split: str) -> dict[str, Any
     metrics = EvaluationMetrics(objective, state=state, tokenizer=tokenizer, metrics=None)
     parts = [one[0] for _, one in metrics.batches(model, tokens.read_split(artifacts.tokens, split), batch_size=1)]
     return dict(zip(objective.score_names(state), torch.cat(parts).numpy().T, strict=True))
+
+
+def choose(artifacts: Artifacts, threshold: float) -> None:
+    """Give the model another threshold for each label, as if the training had chosen it."""
+    labels = config_of(artifacts)["label_thresholds"]
+    write_chosen_settings(artifacts.model, {"label_thresholds": dict.fromkeys(labels, threshold)})
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +91,65 @@ def test_a_model_is_judged_with_them(trained: tuple[Artifacts, Recipe], tmp_path
         for what in ("given", "predicted")
     )
     assert own.model["micro_f1"] == pytest.approx(float(2 * (given * predicted).sum() / (given + predicted).sum()))
-    config = config_of(artifacts)
-    thresholds = dict.fromkeys(config["label_thresholds"], 0.999)
-    (artifacts.model / "config.json").write_text(json.dumps(config | {"label_thresholds": thresholds}))
+    choose(artifacts, 0.999)
     other = releases.evaluate(artifacts, recipe)
     assert other.model["micro_f1"] < own.model["micro_f1"]
     assert other.model["loss"] == own.model["loss"]
     assert other.untrained == own.untrained, "the base model chose none"
+
+
+def test_equal_weights_with_other_thresholds_are_another_model(
+    trained: tuple[Artifacts, Recipe], tmp_path: Path
+) -> None:
+    artifacts = Artifacts("tiny", shutil.copytree(trained[0].root, tmp_path / "own"))
+    path = artifacts.model / "model.safetensors"
+    digest, content = weights_digest_by_form(artifacts)["merged"], path.read_bytes()
+    choose(artifacts, 0.25)
+    other = weights_digest_by_form(artifacts)["merged"]
+    assert other != digest
+    with safe_open(path, "pt") as file:
+        assert file.metadata()["format"] == "pt", "by which transformers loads it"
+    for name, weight in load_file(path).items():
+        assert torch.equal(weight, load(content)[name])
+    assert plan_release(artifacts.model, repo_id="tests/tiny", private=True, made_from={}).weights == other
+    choose(artifacts, 0.25)
+    assert weights_digest_by_form(artifacts)["merged"] == other, "the same again"
+    write_chosen_settings(artifacts.model, {"label_thresholds": config_of(trained[0])["label_thresholds"]})
+    assert path.read_bytes() == content
+
+
+def test_thresholds_that_were_edited_since_are_refused(trained: tuple[Artifacts, Recipe], tmp_path: Path) -> None:
+    artifacts = Artifacts("tiny", shutil.copytree(trained[0].root, tmp_path / "own"))
+    config = config_of(artifacts)
+    config["label_thresholds"]["cat"] = 0.25
+    (artifacts.model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="label_thresholds is not what was chosen for these weights") as error:
+        releases.evaluate(artifacts, trained[1])
+    assert error.value.where == str(artifacts.model / "config.json")
+    assert error.value.fix == "train again, or undo the edit"
+
+
+@pytest.mark.usefixtures("no_hub_settings")
+def test_a_champion_is_scored_with_its_thresholds_and_replaced_if_others_are_better(
+    trained: tuple[Artifacts, Recipe], tmp_path: Path
+) -> None:
+    artifacts, recipe = Artifacts("tiny", shutil.copytree(trained[0].root, tmp_path / "own")), trained[1]
+    better = config_of(artifacts)["label_thresholds"]
+    choose(artifacts, 0.3)
+    worse = releases.evaluate(artifacts, recipe).model
+    first = releases.publish(artifacts, recipe)
+    assert first.status == "published"
+    assert releases.evaluate(artifacts, recipe).verdict == "keep", "the same weights and thresholds"
+    write_chosen_settings(artifacts.model, {"label_thresholds": better})
+    judged = releases.evaluate(artifacts, recipe)
+    assert judged.champion == worse
+    assert judged.champion["micro_f1"] < judged.model["micro_f1"]
+    assert judged.champion["loss"] == judged.model["loss"]
+    assert judged.verdict == "publish"
+    second = releases.publish(artifacts, recipe)
+    assert (second.status, second.commit != first.commit) == ("published", True)
+    again = releases.publish(artifacts, recipe)
+    assert (again.status, again.commit) == ("published", second.commit), "once"
 
 
 def test_a_model_that_starts_from_a_release_keeps_its_thresholds_until_it_has_its_own(
