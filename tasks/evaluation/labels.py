@@ -85,7 +85,10 @@ def report_labels(
     missed = _floor_p_values(by_label, own, counts, judged, _floors_of_labels(gate, labels))
     results = []
     for i, label in enumerate(labels):
-        low, high = by_label.interval(resampled[f"f1 {i}"], own.observations) if i in judged else (None, None)
+        low, high = None, None
+        if i in judged:
+            seen = min(own.observations, int(rows[i]))  # of a label that is always right, its rows say how sure that is
+            low, high = by_label.interval(resampled[f"f1 {i}"], seen, is_share=True)
         gain = gains.get(f"f1 {i}")
         results.append(
             LabelResult(

@@ -90,6 +90,7 @@ class MultiLabelClassification(ClassifierObjective[Options]):
         "macro_f1": "max",
         "exact_match": "max",
     }
+    shares = frozenset(metrics.keys() - {"loss"})
     main_metric = "micro_f1"
     # Most labels have no row in a slice.
     slice_metrics: ClassVar[Mapping[str, str]] = {"macro_f1": "micro_f1"}

@@ -71,6 +71,16 @@ def test_results_are_those_of_the_rows_with_the_most_frequent_label_first() -> N
     assert (found.confusions, found.matrix, found.names) == ([], [], [])
 
 
+def test_a_label_that_is_always_right_has_an_interval_of_its_rows() -> None:
+    own, scores = several(skill=99)
+    found = report_labels(own, scores, None, GATE)
+    assert found is not None
+    (one,) = [one for one in found.results if one.label == "label 3"]
+    assert one.low is not None
+    assert (one.f1, one.high) == (1, 1)
+    assert 1 - 5 / one.rows < one.low < 1 - 1 / one.rows
+
+
 def test_the_change_against_the_champion_has_the_interval_of_the_same_rows() -> None:
     own, scores = several(skill=2)
     _, other = several(skill=0)
