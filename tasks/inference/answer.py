@@ -54,11 +54,15 @@ class ModelAnswer:
     spans: Sequence[PredictedSpan] | None = None
     """In the order of the text; they do not overlap."""
     note: str | None = None
-    """What the model did not read of the text."""
+    """What the model did not read of the text, and which of several labels it predicts."""
+    predicted: Sequence[str] | None = None
+    """The classes that reach their thresholds, if a text may have several or none."""
 
     @property
     def said(self) -> object:
-        """What makes two answers the same one: the generated text, the likeliest class, the numbers up to rounding, or the spans."""
+        """What makes two answers the same one: the text, the likeliest class or those that are predicted, the numbers up to rounding, or the spans."""
+        if self.predicted is not None:
+            return list(self.predicted)
         if self.labels is not None:
             return self.labels[0].name
         if self.numbers is not None:

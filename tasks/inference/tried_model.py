@@ -37,6 +37,7 @@ _AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
     "token-classification": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES"),
 }
 """The class that loads a model for a task, and transformers' table of the architectures that it knows."""
+_MAX_LABELS: Final = 5
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
 
 
@@ -133,11 +134,17 @@ class AnsweringModel:
 
     def _classify(self, text: str, _: AnswerOptions) -> ModelAnswer:
         given, is_number = self._text_or_pair(text), self.network.config.problem_type == "regression"
-        found = self._pipeline(given, top_k=None if is_number else 5, truncation=True)
+        found = self._pipeline(given, top_k=None, truncation=True)
         own = [(str(one["label"]), float(one["score"])) for one in found]
         if is_number:
             return ModelAnswer(text, numbers=[PredictedNumber(*one) for one in own], note=self._unread(given))
-        return ModelAnswer(text, labels=[PredictedLabel(*one) for one in own], note=self._unread(given))
+        labels = [PredictedLabel(*one) for one in own]
+        thresholds, note, reached = getattr(self.network.config, "label_thresholds", None), self._unread(given), None
+        if thresholds:
+            reached = [one.name for one in labels if one.probability >= thresholds.get(one.name, 0.5)]
+            told = f"predicted, by the threshold of each label: {', '.join(reached) or 'none'}"
+            note = f"{told}; {note}" if note else told
+        return ModelAnswer(text, labels=labels[:_MAX_LABELS], note=note, predicted=reached)
 
     def _text_or_pair(self, text: str) -> str | dict[str, str]:
         if self.form.is_pair and read_pair(text) is None:

@@ -29,6 +29,9 @@ def new(
     text: Annotated[str | None, Option(metavar="COLUMN", help="Column with the text.")] = None,
     text_pair: Annotated[str | None, Option(metavar="COLUMN", help="Column with a second text, of pairs.")] = None,
     label: Annotated[str | None, Option(metavar="COLUMN", help="Column with the label.")] = None,
+    labels: Annotated[
+        str | None, Option(metavar="COLUMN", help='Column with several labels, or a column for each: "{a} {b}".')
+    ] = None,
     score: Annotated[list[str] | None, Option(metavar="COLUMN", help="Column with the number to predict.")] = None,
     spans: Annotated[str | None, Option(metavar="COLUMN", help="Column with spans.")] = None,
     prompt: Annotated[
@@ -63,7 +66,8 @@ def new(
             f"give --score {scores[0]} alone, and then write `{line}` into the section objective of params/{name}.yaml"
         )
         raise RecipeError("--score", "names several columns, and a recipe is proposed for one", fix)
-    given = (text, text_pair, label, next(iter(scores), None), spans, prompt, completion, messages, chosen, rejected)
+    number = next(iter(scores), None)
+    given = (text, text_pair, label, labels, number, spans, prompt, completion, messages, chosen, rejected)
     columns = {flag: column for flag, column in zip(COLUMN_FLAGS, given, strict=True) if column}
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     request = NewRecipeRequest(
@@ -83,8 +87,8 @@ def convert(
 ) -> None:
     """Write rows in a form that `new` reads.
 
-    Tags of words become spans, JSON text what it says, records and lists of labels a column of each, a workbook of Excel CSV. Files
-    that are converted together get the same columns. `new` says where this is needed.
+    Tags of words become spans, JSON text what it says, records a column of each, a workbook of Excel CSV. Files that are converted
+    together get the same columns. `new` says where this is needed.
     """
     from tasks.scaffold.convert import convert_files
 

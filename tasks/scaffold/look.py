@@ -48,10 +48,14 @@ _NO_TARGET: Final = re.compile(
 """Names of columns that say which row it is, or where and when it is from; behind a usual name of labels they may be labels."""
 _SPAN: Final = {"label", "start", "end"}
 _MAX_LABELS: Final = 1000
+_MAX_LABEL: Final = 60
+"""Characters of a label."""
+_YES_OR_NO: Final = ({"0", "1"}, {"true", "false"}, {"yes", "no"})
 USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "text": ("text", "sentence", "content", "body", "message", "question", "review", "utterance", "document"),
     "text-pair": ("text_pair", "hypothesis", "passage"),
     "label": ("label", "labels", "category", "class", "intent", "topic", "sentiment", "target", "tag", "type"),
+    "labels": ("labels", "cats", "tags", "topics", "categories", "genres", "emotions", "intents", "label"),
     "score": ("score", "similarity", "relatedness", "rating", "grade", "label", "target"),
     "spans": ("spans", "entities"),
     "prompt": ("prompt", "question", "instruction", "input", "query", "source", "article", "document", "problem"),
@@ -148,7 +152,31 @@ class SampledColumn:
         """Whether the values are few, short, and each occurs several times."""
         least = 1 if self.is_called_label else 2  # `tag` and `type` are often constant
         few = least <= self.distinct <= min(_MAX_LABELS, max(2, len(self.filled) / 3))
-        return few and self.mean_characters <= 60 and not self.has_fractions
+        return few and self.mean_characters <= _MAX_LABEL and not self.has_fractions
+
+    @cached_property
+    def has_label_sets(self) -> bool:
+        """Whether the values are lists of labels that several rows have, some of them not just one, or records that say yes or no of each.
+
+        Shares of people that say yes are meant so only by a column with a usual name.
+        """
+        if self.kind == "record":
+            said = [own for value in self.filled for own in value.values() if own is not None]
+            usual = self.name.lower() in USUAL_NAMES["labels"]
+            return bool(said) and all(
+                isinstance(v, int | float) and (v in (0, 1) or (usual and 0 < v < 1)) for v in said
+            )
+        items = [item for value in self.filled for item in value] if self.kind == "list" else []
+        few = 0 < len({*map(str, items)}) <= min(_MAX_LABELS, max(2, len(items) / 3))
+        kinds = (str, int) if self.name.lower() in USUAL_NAMES["labels"] else str  # other numbers may be tokens
+        are_labels = few and all(isinstance(item, kinds) and len(str(item)) <= _MAX_LABEL for item in items)
+        return are_labels and any(len(value) != 1 for value in self.filled)
+
+    @property
+    def says_yes_or_no(self) -> bool:
+        """Whether each value says yes or no, both occur, and the name is not that of a label: a column for one of several labels."""
+        usual = self.name.lower() in USUAL_NAMES["label"]
+        return not usual and self.distinct == 2 and {str(v).strip().lower() for v in self.filled} in _YES_OR_NO
 
     @property
     def is_id(self) -> bool:

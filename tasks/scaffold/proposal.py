@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -27,7 +27,7 @@ _CONTEXT: Final = ("input", "context")
 _FITTING: Final[Mapping[ColumnKind, tuple[str, set[Kind]]]] = {
     **dict.fromkeys(("string", "optional"), ("text", set[Kind]())),
     "label": ("labels", {"text", "integer", "boolean"}),
-    "labels": ("lists of labels", {"list"}),
+    "labels": ("lists of labels", {"list", "record"}),
     "number": ("numbers", {"integer", "number"}),
     "records": ("lists of records", {"messages", "spans", "list"}),
 }
@@ -100,7 +100,7 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
                 if form.column.lower() in USUAL_NAMES[flag]:
                     raise form.error(sample.patterns)
         columns[flag] = chosen[flag] if flag in chosen else _choose_column(flag, sample, chosen, request, objective)
-    for flag in advice.templates.intersection(columns).difference(given):
+    for flag in advice.templates.intersection(columns).difference(given, {"labels"}):
         columns[flag] = _with_context(columns, flag, sample)
     for flag, column in columns.items():
         if names_columns(column) and (flag in advice.templates) == (column in sample.columns):
@@ -169,6 +169,9 @@ def _check_kinds(proposal: ObjectiveProposal, sample: RowSample) -> None:
                 continue
             if column.kind in _FITTING[kind][1] | {"empty"} or (kind == "number" and column.says_numbers):
                 continue
+            if flag == "label" and column.has_label_sets:
+                what = f"column `{column.name}` holds several labels of each row"
+                raise RecipeError("--label", what, f"name it with --labels {column.name}")
             what = f"column `{column.name}` holds {_KINDS.get(column.kind, column.kind)}"
             read = f"{proposal.objective} reads {_FITTING[kind][0]} there"
             fix = forms[0].error(sample.patterns).fix if forms else f"name another column with --{flag}"
@@ -204,6 +207,7 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
     found = {
         "text": len(texts) == 1 and not _forms(sample),
         "label": [c for c in _candidates("label", sample, {**pair, **given}) if not (answers and c in prompts[:1])],
+        "labels": texts and _candidates("labels", sample, given),
         "completion": answers,
         "text-pair": pair,
         "score": texts and [c for c in _usual(sample, "score") if c.has_fractions],
@@ -273,6 +277,12 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
         found = [c for c in texts if not c.is_id and not (c.is_label and not (c.has_spaces and c in unnamed))]
         found = found or [c for c in texts if not c.is_label] or [c for c in texts if c in unnamed or c.has_spaces]
         return sorted([c for c in found if c.has_spaces] or found, key=lambda c: -c.mean_characters)
+    if flag == "labels":
+        own = {form.column for form in _forms(sample)}
+        found = [c for c in columns if c.name not in taken | own and c.has_label_sets and not _is_parallel(c, columns)]
+        marked = [c for c in columns if c.name not in taken and c.says_yes_or_no]
+        has_label = any(c.is_label for c in _usual(sample, "label"))
+        return found or ([_joined(marked)] if len(marked) > 1 and not has_label else [])
     if flag == "label":
         if "text" not in chosen and len(texts := _candidates("text", sample, chosen)) == 1:
             taken.add(texts[0].name)  # the only one that can be the text
@@ -284,6 +294,17 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
     by_name = [c for c in _usual(sample, flag) if c.kind in kinds or c.can_be_text or c.is_numeric]
     other = {c.name for own in ("chosen", "rejected") if own != flag for c in _usual(sample, own)}
     return by_name or [c for c in columns if c.kind in kinds and not c.is_incidental and c.name not in other]
+
+
+def _is_parallel(column: SampledColumn, columns: Sequence[SampledColumn]) -> bool:
+    """Whether another column has lists of the same lengths, as words and their tags have."""
+    others = [one for one in columns if one is not column and one.kind == column.kind == "list"]
+    return any([*map(len, one.filled)] == [*map(len, column.filled)] for one in others)
+
+
+def _joined(columns: Sequence[SampledColumn]) -> SampledColumn:
+    """Return columns that say yes or no of a label each as one, whose name is a template of them."""
+    return SampledColumn(" ".join(f"{{{column.name}}}" for column in columns), [])
 
 
 _OWN: Final = "; or write an objective (docs/objectives.md), and name it with --objective"

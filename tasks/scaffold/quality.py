@@ -79,8 +79,8 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     if not train:
         reasons = "; ".join(f"{count} rows: {reason}" for reason, count in unusable.most_common(3))
         raise DataError("the training rows", f"none can be used: {reasons}", "name other columns, or fix the rows")
-    raw = Counter(label for row in train for label, *_ in _targets(row, proposal))
-    held_out_labels = {label for row in held_out for label, *_ in _targets(row, proposal)}
+    raw = Counter(label for row in train for label, *_ in _targets(row, proposal, objective))
+    held_out_labels = {label for row in held_out for label, *_ in _targets(row, proposal, objective)}
     learned = {label: as_learned(label, objective.state_of) for label in {*raw, *held_out_labels}}
     labels = Counter[str]()
     for label, count in raw.items():
@@ -92,7 +92,7 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     columns, answers = input_columns(proposal), dict[str, set[frozenset[Any]]]()
     texts = Counter(_input(row, columns) for row in train) if columns else Counter[str]()
     for row in train if columns else ():
-        target = frozenset((learned[label], *place) for label, *place in _targets(row, proposal))
+        target = frozenset((learned[label], *place) for label, *place in _targets(row, proposal, objective))
         answers.setdefault(_input(row, columns), set()).add(target)
     conversation = proposal.columns.get("messages")
     turns = [read_turns(row[conversation]) for row in train] if conversation else []
@@ -159,9 +159,8 @@ def _reason(row: Row, objective: Objective[Any]) -> str | None:
     return "overlapping spans" if reason and " overlaps the span before it" in reason else reason
 
 
-def _targets(row: Row, proposal: ObjectiveProposal) -> list[tuple[Any, ...]]:
-    """Return the label of a row, or those of its spans with their places."""
-    if label := proposal.columns.get("label"):
-        return [(str(row[label]),)] if row.get(label) is not None else []
-    spans = row.get(proposal.columns.get("spans", "")) or ()
-    return [(str(span["label"]), span["start"], span["end"]) for span in spans]
+def _targets(row: Row, proposal: ObjectiveProposal, objective: Objective[Any]) -> list[tuple[Any, ...]]:
+    """Return the labels of a row; of spans with their places."""
+    if spans := proposal.columns.get("spans"):
+        return [(str(span["label"]), span["start"], span["end"]) for span in row.get(spans) or ()]
+    return [(label,) for label in objective.row_labels(row)]

@@ -14,16 +14,8 @@ from params.foundation.errors import see_limits
 NEW_MODEL = "new"
 """`--model new`: a small model from random weights."""
 COLUMN_FLAGS = (
-    "text",
-    "text-pair",
-    "label",
-    "score",
-    "spans",
-    "prompt",
-    "completion",
-    "messages",
-    "chosen",
-    "rejected",
+    *("text", "text-pair", "label", "labels", "score", "spans"),
+    *("prompt", "completion", "messages", "chosen", "rejected"),
 )
 """The flags that name a column."""
 

@@ -289,7 +289,10 @@ def _require_types(raw: Path, schema: pa.Schema, kinds: Mapping[str, ColumnKind]
         "string": ("text", is_text),
         "optional": ("text", is_text),
         "label": ("text or integers", is_label),
-        "labels": ("lists of text or integers", lambda kind: is_list(kind) and is_label(kind.value_type)),
+        "labels": (
+            "lists of text or integers, or records",
+            lambda kind: types.is_struct(kind) or kind.equals(JSON) or (is_list(kind) and is_label(kind.value_type)),
+        ),
         "number": ("numbers", lambda kind: types.is_integer(kind) or types.is_floating(kind)),
         "records": ("lists", lambda kind: is_list(kind) or kind.equals(JSON)),
     }

@@ -121,7 +121,6 @@ ERRORS: dict[str, Callable[[], object]] = {
     "slow tokenizers": lambda: new(
         texts(label=lambda i: CLASSES[i % 2]), model=without(model_folder("bert"), "tokenizer.json")
     ),
-    "several labels per text": lambda: new(texts(labels=lambda i: [["a", "b"], ["b"], []][i % 3])),
     "good and bad answers (KTO)": lambda: new(answers(liked=lambda i: i % 2 == 0), model="llama"),
     **{
         what: lambda name=name: checks({}, objective={"name": name})

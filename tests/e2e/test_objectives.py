@@ -37,6 +37,16 @@ def questions(count: int) -> Rows:
         yield {"question": f"what about the {chance.choice(WORDS[topic])} in place {i}?", "topic": topic}
 
 
+def topic_sets(count: int) -> Rows:
+    """Texts that have a word of each of their topics, some of none; and one whose topic has no name."""
+    chance = random.Random(5)
+    for i in range(count):
+        own = [topic for topic in WORDS if chance.random() < 0.4]
+        words = " and ".join(chance.choice(WORDS[topic]) for topic in own) or "nothing"
+        yield {"text": f"{words}, said number {i}", "cats": {topic: float(topic in own) for topic in WORDS}}
+    yield {"text": "bread and sun", "cats": {"food": 7.0, "weather": 1.0, "travel": 0.0}}
+
+
 def requests(count: int) -> Rows:
     """Requests whose spans follow from the words around them; one of them cannot be used."""
     chance = random.Random(5)
@@ -136,6 +146,17 @@ def in_units(project: Project, metrics: Mapping[str, Any]) -> None:
     assert 150 < least < 300 < most < 530, "the rows have 200.25 and 480.25"
 
 
+def thresholds(project: Project, metrics: Mapping[str, Any]) -> None:
+    """The release says which labels reach their thresholds; the report has a curve of each."""
+    config = project.json("runs/sets/model/config.json")
+    assert config["problem_type"] == "multi_label_classification"
+    assert list(config["label_thresholds"]) == ["food", "travel", "weather"]
+    labels = project.json("runs/sets/evaluation/details.json")["labels"]
+    assert {one["label"] for one in labels["curves"]} == set(WORDS)
+    assert min(one["f1"] for one in labels["results"]) > 0.8
+    assert "predicted, by the threshold of each label: " in project.run("python", "-m", "tasks", "try", "sets", "bread")
+
+
 def spans(project: Project, metrics: Mapping[str, Any]) -> None:
     model = metrics["model"]
     assert 2 / (1 / model["precision"] + 1 / model["recall"]) == pytest.approx(model["f1"])
@@ -227,6 +248,19 @@ JOURNEYS = {
         loss=1 / 2,
         traced={17: ["label", "question: what about the"]},
         also=topics,
+    ),
+    "sets": Journey(
+        topic_sets(600),
+        {
+            "objective": {"name": "multi_label_classification", "labels_column": "cats"},
+            "model.config": BERT,
+            **steps(90, 3, logging_steps=30, group_by_length=True),
+        },
+        learned={"micro_f1": (0.7, 0.85), "macro_f1": (0.7, 0.85)},
+        loss=1 / 2,
+        traced={17: ["label of the sequence: food: ", "cats: "], 600: ["of its cats, 7.0 says neither yes nor no"]},
+        quarantined=1,
+        also=thresholds,
     ),
     "spans": Journey(
         requests(600),

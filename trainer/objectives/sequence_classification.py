@@ -172,6 +172,15 @@ class SequenceClassification(TextOrPairObjective[Options], ClassifierObjective[O
         error = np.abs(confidence - correct_in_bin).sum(-1) / rows
         return {"loss": nll / rows, "accuracy": correct / rows, "macro_f1": f1, "calibration_error": error}
 
+    def label_counts(self, totals: NDArray[np.float64], state: ObjectiveState) -> NDArray[np.float64]:
+        labels = len(state["labels"])
+        return totals[..., 3 : 3 + 3 * labels].reshape(*totals.shape[:-1], 3, labels)
+
+    def confusion_matrix(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.int64]:
+        labels = len(state["labels"])
+        places = scores["label"] * (labels + 1) + np.minimum(scores["prediction"], labels)
+        return np.bincount(places.astype(int), minlength=labels * (labels + 1)).reshape(labels, labels + 1)
+
     def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         return scores["label"] == scores["prediction"] if metric == "accuracy" else None
 

@@ -216,6 +216,10 @@ class Objective(ABC, Generic[OptionsT]):
         """Return model configuration keys that follow from the data, such as `num_labels`."""
         return {}
 
+    def config_from_validation(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, Any]:
+        """Return keys of a trained model's config.json that follow from its scores of the validation split, such as thresholds."""
+        return {}
+
     def prepare_model(
         self, model: PreTrainedModel, tokenizer: Tokenizer, state: ObjectiveState, new: Collection[str]
     ) -> None:
@@ -329,9 +333,8 @@ class Objective(ABC, Generic[OptionsT]):
     ) -> Mapping[str, float]:
         """Return those scores of a row, by name, that follow from what a release answers to the call on its model card.
 
-        `ask` makes that call with an input, `call_arguments` and further ones. It returns what the pipeline does, of text
-        generation all tokens, those of the prompt first. `example` is the row's only sequence, as it was evaluated. ValueError
-        if the call gives the model another prompt than the evaluation did.
+        `ask` makes that call with an input, `call_arguments` and further ones. It returns what the pipeline does, of text generation all
+        tokens, the prompt's first. `example` is the row's only sequence, as evaluated. ValueError if the call gives another prompt.
         """
         return {}
 

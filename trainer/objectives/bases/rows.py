@@ -37,7 +37,7 @@ ScoreColumns = Mapping[str, "NDArray[np.float64]"]
 """Scores of N sequences or rows by name, each (N,): `{"nll": array([3.1, 0.4]), "tokens": array([8.0, 2.0])}`."""
 
 ColumnKind = Literal["string", "optional", "label", "labels", "number", "records"]
-"""What a column holds: text; text that may be missing or blank; one label, text or integer; a list of labels, which may be empty; a number; a list of records."""
+"""What a column holds: text; text that may be missing or blank; one label, text or integer; a list of labels, which may be empty, or a record that says yes or no of each; a number; a list of records."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,10 @@ def expect_columns(columns: Mapping[str, ColumnKind], text_columns: Collection[s
 def why_columns_unusable(columns: Mapping[str, ColumnKind], row: Row) -> str | None:
     """Return what is wrong with lists of labels, or with columns of which a row needs one; None if nothing."""
     lists = [column for column, kind in columns.items() if kind == "labels"]
-    if reason := next((f"one of its {column} is null" for column in lists if None in row[column]), None):
+    if reason := next(
+        (f"one of its {column} is null" for column in lists if isinstance(row[column], list) and None in row[column]),
+        None,
+    ):
         return reason
     optional = [column for column, kind in columns.items() if kind == "optional"]
     is_blank = optional and not any(str(row.get(column) or "").strip() for column in optional)

@@ -37,6 +37,9 @@ def test_answers_are_the_same_if_they_say_the_same():
     surer = [PredictedSpan(one.label, one.start, one.end, one.text, 1.0) for one in SPANS]
     assert ModelAnswer("The king is now", spans=surer).said == ModelAnswer("The king is now", spans=SPANS).said
     assert ModelAnswer("The king is now", spans=surer[:1]).said != ModelAnswer("The king is now", spans=SPANS).said
+    likeliest = [PredictedLabel("a", 0.7), PredictedLabel("b", 0.4)]
+    both, one, none = (ModelAnswer("x", labels=likeliest, predicted=own).said for own in (["a", "b"], ["a"], []))
+    assert both != one != none != both, "of several labels, those that are predicted"
     assert ModelAnswer("x", generated="a").said != ModelAnswer("x", generated="b").said
 
 

@@ -36,6 +36,7 @@ LABELS = [f"label {i % 4}" for i in range(60)]
 SCORES = [i / 7 for i in range(60)]
 DATA_SETS = {
     "banking77": ("encoder", "sequence_classification", {"text": "text", "label": "category"}),
+    "goemotions": ("encoder", "multi_label_classification", {"text": "text", "labels": "labels"}),
     "restaurant8k": ("encoder", "token_classification", {"text": "text", "spans": "spans"}),
     "gsm8k": ("decoder", "sft", {"prompt": "question", "completion": "answer"}),
     "gsm8k-preferences": ("decoder", "dpo", {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}),
@@ -57,6 +58,42 @@ def test_data_sets(name: str, data: Kind, tmp_path: Path) -> None:
 CHAT = [[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]] * 60
 SPANS = [[{"label": "who", "start": 0, "end": 1}], []] * 30
 FORMS: dict[str, tuple[dict[str, list[Any]], ModelKind, str, dict[str, str]]] = {
+    "lists of labels": (
+        {"text": TEXTS, "topics": [["a", "b", "c"][: i % 4] for i in range(60)]},
+        "encoder",
+        "multi_label_classification",
+        {"text": "text", "labels": "topics"},
+    ),
+    "lists of numbers of labels": (
+        {"text": TEXTS, "labels": [[1, 2, 3][: i % 4] for i in range(60)]},
+        "decoder",
+        "multi_label_classification",
+        {"text": "text", "labels": "labels"},
+    ),
+    "cats of spaCy": (
+        {"text": TEXTS, "cats": [{"a": 1.0, "b": float(i % 2)} for i in range(60)]},
+        "encoder",
+        "multi_label_classification",
+        {"text": "text", "labels": "cats"},
+    ),
+    "tags beside a conversation": (
+        {"messages": CHAT, "tags": [["a", "b"][: i % 3] for i in range(60)]},
+        "decoder",
+        "sft",
+        {"messages": "messages"},
+    ),
+    "tags beside an answer": (
+        {"prompt": TEXTS, "completion": TEXTS, "tags": [["a", "b"][: i % 3] for i in range(60)]},
+        "decoder",
+        "sft",
+        {"prompt": "prompt", "completion": "completion"},
+    ),
+    "flags beside a label": (
+        {"text": TEXTS, "label": LABELS, "checked": [i % 2 for i in range(60)], "sent": ["yes", "no"] * 30},
+        "encoder",
+        "sequence_classification",
+        {"text": "text", "label": "label"},
+    ),
     "labels as numbers": (
         {"text": TEXTS, "label": [i % 3 for i in range(60)]},
         "encoder",
@@ -347,8 +384,9 @@ def test_answers_alone_need_the_prompt_beside_them() -> None:
     ("labels", "what", "fix"),
     [
         ([float(i % 3) for i in range(60)], "holds whole numbers with decimals", "writes 1 for 1.0"),
-        ([["a", "b"][: 1 + i % 2] for i in range(60)], "several labels per text", "writes one label per text"),
-        ([[{"name": "a"}], [{"name": "b"}]] * 30, "several labels per text", "write one label per text"),
+        ([["a"], ["b"]] * 30, "holds lists", "writes the one label of each"),
+        ([[f"word {i}", "a"] for i in range(60)], "lists of something else than labels", "write lists of labels"),
+        ([[{"name": "a"}], [{"name": "b"}]] * 30, "lists of something else than labels", "write lists of labels"),
     ],
 )
 def test_labels_of_another_form_are_not_passed_over(labels: list[Any], what: str, fix: str) -> None:
@@ -357,6 +395,27 @@ def test_labels_of_another_form_are_not_passed_over(labels: list[Any], what: str
         proposed(rows, "decoder")
     assert fix in error.value.fix
     assert proposed(rows, "decoder", objective="causal_lm").columns == {"text": "text"}
+
+
+EACH = {"text": TEXTS, "toxic": [i % 2 for i in range(60)], "rude": [i % 3 == 0 for i in range(60)]}
+
+
+def test_a_column_for_each_label_is_one_of_two_things_to_learn() -> None:
+    with pytest.raises(RecipeError, match=r"--objective: What the model should learn is not clear: .*multi_label"):
+        proposed(sample(**EACH))
+    found = proposed(sample(**EACH), objective="multi_label_classification")
+    assert found.options == {"text_column": "text", "labels_column": "{toxic} {rude}"}
+    assert found.read_columns() == ["text", "toxic", "rude"]
+    assert proposed(sample(**EACH), columns={"labels": "{toxic}"}).objective == "multi_label_classification"
+    assert proposed(sample(**EACH), columns={"label": "toxic"}).objective == "sequence_classification"
+
+
+def test_several_labels_under_the_flag_of_one_name_the_right_flag() -> None:
+    rows = sample(text=TEXTS, topics=[["a", "b", "c"][: i % 4] for i in range(60)])
+    with pytest.raises(RecipeError, match=r"`topics` holds several labels of each row") as error:
+        proposed(rows, columns={"label": "topics"})
+    assert error.value.fix == "name it with --labels topics"
+    assert proposed(rows, columns={"labels": "topics"}).options["labels_column"] == "topics"
 
 
 OWN = "advice = type('Own', (NewRecipeAdvice,), {'meaning': 'own', 'columns': {'text': 'text'}, 'fit': lambda self, seen: ObjectiveFit.SPANS})()"
@@ -393,7 +452,6 @@ UNREAD: dict[str, tuple[dict[str, list[Any]], str, str]] = {
         "causal_lm",
     ),
     "JSON text": ({"text": TEXTS, "meta": [f'{{"at": {i}}}' for i in range(60)]}, "JSON", "causal_lm"),
-    "a list": ({"text": TEXTS, "topics": [["a"], ["b", "c"]] * 30}, "`topics` .list.", "causal_lm"),
     "answers that are good or bad": ({**PAIRS, "label": [True, False] * 30}, "how good", "sft"),
     "answers that are good or bad in words": ({**PAIRS, "feedback": ["good", "bad"] * 30}, "how good", "sft"),
     "conversations that are good or bad": ({"messages": CHAT, "label": [True, False] * 30}, "how good", "sft"),
@@ -454,8 +512,8 @@ def test_a_label_is_never_taken_for_the_text() -> None:
     [
         (SCORES, "numbers with decimals.*\n.*--score mark to predict the number"),
         ([float(i % 2) for i in range(60)], "whole numbers with decimals"),
-        ([["a"], ["a", "b"]] * 30, "lists"),
-        ([{"a": 1, "b": 0}] * 60, "record"),
+        ([["a"], ["a", "b"]] * 30, "several labels"),
+        ([{"a": 1, "b": 0}] * 60, "several labels"),
     ],
 )
 def test_a_label_that_a_flag_names_is_refused_if_it_is_none(labels: list[Any], what: str) -> None:

@@ -38,6 +38,42 @@ def test_null_among_labels_is_set_aside_and_no_labels_are_not(tmp_path):
     assert any("topics is null" in reason for reason in reasons["train", 2])
 
 
+SETS = {
+    "lists": ({"labels": [["a", "b"], [], ["a", None], None, [" "], ["a"]]}, "labels", {2, 3, 4}, "is blank"),
+    "cats": (
+        {"cats": [{"a": one, "b": other} for one, other in ((1.0, 1.0), (0.0, 0.0), (7.0, 0.0), (1.0, None))] + [None] * 2},
+        "cats",
+        {2, 4, 5},
+        "7.0 says neither yes nor no",
+    ),
+    "a column each": (
+        {"a": ["yes", "no", "maybe", "1", None, "yes"], "b": [True, False, True, None, True, False]},
+        "{a} {b}",
+        {2, 3, 4},
+        "'maybe' says neither yes nor no",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", SETS)
+def test_labels_that_say_neither_yes_nor_no_are_set_aside_and_drift_counts_the_others(tmp_path, form):
+    columns, named, bad, reason = SETS[form]
+    rows = {"text": TEXTS, **columns}
+    held_out = {name: values[:1] for name, values in rows.items()}
+    artifacts = write_raw(tmp_path, train=rows, validation=held_out, test={**held_out, "text": ["two"]})
+    choice = ObjectiveChoice(name="multi_label_classification", labels_column=named)
+    run_validation(artifacts, objective=choice)
+    assert good_rows(artifacts) == [i for i in range(6) if i not in bad]
+    found = quarantine_reasons(artifacts)
+    assert {number for split, number in found if split == "train"} == bad
+    assert any(reason in one for reasons in found.values() for one in reasons)
+    kept = SplitRows(artifacts.rows / "train")
+    compared = ComparedColumns.of(kept, objectives.build_objective(choice), [])
+    assert compared.labelled == [*columns]
+    counts = {name: sum(own.values()) for name, own in scanned(kept, compared).labels.items()}
+    assert counts == {"lists": {"labels": 4}, "cats": {"cats": 4}}.get(form, {"a": 3, "b": 3})
+
+
 def test_label_that_the_train_split_lacks_is_named(tmp_path):
     splits = topics(topics=[["a"]] * 6) | {"test": {"text": ["two"], "topics": [["a", "new"]]}}
     with pytest.raises(DataError, match="new"):
