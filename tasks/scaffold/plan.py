@@ -122,6 +122,8 @@ def plan_recipe(
     packs = advice.reads_running_text or ("packing" in options and options["packing"].value)
     why = "packed sequences are full" if packs else "batches rows of similar length, which need less padding"
     best_metric = advice.best_metric(quality.labels)
+    if best_metric.value not in objective.metrics:  # its options decide which metrics it has
+        best_metric = AdvisedValue(objective.main_metric, "what the gate compares")
     sections = {
         "seed": SEED,
         "data": _data_keys(found, proposal, quality, shares),
