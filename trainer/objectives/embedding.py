@@ -93,6 +93,7 @@ class _Advice(NewRecipeAdvice):
     place = 2
     rates: ClassVar[UpTo] = ((60e6, 1e-4), (200e6, 3e-5), (math.inf, 2e-5))
     batch = 64
+    least_batch = 16
     scheduler = "linear"
 
     def fit(self, seen: SeenColumns) -> ObjectiveFit:
@@ -125,7 +126,6 @@ class Embedding(Objective[Options]):
     main_metric = "ndcg_at_10"
     group_score: ClassVar[str | None] = "query"
     trainer_class = "trainer.loop.global_batch_trainer:GlobalBatchTrainer"
-    label_name = "texts"
     cut_texts_are_easier = False
     reader_cuts = True
     auto_class = "AutoModel"
@@ -146,6 +146,11 @@ class Embedding(Objective[Options]):
     @property
     def _has_scores(self) -> bool:
         return bool(self.options.label_column and self.options.positive_column)
+
+    @property
+    def label_name(self) -> str:
+        """What of a batch `global_loss` gets as labels."""
+        return "labels" if self._has_scores else "texts"
 
     # Rows
 
@@ -213,11 +218,12 @@ class Embedding(Objective[Options]):
         if self._has_scores:
             return example | {"labels": float(row[str(self.options.label_column)])}
         names = [*self._text_columns(), *([self.options.label_column] if self.options.label_column else [])]
-        return example | {"texts": [hash_group_value(str(row[name]).strip()) for name in names]}
+        return example | {f"text_{i}": hash_group_value(str(row[name]).strip()) for i, name in enumerate(names)}
 
     def collate(self, examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
         batch = pad_batch(examples, tokenizer)
-        return batch if self._has_scores else batch | {"texts": torch.tensor([e["texts"] for e in examples])}
+        names = [name for name in examples[0] if name.startswith("text_")]
+        return batch | ({"texts": torch.tensor([[e[name] for name in names] for e in examples])} if names else {})
 
     # Model and training
 
