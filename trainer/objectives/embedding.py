@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, PositiveInt
@@ -60,12 +61,12 @@ class Options(Section):
 
     anchor_column: str = "anchor"
     """The column with the text to find others for, such as a query."""
-    positive_column: str | None = "positive"
-    """The column with a text that belongs to it; null for texts with classes."""
+    positive_column: str | None = None
+    """The column with a text that belongs to it; by default `positive`, and none where there is a label_column: then rows are texts with classes."""
     negative_columns: _ListOfNames = Field(default=[])
     """A column, or several, with texts that do not belong to it, although they seem to."""
     label_column: str | None = None
-    """Beside `positive_column`, the column with a number that says how alike both texts are; alone, the column with the class."""
+    """Beside a `positive_column`, the column with a number that says how alike both texts are; alone, the column with the class."""
     scale: float = Field(default=20.0, gt=0)
     """Cosines are multiplied by it in the loss: 1 / temperature."""
     both_directions: bool = False
@@ -97,20 +98,13 @@ class _Advice(NewRecipeAdvice):
     scheduler = "linear"
 
     def fit(self, seen: SeenColumns) -> ObjectiveFit:
-        if "label" in seen.named or "chosen" in seen.found:
-            return ObjectiveFit.NOT
-        return ObjectiveFit.COLUMNS if seen.has_pairs else ObjectiveFit.NOT
+        is_other = seen.has("label") or seen.has("chosen")
+        return ObjectiveFit.COLUMNS if seen.has_pairs and not is_other else ObjectiveFit.NOT
 
     def asked(self, seen: SeenColumns) -> Sequence[str]:
-        if "label" in seen.named and not seen.names_pair:
-            return ("text", "label")
-        return ("prompt", "completion", *(flag for flag in ("rejected", "label") if self._is_meant(flag, seen)))
-
-    def _is_meant(self, flag: str, seen: SeenColumns) -> bool:
-        return flag in seen.named or (flag == "rejected" and flag in seen.found and "label" not in seen.named)
-
-    def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, AdvisedValue]:
-        return {} if "completion" in columns else {"positive_column": AdvisedValue(None, "texts of a class are alike")}
+        if "label" in seen.named:
+            return ("prompt", "completion", "label") if seen.names_pair else ("text", "label")
+        return ("prompt", "completion", *(["rejected"] if seen.has("rejected") else []))
 
     def best_metric(self, labels: Mapping[str, int]) -> AdvisedValue:
         return AdvisedValue("ndcg_at_10", "how high relevant texts are ranked among all of the validation rows")
@@ -156,7 +150,8 @@ class Embedding(Objective[Options]):
 
     def _text_columns(self) -> list[str]:
         o = self.options
-        return [o.anchor_column, *([o.positive_column] if o.positive_column else []), *o.negative_columns]
+        positive = o.positive_column or (None if o.label_column else "positive")
+        return [o.anchor_column, *([positive] if positive else []), *o.negative_columns]
 
     def columns(self) -> Mapping[str, ColumnKind]:
         found: dict[str, ColumnKind] = dict.fromkeys(self._text_columns(), "string")
@@ -167,9 +162,6 @@ class Embedding(Objective[Options]):
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)
         o = self.options
-        if not o.positive_column and not o.label_column:
-            what = "is null, and there is no label_column: nothing says which texts belong together"
-            yield Problem(("objective", "positive_column"), what, "name the column with the positives, or label_column")
         for name in ("negative_columns", "both_directions"):
             if getattr(o, name) and o.label_column:
                 what = "has no effect beside label_column"
@@ -181,7 +173,7 @@ class Embedding(Objective[Options]):
             what = "is 1: a row has nothing to be compared with"
             yield Problem(("training", "global_batch_size"), what, "use 16 or more")
         try:
-            read_parts(model.pretrained, None) if model.pretrained and "/" in model.pretrained[:2] else None
+            read_parts(model.pretrained, None) if model.pretrained and Path(model.pretrained).is_dir() else None
         except ModelError as error:
             yield Problem(("model", "pretrained"), error.what, error.fix)
 

@@ -152,6 +152,7 @@ def card_code(repo_id: str, folder: Path) -> str:
     return f"""\
 from sentence_transformers import SentenceTransformer
 
+# Vectors of two releases cannot be compared: with a new one, compute those of all documents again.
 model = SentenceTransformer("{repo_id}")
 queries = model.{query}(["The text to find others for."])
 documents = model.{document}(["A text that may be found.", "Another one."])

@@ -140,7 +140,7 @@ def test_query_is_one_anchor_with_all_its_positives_among_all_documents_of_the_s
 
 
 def test_texts_of_a_class_find_each_other_and_not_themselves():
-    objective = build(positive_column=None, label_column="label")
+    objective = build(label_column="label")
     angles = np.radians([0, 10, 100, 5])
     measured = np.stack([np.cos(angles), np.sin(angles), np.arange(4), [1, 1, 1, 2]], 1)
     scores = dict(zip(objective.score_names({}), objective.scores_of_split(measured, {}).T, strict=True))
@@ -153,7 +153,7 @@ def test_texts_of_a_class_find_each_other_and_not_themselves():
 def test_rank_correlation_is_that_of_scipy():
     from scipy.stats import spearmanr
 
-    objective, chance = build(label_column="score"), np.random.default_rng(5)
+    objective, chance = build(positive_column="positive", label_column="score"), np.random.default_rng(5)
     for _ in range(50):
         scores = {"predicted": chance.normal(size=20), "given": chance.integers(0, 6, 20).astype(float)}
         assert objective.whole_metrics(scores, {})["spearman"] == pytest.approx(spearmanr(*scores.values()).statistic)

@@ -26,8 +26,8 @@ NO_DROPOUT = {"model.config.hidden_dropout_prob": 0.0, "model.config.attention_p
 FEW = {"training.max_steps": 4, "training.eval_steps": 2, "training.save_steps": 2}
 FORMS = {
     "pairs": ({"both_directions": True, "negative_columns": "negative"}, "ndcg_at_10"),
-    "scored pairs": ({"label_column": "score"}, "spearman"),
-    "classes": ({"positive_column": None, "label_column": "topic"}, "ndcg_at_10"),
+    "scored pairs": ({"positive_column": "positive", "label_column": "score"}, "spearman"),
+    "classes": ({"label_column": "topic"}, "ndcg_at_10"),
 }
 
 
@@ -81,7 +81,7 @@ def test_two_processes_end_with_the_weights_of_one(tmp_path, options, metric):
 def test_killed_run_ends_with_the_same_bits(tmp_path):
     changes = {"training.max_steps": 6, "launch.micro_batch_size": 2}  # with dropout
     golden, recipe = made(tmp_path / "golden", FORMS["pairs"][0], changes)
-    killed = run_train_with_kills(golden, recipe, "after-save:2", "after-save:4")
+    killed = run_train_with_kills(golden, recipe, "checkpoint.renamed:2")
     one, other = (load_file(artifacts.model / "model.safetensors") for artifacts in (golden, killed))
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
