@@ -92,7 +92,7 @@ class _Advice(NewRecipeAdvice):
     }
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder",)
     place = 2
-    rates: ClassVar[UpTo] = ((60e6, 1e-4), (200e6, 3e-5), (math.inf, 2e-5))
+    rates: ClassVar[UpTo] = ((60e6, 5e-5), (200e6, 2e-5), (math.inf, 1e-5))
     batch = 64
     least_batch = 16
     scheduler = "linear"
