@@ -188,10 +188,7 @@ class Objective(ABC, Generic[OptionsT]):
         return pad_batch(examples, tokenizer)
 
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
-        """Whether the labels of a row's sequences say all that the row asks for.
-
-        What a template leaves out or a tokenizer changes, a model does not have to predict.
-        """
+        """Whether the labels of a row's sequences say all that the row asks for, and no template or tokenizer has lost any of it."""
         return True
 
     @property
@@ -283,10 +280,7 @@ class Objective(ABC, Generic[OptionsT]):
         return next(iter(scores.values())) / scores.get("tokens", 1)
 
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64] | None:
-        """Return how sure the model is of each of N rows, (N,) from 0 to 1; None if the scores do not say.
-
-        It may not depend on labels that people gave: of new rows they may be unknown to the model.
-        """
+        """Return how sure the model is of each of N rows, (N,) from 0 to 1, whatever labels people gave; None if the scores do not say."""
         return None
 
     def calibration_bins(self, totals: NDArray[np.float64], state: ObjectiveState) -> list[dict[str, float]]:
@@ -319,10 +313,7 @@ class Objective(ABC, Generic[OptionsT]):
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        """Return how a text is put to a model that learned by these options; of a release, they may be anything.
-
-        By default it is a user's message, if the tokenizer has a chat template.
-        """
+        """Return how a text is put to a model that learned by these options, which may be anything; by default as a user's message."""
         return PromptForm(is_chat=True)
 
     @property
