@@ -43,6 +43,7 @@ from trainer.objectives.bases.sentence_transformers_files import (
     FORMAT,
     KEY,
     Pooling,
+    parts_of,
     pool,
     prompt_before,
     read_parts,
@@ -221,10 +222,7 @@ class Embedding(Objective[Options]):
 
     def prepare_model(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
         """Keep in the model's configuration how its tokens become a vector."""
-        base, revision = model.config.name_or_path, getattr(model.config, "_commit_hash", None)
-        parts = (read_parts(base, revision) if base else None) or {"pooling": "mean", "normalize": False}
-        given = {"pooling": self.options.pooling} if self.options.pooling else {}
-        setattr(model.config, KEY, parts | given | {"dimension": model.config.get_text_config().hidden_size})
+        parts_of(model.config, self.options.pooling)
 
     def check_model(self, model: PreTrainedModel) -> None:
         size = getattr(model.config, KEY)["dimension"]
@@ -235,7 +233,8 @@ class Embedding(Objective[Options]):
     def embed(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return the vectors of the M texts of B rows, (B, M, D)."""
         inputs = concatenate_texts_along_batch(batch, model)
-        parts = getattr(getattr(model, "module", model).config, KEY, None) or {"pooling": "mean"}
+        config = getattr(model, "module", model).config
+        parts = getattr(config, KEY, None) or parts_of(config)  # of a release that was not trained here
         found = pool(model(**inputs).last_hidden_state.float(), inputs["attention_mask"], parts["pooling"])
         return torch.stack(found.chunk(len(found) // len(batch["input_ids"])), 1)
 

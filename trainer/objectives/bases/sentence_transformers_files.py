@@ -14,12 +14,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from params import ModelError, TransientError
 from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.release_format import ReleaseFormat
 from trainer.objectives.bases.texts import Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 Pooling = Literal["mean", "cls", "lasttoken", "max"]
 KEY: Final = "sentence_transformers"
@@ -69,6 +72,20 @@ def read_parts(base: str, revision: str | None) -> dict[str, Any] | None:
         raise ModelError(base, what, "use a model whose tokenizer lowers texts itself, or set do_lower_case to false")
     pooling = _read(base, f"{parts['Pooling']}/config.json", revision) if "Pooling" in parts else None
     return {"pooling": _pooling(pooling or {}, base), "normalize": "Normalize" in parts}
+
+
+def parts_of(config: PreTrainedConfig, pooling: Pooling | None = None) -> Mapping[str, Any]:
+    """Return how a loaded model makes a vector, and keep it in its configuration.
+
+    It is what the repository says that the model was loaded from, else its config.json, else the mean of its tokens' vectors.
+    `pooling` takes the place of theirs. Errors are those of `read_parts`.
+    """
+    base, revision = str(config.name_or_path or ""), getattr(config, "_commit_hash", None)
+    parts = (read_parts(base, revision) if base else None) or getattr(config, KEY, None)
+    parts = dict(parts or {"pooling": "mean", "normalize": False}) | ({"pooling": pooling} if pooling else {})
+    setattr(config, KEY, parts | {"dimension": config.get_text_config().hidden_size})
+    found: Mapping[str, Any] = getattr(config, KEY)
+    return found
 
 
 def _pooling(config: Mapping[str, Any], base: str) -> str:

@@ -193,6 +193,18 @@ def test_parts_of_a_base_model_are_kept(tmp_path):
     assert files.read_parts(base, None) == {"pooling": "cls", "normalize": True}
 
 
+def test_release_that_was_not_trained_here_is_scored_as_it_says(tmp_path):
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    BertModel(BertConfig(vocab_size=9, **sizes)).save_pretrained(tmp_path)
+    write(tmp_path, [TRANSFORMER, POOLING])
+    model, ids = BertModel.from_pretrained(tmp_path).eval(), torch.tensor([[1, 2, 3]])
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    with torch.inference_mode():
+        torch.testing.assert_close(build().embed(model, batch)[:, 0], model(ids).last_hidden_state[:, 0])
+
+
 @pytest.mark.parametrize(
     ("modules", "pooling", "settings", "reason"),
     [

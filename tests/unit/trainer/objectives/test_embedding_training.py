@@ -52,11 +52,15 @@ def made(root, objective, changes):
     return artifacts, recipe
 
 
-@pytest.mark.parametrize(("options", "metric"), FORMS.values(), ids=FORMS)
-def test_steps_do_not_depend_on_the_micro_batch(tmp_path, options, metric):
+@pytest.mark.parametrize(
+    ("options", "metric", "lora"),
+    [*((*form, {}) for form in FORMS.values()), (*FORMS["pairs"], {"model.lora": {"r": 4}})],
+    ids=[*FORMS, "adapters"],
+)
+def test_steps_do_not_depend_on_the_micro_batch(tmp_path, options, metric, lora):
     found = []
     for size in (8, 2):
-        changes = {**NO_DROPOUT, "metric": metric, "launch.micro_batch_size": size}
+        changes = {**NO_DROPOUT, **lora, "metric": metric, "launch.micro_batch_size": size}
         trainer = in_process.trained(plan_job(*made(tmp_path / str(size), options, changes)))
         found.append([(e["loss"], e["grad_norm"]) for e in trainer.state.log_history if "grad_norm" in e])
     assert len(found[0]) == 4
