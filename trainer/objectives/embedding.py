@@ -36,8 +36,8 @@ from trainer.objectives.bases.contrastive_loss import (
 from trainer.objectives.bases.groups import group_statistics, hash_group_value
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
-from trainer.objectives.bases.padding import concatenate_texts_along_batch, pad_batch
-from trainer.objectives.bases.retrieval import NAMES, measure_queries
+from trainer.objectives.bases.padding import concatenate_texts_along_batch, pad_batch, token_column_names
+from trainer.objectives.bases.retrieval import NAMES, measure_queries, members_of_groups
 from trainer.objectives.bases.rows import ScoreColumns
 from trainer.objectives.bases.sentence_transformers_files import (
     FORMAT,
@@ -232,11 +232,16 @@ class Embedding(Objective[Options]):
 
     def embed(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return the vectors of the M texts of B rows, (B, M, D)."""
-        inputs = concatenate_texts_along_batch(batch, model)
         config = getattr(model, "module", model).config
         parts = getattr(config, KEY, None) or parts_of(config)  # of a release that was not trained here
-        found = pool(model(**inputs).last_hidden_state.float(), inputs["attention_mask"], parts["pooling"])
-        return torch.stack(found.chunk(len(found) // len(batch["input_ids"])), 1)
+        texts = [name.removesuffix("input_ids") for name in token_column_names(batch)]
+        inputs = [{name: batch[text + name] for name in ("input_ids", "attention_mask")} for text in texts]
+        if hasattr(model, "module"):  # of several processes, whose gradients come from one forward pass
+            inputs = [concatenate_texts_along_batch(batch, model)]
+        found = [
+            pool(model(**own).last_hidden_state.float(), own["attention_mask"], parts["pooling"]) for own in inputs
+        ]
+        return torch.stack(torch.cat(found).chunk(len(texts)), 1)
 
     def global_loss(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of G rows, a sum over `matryoshka_dims`; `labels` are the scores (G,), or numbers of texts and class (G, L)."""
@@ -270,13 +275,15 @@ class Embedding(Objective[Options]):
         size = (measured.shape[1] - texts - bool(self.options.label_column)) // texts
         vectors, numbers = measured[:, : texts * size].reshape(-1, texts, size), measured[:, texts * size :]
         if self.options.label_column:
-            relevant = [np.flatnonzero(numbers[:, 1] == own) for own in numbers[:, 1]]
+            classes = np.unique(numbers[:, 1], return_inverse=True)[1]
+            members = members_of_groups(classes)
+            relevant = [members[own] for own in classes]
             of_rows = measure_queries(vectors[:, 0], vectors[:, 0], relevant, skip=True)
             return np.concatenate([of_rows, of_rows[:, :1], np.arange(len(numbers))[:, None]], 1)
         _, first, query = np.unique(numbers[:, 0], return_index=True, return_inverse=True)
         _, place, document = np.unique(numbers[:, 1:], return_index=True, return_inverse=True)
         document = document.reshape(len(numbers), -1)
-        relevant = [np.unique(document[query == i, 0]) for i in range(len(first))]
+        relevant = [np.unique(document[rows, 0]) for rows in members_of_groups(query)]
         documents = vectors[:, 1:].reshape(-1, size)[place]
         of_queries = measure_queries(vectors[first, 0], documents, relevant, skip=False)
         cosines = vectors[:, :2].prod(1).sum(1, keepdims=True)

@@ -42,6 +42,11 @@ def measure_ranks(ranks: NDArray[np.int64]) -> tuple[float, float, float, float]
     )
 
 
+def members_of_groups(numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return the positions of each of the numbers 0 to G - 1 among N, which all occur, (N,)."""
+    return np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
+
+
 def measure_queries(
     queries: NDArray[np.float64], documents: NDArray[np.float64], relevant: Sequence[NDArray[np.int64]], *, skip: bool
 ) -> NDArray[np.float64]:
