@@ -16,6 +16,7 @@ Spearman's rank correlation of cosines and scores. A release is a repository of 
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -143,6 +144,11 @@ class Embedding(Objective[Options]):
         return bool(self.options.label_column and self.options.positive_column)
 
     @property
+    def served_scores(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The cosine of a pair, which depends on no other row."""
+        return ("predicted",) if self._has_scores else () if self.options.label_column else ("cosine",)
+
+    @property
     def label_name(self) -> str:
         """What of a batch `global_loss` gets as labels."""
         return "labels" if self._has_scores else "texts"
@@ -167,6 +173,9 @@ class Embedding(Objective[Options]):
             if getattr(o, name) and o.label_column:
                 what = "has no effect beside label_column"
                 yield Problem(("objective", name), what, "remove one of the two")
+        if importlib.util.find_spec("sentence_transformers") is None:
+            what = "needs sentence-transformers, which loads a release before it is published"
+            yield Problem(("objective", "name"), what, "pip install 'evergreen[embedding]'")
         if training.loss:
             what = "has no effect: the loss compares all rows of the global batch"
             yield Problem(("training", "loss"), what, "remove it")
