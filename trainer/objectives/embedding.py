@@ -96,7 +96,7 @@ class _Advice(NewRecipeAdvice):
     place = 2
     rates: ClassVar[UpTo] = ((60e6, 5e-5), (200e6, 2e-5), (math.inf, 1e-5))
     batch = 64
-    least_batch = 16
+    least_batch = 32
     scheduler = "linear"
 
     def fit(self, seen: SeenColumns) -> ObjectiveFit:
