@@ -96,6 +96,7 @@ def _unneeded(needed: set[str] | None, *, unfinished: bool) -> Iterator[Deletabl
         runs = list_superseded_run_folders(recipe, keep=0 if unfinished else 1)
         damaged = [path for path in recipe.checkpoints.glob("*/broken-*") if path.parent not in runs]
         whys = {"superseded run": runs, "damaged checkpoint": damaged, "of `verify-resume`": [recipe.verify_resume]}
+        whys |= {"last state of a finished run": [recipe.finished_run]} if unfinished else {}
         for why, folders in whys.items():
             for folder in filter(Path.exists, folders):
                 size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())

@@ -218,7 +218,10 @@ def clean(
         int, Option(min=0, help="How many releases in a repository keep their data; with 0, no Hub is asked.")
     ] = 10,
     unfinished: Annotated[
-        bool, Option("--unfinished", help="Also the newest run of each recipe, which then cannot be resumed.")
+        bool,
+        Option(
+            "--unfinished", help="Also the newest run of each recipe, which then cannot be resumed or trained longer."
+        ),
     ] = False,
     yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
 ) -> None:

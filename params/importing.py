@@ -12,6 +12,7 @@ import inspect
 import re
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -132,19 +133,37 @@ def import_root(file: Path) -> Path:
 
 def transitively_imported_files(
     files: Iterable[Path], root: Path, leave_out: Callable[[str], bool] | None = None
-) -> list[Path]:
-    """Return `files` below `root` and what they import below it, directly or through others, without importing them.
+) -> Iterator[Path]:
+    """Yield `files` below `root` and what they import below it, directly or through others, without importing them.
 
-    `leave_out` says of a path in `root` whether it and its imports do not count.
+    A file is read when the next one is asked for. `leave_out` says of a path in `root` whether it and its imports do not count.
     """
-    found = dict.fromkeys(files)
-    queue = list(found)
+    queue = list(dict.fromkeys(files))
+    found = set(queue)
+    yield from list(queue)
     while queue:
         for path in directly_imported_files(queue.pop(), root):
             if path not in found and not (leave_out and leave_out(path.relative_to(root).as_posix())):
-                found[path] = None
+                found.add(path)
                 queue.append(path)
-    return list(found)
+                yield path
+
+
+class ImportedNames:
+    """The names in `root` of files and what they import; files are read until a name that is asked for is found."""
+
+    def __init__(self, files: Iterable[Path], root: Path) -> None:
+        self._names = (path.relative_to(root).as_posix() for path in transitively_imported_files(files, root))
+        self._found = set[str]()
+        self._lock = threading.Lock()
+
+    def __contains__(self, name: str) -> bool:
+        with self._lock:
+            while name not in self._found:
+                if (found := next(self._names, None)) is None:
+                    return False
+                self._found.add(found)
+            return True
 
 
 def directly_imported_files(file: Path, root: Path) -> Iterator[Path]:

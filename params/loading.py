@@ -25,7 +25,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from params.defaults import with_dependent_defaults
-from params.foundation.errors import EvergreenError, RecipeError
+from params.foundation.errors import EvergreenError, RecipeError, see_limits
 from params.schema import Recipe
 
 Key = tuple[str | int, ...]
@@ -250,18 +250,20 @@ def _most_similar(name: str, known: Iterable[str], cutoff: float = 0.6) -> str |
 def validation_problem(error: Any, key: Key, model: type[pydantic.BaseModel] | None) -> Problem:
     """Return an error of pydantic about a key as a problem; `model` is the class of the section that holds the key."""
     kind, context = error["type"], error.get("ctx", {})
+    limits = see_limits(str(key[0]) if len(key) > 1 else "")
     if kind == "extra_forbidden":
         known = [name for name in model.model_fields if name not in key] if model else []
-        return Problem(key, "no such key", suggestion(str(key[-1]), known))
+        fix = suggestion(str(key[-1]), known)
+        return Problem(key, "no such key", fix + ("" if fix.startswith("did") else limits))
     if kind == "missing":
         return Problem(key, "is missing", f"add `{key[-1]}:`{_meaning(model, key)}")
     if kind == "conflict":
         return Problem(key, context["what"], context["fix"])
     if kind == "union_tag_invalid":
         tags = context["expected_tags"]
-        return Problem((*key, "kind"), f"there is no kind {context['tag']!r}", f"use one of {tags}")
+        return Problem((*key, "kind"), f"there is no kind {context['tag']!r}", f"use one of {tags}{limits}")
     if kind == "union_tag_not_found":
-        return Problem(key, "has no `kind`", "add `kind:`")
+        return Problem(key, "has no `kind`", f"add `kind:`{limits}")
     message = error["msg"][0].lower() + error["msg"][1:]
     if kind == "model_type":
         message = "input should be a mapping of keys"

@@ -190,6 +190,9 @@ class SplitFractions(Section):
     """Share of the rows for the validation split, which chooses the best checkpoint. Unused with a validation file."""
     test: Fraction = 0.05
     """Share of the rows for the test split, which the model is evaluated on. Unused with a test file."""
+    stratify: str | None = None
+    """A column, such as the label. Each of its values has at least one training row: if all rows of a label would be held out,
+    the last of them goes to `train`. It moves back when a later one comes; all others keep their split."""
 
 
 class Data(Section):
@@ -201,6 +204,13 @@ class Data(Section):
     """Columns whose equal values say that rows belong together, such as those of one customer. `split` keeps them in one
     split, validation sets training rows aside whose group is in a held-out split of the source, and the gate counts them as one
     observation. A row that has no value in any of them (null, NaN or blank text) is on its own. Default: each row is on its own."""
+
+    @validate_model(mode="after")
+    def _splits_rows_in_one_way(self) -> Data:
+        if self.group_by and self.split.stratify:
+            what = "`split.stratify` moves single rows, and rows of one group (`group_by`) must stay in one split"
+            raise conflict_error(what, "remove one of the two keys")
+        return self
 
 
 class Expectation(Section, extra="allow"):
@@ -271,9 +281,8 @@ class PretrainedTokenizer(Section):
     revision: str | None = None
     """Commit, tag or branch of the repository."""
     added_tokens: list[str] = []
-    """Special tokens that it gets, such as those of a chat template. Embeddings of the model that lack rows for them get new ones,
-    which are trained; with adapters, these embeddings are trained in full. Many models have spare rows, which adapters leave as they
-    are: then name the embeddings in `model.lora.modules_to_save`."""
+    """Special tokens that it gets, such as those of a chat template. Embeddings of the model that lack rows for them get new ones;
+    with adapters, these embeddings are then trained in full. Where they have spare rows, adapters train only these rows."""
 
 
 class Tokenization(Section):

@@ -27,6 +27,7 @@ from params.loading import find_recipe, recipe_names_with_prefix
 from tasks.scaffold import commands as scaffold
 from tasks.stage_command import run_stage_as_command
 from trainer.reporting import progress_bar
+from trainer.runtime.imports import hide_packages, hide_unused_packages
 
 app = typer.Typer(
     add_completion=False,
@@ -67,8 +68,6 @@ def set_up_command_output() -> None:
 
 def _stage_command(stage: str) -> Callable[[Path], None]:
     def command(recipe: RecipePath) -> None:
-        from trainer.runtime.imports import hide_unused_packages
-
         hide_unused_packages(load(recipe))
         run_stage_as_command(stage, recipe)
 
@@ -89,7 +88,6 @@ def check(recipe: RecipePath) -> None:
     Takes seconds and downloads nothing. Reports every mistake with its line.
     """
     from tasks.diagnostics.check import check
-    from trainer.runtime.imports import hide_packages
 
     hide_packages("peft")
     check(recipe)
@@ -122,7 +120,6 @@ def trace_row(
 ) -> None:
     """Show what each stage makes of one row."""
     from tasks.diagnostics.trace import trace
-    from trainer.runtime.imports import hide_unused_packages
 
     hide_unused_packages(load(recipe))
     trace(recipe, row_id=row)
@@ -135,7 +132,6 @@ def rehearse(recipe: RecipePath) -> None:
     Takes a minute or two, and estimates time, memory and disk of the real run. Fails with what the real run would fail with after hours.
     """
     from tasks.diagnostics.rehearse import rehearse
-    from trainer.runtime.imports import hide_unused_packages
 
     hide_unused_packages(load(recipe))
     rehearse(recipe)

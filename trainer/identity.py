@@ -19,7 +19,13 @@ from pydantic_core import to_jsonable_python
 from params.dvc_files import read_recipes_yaml_item, read_stage_dependencies
 from params.foundation.artifacts import Artifacts
 from params.foundation.hashing import file_sha256
-from params.importing import find_named_source_files, import_root, is_project_file, transitively_imported_files
+from params.importing import (
+    ImportedNames,
+    find_named_source_files,
+    import_root,
+    is_project_file,
+    transitively_imported_files,
+)
 
 _PROJECT = Path(__file__).parents[1]
 
@@ -80,7 +86,12 @@ def run_identity(tokens: Path, sections: Mapping[str, Any]) -> dict[str, str]:
         weights = (p for p in Path(base).iterdir() if p.suffix in {".safetensors", ".json"})
         files |= {f"base model {p.name}": p for p in weights}
     hashes = {name: file_sha256(path) for name, path in files.items()}
-    return dict(sorted((dict(_flat(keys)) | hashes | code_hashes(keys)).items()))
+    return dict(sorted((recipe_identity(keys) | hashes | code_hashes(keys)).items()))
+
+
+def recipe_identity(keys: Mapping[str, Any]) -> dict[str, str]:
+    """Return the part of `run_identity` that the recipe says; `keys` are those of `deciding_keys`."""
+    return dict(_flat(keys))
 
 
 def deciding_keys(sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,10 +188,10 @@ def _imported(file: Path, root: Path) -> list[Path]:
 
 
 @lru_cache(maxsize=2)
-def _worker_imports(root: Path) -> frozenset[str]:
+def _worker_imports(root: Path) -> ImportedNames:
     """Return the names of all files that the worker imports without an objective and code that a recipe names."""
     files = [root / "trainer/worker.py", *sorted((root / "trainer/objectives/bases").glob("*.py"))]
-    return frozenset(path.relative_to(root).as_posix() for path in transitively_imported_files(files, root))
+    return ImportedNames(files, root)
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

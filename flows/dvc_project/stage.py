@@ -37,8 +37,11 @@ def is_any_stage_stale(*names: str) -> bool:
         RecipeError: dvc.yaml has no such stage, or a file of DVC's is damaged.
         EvergreenError: DVC fails for another reason.
     """
-    with open_dvc_repository(names[0]) as repo, repo.lock:  # once for all: DVC reads dvc.yaml and dvc.lock each time
-        return any(restore.is_stale_or_drop_outdated(repo, *repo.stage.collect(name)) for name in names)
+    from dvc.dvcfile import PROJECT_FILE, load_file
+
+    with open_dvc_repository(names[0]) as repo, repo.lock:
+        stages = load_file(repo, PROJECT_FILE).stages  # once for all: `collect` reads dvc.yaml and dvc.lock each time
+        return any(restore.is_stale_or_drop_outdated(repo, stages[name]) for name in names)
 
 
 def restore_inputs(name: str, path: Path | None = None) -> None:

@@ -14,6 +14,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 
 from flows.run.final_state import release_or_pull_request_url
 from params.foundation.artifacts import Artifacts
+from tasks.evaluation.report import EvaluationReport
 from tasks.hub_client.receipt import Receipt
 from tasks.report.formatting import metrics_markdown_table
 from tasks.stages import read_report
@@ -38,8 +39,6 @@ def add_stage_report_artifact(stage: str, artifacts: Artifacts, outcome: str) ->
     key = _artifact_key(stage, artifacts)
     description = f"{stage}@{artifacts.recipe}: {outcome} ({path})"
     if stage == "evaluate":
-        from tasks.evaluation.report import EvaluationReport
-
         table = metrics_markdown_table(read_report(artifacts, EvaluationReport))
         create_markdown_artifact(table, key=key, description=description)
     else:

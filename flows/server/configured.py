@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.events import Event
 from prefect.settings import get_current_settings
 
 from params import EvergreenError, TransientError
@@ -47,8 +48,6 @@ def open_configured_server_client() -> Iterator[SyncPrefectClient]:
 
 def announce_new_data(recipe: str, data: Mapping[str, str]) -> None:
     """Tell the server that a recipe has new data, with `data` as the event's payload; return when the server has it."""
-    from prefect.events import Event
-
     labels = {"prefect.resource.id": f"evergreen.recipe.{recipe}", "prefect.resource.name": recipe}
     event = Event(event=DATA_ARRIVED, resource=labels, payload=dict(data))
     with open_configured_server_client() as client:  # not emit_event, which does not say whether the server has got it

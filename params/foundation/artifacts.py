@@ -63,6 +63,9 @@ class Artifacts:
     champion = _Below("scratch", "champion")  # the published model that evaluate compares with, by its commit
     command_result = _Below("scratch", "result.json")  # how the command that the flow or `reproduce` started ended
     failed_validation = _Below("scratch", "validation-failed")  # the report of a validation that failed
+    finished_run = _Below(
+        "scratch", "finished-run"
+    )  # what a longer run goes on from: the last finished run, by its key
     flow_lock = _Below("scratch", "flow.lock")  # held by the flow of this recipe
     log_lock = _Below("scratch", "log.lock")  # held by the process that writes to a log
     machines = _Below("scratch", "machines")  # where the machines of one training find each other

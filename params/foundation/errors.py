@@ -78,6 +78,11 @@ class EvergreenError(Exception):
         return {"where": self.where, "what": self.what, "fix": self.fix, "key": self.key}
 
 
+def see_limits(section: str) -> str:
+    """Return the end of a fix: the page that leads around what Evergreen cannot do, at a section of a recipe or at its top."""
+    return f"; what cannot be done yet, and the way round: docs/limits.md{section and f'#{section}'}"
+
+
 def error_from_json(text: str | bytes) -> EvergreenError:
     """Return the error that `to_json` wrote. A class that does not exist here is found by its exit code.
 

@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import inspect
 import logging
+import math
 import sys
 import threading
 import traceback
@@ -30,9 +31,13 @@ from tasks.ingestion.function import find_imports_beyond_ingest
 from tasks.ingestion.source import open_source
 from tasks.publishing.secrets import find_secrets
 from trainer import objectives
+from trainer.checkpoints.sealed import newest_checkpoint_step
 from trainer.conflicts import find_training_conflicts
-from trainer.identity import find_unwatched_code
+from trainer.identity import deciding_keys, find_unwatched_code, recipe_identity
+from trainer.job import SECTIONS
 from trainer.loop import extensions
+from trainer.loop.batch import micro_batch_and_accumulation, total_steps
+from trainer.loop.other_length import find_runs_of_other_length, find_what_depends_on_steps
 from trainer.model import config_check
 
 logger = logging.getLogger(__name__)
@@ -112,6 +117,7 @@ def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluati
     slices = enumerate(evaluation.slices)
     needed: list[tuple[Key, str | None]] = [(("evaluation", "slices", i), slice_by.column) for i, slice_by in slices]
     needed += [(("data", "group_by"), column) for column in data.group_by]
+    needed += [(("data", "split", "stratify"), data.split.stratify)]
     if not objectives.find_option_problems(objective):
         needed += [(("objective",), column) for column in objectives.build_objective(objective).columns()]
     for key, column in needed:
@@ -122,8 +128,6 @@ def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluati
 
 def _warn_of_long_warmup(training: Training, data: Any, objective: ObjectiveChoice) -> tuple[()]:
     """Say if a training ends before its warm-up. Without `max_steps`, the steps follow from the rows of local files."""
-    from trainer.loop.batch import total_steps
-
     rows, warmup = 0, int(training.warmup_steps)
     if warmup < 1:
         return ()
@@ -140,6 +144,21 @@ def _warn_of_long_warmup(training: Training, data: Any, objective: ObjectiveChoi
     if (rows or training.max_steps) and warmup >= (steps := total_steps(training, rows)):
         what = "check: training.warmup_steps is %d, and the training has about %d steps: it ends before its learning rate is reached"
         logger.warning(what, warmup, steps)
+    return ()
+
+
+def _tell_of_run_of_other_length(document: Document, sections: dict[str, Any]) -> tuple[()]:
+    """Say whether the training goes on from a run with another number of steps, as far as the recipe tells."""
+    if not {"seed", "objective", "model", "training", "evaluation"} <= sections.keys():
+        return ()
+    training, artifacts = sections["training"], Artifacts(document.path.stem, document.path.resolve().parent.parent)
+    keys = {name: sections[name] for name in SECTIONS if name in sections} | {"metrics": sections["evaluation"].metrics}
+    for other in find_runs_of_other_length(artifacts, recipe_identity(deciding_keys(keys)), by_recipe=True):
+        if why := find_what_depends_on_steps(training, sections["objective"]):
+            logger.info("check: training starts at step 0, not from run %s: in `training`, %s", other.name, why)
+        elif 0 < (step := newest_checkpoint_step(other)) < (training.max_steps or math.inf):
+            message = "check: training goes on from step %d of run %s, if rows and code are as they were"
+            logger.info(message, step, other.name)
     return ()
 
 
@@ -211,7 +230,6 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterat
 
 
 def _launch_problems(training: Training, launch: Launch) -> Iterator[Problem]:
-    from trainer.loop.batch import micro_batch_and_accumulation
     from trainer.loop.sharding import check_deepspeed_installed
 
     yield from _error(("launch", "num_processes"), micro_batch_and_accumulation, training.global_batch_size, launch)
@@ -298,6 +316,7 @@ _CHECKS: list[Callable[..., Iterable[Problem]]] = [
     lambda objective: objectives.find_option_problems(objective),  # noqa: PLW0108 - its own parameter has another name
     _column_problems,
     _warn_of_long_warmup,
+    _tell_of_run_of_other_length,
     _expectation_problems,
     model_checks.find_position_limit_problem,
     model_checks.find_generation_problem,

@@ -20,6 +20,7 @@ from params import CheckpointError
 from params.foundation.hashing import file_sha256
 from params.schema import Direction
 from trainer.checkpoints.sealed import IDENTITY, MANIFEST, POSITION, find_best_weights, list_checkpoints
+from trainer.objectives.bases.lazy_imports import np, torch
 from trainer.reporting.metrics_log import CLOCK_SUFFIXES
 
 _STEP = "steps of a process"
@@ -169,7 +170,6 @@ def _file_pairs(a: Path, b: Path, names: Iterable[str]) -> Iterator[Pair]:
 
 def _content(path: Path) -> Any:
     """Return what a file or folder holds: tensors and values, or hashes."""
-    import torch
     from safetensors.torch import load_file
 
     if (path / ".metadata").exists():
@@ -190,7 +190,6 @@ def _content(path: Path) -> Any:
 
 def _sharded_content(folder: Path) -> dict[str, Any]:
     """The same for a checkpoint of torch.distributed, as FSDP writes. Its index holds a random number, so it is not compared."""
-    import torch
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -224,9 +223,6 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def _difference(where: str, a: Any, b: Any) -> str | None:
     """Return how two values differ, if they do. Tensors are compared bit for bit; NaN equals NaN."""
-    import numpy as np
-    import torch
-
     if a is _ABSENT or b is _ABSENT:
         return f"{where}: {' and '.join('missing' if value is _ABSENT else 'present' for value in (a, b))}"
     a, b = (torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value for value in (a, b))

@@ -14,10 +14,12 @@ from typing import Any, Final
 from params import EvergreenError, HubRefusedError, ModelError, Problem, TransientError
 from params.dvc_files import RECIPES
 from params.foundation.artifacts import Artifacts
+from params.foundation.errors import see_limits
 from params.loading import Key
 from params.schema import Model, ObjectiveChoice, PretrainedTokenizer, Publish, Tokenization, repo_id_problem
 from trainer import objectives
-from trainer.model.adapters import BaseModelReference
+from trainer.model.adapters import BaseModelReference, add_lora_adapters
+from trainer.objectives.bases.lazy_imports import torch, transformers
 from trainer.runtime.imports import unhide_package
 from trainer.runtime.model_files import check_safe_to_load
 
@@ -106,18 +108,16 @@ def find_position_limit_problem(model: Model, tokenization: Tokenization) -> Ite
         or tokenization.max_length < stated - 2 - (config.get("pad_token_id") or 0)
     ):
         return
-    from transformers import AutoConfig
-
     from trainer.model.limits import find_position_limits
 
     try:
-        limits = find_position_limits(AutoConfig.for_model(**config))
+        limits = find_position_limits(transformers.AutoConfig.for_model(**config))
     except (ValueError, TypeError, KeyError, AttributeError):  # which another check says
         return
     positions = limits.most if model.config else limits.table
     if positions is not None and positions < tokenization.max_length:
         what = f"{tokenization.max_length} tokens exceed the model's {positions} positions"
-        yield Problem(("tokenization", "max_length"), what, f"use at most {positions}")
+        yield Problem(("tokenization", "max_length"), what, f"use at most {positions}{see_limits('tokenization')}")
 
 
 def find_lora_problem(model: Model, objective: ObjectiveChoice) -> Iterator[Problem]:
@@ -125,16 +125,13 @@ def find_lora_problem(model: Model, objective: ObjectiveChoice) -> Iterator[Prob
     config = _read_config(model)
     if not config or model.lora is None:
         return
-    import torch
-    from transformers import AutoConfig
-
-    from trainer.model.adapters import add_lora_adapters
-
     unhide_package("peft")
     try:
         built = objectives.build_objective(objective)
         with torch.device("meta"):
-            network = built.model_class().from_config(AutoConfig.for_model(**config), trust_remote_code=False)
+            network = built.model_class().from_config(
+                transformers.AutoConfig.for_model(**config), trust_remote_code=False
+            )
             add_lora_adapters(network, model.lora, built, [])
     except ModelError as error:
         yield Problem(("model", "lora"), error.what, error.fix)
@@ -147,12 +144,12 @@ def find_generation_problem(model: Model) -> Iterator[Problem]:
     path = Path(model.pretrained or "") / "generation_config.json"
     if model.pretrained is None or not path.is_file():
         return
-    from transformers import GenerationConfig
-
     from trainer.model.use_settings import repair_generation_settings
 
     try:
-        repair_generation_settings(GenerationConfig.from_dict(json.loads(path.read_bytes())), model.pretrained)
+        repair_generation_settings(
+            transformers.GenerationConfig.from_dict(json.loads(path.read_bytes())), model.pretrained
+        )
     except ModelError as error:
         yield Problem.of(error, ("model", "pretrained"))
     except (OSError, ValueError, TypeError, AttributeError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.dataset as ds
 
@@ -16,11 +16,10 @@ from tasks.tokenization.encoding import RowEncoder
 from trainer import objectives
 from trainer.data import tokens
 from trainer.model import network
+from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.likelihood import Likelihood, compute_logits
 from trainer.objectives.bases.padding import IGNORE_INDEX, token_column_names
-
-if TYPE_CHECKING:
-    from trainer.objectives.bases.objective import ColumnKind, Example
+from trainer.objectives.bases.rows import ColumnKind, Example
 
 _MAX_TOKENS = 40
 _MAX_CHARACTERS = 400
@@ -63,7 +62,7 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
     (examples, _), *_ = encoder.encode([row])
     if not examples:
         what = f"the row gives no sequence: its first {encoder.max_length} tokens hold nothing to learn"
-        yield "tokens", [f"{what}; a larger tokenization.max_length may reach what it has to say"]
+        yield "tokens", [f"{what}; if more tokens do, raise tokenization.max_length"]
         return
     for i, example in enumerate(examples, start=1):
         yield f"tokens  (sequence {i} of {len(examples)}; * has a loss)", token_lines(encoder, example)
@@ -74,8 +73,6 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
     if not artifacts.model.exists():
         yield "loss", ["train has not run"]
         return
-    import torch
-
     objective.set_reference(
         lambda: network.build_untrained_model(
             recipe.model, objective=objective, state=state, tokenizer=tokenizer, seed=seed

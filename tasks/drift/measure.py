@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,9 +47,7 @@ from tasks.drift.two_sample import (
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
-
-if TYPE_CHECKING:
-    from trainer.objectives.bases.objective import Objective
+from trainer.objectives.bases.objective import Objective
 
 logger = logging.getLogger(__name__)
 _MAX_EXAMPLES = 5
@@ -221,29 +219,29 @@ class _Tests:
         unknown = float((has_unknown * weights).sum() / weights.sum())
         counts = Counter(name for own in of_rows for name in {*own})
         unseen = [name for name, _ in counts.most_common() if label_hash(name) not in counted]
-        yield _finding(
+        new_labels = MeasuredChange(
             what=f"new labels ({known.column})",
             measure="share of new rows",
-            effect=unknown,
+            effect=round(unknown, 4),
             floor=self.drift.min_new_labels,
-            p_value=p_values[1],
+            p_value=float(p_values[1]),
             detail=f"{_listed(unseen)}, {unknown:.1%} of the new rows" if unseen else "none",
-            row_scores=has_unknown.astype(float),
         )
+        yield ChangeWithRowScores(new_labels, has_unknown.astype(float))
         grown = np.argsort(now - before)[::-1]
         moved = [f"{names[codes[i]]} from {before[i]:.1%} to {now[i]:.1%}" for i in grown if codes[i] in names]
-        change = np.full(len(of_rows), -np.inf)
-        np.maximum.at(change, row_of, (now - before)[own_numbers])
+        row_scores = np.full(len(of_rows), -np.inf)
+        np.maximum.at(row_scores, row_of, (now - before)[own_numbers])
         distance = max(0.0, float(real[2] - by_chance[2]))  # with many labels, few rows always differ
-        yield _finding(
+        change = MeasuredChange(
             what=f"labels ({known.column})",
             measure="total variation distance above chance",
-            effect=distance,
+            effect=round(distance, 4),
             floor=self.drift.min_label_change,
-            p_value=p_values[0],
+            p_value=float(p_values[0]),
             detail=f"{distance:.1%} differ, beyond chance; most of all {_listed(moved)}",
-            row_scores=change,
         )
+        yield ChangeWithRowScores(change, row_scores)
 
     def _texts(
         self, known: SampledMeasure, new: SampledMeasure, sides: ObservationUnits
@@ -253,15 +251,15 @@ class _Tests:
         if told is None:
             return
         area, p_value, scores = told
-        yield _finding(
+        change = MeasuredChange(
             what="words",
             measure="area under the ROC curve",
-            effect=area,
+            effect=round(area, 4),
             floor=self.drift.min_auc,
             p_value=p_value,
             detail=f"by its words, a new row is told from a known one in {area:.1%} of pairs (50% by chance)",
-            row_scores=scores[len(known.values) :],
         )
+        yield ChangeWithRowScores(change, scores[len(known.values) :])
 
     def _numbers(
         self, known: SampledMeasure, new: SampledMeasure, sides: ObservationUnits
@@ -281,15 +279,15 @@ class _Tests:
         row_scores = np.full(len(self.new.row_ids), -np.inf)
         is_there = np.isfinite(self.new.numbers[new.column]) if known.kind == "number" else slice(None)
         row_scores[is_there] = (news - before) * math.copysign(1.0, float(news.mean() - olds.mean()))
-        yield _finding(
+        change = MeasuredChange(
             what=f"length of {known.column}" if known.kind == "length" else known.column,
             measure="Wasserstein distance in standard deviations",
-            effect=distance,
+            effect=round(distance, 4),
             floor=self.drift.min_distance,
-            p_value=p_values[0],
+            p_value=float(p_values[0]),
             detail=f"the median went from {before * scale:,.4g} to {now * scale:,.4g}; {distance:.2f} standard deviations",
-            row_scores=row_scores,
         )
+        yield ChangeWithRowScores(change, row_scores)
 
 
 def _scale(values: NDArray[np.float64]) -> float:
@@ -305,29 +303,6 @@ def _spread(values: NDArray[np.float64]) -> float:
 def _error(drift: Drift) -> float:
     """The probability that any of these tests may call like rows different."""
     return (1 - drift.confidence) * (1 - CONFIDENCE_ERROR_SHARE)
-
-
-def _finding(
-    *,
-    what: str,
-    measure: str,
-    effect: float,
-    floor: float,
-    p_value: float,
-    detail: str,
-    row_scores: NDArray[np.float64],
-) -> ChangeWithRowScores:
-    """A finding of one test by itself: whether it moved is decided over all of them."""
-    change = MeasuredChange(
-        what=what,
-        measure=measure,
-        effect=round(effect, 4),
-        floor=floor,
-        p_value=float(p_value),
-        moved=False,
-        detail=detail,
-    )
-    return ChangeWithRowScores(change, row_scores)
 
 
 def _listed(names: Sequence[str]) -> str:

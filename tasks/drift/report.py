@@ -22,7 +22,7 @@ class MeasuredChange(Report):
     """Smallest effect that counts as drift."""
     p_value: float
     """Probability of a statistic at least as large if new and known rows had the same distribution."""
-    moved: bool
+    moved: bool = False
     """Whether the effect reaches its floor and Holm's method rejects chance, over all that the stage compared."""
     detail: str
     """By how much, for people."""

@@ -84,8 +84,7 @@ class EvaluationAnalysis:
                 raise RecipeError(f"evaluation.gate.{key}", what, fix)
 
     def _intervals(self, scores: RowScores) -> dict[str, ConfidenceInterval]:
-        (resampled,) = self.plan.resampler.resample([scores])
-        ends = {name: self.plan.resampler.interval(values, scores.observations) for name, values in resampled.items()}
+        ends = self.plan.resampler.intervals(scores)
         return {metric: ConfidenceInterval(low=low, high=high) for metric, (low, high) in ends.items()}
 
     def _gains(self, own: RowScores, other: RowScores, *, against: Opponent) -> dict[str, Gain]:
@@ -118,6 +117,7 @@ class EvaluationAnalysis:
         self, own: RowScores, other: RowScores, against: Opponent, left_out: int = 0
     ) -> Iterator[MetricComparison]:
         """Compare two models on the same rows, from which so many rows are left out."""
+        sizes = None if own.groups is None else np.unique(own.groups, return_counts=True)[1]
         for metric, gain in self._gains(own, other, against=against).items():
             yield MetricComparison(
                 against=against,
@@ -128,7 +128,8 @@ class EvaluationAnalysis:
                 p_value=gain.p_value,
                 rows=len(own),
                 left_out=left_out,
-                groups=None if own.groups is None else own.observations,
+                groups=None if sizes is None else len(sizes),
+                largest_group=None if sizes is None else int(sizes.max()),
             )
 
     def _slices(self) -> Iterator[SliceResult]:

@@ -83,7 +83,9 @@ def comparison_sentence(comparison: MetricComparison, gate: Gate) -> str:
         return f"{text}; {too_few}: add held-out rows"
     bar = _bar(comparison, gate)
     demand = f"above {bar:.4g}" if bar >= 0 else f"no more than {-bar:.4g} worse"
-    return f"{text}; the gain's lower end must be {demand}"
+    text += f"; the gain's lower end must be {demand}"
+    few_groups = comparison.few_groups if comparison.gain > bar else ""
+    return f"{text}; {few_groups}: add rows of other groups" if few_groups else text
 
 
 def _bar(comparison: MetricComparison, gate: Gate) -> float:

@@ -13,7 +13,7 @@ from tasks.evaluation.report import min_interval_observations
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_ROUNDING = 1e-6
+ROUNDING = 1e-6
 """Rows whose contributions differ by less than this share of what they could differ by are equal."""
 
 
@@ -25,9 +25,8 @@ class Jackknife:
     1946, https://doi.org/10.2307/3002019), and the same with the skewness of the rows removed (Hall 1992, Journal of the
     Royal Statistical Society B 54, 221-228). Interval ends and probabilities are the more cautious of the two.
 
-    Where all rows say the same, the standard error is 0, and says nothing about rows that were not drawn. Of N equal
-    rows, a share s of others is rejected at level a if (1 - s)^N <= a (the binomial test; the "rule of three"). Such a row
-    may differ by `scale`.
+    Where all rows say the same, the standard error is 0, and says nothing about rows that were not drawn: `largest_unseen_share` of
+    them may be others. Such a row may differ by `scale`.
     """
 
     value: float
@@ -49,7 +48,7 @@ class Jackknife:
             return cls(value, math.inf, 0.0, 1.0, rows, scale)
         effects = left_out.mean() - left_out  # (N,)
         squares = float((effects**2).sum())
-        if not squares > (_ROUNDING * scale) ** 2:
+        if not squares > (ROUNDING * scale) ** 2:
             return cls(value, 0.0, 0.0, 1.0, rows, scale)
         kurtosis = rows * float((effects**4).sum()) / squares**2
         freedom = min(rows - 1, 2 * rows / max(kurtosis - 1, 1e-9))
@@ -61,7 +60,7 @@ class Jackknife:
         from scipy.special import stdtrit
 
         if self.error in (0, math.inf):
-            reach = self.error or self.scale * (1 - ((1 - confidence) / 2) ** (1 / self.rows))
+            reach = self.error or self.scale * largest_unseen_share(self.rows, confidence)
             return self.value - reach, self.value + reach
         reach = -float(stdtrit(self.freedom, (1 - confidence) / 2))
         low = self.value - self.error * max(reach, self._skewed(reach))
@@ -85,6 +84,15 @@ class Jackknife:
             return straight
         inside = 1 + self.skewness * (straight - self.skewness / 6)
         return float(3 / self.skewness * (np.cbrt(inside) - 1))
+
+
+def largest_unseen_share(rows: int, confidence: float) -> float:
+    """Return which share s of other rows there may be, although N equal ones were drawn: (1 - s)^N is (1 - confidence) / 2.
+
+    It is the length of the exact binomial interval of 0 or N of N (Clopper and Pearson 1934, https://doi.org/10.1093/biomet/26.4.404);
+    at 95%, about 3.7 / N. One-sided, 3 / N, it is called the rule of three.
+    """
+    return 1 - float(((1 - confidence) / 2) ** (1 / rows))
 
 
 def max_contribution_difference(left_out: NDArray[np.float64]) -> float:

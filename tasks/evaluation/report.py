@@ -16,6 +16,8 @@ Number = Annotated[float, BeforeValidator(lambda value: nan if value is None els
 Verdict = Literal["publish", "keep", "refuse"]
 Opponent = Literal["champion", "untrained"]
 """A model that the candidate is compared with."""
+_FEW_GROUPS = 30
+"""With fewer groups, or a tenth of the rows in one of them, groups tell clearly less than as many independent rows."""
 
 
 def format_confidence_level(confidence: float) -> str:
@@ -84,6 +86,8 @@ class MetricComparison(Report):
     """Rows that do not count, because one of the models cannot read or write all of their text."""
     groups: int | None = None
     """How many groups the rows are of (`data.group_by`); None if each row is on its own."""
+    largest_group: int | None = None
+    """How many of the rows are of one group, at most; None in a report of an earlier version, too."""
 
     def sentence(self, confidence: float) -> str:
         """Return, for example, `accuracy is 0.031 worse than the champion's (95% interval 0.022 to 0.041 worse)`."""
@@ -117,6 +121,15 @@ class MetricComparison(Report):
         return (
             f"{self._counted()} cannot show it: a {format_confidence_level(confidence)} interval needs at least {least}"
         )
+
+    @property
+    def few_groups(self) -> str:
+        """Why the interval is wide although there are rows: few groups, or one with many of the rows; empty if that is not so."""
+        if self.groups is None or self.largest_group is None:
+            return ""
+        if self.groups >= _FEW_GROUPS and self.largest_group * 10 <= self.rows:
+            return ""
+        return f"the interval is wide because the rows are of {self.groups} groups, the largest of {self.largest_group} rows"
 
     def _counted(self) -> str:
         rows = f"{self.rows} row{'s' if self.rows != 1 else ''}"

@@ -17,16 +17,14 @@ import ipaddress
 import socket
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import BaseModel, Field, ValidationError
 
 from params import EvergreenError
 from params.foundation.errors import HubRefusedError, StorageError, TransientError
 from tasks.hub_server.server import LocalHub, new_token
-
-if TYPE_CHECKING:
-    from tasks.hub_server.trials import AnswerFunction
+from tasks.hub_server.trials import AnswerFunction
 
 LOCAL_USER = "local"
 _MIN_TOKEN_LENGTH = 20

@@ -28,14 +28,7 @@ from huggingface_hub.utils._headers import build_hf_headers
 
 from params.foundation.errors import HubRefusedError, TransientError
 from tasks.digests import weights_digest
-from tasks.hub_client.faults import (
-    CLIENT_ERRORS,
-    InconsistentStateError,
-    as_permanent_error,
-    describe_without_secrets,
-    refuse_malformed_token,
-    retry_delay,
-)
+from tasks.hub_client import faults
 from tasks.hub_client.time_limits import limit_hub_requests
 
 MAIN: Final = "main"
@@ -122,18 +115,18 @@ class HubRepository:
             TransientError: no clear answer in time.
             EvergreenError: any that `attempt` raises.
         """
-        refuse_malformed_token(self.api, self.id)
+        faults.refuse_malformed_token(self.api, self.id)
         clock, started = self.retries.clock, self.retries.clock()
         with limit_hub_requests(self.timeout_s if self.cuts_requests else math.inf):
             for number in itertools.count():
                 try:
                     return attempt()
-                except CLIENT_ERRORS as error:
+                except faults.CLIENT_ERRORS as error:
                     if missing and isinstance(error, RepositoryNotFoundError):
                         return missing()
-                    if refused := as_permanent_error(error, self.api, self.id):
+                    if refused := faults.as_permanent_error(error, self.api, self.id):
                         raise refused from None
-                    reason, wait_s = describe_without_secrets(error, self.api), retry_delay(error, number)
+                    reason, wait_s = faults.describe_without_secrets(error, self.api), faults.retry_delay(error, number)
                 self.log(f"{self.where}: no clear answer: {reason}")
                 if clock() - started + wait_s > self.timeout_s:
                     reason += f"; {self.timeout_s:.0f} s do not allow another wait of {wait_s:.0f} s"
@@ -253,7 +246,7 @@ class HubRepository:
         try:
             found = found or self.refs()
         except RepositoryNotFoundError:
-            raise InconsistentStateError("the repository was created and is not visible") from None
+            raise faults.InconsistentStateError("the repository was created and is not visible") from None
         if private and not self.api.model_info(self.id).private:
             fix = "make the repository private, or set publish.private to false"
             raise HubRefusedError(self.where, "publish.private is true, and the repository is public", fix)

@@ -11,14 +11,12 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
 
 import pyarrow as pa
 
 from params import DataError
 
 COMPRESSIONS = (".gz", ".bz2", ".zst")
-_RECODED_CHARACTERS = 1 << 14
 _HEAD_BYTES = 4096
 _MARKS = {  # those of UTF-32 begin as those of UTF-16 do
     codecs.BOM_UTF32_LE: "utf-32",
@@ -63,7 +61,7 @@ def open_as_utf8(path: Path, name: str) -> io.BufferedReader:
     file = _open_decompressed(path)
     head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
     if encoding := _marked_encoding(head):
-        return io.BufferedReader(_RecodedFile(file, encoding, name))
+        return io.BufferedReader(pa.transcoding_input_stream(pa.PythonFile(file, "r"), encoding, "utf-8"))
     if b"\0" in head:
         file.close()
         likely = "utf-16be" if head.startswith(b"\0") else "utf-16le"
@@ -72,33 +70,11 @@ def open_as_utf8(path: Path, name: str) -> io.BufferedReader:
     return file
 
 
-class _RecodedFile(io.RawIOBase):
-    """The bytes in UTF-8 of a file in another encoding, as far as they are read."""
-
-    def __init__(self, file: io.BufferedReader, encoding: str, name: str) -> None:
-        self._text = io.TextIOWrapper(file, encoding, newline="")
-        self._encoding, self._name, self._rest = encoding, name, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            self._rest = self._rest or self._text.read(_RECODED_CHARACTERS).encode()
-        except UnicodeError as error:
-            what = f"begins as {self._encoding.upper()}, and goes on as something else: {error}"
-            raise DataError(self._name, what, "write the file again, as UTF-8") from error
-        size = min(len(buffer), len(self._rest))
-        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
-        return size
-
-    def close(self) -> None:
-        self._text.close()
-        super().close()
-
-
-def not_utf8_error(path: Path, name: str) -> DataError:
+def not_utf8_error(path: Path, name: str, found: UnicodeDecodeError) -> DataError:
     """Return an error with the byte offset and line in the file; the decoder's own error counts from its last block."""
+    if found.encoding.startswith(("utf-16", "utf-32")):
+        what = f"begins as {found.encoding[:6].upper()}, and goes on as something else: {found}"
+        return DataError(name, what, "write the file again, as UTF-8")
     offset = 0
     with open_as_utf8(path, name) as file:
         for line, raw in enumerate(file, start=1):

@@ -18,21 +18,9 @@ from pathlib import Path
 
 from params import DataError, InputsChangedError
 from params.foundation.hashing import file_sha256
+from tasks.ingestion import formats
 from tasks.ingestion.batches import Batches, is_utf8_encodable
 from tasks.ingestion.encodings import TextFilePosition, format_suffix
-from tasks.ingestion.formats import (
-    JSON_SUFFIXES,
-    SUFFIXES,
-    TABLE_SUFFIXES,
-    CsvColumns,
-    TextUnit,
-    has_places,
-    index_csv,
-    open_parquet,
-    read_file_columns,
-    read_rows_of_file,
-    translate_read_errors,
-)
 from tasks.ingestion.json_files import index_json_lines
 from tasks.progress import reset_idle_timer
 from tasks.shards.executor import count_usable_cpus
@@ -56,7 +44,7 @@ class FileRowRange:
     """Where to begin to read, at that row or before it."""
     hashed: Sequence[tuple[Sequence[int], str]]
     """Offsets in the file between which the bytes are hashed, and the hash: of all that the rows are in, and of a Parquet file's footer."""
-    csv_columns: CsvColumns | None
+    csv_columns: formats.CsvColumns | None
     key: str
     """Hash of all that the rows and their addresses depend on."""
 
@@ -67,10 +55,10 @@ class FileRowRange:
             DataError: a row is malformed.
             InputsChangedError: the file is not what was hashed.
         """
-        with translate_read_errors(self.path, self.name):
+        with formats.translate_read_errors(self.path, self.name):
             state = _state(self.path)
             try:
-                yield from read_rows_of_file(
+                yield from formats.read_rows_of_file(
                     self.path, self.name, columns=self.csv_columns, begin=self.begin, first=self.first, rows=self.rows
                 )
             finally:  # if the file has changed, that is the reason of an error; an edit may have been undone, too
@@ -92,7 +80,7 @@ class FileRowIndex:
     """Places of rows, from the first on: of a Parquet file those of its row groups, and then that of its footer."""
     hashes: Sequence[str]
     """Hash of the bytes from each place to the next one; the first begins with the file."""
-    csv_columns: CsvColumns | None = None
+    csv_columns: formats.CsvColumns | None = None
 
     def piece(self, first: int, rows: int) -> FileRowRange:
         """Return the rows from number `first` on, at most `rows`."""
@@ -118,11 +106,11 @@ def index_file(path: Path, name: str) -> FileRowIndex:
         DataError: the file is empty or unreadable. Rows are checked only as far as that finds them.
     """
     columns = None
-    with translate_read_errors(path, name):
+    with formats.translate_read_errors(path, name):
         if _is_parquet(path):
             places, rows = _scan_parquet(path, name)
-        elif format_suffix(path) in TABLE_SUFFIXES:
-            columns, places, rows = index_csv(path, name)
+        elif format_suffix(path) in formats.TABLE_SUFFIXES:
+            columns, places, rows = formats.index_csv(path, name)
         else:
             places, rows = index_json_lines(path)
         hashes = _hashes(path, [0, *(place.offset for place in places[1:])])
@@ -131,7 +119,7 @@ def index_file(path: Path, name: str) -> FileRowIndex:
 
 def _scan_parquet(path: Path, name: str) -> tuple[list[TextFilePosition], int]:
     """Return the places of the row groups and of the footer, and the number of rows."""
-    with open_parquet(path, name) as file:
+    with formats.open_parquet(path, name) as file:
         metadata, rows, places = file.metadata, 0, list[TextFilePosition]()
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
@@ -199,7 +187,7 @@ class FileSource:
     """
 
     def __init__(
-        self, patterns: Mapping[str, str], folder: Path, text_unit: TextUnit = "paragraph", place: str = ""
+        self, patterns: Mapping[str, str], folder: Path, text_unit: formats.TextUnit = "paragraph", place: str = ""
     ) -> None:
         self._folder = folder
         self._text_unit = text_unit
@@ -217,22 +205,22 @@ class FileSource:
         listing = hashlib.sha256()
         for name in sorted({name for names in self._names.values() for name in names}):
             path = self._folder / name
-            with translate_read_errors(path, name):
+            with formats.translate_read_errors(path, name):
                 shown = path.name if Path(name).is_absolute() else name
-                sha256 = self._index(name).sha256 if has_places(path, name) else file_sha256(path)
+                sha256 = self._index(name).sha256 if formats.has_places(path, name) else file_sha256(path)
                 listing.update(f"{shown}\0{sha256}\n".encode())
         return f"sha256:{listing.hexdigest()}"
 
     def batches(self, split: str) -> Batches:
         self._check_columns(split)
         for name in self._names[split]:
-            yield from read_rows_of_file(self._folder / name, name, self._text_unit)
+            yield from formats.read_rows_of_file(self._folder / name, name, self._text_unit)
 
     def indexes(self, split: str) -> list[FileRowIndex] | None:
         self._check_columns(split)
         for name in self._names[split]:
-            with translate_read_errors(self._folder / name, name):
-                if not has_places(self._folder / name, name):
+            with formats.translate_read_errors(self._folder / name, name):
+                if not formats.has_places(self._folder / name, name):
                     return None
         return [self._index(name) for name in self._names[split]]
 
@@ -261,8 +249,8 @@ class FileSource:
     def _columns(self) -> dict[str, set[str]]:
         """The columns of each file, in order; without files of JSON lines, whose columns only their rows name."""
         names = dict.fromkeys(name for names in self._names.values() for name in names)
-        declared = (name for name in names if format_suffix(name) not in JSON_SUFFIXES)
-        return {name: read_file_columns(self._folder / name, name) for name in declared}
+        declared = (name for name in names if format_suffix(name) not in formats.JSON_SUFFIXES)
+        return {name: formats.read_file_columns(self._folder / name, name) for name in declared}
 
     def _match(self, split: str, pattern: str) -> list[str]:
         key, found, names = f"data.source.{split}", [pattern], list[str]()
@@ -284,9 +272,9 @@ class FileSource:
         for name in names:
             if not is_utf8_encodable(name):
                 raise DataError.at(key, f"{pattern}: the file name {name!a} is not UTF-8", "rename the file")
-            if format_suffix(name) not in SUFFIXES:
+            if format_suffix(name) not in formats.SUFFIXES:
                 what = f"{pattern}: {name} has a format that cannot be read"
-                raise DataError.at(key, what, f"use files that end in {', '.join(SUFFIXES)}")
+                raise DataError.at(key, what, f"use files that end in {', '.join(formats.SUFFIXES)}")
             if format_suffix(name) == ".parquet" != Path(name).suffix.lower():
                 fix = "decompress it: Parquet is compressed inside"
                 raise DataError.at(key, f"{pattern}: {name} is compressed Parquet", fix)

@@ -109,7 +109,7 @@ def translate_read_errors(path: Path, name: str) -> Iterator[None]:
             raise DataError(name, "the file is empty", "add rows, or exclude the file from the pattern")
         yield
     except UnicodeDecodeError as error:
-        raise not_utf8_error(path, name) from error
+        raise not_utf8_error(path, name, error) from error
     except OSError as error:
         fix = "check that the file exists and that you may read it"
         raise DataError(name, f"cannot be read: {error}", fix) from error

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from params import DataError, EvergreenError, RecipeError
-from params.importing import import_by_name, import_root, transitively_imported_files
+from params.importing import ImportedNames, import_by_name, import_root, transitively_imported_files
 from params.schema import RowsFromFunction
 from tasks.ingestion.batches import AddressedRows, Batches, to_batches
 
@@ -20,10 +20,7 @@ _PROJECT = Path(__file__).parents[2]
 def find_imports_beyond_ingest(module: Path) -> dict[str, Path]:
     """Return the files of the project that a module of a source imports and the ingest stage does not, by their path in the project."""
     root = import_root(module)
-    stage = {
-        path.relative_to(_PROJECT).as_posix()
-        for path in transitively_imported_files([_PROJECT / "tasks/ingestion/stage.py"], _PROJECT)
-    }
+    stage = ImportedNames([_PROJECT / "tasks/ingestion/stage.py"], _PROJECT)
     found = transitively_imported_files([module], root, stage.__contains__)
     return {path.relative_to(root).as_posix(): path for path in found if path != module}
 

@@ -6,15 +6,16 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import huggingface_hub
+from huggingface_hub import constants, errors
 
 from params import DataError, EvergreenError, HubRefusedError, RecipeError, TransientError
 from params.schema import RowsFromHubDataset
+from tasks.hub_client.token import find_token_for_hub
 from tasks.ingestion.batches import Batches
 from tasks.ingestion.files import FileRowIndex, FileSource
-
-if TYPE_CHECKING:
-    from huggingface_hub.errors import HfHubHTTPError
 
 
 class HubSource:
@@ -47,9 +48,7 @@ class HubSource:
         """
         if self._source.is_pinned:
             return self._source.revision
-        from huggingface_hub import HfApi
-
-        api = HfApi(self._endpoint, token=self._token)
+        api = huggingface_hub.HfApi(self._endpoint, token=self._token)
         with self._errors_as_ours():
             found = api.dataset_info(self._source.repo_id, revision=self._source.revision, timeout=60.0)
         return str(found.sha)
@@ -62,13 +61,11 @@ class HubSource:
 
     @cached_property
     def _files(self) -> FileSource:
-        from huggingface_hub import snapshot_download
-
         # The client matches with fnmatch, where `**/` needs at least one folder; in a recipe it may stand for none.
         patterns = {p for pattern in self._patterns.values() for p in (pattern, pattern.replace("**/", ""))}
         revision = self.revision
         with self._errors_as_ours():
-            folder = snapshot_download(
+            folder = huggingface_hub.snapshot_download(
                 self._source.repo_id,
                 repo_type="dataset",
                 revision=revision,
@@ -80,14 +77,10 @@ class HubSource:
 
     @property
     def _endpoint(self) -> str:
-        from huggingface_hub import constants
-
         return self._source.endpoint or constants.ENDPOINT
 
     @property
     def _token(self) -> str | Literal[False]:
-        from tasks.hub_client.token import find_token_for_hub
-
         return find_token_for_hub(self._endpoint) or False
 
     def _errors_as_ours(self) -> contextlib.AbstractContextManager[None]:
@@ -106,8 +99,6 @@ def translate_hub_errors(where: str, revision: str, also: str = "") -> Iterator[
         DataError: it is not in the cache, and nothing may be downloaded.
         TransientError: the Hub cannot be reached.
     """
-    from huggingface_hub import errors
-
     try:
         yield
     except (errors.HTTPError, errors.LocalEntryNotFoundError, ConnectionError, TimeoutError, ValueError) as error:  # type: ignore[attr-defined]
@@ -117,22 +108,22 @@ def translate_hub_errors(where: str, revision: str, also: str = "") -> Iterator[
         if isinstance(cause, errors.OfflineModeIsEnabled):
             what = "is not in the local cache, and HF_HUB_OFFLINE forbids a download"
             raise DataError(where, what, "unset HF_HUB_OFFLINE, or download it first") from error
+        if isinstance(cause, errors.HFValidationError):
+            raise RecipeError(where, "is no name of a repository", "write owner/name") from error
         what = f"the Hub cannot be reached: {type(cause).__name__}"
         fix = "check the network and the endpoint, then run this again"
         raise TransientError(where, what, fix) from error
 
 
-def _refusal(error: HfHubHTTPError, where: str, revision: str, also: str) -> EvergreenError:
+def _refusal(error: errors.HfHubHTTPError, where: str, revision: str, also: str) -> EvergreenError:
     """Return the error for an HTTP error of the Hub, which also answers 401 where a repository does not exist."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
     status, fix = error.response.status_code, f"set HF_TOKEN to a token that may read it{also}"
-    if isinstance(error, RevisionNotFoundError):
+    if isinstance(error, errors.RevisionNotFoundError):
         return RecipeError(where, f"has no revision {revision}", "name a branch, a tag or the full hash of a commit")
-    if isinstance(error, GatedRepoError):
+    if isinstance(error, errors.GatedRepoError):
         fix = "accept its terms on the Hub, with the account of the token in HF_TOKEN"
         return HubRefusedError(where, "needs an access request (it is gated)", fix)
-    if isinstance(error, RepositoryNotFoundError):
+    if isinstance(error, errors.RepositoryNotFoundError):
         what = "does not exist, or is private"
         return HubRefusedError(where, what, f"check the name, or the path of a local one; for a private one {fix}")
     if status in (401, 403):

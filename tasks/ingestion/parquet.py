@@ -70,6 +70,11 @@ class SourceColumn:
         return SourceColumn(shared, stored, seen, is_large, self.is_rounded or later.is_rounded)
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether several types were found that have none in common but text, or JSON."""
+        return len(self.seen) > 1 and (types.is_string(self.type) or self.type.equals(JSON))
+
+    @property
     def found(self) -> str:
         """The types that were found, for people."""
         return " and ".join(f"{kind} ({where})" for kind, where in self.seen.items())
@@ -123,13 +128,18 @@ def write_part_shards(batches: Iterable[tuple[SourceBatch, Sequence[str]]], fold
     shards = {}
     for split, own in tables.items():
         path = folder / split / part_file_name(number)
-        path.parent.mkdir(exist_ok=True)
         whole = pa.concat_tables(
             [conform_to_schema(table, _schema(columns), path.stem) for table in own]
         ).combine_chunks()
-        pq.write_table(whole, path, compression="zstd", row_group_size=GROUP_ROWS)
-        shards[split] = Shard(name=path.name, rows=len(whole), first_row_id=0, sha256=file_sha256(path))
+        shards[split] = write_shard(whole, path)
     return WrittenPart(rows, columns, shards)
+
+
+def write_shard(rows: pa.Table, path: Path) -> Shard:
+    """Write a shard, and return it; its `first_row_id` is 0."""
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(rows, path, compression="zstd", row_group_size=GROUP_ROWS)
+    return Shard(name=path.name, rows=len(rows), first_row_id=0, sha256=file_sha256(path))
 
 
 def _schema(columns: Mapping[str, SourceColumn]) -> pa.Schema:

@@ -19,15 +19,16 @@ import hashlib
 import json
 import logging
 import math
+import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyarrow import types
 
 from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
@@ -46,9 +47,10 @@ from tasks.ingestion.parquet import (
 )
 from tasks.ingestion.report import IngestReport
 from tasks.ingestion.source import OpenedSource, open_source
+from tasks.ingestion.stratify import give_each_value_a_training_row
 from tasks.progress import iterate_with_progress
 from tasks.shards.kept_work import ShardTask, ShardWorkers
-from tasks.shards.split_rows import JSON, SplitRows, group_values_of_row, type_name, values_of_column
+from tasks.shards.split_rows import JSON, SplitRows, as_text, group_values_of_row, type_name, values_of_column
 from tasks.stages import save_report
 from trainer.data.shards import Manifest, Shard, folder_sha256
 
@@ -57,6 +59,8 @@ PART_ROWS = 65_536
 """The most rows of a part."""
 _PART_BYTES = 64 << 20
 _MEASURED_ROWS = 512
+_ZEROS = re.compile(r"^(-?\d+)(?:\.0+|(\.\d*[1-9])0+)$")
+"""A number with zeros at its end: integers beside numbers with decimals have one, and a file of numbers is read without those it writes."""
 
 
 def ingest(
@@ -77,26 +81,27 @@ def ingest(
         replace_folder_atomically(artifacts.raw) as folder,
         ShardWorkers(artifacts, "ingest", launch, inputs, imports=[__name__]) as workers,
     ):
-        columns, shards, row_id = dict[str, SourceColumn](), {split: list[Shard]() for split in SPLITS}, 0
-        for source_split in source.splits:
-            division = SplitAssigner(source_split, shares if source_split == "train" else {}, data.group_by, seed)
-            for part in _write_parts(source, division, folder, workers):
-                widen_schema_in_place(columns, part.columns)
-                for split, shard in part.shards.items():
-                    shards[split].append(shard.model_copy(update={"first_row_id": row_id}))
-                row_id += part.rows
-        for name, column in columns.items():
-            if len(column.seen) > 1 and (types.is_string(column.type) or column.type.equals(JSON)):
-                logger.warning(
-                    "ingest: column `%s` holds %s: it is read as %s", name, column.found, type_name(column.type)
-                )
-                if name in data.group_by and shares:
-                    what = "ingest: `%s` is in data.group_by, and rows belong together only if theirs has one type, too"
-                    logger.warning("%s: store it with one type, or a group may come into several splits", what % name)
+        division = SplitAssigner("train", shares, data.group_by, seed)
+        columns, shards = _write_rows(source, division, folder, workers)
+        mixed = [name for name, column in columns.items() if column.is_mixed]
+        if shares and (texts := sorted({*mixed} & {*data.group_by})):  # rows with 7 belong to those with "7"
+            for split in SPLITS:
+                shutil.rmtree(folder / split, ignore_errors=True)
+            columns, shards = _write_rows(source, replace(division, group_as_text=texts), folder, workers)
+        for name in mixed:
+            found, kind = columns[name].found, type_name(columns[name].type)
+            logger.warning("ingest: column `%s` holds %s: it is read as %s", name, found, kind)
         for split in SPLITS:
             (folder / split).mkdir(exist_ok=True)
             write_split_schema(folder / split, columns, data.group_by)
             Manifest.write(folder / split, shards[split])
+        if shares and (by := data.split.stratify):
+            _check_columns(list(columns), [by], "data.split.stratify")
+            moved = give_each_value_a_training_row(folder, shards, by, shares, lambda row: row_position(row, seed))
+            message = "ingest: a row of each of %d value(s) of `%s` goes to train, where a hash had put none"
+            logger.info(message, moved, by)
+            for split in SPLITS:
+                Manifest.write(folder / split, shards[split])
         rows = {split: SplitRows(folder / split) for split in SPLITS}
         report = IngestReport(
             source=data.source.kind,
@@ -123,6 +128,21 @@ def _shares(source_splits: Sequence[str], split: SplitFractions) -> dict[str, fl
         fix = "choose shares that add up to less than 1"
         raise RecipeError.at("data.split", "the shares leave no training rows", fix)
     return shares
+
+
+def _write_rows(
+    source: OpenedSource, division: SplitAssigner, folder: Path, workers: ShardWorkers
+) -> tuple[dict[str, SourceColumn], dict[str, list[Shard]]]:
+    """Write the rows of all splits of the source, and return their columns and the shards of each split."""
+    columns, shards, row_id = dict[str, SourceColumn](), {split: list[Shard]() for split in SPLITS}, 0
+    for split in source.splits:
+        own = division if split == "train" else replace(division, source_split=split, shares={})
+        for part in _write_parts(source, own, folder, workers):
+            widen_schema_in_place(columns, part.columns)
+            for name, shard in part.shards.items():
+                shards[name].append(shard.model_copy(update={"first_row_id": row_id}))
+            row_id += part.rows
+    return columns, shards
 
 
 def _write_parts(
@@ -160,11 +180,11 @@ def _write(division: SplitAssigner, folder: Path, part: tuple[int, Iterator[Sour
     return write_part_shards(with_splits(), folder, part[0])
 
 
-def _check_columns(names: Sequence[str], group_by: Sequence[str]) -> None:
-    for name in group_by:
+def _check_columns(names: Sequence[str], columns: Sequence[str], key: str = "data.group_by") -> None:
+    for name in columns:
         if name not in names:
             fix = suggestion(name, names, "columns")
-            raise RecipeError.at("data.group_by", f"the rows have no column `{name}`", fix)
+            raise RecipeError.at(key, f"the rows have no column `{name}`", fix)
 
 
 def _refuse_empty_splits(rows: Mapping[str, int], source_splits: Sequence[str], split: SplitFractions) -> None:
@@ -175,7 +195,9 @@ def _refuse_empty_splits(rows: Mapping[str, int], source_splits: Sequence[str], 
             fix = "check that the source has rows" if not any(rows.values()) else f"add {name} rows to the source"
             raise DataError(name, f"the split has no rows; all splits have {sum(rows.values())}", fix)
         what = f"none of {rows['train']} training rows fell into this split at a share of {getattr(split, name)}"
-        raise DataError(name, what, f"raise data.split.{name}, add rows, or give the split its own files")
+        fix = f"raise data.split.{name}, add rows, or give the split its own files"
+        fix += f"; `{split.stratify}` (data.split.stratify) may have too many values" if split.stratify else ""
+        raise DataError(name, what, fix)
 
 
 def divide_batches_into_parts(batches: Batches) -> Iterator[Iterator[SourceBatch]]:
@@ -261,27 +283,39 @@ class SplitAssigner:
     group_by: Sequence[str]
     """The columns by which rows belong together; empty if each row is on its own."""
     seed: int
+    group_as_text: Sequence[str] = ()
+    """Those columns of `group_by` that have several types, and are read as text."""
 
     def of(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return the split of each row."""
         if not self.shares:
             return [self.source_split] * len(rows)
-        return [assign_split(group_values_of_row(row, self.group_by) or row, self.shares, self.seed) for row in rows]
+        return [assign_split(self._group(row) or row, self.shares, self.seed) for row in rows]
+
+    def _group(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
+        if group := group_values_of_row(row, self.group_by):
+            texts = {name: as_text(group[name]) for name in self.group_as_text}
+            group |= {name: text and _ZEROS.sub(r"\1\2", text) for name, text in texts.items()}
+        return group
 
 
 def assign_split(row: Mapping[str, Any], shares: Mapping[str, float], seed: int) -> str:
     """Return the split of a training row, which depends on its values, the shares and the seed only.
 
-    SHA-256 of the seed and the row's canonical JSON is a number in [0, 1). The shares divide that interval, starting
-    at 0; the rest of it is `train`.
+    The shares divide the interval of positions, starting at 0; the rest of it is `train`.
     """
-    digest = hashlib.sha256(f"{seed}\n{canonical_json(row)}".encode()).digest()
-    position = (int.from_bytes(digest[:8], "big") >> 11) / 2**53
+    position = row_position(row, seed)
     for split, share in shares.items():
         if position < share:
             return split
         position -= share
     return "train"
+
+
+def row_position(row: Mapping[str, Any], seed: int) -> float:
+    """Return the number in [0, 1) that SHA-256 makes of the seed and the row's canonical JSON."""
+    digest = hashlib.sha256(f"{seed}\n{canonical_json(row)}".encode()).digest()
+    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
 
 def canonical_json(value: object) -> str:

@@ -16,17 +16,8 @@ from typing import TYPE_CHECKING
 from params import CheckpointError, DataError, HubRefusedError, RecipeError, TransientError, load
 from params.foundation.artifacts import Artifacts, translate_disk_errors
 from params.schema import Publish
+from trainer.checkpoints import sealed
 from trainer.checkpoints.resume import describe_identity_differences
-from trainer.checkpoints.sealed import (
-    BEST_NOTE,
-    IDENTITY,
-    MANIFEST,
-    find_checkpoint_defect,
-    find_newest_setting_broken_aside,
-    identity_to_json,
-    read_checkpoint_step,
-    seal_and_rename,
-)
 from trainer.job import Job
 from trainer.runtime.lifetime import hold_file_lock
 
@@ -109,22 +100,22 @@ def _fetch(branch: CheckpointsBranch, job: Job, staging: Path) -> None:
         what = f"is of another run: {describe_identity_differences(newest.identity, job.identity)}"
         fix = "use the recipe, data and code of the other machine, or train here from the start"
         raise CheckpointError(f"{branch.where}, {newest.folder}", what, fix)
-    own = find_newest_setting_broken_aside(job.folder, identity_to_json(job.identity))
-    if own is not None and read_checkpoint_step(own) >= mirrored.step:
+    own = sealed.find_newest_setting_broken_aside(job.folder, sealed.identity_to_json(job.identity))
+    if own is not None and sealed.read_checkpoint_step(own) >= mirrored.step:
         message = "fetch: nothing to do: this machine is at step %d of run %s, the branch at step %d"
-        logger.info(message, read_checkpoint_step(own), job.folder.name, mirrored.step)
+        logger.info(message, sealed.read_checkpoint_step(own), job.folder.name, mirrored.step)
         return
     checkpoint = branch.load_sealed(mirrored.folder, mirrored.commit, staging)
-    if found := find_checkpoint_defect(checkpoint):
+    if found := sealed.find_checkpoint_defect(checkpoint):
         raise branch.damaged(mirrored.folder, found)
     # As in a training, the best weights come before the checkpoint that refers to them.
-    if f"{BEST}/{MANIFEST}" in branch.repository.tree(mirrored.commit):
+    if f"{BEST}/{sealed.MANIFEST}" in branch.repository.tree(mirrored.commit):
         best = branch.load_sealed(BEST, mirrored.commit, staging)
-        if (best / IDENTITY).read_text(encoding="utf-8") == identity_to_json(job.identity):
-            step = json.loads((best / BEST_NOTE).read_text(encoding="utf-8"))["step"]
+        if (best / sealed.IDENTITY).read_text(encoding="utf-8") == sealed.identity_to_json(job.identity):
+            step = json.loads((best / sealed.BEST_NOTE).read_text(encoding="utf-8"))["step"]
             if not isinstance(step, int):  # it becomes a part of a path
-                raise branch.damaged(BEST, f"{BEST_NOTE} names no step")
-            seal_and_rename(best, job.folder / f"best-{step}", "best")
-    seal_and_rename(checkpoint, job.folder / f"checkpoint-{mirrored.step}")
+                raise branch.damaged(BEST, f"{sealed.BEST_NOTE} names no step")
+            sealed.seal_and_rename(best, job.folder / f"best-{step}", "best")
+    sealed.seal_and_rename(checkpoint, job.folder / f"checkpoint-{mirrored.step}")
     message = "fetch: step %d of run %s from %s (%s); `evergreen train` resumes from it"
     logger.info(message, mirrored.step, job.folder.name, branch.where, mirrored.folder)

@@ -25,7 +25,7 @@ from tasks.publishing.release import ReleasePlan, plan_release
 from tasks.report.formatting import metrics_markdown_table
 from tasks.report.page import render_report_page
 from tasks.report.sections import draw_card_charts
-from trainer.model.limits import NO_LIMIT, write_reading_limit
+from trainer.model.limits import write_reading_limit
 
 
 def assemble_and_plan_release(
@@ -73,7 +73,7 @@ def assemble_release_folder(
         "README.md": render_model_card(candidate, record, replaced, pictures=pictures),
     }
     with replace_folder_atomically(artifacts.staged_release) as folder:
-        copy_model_for_release(artifacts, publish.adapter, folder, max_length=candidate.evaluated.max_length)
+        copy_model_for_release(artifacts, publish.adapter, folder, limit=candidate.reading_limit)
         if artifacts.data_profile.exists() and (publish.private or asks_for_drift):
             shutil.copy(artifacts.data_profile, folder)
         for name, content in {**pictures, **{name: text.encode() for name, text in texts.items()}}.items():
@@ -102,17 +102,10 @@ full report of the run (report.html).
 """
 
 
-def copy_model_for_release(
-    artifacts: Artifacts, form: AdapterForm, folder: Path, *, max_length: int | None = None
-) -> None:
-    """Copy the model that a release in a form holds, with its tokenizer, into `folder`.
-
-    `max_length`: the tokens up to which it was evaluated, if that is another limit than its own. Then its release does not cut shorter.
-    """
+def copy_model_for_release(artifacts: Artifacts, form: AdapterForm, folder: Path, *, limit: int) -> None:
+    """Copy the model that a release in a form holds into `folder`, with its tokenizer, which cuts a text at `limit` tokens."""
     sources = (artifacts.adapter, artifacts.tokenizer) if form == "adapter" else (artifacts.model,)
     for source in sources:
         ignored = shutil.ignore_patterns(ADAPTER) if form == "merged" else None
         shutil.copytree(source, folder, dirs_exist_ok=True, ignore=ignored)
-    path = folder / "tokenizer_config.json"
-    own = json.loads((artifacts.model / path.name).read_bytes()).get("model_max_length", NO_LIMIT)
-    write_reading_limit(folder, max(own, max_length or 0))
+    write_reading_limit(folder, limit)

@@ -6,6 +6,7 @@ without being compared, by one commit for each change of the recipe. Nobody trai
 
 from __future__ import annotations
 
+import json
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ from tasks.evaluation.report import Blessing, ChampionReference, EvaluationRepor
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.stages import read_report
 from trainer.model.adapters import BaseModelReference
+from trainer.model.limits import NO_LIMIT
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import HubRepository
@@ -59,6 +61,12 @@ class Candidate:
     def weights(self) -> str:
         """The digest of its weights in the form of the release."""
         return self.forms[self.publish.adapter]
+
+    @property
+    def reading_limit(self) -> int:
+        """Up to how many tokens its release reads a text: its tokenizer's own limit, or more if it was evaluated up to more."""
+        own = json.loads((self.artifacts.model / "tokenizer_config.json").read_bytes())
+        return max(int(own.get("model_max_length", NO_LIMIT)), self.evaluated.max_length or 0)
 
     def check(self, *, seed: int, model: Model, evaluation: Evaluation) -> None:
         """Compare the blessing with what there is, and with the sections of the recipe.

@@ -24,6 +24,7 @@ from tasks.evaluation.report import (
     SliceResult,
     format_confidence_level,
 )
+from tasks.hub_client.connection import LOCAL
 from tasks.ingestion.report import IngestReport
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.provenance import FILE
@@ -33,6 +34,8 @@ from tasks.training.report import TrainingReport
 from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.model.adapters import BaseModelReference
+from trainer.model.limits import window_overlap
+from trainer.model.use_settings import read_number_format
 
 PICTURES = {
     "comparison.png": "Metrics of this model, the previous release and the model before training, with intervals",
@@ -112,14 +115,17 @@ def render_model_card(
     environment.globals.update(confidence_text=format_confidence_level, record_file=FILE)
     body = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         publish=publish,
+        is_local=candidate.endpoint == LOCAL,
         objective=objective,
         own_code=own_format.code(publish.repo_id, artifacts.model) if own_format else None,
         call=", ".join(f"{name}={value!r}" for name, value in objective.call_arguments.items()),
         form=objectives.prompt_form(record["objective"], has_template=_has_chat_template(artifacts.model)),
         recipe_name=artifacts.recipe,
         adapted=BaseModelReference.of(artifacts.adapter) if publish.adapter != "merged" else None,
-        dtype=_read_settings(artifacts.model / "config.json").get("dtype") or "float32",
+        dtype=read_number_format(artifacts.model),
+        overlap=window_overlap(candidate.reading_limit),
         has_own_config=(artifacts.adapter / "config.json").exists(),
+        has_own_generation=(artifacts.adapter / "generation_config.json").exists(),
         base=recipe.model,
         base_repository=base,
         ingest=ingested,

@@ -22,6 +22,7 @@ import numpy as np
 
 from params import ModelError, TransientError
 from params.foundation.artifacts import write_text_atomically
+from params.foundation.errors import see_limits
 from params.foundation.hashing import file_sha256
 from tasks.evaluation.reading import ModelTokenization
 from tasks.progress import iterate_with_progress
@@ -31,6 +32,7 @@ from tasks.shards.split_rows import SplitRows
 from trainer import objectives
 from trainer.data import tokens
 from trainer.model.limits import window_overlap
+from trainer.model.use_settings import read_number_format
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -91,8 +93,7 @@ def check_same_answers(candidate: Candidate, release: ReleasePlan) -> None:
         return
     own = ModelTokenization.of_candidate(artifacts, objectives.build_objective(candidate.objective))
     read = own.encoder(report.max_length, tokens.read_objective_state(artifacts.tokens))
-    dtype = json.loads((artifacts.model / "config.json").read_bytes()).get("dtype")
-    is_rounded = dtype not in {None, "float32"}
+    is_rounded = read_number_format(artifacts.model) != "float32"
     evaluation = AnswerChecker(read.objective, read.state, own.tokenizer, read.max_length, str(folder), is_rounded)
     sequences = tokens.read_split(artifacts.tokens, report.split)
     judged = evaluation.rows(scores, SplitRows(artifacts.rows / report.split), sequences)
@@ -250,7 +251,8 @@ class AnswerChecker:
         if reasons := list(self._reasons(reader)):
             what += f"; likely because {'; '.join(reasons)}"
             fix = "correct that in the base model or the recipe, and run it again"
-        return ModelError(self.where, what, f"{fix}; nothing was sent, and the files are still there")
+        fix += f"; nothing was sent, and the files are still there{see_limits('model')}"
+        return ModelError(self.where, what, fix)
 
     def _reasons(self, reader: ModelLoadedByCard) -> Iterator[str]:
         """Yield what about a release is not as it was when it was evaluated."""

@@ -14,24 +14,21 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from params import HubRefusedError, RecipeError, load
 from params.foundation.artifacts import Artifacts
 from params.schema import Publish
+from tasks.evaluation import release_events
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
-
-if TYPE_CHECKING:
-    from tasks.hub_client.repository import HubRepository
+from tasks.hub_client.release_log import read_main_commits, release_table_lines, to_one_printable_line
+from tasks.hub_client.repository import HubRepository
+from tasks.releases import rollback
 
 logger = logging.getLogger(__name__)
 
 
 def print_releases(chosen: Sequence[Path], *, must_exist: bool) -> None:
     """Print the releases of recipes; HubRefusedError if a repository cannot be read that `must_exist`."""
-    from tasks.evaluation.release_events import format_release_event, read_release_events
-    from tasks.hub_client.release_log import read_main_commits, release_table_lines, to_one_printable_line
-
     for path in chosen:
         publish = load(path).publish
         print(f"{path.stem}: {publish.repo_id} on {publish.endpoint}")
@@ -42,8 +39,8 @@ def print_releases(chosen: Sequence[Path], *, must_exist: bool) -> None:
                 if must_exist:
                     raise
                 print(f"  {error.what}")
-        for entry in read_release_events(Artifacts(path.stem)):
-            print(f"  log: {to_one_printable_line(format_release_event(entry))}")
+        for entry in release_events.read_release_events(Artifacts(path.stem)):
+            print(f"  log: {to_one_printable_line(release_events.format_release_event(entry))}")
 
 
 def roll_back_and_log(tag: str, *, recipe: Path | None, by: str | None, why: str) -> None:
@@ -55,9 +52,6 @@ def roll_back_and_log(tag: str, *, recipe: Path | None, by: str | None, why: str
         RecipeError: the repositories of several recipes have this tag.
         HubRefusedError, TransientError: as `rollback.commit_rollback`.
     """
-    from tasks.evaluation.release_events import ReleaseEvent, append_release_event
-    from tasks.releases import rollback
-
     path = recipe or _recipe_with(tag)
     publish = load(path).publish
     with _open(path, publish, to_write=True) as opened:
@@ -68,9 +62,8 @@ def roll_back_and_log(tag: str, *, recipe: Path | None, by: str | None, why: str
         commit, changed = rollback.commit_rollback(repository, tag, by=by, why=why)
     if changed:
         where = {"repo_id": publish.repo_id, "endpoint": resolve_hub_endpoint(publish.endpoint), "commit": commit}
-        append_release_event(
-            Artifacts(path.stem), ReleaseEvent(event="rollback", reasons=(why,), by=by, tag=tag, **where)
-        )
+        event = release_events.ReleaseEvent(event="rollback", reasons=(why,), by=by, tag=tag, **where)
+        release_events.append_release_event(Artifacts(path.stem), event)
     print(f"{publish.repo_id} {'is rolled back to' if changed else 'holds already the files of'} {tag}, at {commit}")
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from tasks.evaluation.report import Blessing
 from tasks.hub_client.receipt import Receipt
 from tasks.report import sections
 from tasks.report.canvas import figure_as_svg
-from tasks.report.charts import draw_curves, draw_gain
+from tasks.report.charts import MetricCurves, draw_curves, draw_gain
 from tasks.report.formatting import truncate_and_escape_invisible
 from tasks.report.run_results import RunResults
 from tasks.report.templates import render_template
@@ -76,12 +77,18 @@ def render_report_page(
         "comparison": sections.comparison_section_content(results),
         "slices": sections.slices_section_content(results),
         "calibration": sections.calibration_section_content(results),
-        "curves": [("", figure_as_svg(draw_curves([panel]))) for panel in sections.read_metric_curves(results)],
+        "curves": [("", _curves_as_svg(panel)) for panel in sections.read_metric_curves(results)],
         "timings": timings or {},
         "outputs": outputs[:200],
         "recipe_text": source.read_text(encoding="utf-8", errors="replace") if source.is_file() else "",
     }
     return render_template("report/page.html.jinja", content)
+
+
+@lru_cache(maxsize=16)
+def _curves_as_svg(curves: MetricCurves) -> str:
+    """Return the chart of one metric; the page of a release and that of its run show the same."""
+    return figure_as_svg(draw_curves([curves]))
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,9 @@ def read_metric_curves(results: RunResults) -> list[MetricCurves]:
     names |= {"loss"} if any("loss" in row for row in training) else set()
     panels = []
     for name in sorted(names, key=lambda name: (name != "loss", name != best_metric, name))[:MAX_PANELS]:
-        train, held_out = ([(row["step"], row[name]) for row in rows if name in row] for rows in (training, validation))
-        panels.append(MetricCurves(name, train if name == "loss" else [], held_out, best_step))
+        parts = (((row["step"], row[name]) for row in rows if name in row) for rows in (training, validation))
+        train, held_out = map(tuple, parts)
+        panels.append(MetricCurves(name, train if name == "loss" else (), held_out, best_step))
     return panels
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -13,20 +14,6 @@ from tasks.validation.report import escape_direction_characters
 
 if TYPE_CHECKING:
     import jinja2
-
-_FILTERS = (
-    *(
-        "format_duration",
-        "finite_or_none",
-        "format_money",
-        "classify_gain",
-        "format_interval",
-        "format_mib",
-        "format_number",
-        "format_one_line",
-    ),
-    *("format_p_value", "format_percent", "count_with_noun", "release_name_and_address", "format_signed_gain"),
-)
 
 
 def render_template(template: str, content: Mapping[str, Any]) -> str:
@@ -46,7 +33,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {name: getattr(formatting, name) for name in _FILTERS}
+    environment.filters |= {name: own for name, own in vars(formatting).items() if inspect.isfunction(own)}
     environment.filters |= {
         "at_most": formatting.truncate_and_escape_invisible,
         "confidence_text": format_confidence_level,

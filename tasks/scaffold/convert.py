@@ -9,7 +9,6 @@ import io
 import itertools
 import json
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, Final
 from params import DataError, RecipeError
 from params.foundation.artifacts import write_text_atomically
 from params.schema import RowsFromFiles
-from tasks.ingestion.batches import to_readable_batch
+from tasks.ingestion.batches import to_rows_with_texts
 from tasks.ingestion.encodings import format_suffix, open_as_utf8
 from tasks.ingestion.formats import translate_read_errors
 from tasks.ingestion.source import open_source
@@ -40,11 +39,12 @@ def convert_files(patterns: Sequence[str], to: Path, names: Sequence[str] = (), 
         DataError: a file cannot be read, or the rows have no form that is known.
         RecipeError: a file to write exists, or cannot hold such rows.
     """
-    paths = [Path(name) for pattern in patterns for name in list_matching_files(pattern, Path())]
-    if missing := [pattern for pattern in patterns if not list_matching_files(pattern, Path())]:
+    matching = {pattern: list_matching_files(pattern, Path()) for pattern in patterns}
+    if missing := [pattern for pattern, names in matching.items() if not names]:
         raise DataError(missing[0], "there is no such file", "check the path")
+    paths = [Path(name) for pattern in patterns for name in matching[pattern]]
     is_book = all(format_suffix(path) in EXCEL_SUFFIXES for path in paths)
-    suffix, is_one = ".csv" if is_book else ".jsonl", [str(path) for path in paths] == [*patterns][:1]
+    suffix, is_one = ".csv" if is_book else ".jsonl", len(patterns) == 1 and Path(patterns[0]).is_file()
     targets = [to if is_one else Path(converted_name(str(path), patterns, str(to), suffix)) for path in paths]
     for target, count in Counter(targets).items():
         if target.exists() or count > 1:
@@ -63,14 +63,17 @@ def convert_files(patterns: Sequence[str], to: Path, names: Sequence[str] = (), 
 
 
 def _find_form(paths: Sequence[Path], names: Sequence[str]) -> RowForm:
-    sample = [row for path in paths for row in itertools.islice(_rows(path), SAMPLE_ROWS)]
-    form = next((form for form in find_row_forms(columns_of_rows(sample)) if form.convert), None)
+    sample = [pair for path in paths for pair in itertools.islice(_rows(path), SAMPLE_ROWS)]
+    columns = columns_of_rows([row for row, _ in sample], {name for _, texts in sample for name in texts})
+    form = next((form for form in find_row_forms(columns) if form.convert), None)
     if form is None:
         what = "has no form that has to be converted"
         raise DataError(", ".join(map(str, paths)), what, "give it to `evergreen new` as it is")
+    form = form._replace(what=form.what.format(found=form.found))
     if form.convert is into_class_columns:
-        classes = class_columns(itertools.chain.from_iterable(map(_rows, paths)), form.column)
-        print(f"columns: {', '.join(classes.values())}; files that are converted in one command all have them")
+        classes = class_columns((row for path in paths for row, _ in _rows(path)), form.column)
+        told = [own if own == one else f"{own} for {one!a}" for one, own in classes.items()]
+        print(f"columns: {', '.join(told)}; files that are converted in one command all have them")
         return form._replace(found=classes)
     return form._replace(found=form.found._replace(names=names)) if hasattr(form.found, "names") else form
 
@@ -79,7 +82,7 @@ def _write_converted(path: Path, to: Path, form: RowForm) -> int:
     """Return how many rows were written; without any there is no file."""
     lines, left_out, number = list[str](), Counter[str](), 0
     assert form.convert is not None
-    for number, row in enumerate(_rows(path), start=1):
+    for number, (row, texts) in enumerate(_rows(path), start=1):
         try:
             new = form.convert(row, form.column, form.found)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -87,22 +90,25 @@ def _write_converted(path: Path, to: Path, form: RowForm) -> int:
             if left_out[str(error)] == 1:
                 print(f"  left out: row {number} of {path}: {error}")
             continue
-        lines += (json.dumps(one, ensure_ascii=False, default=str) for one in new)
+        written = {name: text for name, text in texts.items() if name != form.column}
+        kept = (one | {name: written[name] for name in one.keys() & written.keys()} for one in new)
+        lines += (json.dumps(one, ensure_ascii=False, default=str) for one in kept)
     if lines:
         write_text_atomically(to, "\n".join(lines) + "\n")
-    print(f"column `{form.column}` {form.what.format(found=form.found)}: wrote {form.becomes} into {to}")
+    print(f"column `{form.column}` {form.what}: wrote {form.becomes} into {to}")
     print(f"  {number:,} rows became {len(lines):,}; {left_out.total():,} could not be converted")
     return len(lines)
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def _rows(path: Path) -> Iterator[tuple[Row, Row]]:
+    """Yield each row, and its numbers with decimals that are stored as they are written, as text."""
     if holds_tagged_words(path):
-        yield from _tagged_texts(path)
+        yield from ((row, {}) for row in _tagged_texts(path))
         return
     source = open_source(RowsFromFiles(kind="files", train=str(path)), Path())
     with contextlib.closing(source.batches("train")) as batches:
         for batch in batches:
-            yield from to_readable_batch(batch)[1]
+            yield from zip(*to_rows_with_texts(batch)[1:], strict=True)
 
 
 def _tagged_texts(path: Path) -> Iterator[Row]:
@@ -140,7 +146,7 @@ def _write_sheet(path: Path, to: Path, sheet: str | None) -> None:
     except ImportError:
         what, fix = "is a workbook of Excel, which openpyxl reads, and that is not installed", "pip install openpyxl"
         raise DataError(str(path), what, f"{fix}; then run this again") from None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except Exception as error:  # openpyxl says in many ways that a part is missing or broken
         what = f"cannot be read as a workbook: {error}"
         raise DataError(str(path), what, "save it again, as .xlsx and without a password") from error
     sheets = [one.title for one in values.worksheets]
@@ -153,6 +159,8 @@ def _write_sheet(path: Path, to: Path, sheet: str | None) -> None:
             raise DataError(str(path), what, "save it again with Excel or LibreOffice, which compute values")
     columns = [[_as_written(cell) for cell in column] for column in values[name].iter_cols()]
     rows = [row for row in zip(*filter(any, columns), strict=True) if any(row)]
+    if not rows:
+        raise DataError(str(path), f"its sheet {name!a} is empty", f"name one of {', '.join(sheets)} with --sheet")
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     write_text_atomically(to, text.getvalue())

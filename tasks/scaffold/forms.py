@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
 import shlex
@@ -15,7 +17,7 @@ from params import DataError
 from tasks.ingestion.encodings import clean_name
 from tasks.scaffold.look import USUAL_NAMES, Row, SampledColumn, columns_named, most
 from tasks.scaffold.sources import common_folder, converted_name, is_glob
-from trainer.objectives.bases.chat import looks_like_conversation
+from trainer.objectives.bases.chat import looks_like_conversation, read_turns
 
 Columns = Mapping[str, SampledColumn]
 NewRow = dict[str, Any]
@@ -82,7 +84,11 @@ def class_columns(rows: Iterable[Row], name: str) -> dict[str, str]:
     for row in rows:
         taken |= row.keys() - {name}
         found |= {str(one).strip() for one in row.get(name) or ()}
-    return {one: f"{name}_{one}" if one in taken else one for one in sorted(found)}
+    columns = {one: one for one in sorted(found - taken - {""})}
+    for one in sorted(found & taken):
+        names = itertools.chain([f"{name}_{one}"], (f"{name}_{one}_{number}" for number in itertools.count(2)))
+        columns[one] = next(own for own in names if own not in taken | {*columns.values()})
+    return columns
 
 
 def into_class_columns(row: Row, name: str, classes: Mapping[str, str]) -> list[NewRow]:
@@ -139,7 +145,14 @@ def _prompt_of_messages(column: SampledColumn, columns: Columns) -> str:
     prompt, answer = _pair(columns) or (column, None)
     others = (own for own in columns.values() if own not in (prompt, answer))
     is_answer = column is answer and column.kind == "messages" and all(own.kind != "messages" for own in others)
+    is_answer = is_answer and most(_begins_with_answer, list(filter(None, column.filled)))
     return prompt.name if is_answer and prompt.kind in ("messages", "text") else ""
+
+
+def _begins_with_answer(messages: Any) -> bool:
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        return bool(read_turns(messages)[0]["role"] == "assistant")
+    return False
 
 
 def _rated_messages(column: SampledColumn, columns: Columns) -> str:
@@ -202,10 +215,12 @@ def _tags(column: SampledColumn, columns: Columns) -> _Tags | None:
 
 
 @cache
-def _scheme(tags: frozenset[str]) -> tuple[str, re.Pattern[str]]:
-    """Return the tag of words outside of spans, and the form of others: BIO, BIOES, BILOU, also in lower case."""
-    is_lower = "o" in tags and "O" not in tags and all(tag == "o" or re.match("[bieslu]-", tag) for tag in tags)
-    return ("o", re.compile("([bieslu])-(.+)")) if is_lower else ("O", re.compile("([BIESLU])-(.+)"))
+def _scheme(tags: frozenset[str]) -> tuple[frozenset[str], re.Pattern[str]]:
+    """Return the tags of words outside of spans, and the form of others: BIO, BIOES, BILOU, in both cases if all tags are of that form."""
+    of_form = all(re.fullmatch("o|[bieslu]-.+", tag, re.IGNORECASE) for tag in tags)
+    in_both_cases = of_form and any(re.match("[bi]-", tag, re.IGNORECASE) for tag in tags)
+    marks = re.compile("([BIESLU])-(.+)", re.IGNORECASE if in_both_cases else 0)
+    return frozenset("oO" if in_both_cases else "O"), marks
 
 
 def _with_spans(row: Row, name: str, found: _Tags) -> list[NewRow]:
@@ -221,12 +236,12 @@ def _with_spans(row: Row, name: str, found: _Tags) -> list[NewRow]:
     spans, start, before = list[NewRow](), 0, ""
     for word, tag in zip(words, map(str, tags), strict=True):
         end, match = start + len(word), form.fullmatch(tag)
-        mark, label = match.groups() if match else ("I" if outside in used else "S", tag)
-        if tag != outside and mark.upper() in "IEL" and before == label:
+        mark, label = match.groups() if match else ("I" if outside & used else "S", tag)
+        if tag not in outside and mark.upper() in "IEL" and before == label:
             spans[-1]["end"] = end
-        elif tag != outside:
+        elif tag not in outside:
             spans.append({"label": label, "start": start, "end": end})
-        before = label if tag != outside and mark.upper() in "BI" else ""
+        before = label if tag not in outside and mark.upper() in "BI" else ""
         start = end + 1
     return [_without(row, found.words, *found.columns) | {"text": " ".join(words), "spans": spans}]
 
@@ -269,7 +284,9 @@ FORMS: Final = (
     RowForm(
         "holds records with {found}",
         "a column of each",
-        lambda c, columns: all(own.kind != "text" for own in columns.values()) and _keys(c),
+        lambda c, columns: (
+            (c.name == "translation" or all(own.kind != "text" for own in columns.values())) and _keys(c)
+        ),
         lambda row, name, _: [_without(row, name) | (row.get(name) or {})],
     ),
     RowForm(_TAGS, "text and spans", _tags, _with_spans),

@@ -136,12 +136,17 @@ class SampledColumn:
     @property
     def is_target(self) -> bool:
         """Whether the values can be labels to learn."""
-        return self.is_label and not (self.is_id or self.is_place_or_time or self.names_rows)
+        return self.is_label and (self.is_called_label or not (self.is_id or self.is_place_or_time or self.names_rows))
+
+    @property
+    def is_called_label(self) -> bool:
+        """Whether the column's name says that it holds labels, whatever these look like; `tag` and `type` say less."""
+        return self.name.lower() in USUAL_NAMES["label"][:-2]
 
     @property
     def is_label(self) -> bool:
         """Whether the values are few, short, and each occurs several times."""
-        least = 1 if self.name.lower() in USUAL_NAMES["label"][:-2] else 2  # `tag` and `type` are often constant
+        least = 1 if self.is_called_label else 2  # `tag` and `type` are often constant
         few = least <= self.distinct <= min(_MAX_LABELS, max(2, len(self.filled) / 3))
         return few and self.mean_characters <= 60
 
@@ -182,11 +187,10 @@ class SampledColumn:
     @property
     def is_incidental(self) -> bool:
         """Whether the values say nothing about a row: there are none, or they are all the same, or names, numbers or addresses of rows."""
-        return (
-            self.is_id
-            or self.is_place_or_time
-            or (not self.is_label and all(value == self.filled[0] for value in self.filled))
-        )
+        if self.is_label and self.is_called_label:
+            return False
+        is_constant = not self.is_label and all(value == self.filled[0] for value in self.filled)
+        return self.is_id or self.is_place_or_time or is_constant
 
 
 def most(test: Callable[[Any], object], values: Sequence[Any]) -> bool:

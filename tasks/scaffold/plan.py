@@ -36,6 +36,8 @@ _MEASURED_ROWS: Final = 5_000
 """The most rows that are tokenized for their lengths."""
 _BATCH_ROWS: Final = 500
 _MAX_SLICES: Final = 100
+_FEW_ROWS: Final = 20
+"""With fewer rows, all of a label may be held out by chance."""
 _NO_EXAMPLES: Final = (
     "name other columns; or, if the chat template drops what was said, as those of reasoning models drop earlier thoughts: in a copy"
     " of the model's folder, put {% generation %} and {% endgeneration %} around the assistant's text in its chat template, and"
@@ -88,7 +90,7 @@ def plan_recipe(
     if targets:
         length = choices.choose_max_length(targets, None)
         options = {**options, **dict.fromkeys(sorted(objective.limits), length)}
-        quality = _saying_what_is_cut(quality, "the limit of targets,", length)
+        quality = _saying_what_is_cut(quality, "the limit of targets,", length, targets)
         if "max_new_tokens" in objective.options_class.model_fields:
             options["max_new_tokens"] = AdvisedValue(length.value, "as long as a target may be")
     if "packing" in options and not _can_train(model, objective, state, tokenizer):
@@ -105,7 +107,7 @@ def plan_recipe(
     else:
         how = "are split" if objective.reader_strides else "are cut"
         max_length = choices.choose_max_length(inputs, positions, how)
-        quality = _saying_what_is_cut(quality, "max_length", max_length)
+        quality = _saying_what_is_cut(quality, "max_length", max_length, inputs)
     encoder = RowEncoder(objective, tokenizer, max_length.value, state)
     tried = quality.usable[:: max(1, len(quality.usable) // _TRIED_ROWS)]
     per_row = list(_encoded(tried, encoder))
@@ -186,8 +188,10 @@ def _tokenizer(
     return keys, tokenizer
 
 
-def _saying_what_is_cut(quality: SampleQuality, name: str, length: AdvisedValue) -> SampleQuality:
-    said = [f"{name} {length.value} {length.why}"] if re.search("are (cut|split)", length.why) else []
+def _saying_what_is_cut(
+    quality: SampleQuality, name: str, chosen: AdvisedValue, lengths: Sequence[int]
+) -> SampleQuality:
+    said = [f"{name} {chosen.value} {chosen.why}"] if max(lengths) > chosen.value else []
     return quality._replace(remarks=[*quality.remarks, *said])
 
 
@@ -288,6 +292,9 @@ def _data_keys(found: FoundSource, proposal: ObjectiveProposal, quality: SampleQ
         else:
             why = f"{quality.repeated:,} rows repeat a text: all rows with it are in one split"
             data["group_by"] = AdvisedValue(columns, why)
+    label = proposal.columns.get("label")
+    if label and shares and "group_by" not in data and min(quality.labels.values(), default=_FEW_ROWS) < _FEW_ROWS:
+        data["split"] = {**shares, "stratify": AdvisedValue(label, "some labels have few rows: each has one in train")}
     return data
 
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 from params import RecipeError
+from params.foundation.errors import see_limits
 from params.loading import suggestion
 from params.schema import ObjectiveChoice
 from tasks.scaffold.forms import RowForm, find_row_forms, rating_column
@@ -172,7 +173,7 @@ def _check_kinds(proposal: ObjectiveProposal, sample: RowSample) -> None:
 def _check_named(objective: str, kind: ModelKind) -> None:
     known = proposable_objectives()
     if objective not in objectives.objective_names():
-        fix = suggestion(objective, sorted(known), "objectives")
+        fix = suggestion(objective, sorted(known), "objectives") + see_limits("objective")
         raise RecipeError("--objective", f"there is no objective `{objective}`", fix)
     if objective not in known:
         fix = "write the recipe by hand, or give the objective an `advice`: docs/objectives.md"
@@ -252,7 +253,9 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
     if flag in ("spans", "messages"):
         return [c for c in columns if c.kind == flag]
     if flag == "text":  # neither labels nor names, longest texts first
-        texts = [c for c in columns if not c.is_place_or_time and (c.kind == "text" or c.is_numbered_text)]
+        said = [c for c in _usual(sample, flag) if c.has_spaces]  # such as: open notes.txt
+        texts = [c for c in columns if c in said or not c.is_place_or_time]
+        texts = [c for c in texts if c.kind == "text" or c.is_numbered_text]
         texts = [c for c in texts if c.name not in taken and not (c.is_id and c.names_rows)]
         unnamed = [c for c in texts if c.name.lower() not in USUAL_NAMES["label"]]
         found = [c for c in texts if not c.is_id and not (c.is_label and not (c.has_spaces and c in unnamed))]
@@ -298,7 +301,8 @@ def _choose_text_alone(request: NewRecipeRequest, sample: RowSample, kind: Model
         raise RecipeError("--model", what, "give another model, or name an objective with --objective")
     if alone is None or len(texts) != 1 or seen.is_text_alone:
         what = f"no objective fits these columns: {', '.join(columns)}"
-        raise RecipeError("--objective", what, f"name one of {', '.join(known)}, and its columns")
+        fix = f"name one of {', '.join(known)}, and its columns{see_limits('objective')}"
+        raise RecipeError("--objective", what, fix)
     others = [c for c in sample.columns.values() if c is not texts[0] and not c.is_incidental]
     what = f"no objective reads {', '.join(f'`{c.name}` ({_KINDS.get(c.kind, c.kind)})' for c in others)} of these rows"
     fix = f"to learn from `{texts[0].name}` alone, add --objective {alone}; or name the columns of another objective"

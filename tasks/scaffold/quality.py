@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -103,6 +104,8 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     known = sum(_input(row, columns) in answers for row in held_out)
     conflicting = sum(len(found) > 1 for found in answers.values())
     few = sorted(label for label, count in labels.items() if count <= FEW_ROWS)
+    uses = Counter(part for label in labels for part in _parts(label))
+    joined = sorted(own for own in labels if len(_parts(own)) > 1 and all(uses[part] > 1 for part in _parts(own)))
     unseen = sorted({learned[label] for label in held_out_labels} - set(labels)) if sample.is_whole else []
     remarks = {
         f"{repeated:,} training rows repeat a text; they are kept": repeated,
@@ -110,6 +113,7 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
         " in data.group_by": known,
         f"{conflicting} texts occur with different labels; correct them if they are mistakes": conflicting,
         f"{len(few)} labels have fewer than {FEW_ROWS + 1} rows: {list_labels(few, 5)}": few,
+        f"{len(joined)} labels consist of others, and are learned as labels of their own: {list_labels(joined, 5)}": joined,
         f"labels of held-out rows that no training row has: {list_labels(unseen, 5)}; validation will set their rows aside,"
         f" or refuse them if a label has more than {FEW_ROWS}": unseen,
         f"{unanswered:,} conversations do not end with the assistant; what follows its last message is not learned": unanswered,
@@ -126,6 +130,11 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
         known=known,
         remarks=[remark for remark, count in remarks.items() if count],
     )
+
+
+def _parts(label: str) -> set[str]:
+    """Return the labels that a label may consist of: those between `|`, `;` or commas."""
+    return {part.strip() for part in re.split("[|;,]", label)}
 
 
 def input_columns(proposal: ObjectiveProposal) -> list[str]:

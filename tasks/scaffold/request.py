@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import typer
 
 from params import EvergreenError, RecipeError
+from params.foundation.errors import see_limits
 
 NEW_MODEL = "new"
 """`--model new`: a small model from random weights."""
@@ -48,7 +49,8 @@ class NewRecipeRequest:
             return first
         listed = [f"{option} ({reason})" if reason else option for option, reason in options.items()]
         if not self.may_ask:
-            fix = f"add {' or '.join(f'{flag} {shlex.quote(option)}' for option in options)}"
+            more = see_limits("objective") if flag in ("--text", "--label") else ""  # not both of them
+            fix = f"add {' or '.join(f'{flag} {shlex.quote(option)}' for option in options)}{more}"
             raise RecipeError(flag, f"{what} is not clear: {', '.join(listed)}", fix)
         print(f"\n{what}:", *listed, sep="\n  ")
         while (answer := str(typer.prompt(f"Which one? {flag}", default=first))) not in options:

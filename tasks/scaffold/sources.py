@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from params import DataError, RecipeError
 from params.foundation.artifacts import SPLITS
+from params.foundation.errors import see_limits
 from params.schema import RowsFromFiles, RowsFromHubDataset, RowsFromSql, repo_id_problem
 from tasks.ingestion.encodings import COMPRESSIONS, format_suffix
 from tasks.ingestion.formats import SUFFIXES
@@ -72,7 +73,8 @@ def _sql(request: NewRecipeRequest) -> FoundSource:
     if request.test or request.validation:
         raise RecipeError("--test", "a query has no further files", "remove it: a share of the rows is held out")
     if not request.query:
-        raise RecipeError("--query", "is needed for a database", 'add --query "SELECT ... ORDER BY ..."')
+        fix = f'add --query "SELECT ... ORDER BY ..."{see_limits("data")}'
+        raise RecipeError("--query", "is needed for a database", fix)
     url = request.data
     if re.search(r"://[^/@:]*:(?!\$\{)[^@/]+@", url):
         fix = "write `${NAME}` for it, and set that variable: the recipe is published with the model"

@@ -248,7 +248,8 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if column.type.equals(JSON):
         written = column.cast(pa.string())
         if is_text and pc.any(pc.starts_with(written, '"')).as_py():
-            written = pa.chunked_array([pa.array(map(as_text, values_of_column(column)), pa.string())])
+            texts = [json.loads(text) if text and text[0] in '"n' else text for text in written.to_pylist()]
+            written = pa.chunked_array([pa.array(texts, pa.string())])  # numbers stay as they are written: 2.50
         return written.cast(kind)
     if is_text and not (types.is_integer(column.type) or types.is_large_string(column.type)):
         return pa.chunked_array([pa.array(map(as_text, column.to_pylist()), kind)])

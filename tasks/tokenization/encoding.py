@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -30,9 +30,7 @@ from trainer.data.shards import ROW, ROW_ID, Manifest
 from trainer.data.tokens import BATCH_SEQUENCES
 from trainer.objectives.bases.objective import EncodedRow, Example, Objective, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, token_column_names
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from trainer.objectives.bases.texts import Tokenizer
 
 logger = logging.getLogger(__name__)
 IS_CUT: Final = "is_cut"
@@ -47,7 +45,7 @@ class RowEncoder:
     """Encodes rows for an objective with a tokenizer."""
 
     objective: Objective[Any]
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     max_length: int
     state: ObjectiveState
     marks_rows: bool = False

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
 from params import ModelError, TransientError
 from params.schema import Tokenization, TrainTokenizer
+from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase, transformers
 from trainer.runtime.library_errors import as_remote_code_error
 from trainer.runtime.model_files import check_safe_to_load
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -55,7 +51,6 @@ def sample_texts(texts: Iterable[str], rows: int, sample_rows: int | None) -> It
 def train_tokenizer(texts: Iterable[str], choice: TrainTokenizer) -> PreTrainedTokenizerBase:
     """Train a byte-level BPE tokenizer; its only special token marks start, end and padding."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -68,7 +63,7 @@ def train_tokenizer(texts: Iterable[str], choice: TrainTokenizer) -> PreTrainedT
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast(
+    tokenizer: PreTrainedTokenizerBase = transformers.PreTrainedTokenizerFast(
         tokenizer_object=bpe, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT
     )
     return tokenizer
@@ -81,11 +76,9 @@ def load_tokenizer(path: str, revision: str | None) -> PreTrainedTokenizerBase:
         ModelError: there is no tokenizer, or only a slow one, or its settings name other files.
         TransientError: the Hub cannot be reached.
     """
-    from transformers import AutoTokenizer
-
     try:
         revision = check_safe_to_load(path, revision, weights=False)
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
             path, revision=revision or "main", trust_remote_code=False
         )
     except (ConnectionError, TimeoutError) as error:

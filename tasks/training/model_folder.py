@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from trainer.job import Job
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.model import network
 from trainer.model.limits import find_reading_limit, write_reading_limit
-from trainer.model.use_settings import restore_use_settings
+from trainer.model.use_settings import read_number_format, restore_use_settings
 from trainer.objectives.bases.release_format import ReleaseFormat
 
 _EXACT: Final = 1e-3
@@ -65,8 +64,9 @@ def check_same_metrics(folder: Path, job: Job, trained: Mapping[str, float]) -> 
     found = metrics.compute()
     name = "loss" if "loss" in found else job.training.best_metric
     before, now = trained[f"eval_{name}"], found[name]
-    dtype = json.loads((folder / "config.json").read_bytes()).get("dtype")
-    is_exact = dtype == "float32" and job.training.precision == "fp32" and not job.model.quantization
+    is_exact = (
+        read_number_format(folder) == "float32" and job.training.precision == "fp32" and not job.model.quantization
+    )
     allowed = _EXACT if is_exact else _ROUNDED
     if not abs(now - before) <= allowed * max(1.0, abs(before)):
         what = f"{name} of the validation split is {now:.6g} as saved, and was {before:.6g} at the end of training"

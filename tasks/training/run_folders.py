@@ -6,12 +6,17 @@ folders have other times, so times say nothing about what ran last.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import shutil
 from pathlib import Path
 from typing import Final
 
+from params import EvergreenError
 from params.foundation.artifacts import Artifacts, write_text_atomically
+from trainer.job import Job
+from trainer.loop.other_length import find_continued_checkpoint, find_what_depends_on_steps
 
 logger = logging.getLogger(__name__)
 STARTED: Final = "started"
@@ -41,6 +46,24 @@ def delete_superseded_run_folders(artifacts: Artifacts) -> None:
     for folder in list_superseded_run_folders(artifacts, keep=2):
         logger.info("train: deleted the checkpoints of run %s, which later runs have superseded", folder.name)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def keep_finished_run(artifacts: Artifacts, folder: Path) -> None:
+    """Delete the folder of a finished run, except for what a longer run goes on from, in place of what was kept of another run."""
+    if not folder.is_dir():
+        return
+    kept = set[str]()
+    with contextlib.suppress(OSError, ValueError, EvergreenError):  # an earlier version wrote another job
+        job = Job.load(folder / "job.json")
+        if not find_what_depends_on_steps(job.training, job.objective):
+            kept = {path.name for path in find_continued_checkpoint(folder, job, math.inf) or () if path}
+    shutil.rmtree(artifacts.finished_run, ignore_errors=True)
+    artifacts.finished_run.mkdir(parents=True)
+    # first: a kill in between must leave no finished run without its best weights, which the next start would hand over
+    folder = folder.rename(artifacts.finished_run / folder.name)
+    for path in folder.iterdir():
+        if path.is_dir() and path.name not in kept:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _folders(artifacts: Artifacts) -> list[Path]:

@@ -29,7 +29,7 @@ from tasks.mirror.upload import upload_during_run
 from tasks.stages import read_report, save_report
 from tasks.training.model_folder import check_same_metrics, complete_model_folder
 from tasks.training.report import TrainingReport
-from tasks.training.run_folders import delete_superseded_run_folders, mark_run_as_last_started
+from tasks.training.run_folders import delete_superseded_run_folders, keep_finished_run, mark_run_as_last_started
 from tasks.training.supervisor import supervise_training
 from tasks.training.versions import git_commit_with_dirty_mark, training_library_versions
 from trainer import objectives
@@ -38,6 +38,7 @@ from trainer.checkpoints.resume import prepare_resume
 from trainer.data import tokens
 from trainer.identity import find_unwatched_code
 from trainer.job import Job
+from trainer.loop.other_length import continue_run_of_other_length
 from trainer.model import network
 from trainer.runtime.lifetime import hold_file_lock
 
@@ -76,6 +77,8 @@ def train(
         commit = git_commit_with_dirty_mark(artifacts.root, recipe)
         if not _is_finished(job):
             fetch_before_training(artifacts, job, recipe.publish)
+            if training.resume == "auto":
+                continue_run_of_other_length(artifacts, job)
             with upload_during_run(artifacts, launch, job.folder.name):
                 again = (
                     "auto" if training.resume == "never" else training.resume
@@ -85,15 +88,14 @@ def train(
         report = _collect(artifacts, job, commit)
         delete_superseded_run_folders(artifacts)
         if "DVC_STAGE" not in os.environ:
-            shutil.rmtree(job.folder)
+            keep_finished_run(artifacts, job.folder)
     return report
 
 
 def delete_recorded_run_folder(artifacts: Artifacts) -> None:
-    """Delete the folder of a finished run that dvc.lock records."""
+    """Delete the folder of a finished run that dvc.lock records, except for what a longer run goes on from."""
     if artifacts.checkpoints.exists() and is_training_recorded(artifacts):
-        run = read_report(artifacts, TrainingReport).run
-        shutil.rmtree(artifacts.checkpoints / run, ignore_errors=True)
+        keep_finished_run(artifacts, artifacts.checkpoints / read_report(artifacts, TrainingReport).run)
 
 
 def _is_finished(job: Job) -> bool:

@@ -1,7 +1,7 @@
 """Checks of the labels of all remaining rows: which ones training lacks, which ones look alike, which ones a held-out split lacks.
 
-A hash decides the split of a row, so a label with few rows may have none in train. With up to `FEW_ROWS` rows that is chance: they are set
-aside. With more, the label has vanished from the training data, and the stage fails. It also fails if more than `FEW_LABELS` labels lack
+Where a hash decides the split of a row, a label with few rows may have none in train. With up to `FEW_ROWS` rows that is chance: they are set
+aside. With more, or in a split that the source names itself, training data lacks the label, and the stage fails. It also fails if more than `FEW_LABELS` labels lack
 and they are most of those with so few rows: chance would leave most of them in train.
 """
 
@@ -45,6 +45,7 @@ def check_labels(method: Objective[Any], rows: RawRows, set_aside: Positions) ->
     counts = {split: Counter[str]() for split in rows.splits}
     for part, found in zip(rows.parts, counted, strict=True):
         counts[part.split].update(found)
+    method.model_config(method.state_of(set(counts["train"])))  # a DataError if there is nothing to learn
     held_out = counts["validation"] + counts["test"]
     results = [_check_known(method, rows, set_aside, counts["train"], held_out)]
     reported = [(LABELS_DIFFER, one) for one in describe_look_alikes(sum(counts.values(), Counter()), method.state_of)]
@@ -80,7 +81,10 @@ def _check_known(
         return CheckResult("objective", Expectation(type=ROW_IS_KNOWN), found)
     picked = rows.pick(found.failing.tolist())
     lacking = Counter(label for row in picked.values() for label in named(method.row_labels(row)) - known)
+    splits = list(dict.fromkeys(rows.split_of(position) for position in found.failing.tolist()))
     is_chance = bool(lacking) and all(count <= FEW_ROWS for count in lacking.values())
+    last = rows.splits["train"].manifest.shards[-1]  # behind it come the rows that the source has for other splits
+    is_chance &= all(rows.splits[split].manifest.shards[0].first_row_id <= last.first_row_id for split in splits)
     if is_chance and len(lacking) > FEW_LABELS:
         totals = Counter[str]()
         for label, count in (*train.items(), *held_out.items()):
@@ -88,10 +92,8 @@ def _check_known(
         is_chance = 2 * len(lacking) <= sum(count <= FEW_ROWS for count in totals.values())
     listed = ", ".join(f"{label!r} ({count:,} rows)" for label, count in lacking.most_common(10))
     listed += f" and {len(lacking) - 10:,} more" if len(lacking) > 10 else ""
-    split = " and ".join(dict.fromkeys(rows.split_of(position) for position in found.failing.tolist()))
-    sentence = (
-        f"no training row has {'a label' if len(lacking) == 1 else 'labels'} of {split}: {listed}" if lacking else ""
-    )
+    what = f"no training row has {'a label' if len(lacking) == 1 else 'labels'} of {' and '.join(splits)}"
+    sentence = f"{what}: {listed}" if lacking else ""
     expectation = Expectation(type=ROW_IS_KNOWN, on_failure="quarantine" if is_chance else "fail")
     return CheckResult("objective", expectation, found, unseen_label, sentence)
 

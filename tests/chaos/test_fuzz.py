@@ -33,7 +33,7 @@ from tasks.shards.split_rows import SplitRows
 from tasks.validation.stage import validate
 from tests.support import prompts, tiny
 from tests.support.project import ROOT
-from trainer.model import config_check
+from tests.support.settings_check import check_settings_in_this_process
 
 EXAMPLES = int(os.environ.get("EVERGREEN_CHAOS_EXAMPLES", "40"))
 SEED = int(os.environ.get("EVERGREEN_CHAOS_SEED", "1"))
@@ -211,11 +211,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("HF_ENDPOINT", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(
-        config_check,
-        "start_transformers_settings_check",
-        lambda *given: lambda: config_check.find_transformers_settings_errors(*given),
-    )
+    check_settings_in_this_process(monkeypatch)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("text,label\na fine text,good\nanother,bad\n")
     return tmp_path

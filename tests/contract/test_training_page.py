@@ -25,9 +25,9 @@ from params.schema import Training
 from tasks.diagnostics.check import find_recipe_problems
 from tests.support import tiny
 from tests.support.project import ROOT
+from tests.support.settings_check import check_settings_in_this_process
 from trainer import objectives
 from trainer.loop import arguments
-from trainer.model import config_check
 
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
@@ -95,11 +95,7 @@ def test_check_accepts_the_recipe_lines_of_a_row(row: list[str], tmp_path: Path,
     )
     (tmp_path / "rows.jsonl").write_text(json.dumps(columns) + "\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        config_check,
-        "start_transformers_settings_check",
-        lambda *given: lambda: config_check.find_transformers_settings_errors(*given),
-    )
+    check_settings_in_this_process(monkeypatch)
     found = find_recipe_problems(read_yaml_document(tiny.write(tmp_path / "row.yaml", content)))
     if "GPU" in feature:  # where there is none, `check` says so
         found = [p for p in found if "GPU" not in p.what and "not installed" not in p.what]

@@ -14,7 +14,7 @@ import pytest
 from tests.support.project import Project, item, stages_of
 
 pytestmark = [pytest.mark.in_order, pytest.mark.slow]
-FOLLOWS = ["tokenize", "train", "evaluate"]
+FOLLOWS = ["validate", "tokenize", "train", "evaluate"]
 
 
 def run(project: Project, *arguments: str) -> list[str]:

@@ -6,7 +6,6 @@ import weakref
 for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
     if finalizer.peek()[1].__module__ == "torch.library":
         finalizer.atexit = False  # they take 0.07 s at the end of each process
-gc.collect()
 gc.freeze()  # no collection in a forked process looks at what was imported
 gc.set_threshold(10_000, 50, 50)  # collections would take a fifteenth of the time
 gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,15 @@ UNIQUE = Expectation(type="expect_column_values_to_be_unique", column="text")
 LONG = Expectation(type="expect_column_value_lengths_to_be_between", column="text", min_value=3)
 
 
-def write_raw(root: Path, **splits: dict[str, Any]) -> Artifacts:
-    """Raw rows, as the ingest stage leaves them; the held-out splits have one row each unless they are given."""
+def write_raw(root: Path, *, dealt: Sequence[str] = (), **splits: dict[str, Any]) -> Artifacts:
+    """Raw rows, as the ingest stage leaves them; the held-out splits have one row each unless they are given.
+
+    `dealt`: those whose rows come from among the training rows; the source names the others, whose rows are behind these.
+    """
     artifacts = Artifacts("trial", root)
     splits = {"train": {}, "validation": {"text": ["held out one"]}, "test": {"text": ["held out two"]}} | splits
-    tiny.write_splits(artifacts.raw, {split: splits[split] for split in SPLITS})
+    order = [*dealt, *(split for split in SPLITS if split not in dealt)]
+    tiny.write_splits(artifacts.raw, {split: splits[split] for split in order})
     return artifacts
 
 

@@ -165,15 +165,15 @@ class BestWeights:
     value: float
 
 
-def replace_best_weights(staged: Path, *, step: int, metric: str, value: float) -> None:
-    """Make the weights in `staged`, a folder in the run's folder, its best weights."""
+def replace_best_weights(staged: Path, *, step: int, metric: str, value: float, keep_others: bool = False) -> None:
+    """Make the weights in `staged`, a folder in the run's folder, its best weights, and delete the earlier ones."""
     folder = staged.parent
     (staged / BEST_NOTE).write_text(json.dumps({"step": step, "metric": metric, "value": value}), encoding="utf-8")
     if (run := _run_of(folder)) is not None:
         (staged / IDENTITY).write_text(run, encoding="utf-8")
     target = folder / f"best-{step}"
     seal_and_rename(staged, target, "best")
-    for other in folder.glob("best-*"):
+    for other in () if keep_others else folder.glob("best-*"):
         if other != target:
             shutil.rmtree(other)
     pass_kill_point("best.retired")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
@@ -17,13 +17,11 @@ from params import CheckpointError, RecipeError
 from trainer.data.order import EpochOrder, GlobalBatchShard, Lengths, SampleKey, SamplerOrder
 from trainer.data.randomness import seeded
 from trainer.data.streaming import STREAM_STATE, StreamByPosition
-
-if TYPE_CHECKING:
-    from transformers import TrainingArguments
+from trainer.objectives.bases.lazy_imports import transformers
 
 
 def make_plain_data_loader(
-    dataset: Any, collate: Callable[[list[Any]], Any], args: TrainingArguments
+    dataset: Any, collate: Callable[[list[Any]], Any], args: transformers.TrainingArguments
 ) -> DataLoader[Any]:
     """Return a loader of a dataset with the workers that the arguments ask for, as the source of `ResumableBatchSampler`."""
     workers = args.dataloader_num_workers

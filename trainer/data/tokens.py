@@ -7,21 +7,18 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
 
 from params import DataError
 from trainer.data.shards import ROW, ROW_ID, Manifest
+from trainer.objectives.bases.lazy_imports import NDArray, transformers
 from trainer.objectives.bases.padding import token_column_names
+from trainer.objectives.bases.rows import Example, ObjectiveState
+from trainer.objectives.bases.texts import Tokenizer
 from trainer.runtime.model_files import check_safe_to_load
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from transformers import PreTrainedTokenizerBase
-
-    from trainer.objectives.bases.objective import Example, ObjectiveState
 
 STATE: Final = "objective.json"
 BATCH_SEQUENCES: Final = 1000
@@ -99,12 +96,10 @@ def read_split(tokens: Path, split: str) -> Sequences:
     return Sequences(tokens / split)
 
 
-def read_tokenizer(tokens: Path) -> PreTrainedTokenizerBase:
+def read_tokenizer(tokens: Path) -> Tokenizer:
     """Return the tokenizer that made the sequences."""
-    from transformers import AutoTokenizer
-
     check_safe_to_load(tokens / "tokenizer")
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(tokens / "tokenizer", trust_remote_code=False)
+    tokenizer: Tokenizer = transformers.AutoTokenizer.from_pretrained(tokens / "tokenizer", trust_remote_code=False)
     return tokenizer
 
 

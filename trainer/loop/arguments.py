@@ -20,6 +20,7 @@ from params.loading import suggestion
 from params.schema import Direction, Launch, Training
 from trainer.loop import optimizer_check
 from trainer.loop.batch import interval_steps, micro_batch_and_accumulation, total_steps
+from trainer.objectives.bases.lazy_imports import torch, transformers
 from trainer.reporting import trackers
 
 _OWN_KEYS = {
@@ -102,10 +103,8 @@ _NEEDS_GPU = {"use_liger_kernel": "Liger's kernels need a GPU", "tf32": "TF32 is
 
 def training_argument_types() -> dict[str, Any]:
     """Return the fields of TrainingArguments with their types."""
-    from transformers import TrainingArguments
-
-    hints = typing.get_type_hints(TrainingArguments)
-    return {field.name: hints[field.name] for field in dataclasses.fields(TrainingArguments) if field.init}
+    hints = typing.get_type_hints(transformers.TrainingArguments)
+    return {field.name: hints[field.name] for field in dataclasses.fields(transformers.TrainingArguments) if field.init}
 
 
 def find_argument_problems(arguments: dict[str, Any]) -> list[Problem]:
@@ -147,12 +146,12 @@ def find_launch_conflicts(training: Training, launch: Launch) -> list[Problem]:
     def add(name: str, what: str, fix: str) -> None:
         found.append(Problem(("training", "arguments", name), what, fix))
 
-    for name in [name for name in _NEEDS_GPU if given.get(name) and not _has_gpu()]:
+    for name in [name for name in _NEEDS_GPU if given.get(name) and not torch.cuda.is_available()]:
         add(name, f"{_NEEDS_GPU[name]}, and torch finds none here", "remove it, or train on a GPU")
-    if training.precision == "fp16" and not _has_gpu():
+    if training.precision == "fp16" and not torch.cuda.is_available():
         what = "fp16 scales its gradients, which needs a GPU, and torch finds none here"
         found.append(Problem(("training", "precision"), what, "use bf16, which CPUs can, or train on a GPU"))
-    if given.get("use_liger_kernel") and _has_gpu() and importlib.util.find_spec("liger_kernel") is None:
+    if given.get("use_liger_kernel") and torch.cuda.is_available() and importlib.util.find_spec("liger_kernel") is None:
         add("use_liger_kernel", "liger-kernel is not installed", "pip install liger-kernel")
     if given.get("label_smoothing_factor") and training.loss is not None:
         what = "does nothing: training.loss replaces the loss that it would smooth"
@@ -180,9 +179,6 @@ def build_training_arguments(
         RecipeError: the processes cannot share the batch evenly.
         ModelError: TrainingArguments refuses a value.
     """
-    import torch
-    from transformers import TrainingArguments
-
     micro_batch, accumulation = micro_batch_and_accumulation(training.global_batch_size, launch)
     total = total_steps(training, rows)
     own: dict[str, Any] = {
@@ -226,14 +222,8 @@ def build_training_arguments(
         "restore_callback_states_from_checkpoint": True,
     }
     try:
-        args = TrainingArguments(**(own | training.arguments))
+        args = transformers.TrainingArguments(**(own | training.arguments))
     except (ValueError, TypeError, ImportError) as error:
         raise ModelError("training", f"refused by transformers: {error}", "fix the training section") from error
     trackers.set_tracker_environment(folder, args.report_to, args.project)
     return args
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()

@@ -18,6 +18,11 @@ def interval_steps(interval: float, total: int) -> int:
     return int(interval) if interval >= 1 else max(1, math.ceil(interval * total))
 
 
+def is_evaluated_on_the_way(step: int, every: float, delay: float) -> bool:
+    """Return whether a training evaluates at a step that is not its last; `delay` is its `eval_delay`."""
+    return step == 0 or (step % int(every) == 0 and step >= delay)
+
+
 def micro_batch_and_accumulation(global_batch_size: int, launch: Launch) -> tuple[int, int]:
     """Return micro-batch size and accumulation steps; times the number of processes, their product is the global batch.
 

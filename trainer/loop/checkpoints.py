@@ -11,15 +11,9 @@ import torch
 from transformers.trainer_utils import IntervalStrategy
 
 from params.schema import Direction
-from trainer.checkpoints import sealed
-from trainer.checkpoints.saver import (
-    BackgroundWorker,
-    TensorSnapshotter,
-    check_disk_space,
-    count_tensor_bytes,
-    guard_disk_space,
-)
+from trainer.checkpoints import saver, sealed
 from trainer.loop import sharding
+from trainer.loop.batch import is_evaluated_on_the_way
 
 
 class Checkpoints:
@@ -38,8 +32,8 @@ class Checkpoints:
         self._folder = Path(trainer.args.output_dir)
         self._keep = keep
         self._run = run
-        self.writer = BackgroundWorker()
-        self._weights, self._optimizer = TensorSnapshotter(), TensorSnapshotter()
+        self.writer = saver.BackgroundWorker()
+        self._weights, self._optimizer = saver.TensorSnapshotter(), saver.TensorSnapshotter()
         self._copied: tuple[int, Any] = (-1, None)
         self._writes: list[Callable[[], object]] = []
         self._needed = 0
@@ -86,13 +80,15 @@ class Checkpoints:
             return
         weights, staging = weights or self._copy_weights(), self._folder / ".best"
         metric = str(args.metric_for_best_model).removeprefix("eval_")
+        # a longer run (trainer.loop.other_length) does not evaluate there
+        only_at_end = not is_evaluated_on_the_way(step, args.eval_steps, args.eval_delay or 0)
 
         def write() -> None:
-            with guard_disk_space(staging, count_tensor_bytes(weights)):
+            with saver.guard_disk_space(staging, saver.count_tensor_bytes(weights)):
                 shutil.rmtree(staging, ignore_errors=True)
                 _write(model, str(staging), weights)
                 sealed.pass_kill_point("best.weights")
-                sealed.replace_best_weights(staging, step=step, metric=metric, value=value)
+                sealed.replace_best_weights(staging, step=step, metric=metric, value=value, keep_others=only_at_end)
 
         self.writer.submit(write)
 
@@ -126,7 +122,7 @@ class Checkpoints:
             self.writer.wait()
             shutil.rmtree(self._folder / sealed.STAGING, ignore_errors=True)
             # As much as the last one needed; otherwise a small file would fail first, without saying how much is missing.
-            check_disk_space(self._folder, self._needed)
+            saver.check_disk_space(self._folder, self._needed)
             self._writes, self._needed = [], 0
             staged.mkdir(parents=True)
         trainer.collectives.barrier()
@@ -154,7 +150,7 @@ class Checkpoints:
         writes, needed, target = self._writes, self._needed, self._folder / f"checkpoint-{step}"
 
         def finish() -> None:
-            with guard_disk_space(self._folder / sealed.STAGING, needed):
+            with saver.guard_disk_space(self._folder / sealed.STAGING, needed):
                 for part in writes:
                     part()
                 sealed.seal_and_rename(staged, target)
@@ -165,13 +161,13 @@ class Checkpoints:
     def add_weights(self) -> None:
         """Add the weights to the checkpoint that is being written."""
         weights, model, target = self._copy_weights(), self._model, str(self._staged)
-        self._needed += count_tensor_bytes(weights)
+        self._needed += saver.count_tensor_bytes(weights)
         self._writes += [lambda: _write(model, target, weights), lambda: sealed.pass_kill_point("checkpoint.weights")]
 
     def add_optimizer(self, state: Any) -> None:
         """Add the optimizer's state to the checkpoint that is being written."""
         copied, target = self._optimizer.take(state), self._staged / "optimizer.pt"
-        self._needed += count_tensor_bytes(copied)
+        self._needed += saver.count_tensor_bytes(copied)
         self._writes += [lambda: torch.save(copied, target), lambda: sealed.pass_kill_point("checkpoint.optimizer")]
 
     def _copy_weights(self) -> Any:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 from params import Problem, RecipeError
 from params.importing import import_by_name, import_with_arguments
 from params.schema import Call, Training
+from trainer.objectives.bases.lazy_imports import transformers
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
-    from transformers import TrainerCallback
 
     from trainer.loop.trainer import EvergreenTrainer
 
@@ -39,15 +39,13 @@ def combine_trainer_class(training: Training, base: type[EvergreenTrainer]) -> t
 
     RecipeError if it is no subclass of transformers.Trainer, overrides what a guarantee depends on, or there are two losses.
     """
-    from transformers import Trainer
-
     from trainer.loop.trainer import EvergreenTrainer
 
     own: Any = training.trainer and import_by_name(training.trainer, "training.trainer")
     if own:
         _refuse_overrides(str(training.trainer), own, base)
     for called, cls in (("the objective's own Trainer", base), (f"training.trainer {training.trainer}", own or base)):
-        if training.loss and cls.compute_loss not in (Trainer.compute_loss, EvergreenTrainer.compute_loss):
+        if training.loss and cls.compute_loss not in (transformers.Trainer.compute_loss, EvergreenTrainer.compute_loss):
             what = f"{called} computes the loss itself (compute_loss), so this function would never be called"
             raise RecipeError.at("training.loss", f"{training.loss.name}: {what}", "remove one of the two")
     if not own:
@@ -63,9 +61,7 @@ def combine_trainer_class(training: Training, base: type[EvergreenTrainer]) -> t
 
 
 def _refuse_overrides(name: str, own: Any, base: type) -> None:
-    from transformers import Trainer
-
-    if not (isinstance(own, type) and issubclass(own, Trainer)):
+    if not (isinstance(own, type) and issubclass(own, transformers.Trainer)):
         what = f"{name} is not a subclass of transformers.Trainer"
         raise RecipeError.at("training.trainer", what, "name a class that is")
     defined = {a for cls in own.__mro__ if cls not in base.__mro__ for a in vars(cls)}
@@ -88,24 +84,22 @@ def import_loss_function(call: Call | None) -> Callable[..., Any] | None:
     return lambda outputs, labels, num_items_in_batch=None: function(outputs, labels, num_items_in_batch)
 
 
-def build_callbacks(training: Training) -> list[TrainerCallback]:
+def build_callbacks(training: Training) -> list[transformers.TrainerCallback]:
     """Return the recipe's own callbacks, and early stopping if the recipe asks for it.
 
     Raises:
         RecipeError: one of them is not a TrainerCallback, or takes other arguments.
     """
-    from transformers import EarlyStoppingCallback, TrainerCallback
-
-    made: list[TrainerCallback] = []
+    made: list[transformers.TrainerCallback] = []
     for i, call in enumerate(training.callbacks):
         key = f"training.callbacks.{i}"
         cls: Any = import_by_name(call.name, key)
-        if not (isinstance(cls, type) and issubclass(cls, TrainerCallback)):
+        if not (isinstance(cls, type) and issubclass(cls, transformers.TrainerCallback)):
             what = f"{call.name} is not a subclass of transformers.TrainerCallback"
             raise RecipeError.at(key, what, "name a class that is")
         made.append(import_with_arguments(call, key, 0)())
     if training.early_stopping_patience:
-        made.append(EarlyStoppingCallback(training.early_stopping_patience))
+        made.append(transformers.EarlyStoppingCallback(training.early_stopping_patience))
     return made
 
 

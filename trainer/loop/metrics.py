@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from params import ModelError
 from params.importing import import_with_arguments
 from params.schema import OwnMetrics
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from trainer.data.tokens import Sequences
-    from trainer.objectives.bases.objective import Example, Objective, ObjectiveState, ScoreColumns
+from trainer.data.tokens import Sequences
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase, torch, transformers
+from trainer.objectives.bases.likelihood import Likelihood
+from trainer.objectives.bases.objective import Example, Objective, ObjectiveState, ScoreColumns
 
 Measurement = tuple["torch.Tensor", ...]
 """What a batch gives: scores (B, K) and, if the recipe has metrics of its own, predictions, labels and inputs, each (B, ...)."""
@@ -93,8 +90,6 @@ class EvaluationMetrics:
 
     def measure(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Measurement:
         """Return what the metrics need of a batch that `Objective.prepare_inputs` has prepared."""
-        from trainer.objectives.bases.likelihood import Likelihood
-
         if self._function is None or not isinstance(self._objective, Likelihood):
             scores = self._objective.score_batch(model, batch, self._tokenizer)
             if self._function is None:
@@ -119,8 +114,6 @@ class EvaluationMetrics:
 
         A batch whose sequences are longer than `batch_tokens` / `batch_size` is scored in parts.
         """
-        import torch
-
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model.to(device).eval()
         for examples in self._parts(sequences, batch_size, batch_tokens):
@@ -163,14 +156,12 @@ class EvaluationMetrics:
         return metrics
 
     def _own(self, function: Callable[..., Any]) -> dict[str, float]:
-        from transformers import EvalPrediction
-
         scores, predictions, labels, inputs = self._measurements.get_arrays()
         names = list(self._objective.score_names(self.state))
         losses = scores[:, names.index("nll")] if "nll" in names else None
         where = "evaluation.metrics.function"
         try:
-            found = function(EvalPrediction(predictions, labels, inputs=inputs, losses=losses))
+            found = function(transformers.EvalPrediction(predictions, labels, inputs=inputs, losses=losses))
             return {name: float(found[name]) for name in self._directions}
         except KeyError as error:
             fix = "name what it returns in evaluation.metrics.directions"

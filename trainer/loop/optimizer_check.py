@@ -14,6 +14,7 @@ from params.loading import suggestion
 from params.schema import Launch, Training
 from trainer.loop.batch import micro_batch_and_accumulation
 from trainer.loop.optimizers import LAYERWISE, LOW_RANK, known_optimizers, optimizer_family, steps_in_backward
+from trainer.objectives.bases.lazy_imports import torch
 
 PACKAGES = {
     "apollo": ("apollo_torch", "apollo"),
@@ -72,8 +73,6 @@ def find_optimizer_problems(training: Training, launch: Launch) -> Iterator[Prob
 
 def why_optimizer_unavailable(name: str) -> tuple[str, str] | None:
     """Return why an optimizer cannot be used on this machine, and what to do; None if it can."""
-    import torch
-
     kind = optimizer_family(name)
     if kind in _NOT_INSTALLABLE and not _is_installed(_NOT_INSTALLABLE[kind][0]):
         module, reason = _NOT_INSTALLABLE[kind]

@@ -18,14 +18,11 @@ import copy
 import importlib
 import inspect
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from params import ModelError
 from params.loading import suggestion
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, TrainingArguments
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch, transformers
 
 LOW_RANK = ("apollo", "galore")
 """Families that project gradients of linear layers to few dimensions."""
@@ -57,7 +54,9 @@ def steps_in_backward(name: str) -> bool:
     return name.endswith(LAYERWISE) or optimizer_family(name) == "lomo"
 
 
-def optimizer_class_and_arguments(args: TrainingArguments, model: PreTrainedModel | None) -> tuple[Any, dict[str, Any]]:
+def optimizer_class_and_arguments(
+    args: transformers.TrainingArguments, model: PreTrainedModel | None
+) -> tuple[Any, dict[str, Any]]:
     """Return the optimizer's class and keyword arguments, as `Trainer.get_optimizer_cls_and_kwargs` does.
 
     For a layer-wise optimizer these are those of the plain one; `BackwardGradientHooks` runs its steps.
@@ -65,8 +64,6 @@ def optimizer_class_and_arguments(args: TrainingArguments, model: PreTrainedMode
     Raises:
         ModelError: `optim_target_modules` names a layer that the model does not have.
     """
-    import torch
-    from transformers import Trainer
     from transformers.training_args import OptimizerNames
 
     kind = optimizer_family(args.optim)
@@ -77,7 +74,7 @@ def optimizer_class_and_arguments(args: TrainingArguments, model: PreTrainedMode
     if kind == "stable_adamw" and args.optim_args:  # it takes any text for true, "False" too
         pairs = args.optim_args.split(",")
         plain.optim_args = ",".join(pair for pair in pairs if _value(pair.partition("=")[2].strip()) is not False)
-    cls, kwargs = Trainer.get_optimizer_cls_and_kwargs(plain, model)
+    cls, kwargs = transformers.Trainer.get_optimizer_cls_and_kwargs(plain, model)
     kwargs = {key: _value(value) if isinstance(value, str) else value for key, value in kwargs.items()}
     accepted = inspect.signature(cls).parameters
     if "no_deprecation_warning" in accepted:
@@ -88,7 +85,10 @@ def optimizer_class_and_arguments(args: TrainingArguments, model: PreTrainedMode
 
 
 def fix_resuming(
-    optimizer: torch.optim.Optimizer, args: TrainingArguments, model: torch.nn.Module, decayed: Collection[str]
+    optimizer: torch.optim.Optimizer,
+    args: transformers.TrainingArguments,
+    model: torch.nn.Module,
+    decayed: Collection[str],
 ) -> BackwardGradientHooks | None:
     """Make a new optimizer save its whole state, and apply weight decay to the parameters named in `decayed`.
 
@@ -131,8 +131,6 @@ class BackwardGradientHooks:
 
     def gradient_norm(self) -> torch.Tensor:
         """Return the norm of all gradients since the last call."""
-        import torch
-
         squares, self._squares = self._squares, []
         return torch.stack(squares).sum().sqrt() / self._scale
 
@@ -216,7 +214,6 @@ def _parts(value: Any) -> Any:
 
 
 def _whole(value: Any, device: torch.device) -> Any:
-    import torch
     from torch.utils._pytree import tree_map_only
 
     if not (isinstance(value, dict) and str(value.get("class", "")).startswith(_OBJECTS)):

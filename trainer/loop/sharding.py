@@ -10,15 +10,13 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from params import CheckpointError, ModelError
 from params.distribution import Distribution, read_parallelism_strategy
 from params.schema import Launch
 from trainer.checkpoints.sealed import ResumePosition
-
-if TYPE_CHECKING:
-    from transformers import Trainer
+from trainer.objectives.bases.lazy_imports import torch, transformers
 
 _REQUESTED_BY = {"FSDP": "ACCELERATE_USE_FSDP", "DeepSpeed": "ACCELERATE_USE_DEEPSPEED"}
 """Environment variables with which accelerate's launcher passes on what its configuration asks for."""
@@ -35,20 +33,18 @@ def check_deepspeed_installed(launch: Launch) -> None:
         raise ModelError("launch.accelerate_config", what, fix)
 
 
-def is_sharded(trainer: Trainer) -> bool:
+def is_sharded(trainer: transformers.Trainer) -> bool:
     """Return whether each process holds a part of the weights or of the optimizer's state only."""
     return bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
 
 
-def check_sharding_as_requested(trainer: Trainer, checkpoint: Path | None) -> None:
+def check_sharding_as_requested(trainer: transformers.Trainer, checkpoint: Path | None) -> None:
     """Check how the model is sharded.
 
     Raises:
         ModelError: accelerate does not do what its configuration asks for.
         CheckpointError: the checkpoint was written under another kind of sharding.
     """
-    import torch
-
     found: Distribution = "FSDP" if trainer.is_fsdp_enabled else "DeepSpeed" if trainer.is_deepspeed_enabled else _PLAIN
     for requested, variable in _REQUESTED_BY.items():
         if os.environ.get(variable, "").lower() == "true" and found != requested:
@@ -69,7 +65,7 @@ def check_sharding_as_requested(trainer: Trainer, checkpoint: Path | None) -> No
         raise CheckpointError(str(checkpoint), what, fix)
 
 
-def check_fsdp2_wrapped(trainer: Trainer) -> None:
+def check_fsdp2_wrapped(trainer: transformers.Trainer) -> None:
     """Raise ModelError if FSDP is on and FSDP2 does not shard the model that accelerate has prepared."""
     from torch.distributed.fsdp import FSDPModule
 
@@ -80,7 +76,7 @@ def check_fsdp2_wrapped(trainer: Trainer) -> None:
         raise ModelError("launch.accelerate_config", what, fix)
 
 
-def gather_whole_weights(trainer: Trainer) -> dict[str, Any]:
+def gather_whole_weights(trainer: transformers.Trainer) -> dict[str, Any]:
     """Return all weights, gathered in the memory of the first process; the others take part and get none.
 
     Tied weights are one tensor again, so that safetensors stores one copy.
@@ -93,7 +89,7 @@ def gather_whole_weights(trainer: Trainer) -> dict[str, Any]:
     return weights
 
 
-def make_ddp_resumable(trainer: Trainer) -> None:
+def make_ddp_resumable(trainer: transformers.Trainer) -> None:
     """Let data parallelism resume exactly, and without needless copies.
 
     Without the search for unused parameters, torch rearranges the gradients after the first step of each start, and a resumed run

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -34,12 +34,10 @@ from trainer.loop import optimizers, sharding
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.collectives import Collectives
 from trainer.loop.guard import CoordinatedStopGuard
+from trainer.loop.metrics import EvaluationMetrics, Measurement
 from trainer.objectives.bases.loss import MicroBatchShare
+from trainer.objectives.bases.objective import Objective
 from trainer.runtime.heartbeat import Heartbeat
-
-if TYPE_CHECKING:
-    from trainer.loop.metrics import EvaluationMetrics, Measurement
-    from trainer.objectives.bases.objective import Objective
 
 
 class EvergreenTrainer(Trainer):

@@ -71,14 +71,15 @@ def is_adapter_folder(folder: Path) -> bool:
 
 
 def add_lora_adapters(
-    network: PreTrainedModel, lora: Lora, objective: Objective[Any], new: Sequence[str]
+    network: PreTrainedModel, lora: Lora, objective: Objective[Any], new: Sequence[str], tokens: Sequence[int] = ()
 ) -> PreTrainedModel:
-    """Return the model with adapters. Layers that hold weights `new` to the base model are trained in full.
+    """Return the model with adapters. Layers with weights `new` to the base model are trained in full, and so are the rows of new `tokens`.
 
     ModelError if peft rejects the settings, or could not merge the adapters.
     """
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
+    from peft.tuners.tuners_utils import check_target_module_exists
 
     # peft finds heads by itself, but for token classification only after it has chosen the layers to adapt
     heads = list(_HEADS) if objective.pipeline_tag == "token-classification" else []
@@ -93,6 +94,9 @@ def add_lora_adapters(
         if not any(one.endswith(f".{name}") for one in known):
             raise ModelError("model.lora", f"the model has no layer {name}", fix)
     ends = {name.rpartition(".")[2] for name in in_full}
+    frozen = [name for name in _embedding_layers(network) if name.rpartition(".")[2] not in ends]
+    if tied:  # peft finds the layer that shares its rows
+        frozen = frozen[:1] if len(frozen) == len(tied) else []
     config = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
@@ -102,6 +106,8 @@ def add_lora_adapters(
         modules_to_save=in_full or None,
         ensure_weight_tying=any(name.rpartition(".")[2] in ends for name in tied),
     )
+    rows = {name: [*tokens] for name in frozen if tokens and not check_target_module_exists(config, name)}
+    config.trainable_token_indices = rows or None
     try:
         with warnings.catch_warnings(
             action="ignore"
@@ -125,7 +131,12 @@ def _tied_layers(network: PreTrainedModel) -> dict[str, torch.nn.Module]:
     given, read = network.get_input_embeddings(), network.get_output_embeddings()
     if read is None or given.weight is not read.weight:
         return {}
-    return {name: one for name, one in network.named_modules() if one in {given, read}}
+    return _embedding_layers(network)
+
+
+def _embedding_layers(network: PreTrainedModel) -> dict[str, torch.nn.Module]:
+    layers = {network.get_input_embeddings(), network.get_output_embeddings()}
+    return {name: one for name, one in network.named_modules() if one in layers}
 
 
 def merge_adapter(network: PreTrainedModel, folder: Path) -> PreTrainedModel:

@@ -53,7 +53,8 @@ def keep_rows_of_known_labels(
         return set()  # it is for these very labels
     stored = {name: network.get_parameter(name).detach().clone() for name in places if name not in mismatched}
     stored |= _read_weights(folder, mismatched)
-    kept = [None] * len(labels) if are_unnamed(known) and known != labels else match_labels(known, labels)
+    why_new = _why_new(known, labels, set(mismatched) - stored.keys())
+    kept = [None] * len(labels) if why_new else match_labels(known, labels)
     for name, weight in stored.items():
         own, dimension = network.get_parameter(name), places[name]
         is_other = weight.shape[dimension] - len(known) != own.shape[dimension] - len(labels)
@@ -71,7 +72,8 @@ def keep_rows_of_known_labels(
             for label, place in enumerate(kept):
                 if place is not None and name in stored:
                     network.get_parameter(name).select(dimension, label).copy_(stored[name].select(dimension, place))
-    logger.info("the head of %s: %s", base, _described(known, labels, kept))
+    told = f"{why_new}, so the head for all {len(labels)} labels is new" if why_new else _described(known, labels, kept)
+    logger.info("the head of %s: %s", base, told)
     return set(places)
 
 
@@ -90,9 +92,35 @@ def settle_configuration(network: PreTrainedModel, tokenizer: Tokenizer, own: Co
             config.pad_token_id = tokenizer.pad_token_id
 
 
-def _described(known: Sequence[str], labels: Sequence[str], kept: Sequence[int | None]) -> str:
+def put_padding_before_text(network: PreTrainedModel) -> PreTrainedModel:
+    """Let a model whose head reads the last position, as XLNet's, find the end of each text there; return the model.
+
+    Batches are padded behind their texts. This moves the padding before them, as XLNet's own tokenizer puts it: its positions are relative.
+    """
+    if hasattr(network, "sequence_summary") and getattr(network.config, "summary_type", None) == "last":
+        network.base_model.register_forward_pre_hook(_move_padding, with_kwargs=True)
+    return network
+
+
+def _move_padding(_: Any, ids: tuple[torch.Tensor, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    given = dict(zip(("input_ids",), ids, strict=False)) | named
+    mask = given.get("attention_mask")  # (B, T)
+    if mask is None:
+        return (), given
+    size = mask.shape[1]
+    lengths = size - mask.flip(1).argmax(1, keepdim=True)  # (B, 1), up to the last token
+    places = (torch.arange(size, device=mask.device) + lengths) % size  # (B, T)
+    return (), given | {name: given[name].gather(1, places) for name in ("input_ids", "attention_mask")}
+
+
+def _why_new(known: Sequence[str], labels: Sequence[str], unread: Collection[str]) -> str:
+    """Return why no row of a base model's head can be kept; empty if some may be. Its files hold weights in `unread` under other names."""
     if are_unnamed(known) and known != labels:
-        return f"its labels have no names ({known[0]}, ...), so the head for all {len(labels)} labels is new"
+        return f"its labels have no names ({known[0]}, ...)"
+    return f"its files hold {', '.join(sorted(unread))} under other names" if unread else ""
+
+
+def _described(known: Sequence[str], labels: Sequence[str], kept: Sequence[int | None]) -> str:
     parts = {
         "kept are the rows of": [label for label, place in zip(labels, kept, strict=True) if place is not None],
         "new are": [label for label, place in zip(labels, kept, strict=True) if place is None],

@@ -7,6 +7,7 @@ trained parameters; `write_merged_and_adapter` adds them to the base model in fu
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import shutil
@@ -41,7 +42,28 @@ def build_model_to_train(
     ModelError if the configuration or the folder is invalid, TransientError if the Hub cannot be reached.
     """
     network, new = _untrained(model, objective, state, tokenizer, seed, model.quantization)
-    return adapters.add_lora_adapters(network, model.lora, objective, new) if model.lora else network
+    if model.lora is None:
+        return network
+    return adapters.add_lora_adapters(network, model.lora, objective, new, _tokens_new_to_base(model, tokenizer))
+
+
+def _tokens_new_to_base(model: Model, tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens that were added to the base model's tokenizer. Its embeddings may have rows for them, but never trained these."""
+    if model.pretrained is None or not tokenizer.added_tokens_decoder:
+        return []
+    from transformers import AutoTokenizer
+
+    try:
+        revision = check_safe_to_load(model.pretrained, model.revision, weights=False)
+        own = AutoTokenizer.from_pretrained(model.pretrained, revision=revision or "main", trust_remote_code=False)
+    except (ConnectionError, TimeoutError) as error:
+        raise _unreachable(model.pretrained, error) from error
+    except (OSError, ValueError):
+        return []  # it has none
+    if own.vocab_size != tokenizer.vocab_size:
+        return []  # it is another one
+    known = own.get_vocab()
+    return sorted(n for n, token in tokenizer.added_tokens_decoder.items() if known.get(token.content) != n)
 
 
 def find_model_conflicts(model: Model, launch: Launch) -> Iterator[Problem]:
@@ -93,6 +115,8 @@ def write_merged_and_adapter(
         adapters.write_adapter(trained, adapter, base=str(model.pretrained), commit=commit)
         if objective.model_config(state):  # the base model's configuration lacks the labels
             shutil.copyfile(target / "config.json", adapter / "config.json")
+        if getattr(tokenizer, "tgt_lang", None):  # the base model's settings of generation lack the language of targets
+            shutil.copy(target / "generation_config.json", adapter)
     return sum(weight.numel() for weight in merged.parameters())
 
 
@@ -154,13 +178,13 @@ def _untrained(  # noqa: PLR0917
 def _add_rows_for_added_tokens(network: PreTrainedModel, tokenizer: Tokenizer, name: str) -> list[str]:
     """Give the embeddings rows for the tokens that were added to the tokenizer, and return the names of their weights; none if they have them.
 
-    ModelError if the tokenizer has other tokens without a row.
+    ModelError if the tokenizer has other tokens without a row, unless their numbers only leave gaps.
     """
     rows = network.get_input_embeddings().num_embeddings
     lacking = sorted(number for number in tokenizer.get_vocab().values() if number >= rows)
     if not lacking:
         return []
-    if not set(lacking) <= set(tokenizer.added_tokens_decoder):
+    if len(tokenizer) > rows and not set(lacking) <= set(tokenizer.added_tokens_decoder):
         what = f"has {len(tokenizer)} tokens, but {name} has embeddings for {rows}"
         raise ModelError("tokenization.tokenizer", what, "use the tokenizer that belongs to the model")
     tokens = ", ".join(str(token) for token in tokenizer.convert_ids_to_tokens(lacking))
@@ -176,7 +200,7 @@ def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
     ModelError if it is for another task, so that its head would be random.
     """
     if adapters.is_adapter_folder(folder):
-        from transformers import AutoConfig
+        from transformers import AutoConfig, GenerationConfig
 
         base = adapters.BaseModelReference.of(folder)
         check_safe_to_load(folder, adapter=True)
@@ -190,6 +214,8 @@ def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
         if lacking := adapters.weights_missing_from_adapter(folder, missing + resized):
             what = f"neither the adapter nor its base model, {base.name}, has {', '.join(lacking[:5])}"
             raise ModelError(str(folder), what, "use the objective and base model that the adapter was trained with")
+        if (settings := folder / "generation_config.json").exists():
+            network.generation_config = GenerationConfig.from_dict(json.loads(settings.read_bytes()))
         return adapters.merge_adapter(network, folder)
     network, missing, _ = _load(str(folder), model_class, revision=None)
     if missing:
@@ -221,7 +247,7 @@ def _build(
         network: PreTrainedModel = objective.model_class().from_config(full, trust_remote_code=False)
     except Exception as error:
         raise ModelError("model.config", f"transformers rejects it: {error}", "fix the configuration") from error
-    return network
+    return label_head.put_padding_before_text(network)
 
 
 def _load(
@@ -233,10 +259,12 @@ def _load(
     """
     import torch
 
+    theirs = logging.getLogger("transformers.modeling_utils")
     if Path(path).is_dir() and has_only_unsafe_weights(Path(path)):
         fix = "convert them to safetensors with `save_pretrained`, and use that folder"
         raise ModelError(path, "has weights as pickle only, which can run code when loaded", fix)
     try:
+        theirs.addFilter(_is_no_table_of_weights)
         revision = check_safe_to_load(path, revision)
         network, info = model_class.from_pretrained(
             path,
@@ -245,18 +273,39 @@ def _load(
             trust_remote_code=False,
             dtype=torch.float32,
             output_loading_info=True,
-            ignore_mismatched_sizes=not overrides.keys().isdisjoint((*_OF_HEAD, "config")),
+            ignore_mismatched_sizes=True,
             **overrides,
         )
     except (ConnectionError, TimeoutError) as error:
-        raise TransientError(path, f"cannot be downloaded: {error}", "try again when the Hub is reachable") from error
+        raise _unreachable(path, error) from error
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise _cannot_load(path, error) from error
+    finally:
+        theirs.removeFilter(_is_no_table_of_weights)
+    missing, resized = sorted(info["missing_keys"]), sorted(name for name, *_ in info["mismatched_keys"])
+    if resized and overrides.keys().isdisjoint((*_OF_HEAD, "config")):
+        what = f"cannot be loaded: its configuration fits another size of {', '.join(resized[:5])}"
+        raise ModelError(path, what, "use a model whose config.json belongs to its weights")
+    total = len(network.state_dict())
+    for names, verb, what in ((missing, "lacks", "new"), (info["unexpected_keys"], "has", "not used")):
+        if layers := list(dict.fromkeys(name.rpartition(".")[0] for name in sorted(names))):
+            told = ", ".join(layers[:5]) + (f" and {len(layers) - 5} more layers" if len(layers) > 5 else "")
+            level = logging.WARNING if len(names) > total / 2 else logging.INFO
+            logger.log(level, "%s %s weights of %s (%d of %d): they are %s", path, verb, told, len(names), total, what)
     if network.can_generate():
         repair_generation_settings(network.generation_config, path)
     if hasattr(network.config, "auto_map"):  # transformers has its code: what is saved must not ask others to run any
         del network.config.auto_map
-    return network, sorted(info["missing_keys"]), sorted(name for name, *_ in info["mismatched_keys"])
+    return label_head.put_padding_before_text(network), missing, resized
+
+
+def _is_no_table_of_weights(record: logging.LogRecord) -> bool:
+    """Whether a line of transformers' log is not its table of weights, all of which `_load` says, but those that it could not convert."""
+    return "LOAD REPORT" not in record.getMessage() or "CONVERSION" in record.getMessage()
+
+
+def _unreachable(path: str, error: Exception) -> TransientError:
+    return TransientError(path, f"cannot be downloaded: {error}", "try again when the Hub is reachable")
 
 
 def _cannot_load(path: str, error: Exception) -> ModelError:

@@ -38,6 +38,11 @@ def restore_use_settings(folder: Path, model: Model) -> None:
     path.write_text(json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def read_number_format(folder: Path) -> str:
+    """Return the number format of the weights of a model in a folder, such as `bfloat16`."""
+    return str(json.loads((folder / "config.json").read_bytes()).get("dtype") or "float32")
+
+
 def _configuration(model: Model) -> PreTrainedConfig:
     from transformers import AutoConfig
 

@@ -16,6 +16,7 @@ from typing import Any
 import pydantic
 
 from params import Problem, RecipeError
+from params.foundation.errors import see_limits
 from params.loading import problems_error, suggestion, validation_problem
 from params.schema import ObjectiveChoice
 from trainer.objectives.bases.objective import Objective, PromptForm, Row
@@ -29,9 +30,8 @@ def objective_names() -> list[str]:
 def import_objective_class(name: str) -> type[Objective[Any]]:
     """Return the objective class in `trainer/objectives/<name>.py`; RecipeError if there is no such module, or it is broken."""
     if name not in objective_names():
-        raise RecipeError(
-            "objective.name", f"there is no objective `{name}`", suggestion(name, objective_names(), "objectives")
-        )
+        fix = suggestion(name, objective_names(), "objectives") + see_limits("objective")
+        raise RecipeError("objective.name", f"there is no objective `{name}`", fix)
     try:
         module = importlib.import_module(f"{__name__}.{name}")
     except Exception as error:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat
 
@@ -28,10 +28,10 @@ from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases import preferences
 from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
-from trainer.objectives.bases.chat import ConversationTokenizer, conversation_template
-from trainer.objectives.bases.lazy_imports import NDArray, np, torch
+from trainer.objectives.bases.chat import ConversationObjective, conversation_template
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
-from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.preference_loss import completion_logprobs, preference_losses
 from trainer.objectives.bases.prompt_template import (
@@ -45,14 +45,10 @@ from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import (
     Tokenizer,
     check_end_of_text_token,
-    generate_tokens_checking_prompt,
     strip_repeated_special_tokens,
     tokenize_prompts,
     tokenize_texts,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _SCORES = ("loss", "chosen_reward", "rejected_reward", "chosen_logprob", "rejected_logprob")
 _WITH_SMOOTHING = ("sigmoid", "robust", "exo_pair")
@@ -86,11 +82,7 @@ class Options(Section):
 
 class _Advice(NewRecipeAdvice):
     meaning = "the better of two answers"
-    columns: ClassVar[Mapping[str, str]] = {
-        "prompt": "prompt_column",
-        "chosen": "chosen_column",
-        "rejected": "rejected_column",
-    }
+    columns: ClassVar[Mapping[str, str]] = {name: f"{name}_column" for name in ("prompt", "chosen", "rejected")}
     templates = frozenset({"prompt"})
     conversations = frozenset({"prompt", "chosen", "rejected"})
     conversation_options: ClassVar[Mapping[str, Any]] = {"chat": True}
@@ -117,7 +109,7 @@ class _Advice(NewRecipeAdvice):
         return {"separator": AdvisedValue("\n\n", "between prompt and answer")} if is_template else {}
 
 
-class DPO(Objective[Options]):
+class DPO(ConversationObjective[Options]):
     """Preferences between two completions."""
 
     options_class = Options
@@ -132,6 +124,7 @@ class DPO(Objective[Options]):
         "chosen_logprob": "max",
         "rejected_logprob": "min",
     }
+    shares = frozenset({"reward_accuracy"})
     main_metric = "reward_accuracy"
     tokenizer_dependent = frozenset(metrics)  # the reference model reads the same tokens
     own_options = frozenset({"separator"})
@@ -146,8 +139,6 @@ class DPO(Objective[Options]):
     reference_logprobs: Callable[[Mapping[str, Any]], torch.Tensor] | None = None
     """From a batch to its `completion_logprobs` (2, B) under the reference; set before any pair is scored."""
 
-    _conversations: ConversationTokenizer | None = None
-
     def columns(self) -> Mapping[str, ColumnKind]:
         o = self.options
         if o.chat:
@@ -159,9 +150,6 @@ class DPO(Objective[Options]):
 
     def renders_conversations(self) -> bool:
         return self.options.chat
-
-    def row_check_settings(self) -> Any:
-        return self._conversations and self._conversations.settings()
 
     def _pair(self, row: Row) -> preferences.PreferencePair:
         o = self.options
@@ -217,12 +205,7 @@ class DPO(Objective[Options]):
             if not conversation_template(tokenizer):
                 what = "is true, and the tokenizer has no chat template; of several, it is `default`"
                 raise RecipeError("objective.chat", what, "use a chat model's tokenizer, or texts and `chat: false`")
-            self._conversation_tokenizer(tokenizer)
-
-    def _conversation_tokenizer(self, tokenizer: Tokenizer) -> ConversationTokenizer:
-        if self._conversations is None or self._conversations.tokenizer is not tokenizer:
-            self._conversations = ConversationTokenizer(tokenizer)
-        return self._conversations
+            self.conversation_tokenizer(tokenizer)
 
     def as_released(self, options: Mapping[str, Any] | None) -> Self:
         if options is not None and bool(options.get("chat")) != self.options.chat:
@@ -252,20 +235,19 @@ class DPO(Objective[Options]):
         o, end = self.options, tokenizer.eos_token_id
         pairs = [self._pair(row) for row in rows]
         if o.chat:
-            known = self._conversation_tokenizer(tokenizer)
+            known = self.conversation_tokenizer(tokenizer)
             pairs = [preferences.render_pair(pair, known) for pair in pairs]
             prompts = tokenize_texts([pair.prompt for pair in pairs], tokenizer, add_special_tokens=False)
         else:
             prompts = tokenize_prompts([f"{pair.prompt}{o.separator}" for pair in pairs], tokenizer)
-        texts = ([pair.chosen for pair in pairs], [pair.rejected for pair in pairs])
-        completions = (
-            tokenize_texts(
-                strip_repeated_special_tokens(own, tokenizer, ends=True), tokenizer, add_special_tokens=False
-            )
-            for own in texts
-        )
+        both = ([pair.chosen for pair in pairs], [pair.rejected for pair in pairs])
+        texts = [strip_repeated_special_tokens(own, tokenizer, ends=True) for own in both]
+        completions = (tokenize_texts(own, tokenizer, add_special_tokens=False) for own in texts)
         encoded = []
-        for row, prompt, *pair in zip(rows, prompts, *completions, strict=True):
+        for row, written, prompt, *pair in zip(rows, zip(*texts, strict=True), prompts, *completions, strict=True):
+            if not all(map(str.strip, written)):  # nothing but special tokens
+                encoded.append(EncodedRow([]))
+                continue
             is_truncated = len(prompt) + max(map(len, pair)) + 1 > max_length
             chosen, rejected = ([*completion, end][: max_length - 1] for completion in pair)
             kept = prompt[-(max_length - max(len(chosen), len(rejected))) :]
@@ -277,17 +259,6 @@ class DPO(Objective[Options]):
     def reader_input(self, row: Row) -> Any:
         prompt = self._pair(row).prompt
         return prompt if self.options.chat else f"{prompt}{self.options.separator}"
-
-    def answer_scores(
-        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
-    ) -> Mapping[str, float]:
-        given = self.reader_input(row)
-        if self.options.chat:
-            given = self._conversation_tokenizer(tokenizer).read(given)
-        else:
-            (given,) = strip_repeated_special_tokens([given], tokenizer)
-        generate_tokens_checking_prompt(ask, given, example)
-        return {}
 
     def length(self, example: Example) -> int:
         """The tokens of the longer one of its two sequences."""

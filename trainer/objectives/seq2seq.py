@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import PositiveInt
 
@@ -29,7 +29,7 @@ from params.defaults import ObjectiveDefaults
 from params.loading import suggestion
 from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
-from trainer.objectives.bases.lazy_imports import NDArray, np, torch
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
@@ -41,9 +41,6 @@ from trainer.objectives.bases.prompt_template import (
 )
 from trainer.objectives.bases.rows import PromptForm
 from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_texts_truncated
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _TEXT_METRICS = ("exact_match", "rouge1", "rouge2", "rougeL")
 _LANGUAGES: Mapping[str, str] = {"source_language": "src_lang", "target_language": "tgt_lang"}
@@ -100,6 +97,7 @@ class Seq2Seq(TokenLikelihood[Options]):
     defaults = ObjectiveDefaults(5e-5, group_by_length=True)
     advice = _Advice()
     metrics: ClassVar[Mapping[str, Direction]] = {**TokenLikelihood.metrics, **dict.fromkeys(_TEXT_METRICS, "max")}
+    shares = TokenLikelihood.shares | {*_TEXT_METRICS}
     restated = frozenset({"bits_per_byte", *_TEXT_METRICS})
     own_options = frozenset({"prefix", "max_new_tokens", "num_beams", *_LANGUAGES})
     prompt_option = "input_column"
@@ -192,8 +190,8 @@ class Seq2Seq(TokenLikelihood[Options]):
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
-        inputs = tokenize_texts_truncated(self._inputs(rows, tokenizer), tokenizer, max_length)
-        texts = self._targets(rows, tokenizer)
+        asked, texts = self._inputs(rows, tokenizer), self._targets(rows, tokenizer)
+        inputs = tokenize_texts_truncated(asked, tokenizer, max_length)
         targets = tokenizer(text_target=["", *texts], verbose=False)["input_ids"]
         longest, end = self.options.max_target_length or max_length, tokenizer.eos_token_id
         behind = (
@@ -206,7 +204,8 @@ class Seq2Seq(TokenLikelihood[Options]):
         encoded = []
         for i, (row, (ids, is_truncated), size) in enumerate(zip(rows, inputs, sizes, strict=True)):
             example = {"row_id": row["row_id"], "input_ids": ids, "labels": labels[i], "bytes": size}
-            encoded.append(EncodedRow([example], is_truncated or is_cut[i]))
+            is_usable = asked[i].strip() and texts[i].strip()  # not if there are special tokens only
+            encoded.append(EncodedRow([example], is_truncated or is_cut[i]) if is_usable else EncodedRow([]))
         return encoded
 
     def prepare_inputs(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Mapping[str, Any]:

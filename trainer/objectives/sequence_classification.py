@@ -69,6 +69,7 @@ class SequenceClassification(ClassifierObjective[Options]):
         "macro_f1": "max",
         "calibration_error": "min",
     }
+    shares = frozenset(metrics.keys() - {"loss"})
     main_metric = "accuracy"
     # Within the rows of one label, accuracy is the label's recall. Macro F1 could not exceed 1 / (labels that are predicted there),
     # and not even a calibrated model is calibrated there.

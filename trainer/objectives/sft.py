@@ -12,14 +12,14 @@ counts it. Training can pack (trainer.objectives.bases.packing).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 from params import Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
 from trainer.objectives.bases import chat, packing
 from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns
-from trainer.objectives.bases.lazy_imports import torch
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
@@ -31,16 +31,7 @@ from trainer.objectives.bases.prompt_template import (
     names_columns,
 )
 from trainer.objectives.bases.rows import PromptForm
-from trainer.objectives.bases.texts import (
-    Tokenizer,
-    generate_tokens_checking_prompt,
-    strip_repeated_special_tokens,
-    tokenize_prompts,
-    tokenize_texts,
-)
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_prompts, tokenize_texts
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}"
@@ -103,7 +94,7 @@ class _Advice(NewRecipeAdvice):
         return options
 
 
-class SFT(TokenLikelihood[Options]):
+class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
     """Next-token prediction of what an assistant says."""
 
     options_class = Options
@@ -119,8 +110,6 @@ class SFT(TokenLikelihood[Options]):
         {"prompt": "Add 2 to 5.", "completion": " 7"},
     )
 
-    _conversations: chat.ConversationTokenizer | None = None
-
     def columns(self) -> Mapping[str, ColumnKind]:
         options = self.options
         if options.messages_column:
@@ -132,9 +121,6 @@ class SFT(TokenLikelihood[Options]):
             return super().reject_reason(row)
         messages, known = row[self.options.messages_column], self._conversations
         return chat.why_conversation_unusable(messages) or (known.why_refused(messages) if known else None)
-
-    def row_check_settings(self) -> Any:
-        return self._conversations and self._conversations.settings()
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         options = self.options
@@ -171,7 +157,7 @@ class SFT(TokenLikelihood[Options]):
             )
             raise RecipeError("objective.chat_template", what, "set it, or use the tokenizer of a chat model")
         if self.options.messages_column:
-            self._conversation_tokenizer(tokenizer)
+            self.conversation_tokenizer(tokenizer)
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
@@ -195,7 +181,7 @@ class SFT(TokenLikelihood[Options]):
         """The completion or the assistant's messages; without `completion_only` the prompt or the other messages, too."""
         o = self.options
         if o.messages_column:
-            turns = self._conversation_tokenizer(tokenizer).read(row[o.messages_column])
+            turns = self.conversation_tokenizer(tokenizer).read(row[o.messages_column])
             scored = [turn for turn in turns if turn["role"] == "assistant" or not o.completion_only]
             calls = [
                 json.dumps(t["tool_calls"], ensure_ascii=False) for t in scored if with_calls and "tool_calls" in t
@@ -203,11 +189,6 @@ class SFT(TokenLikelihood[Options]):
             return [turn["content"] for turn in scored] + calls
         texts = [row[o.completion_column] if o.completion_only else self.text(row)]
         return strip_repeated_special_tokens(texts, tokenizer, ends=True)
-
-    def _conversation_tokenizer(self, tokenizer: Tokenizer) -> chat.ConversationTokenizer:
-        if self._conversations is None or self._conversations.tokenizer is not tokenizer:
-            self._conversations = chat.ConversationTokenizer(tokenizer)
-        return self._conversations
 
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
         name = "labels" if self.options.completion_only else "input_ids"
@@ -239,7 +220,7 @@ class SFT(TokenLikelihood[Options]):
         """One sequence; none if no token within `max_length` has a loss."""
         messages = self.options.messages_column
         if messages:
-            tokenized = self._conversation_tokenizer(tokenizer).tokenize([row[messages] for row in rows])
+            tokenized = self.conversation_tokenizer(tokenizer).tokenize([row[messages] for row in rows])
         else:
             tokenized = self._tokenize_pairs(rows, tokenizer)
         labels = [(answers if self.options.completion_only else ids)[:max_length] for ids, answers in tokenized]
@@ -258,15 +239,18 @@ class SFT(TokenLikelihood[Options]):
         return encoded
 
     def _tokenize_pairs(self, rows: Sequence[Row], tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
-        """Return the tokens of each row, and its labels: the tokens of the completion."""
+        """Return the tokens of each row, and its labels: those of the completion. None if a text has nothing but special tokens."""
         end = tokenizer.eos_token_id
-        prompts = tokenize_prompts([self._prompt(row) for row in rows], tokenizer)
+        asked = strip_repeated_special_tokens(map(self._prompt, rows), tokenizer)
+        prompts = tokenize_prompts(asked, tokenizer)
         completions = (row[self.options.completion_column] for row in rows)
         texts = strip_repeated_special_tokens(completions, tokenizer, ends=True)
         pairs = []
-        for prompt, text in zip(prompts, tokenize_texts(texts, tokenizer, add_special_tokens=False), strict=True):
-            completion = [*text, end]
-            pairs.append((prompt + completion, [IGNORE_INDEX] * len(prompt) + completion))
+        answers = tokenize_texts(texts, tokenizer, add_special_tokens=False)
+        for prompt, answer, *written in zip(prompts, answers, asked, texts, strict=True):
+            completion = [*answer, end]
+            ids, labels = prompt + completion, [IGNORE_INDEX] * len(prompt) + completion
+            pairs.append((ids, labels) if all(map(str.strip, written)) else ([], []))
         return pairs
 
     def reader_input(self, row: Row) -> Any:
@@ -275,17 +259,6 @@ class SFT(TokenLikelihood[Options]):
             return self._prompt(row)
         turns = self._turns(row)
         return turns[: next(i for i, turn in enumerate(turns) if turn["role"] == "assistant")] or None
-
-    def answer_scores(
-        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
-    ) -> Mapping[str, float]:
-        given = self.reader_input(row)
-        if self.options.messages_column:
-            given = self._conversation_tokenizer(tokenizer).read(given)
-        else:
-            (given,) = strip_repeated_special_tokens([given], tokenizer)
-        generate_tokens_checking_prompt(ask, given, example)
-        return {}
 
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         return packing.pack_examples(examples, max_length) if self.options.packing else iter(examples)

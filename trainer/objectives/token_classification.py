@@ -21,20 +21,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from params import DataError
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Expectation, Section
 from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
-from trainer.objectives.bases.lazy_imports import NDArray, np, torch
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective, compute_logits, sum_token_scores
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.texts import Tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 OUTSIDE = "O"
 Span = tuple[str, int, int]
@@ -77,6 +74,7 @@ class TokenClassification(ClassifierObjective[Options]):
         "recall": "max",
         "f1": "max",
     }
+    shares = frozenset(metrics.keys() - {"loss"})
     main_metric = "f1"
     tokenizer_dependent = frozenset({"loss", "token_accuracy"})
     restated = frozenset({"precision", "recall", "f1"})

@@ -138,7 +138,7 @@ _FOUND = (
         embedding_size=16,
     ),
     _other(
-        *("xlnet", "xlnet/xlnet-base-cased", "encoder", "t5", "no position limit, relative"),
+        *("xlnet", "xlnet/xlnet-base-cased", "encoder", "xlnet", "pads left, the head reads the end, relative"),
         d_model=32,
         n_layer=2,
         n_head=2,

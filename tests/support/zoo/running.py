@@ -17,10 +17,7 @@ from typing import Final
 from tests.support import forked
 from tests.support.zoo.cells import Cell, try_cell
 
-REASONS: Final[dict[str, str]] = {
-    f"xlnet-sequence_classification{how}": "its head reads the last token, which is padding in a batch: not published"
-    for how in ("", "-lora")
-}
+REASONS: Final[dict[str, str]] = {}
 """Cells that fail, and why a user would accept it."""
 _LIMIT_S: Final = 600.0
 _ERROR: Final = "error.txt"

@@ -90,6 +90,15 @@ def t5() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=512, **names)
 
 
+def xlnet() -> PreTrainedTokenizerFast:
+    """SentencePiece, `<sep>` and `<cls>` behind every text, padding on the left."""
+    made = _sentencepiece(["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>"], "<unk>")
+    _add(made, "$A <sep> <cls>")
+    names = {"bos_token": "<s>", "eos_token": "</s>", "cls_token": "<cls>", "sep_token": "<sep>", "pad_token": "<pad>"}
+    more = {"unk_token": "<unk>", "mask_token": "<mask>", "padding_side": "left"}
+    return PreTrainedTokenizerFast(tokenizer_object=made, **names, **more)
+
+
 def xlm_roberta() -> PreTrainedTokenizerFast:
     """SentencePiece, `<s>` and `</s>`."""
     made = _sentencepiece(["<s>", "<pad>", "</s>", "<unk>", "<mask>"], "<unk>")
@@ -121,5 +130,5 @@ def gemma() -> PreTrainedTokenizerFast:
 
 
 KINDS: Final[dict[str, Callable[[], PreTrainedTokenizerFast]]] = {
-    made.__name__: made for made in (wordpiece, gpt2, qwen, roberta, opt, t5, xlm_roberta, llama, gemma)
+    made.__name__: made for made in (wordpiece, gpt2, qwen, roberta, opt, t5, xlnet, xlm_roberta, llama, gemma)
 }

@@ -11,18 +11,14 @@ import pytest
 from params.loading import read_yaml_document
 from tasks.diagnostics.check import find_recipe_problems
 from tests.support import tiny
-from trainer.model import config_check
+from tests.support.settings_check import check_settings_in_this_process
 
 
 @pytest.fixture
 def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
     """A function of changes and sections that returns the cause and fix of each problem, by key."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        config_check,
-        "start_transformers_settings_check",
-        lambda *given: lambda: config_check.find_transformers_settings_errors(*given),
-    )
+    check_settings_in_this_process(monkeypatch)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("text,label\na text,a\n")
 

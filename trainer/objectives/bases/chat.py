@@ -10,21 +10,25 @@ list of parts that are texts; beside tool calls it may be null.
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import TemplateError
 
-from params import ModelError
+from trainer.objectives.bases.lazy_imports import Encoding
+from trainer.objectives.bases.objective import Example, Objective, OptionsT, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX
-from trainer.objectives.bases.texts import Tokenizer, encode_texts, first_token_at_character, tokenize_texts
-
-if TYPE_CHECKING:
-    from tokenizers import Encoding
+from trainer.objectives.bases.texts import (
+    Tokenizer,
+    backend_with_whole_offsets,
+    encode_texts,
+    first_token_at_character,
+    generate_tokens_checking_prompt,
+    tokenize_texts,
+)
 
 Turns = Sequence[Mapping[str, Any]]
 """A conversation, as `read_turns` returns it."""
@@ -105,12 +109,14 @@ def why_conversation_unusable(messages: Any) -> str | None:
         turns = read_turns(messages)
     except ValueError as error:
         return str(error)
-    for i, turn in enumerate(turns):
-        if turn["role"] == "assistant" and not turn["content"].strip() and not turn.get("tool_calls"):
-            return f"message {i}, of the assistant, is empty"
-    if not any(turn["role"] == "assistant" for turn in turns):
+    if all(turn["role"] != "assistant" for turn in turns):
         return "no message is the assistant's, so there is nothing to learn"
-    return None
+    return _describe_empty_answer(turns)
+
+
+def _describe_empty_answer(turns: Turns) -> str | None:
+    said = {i: t["content"].strip() or t.get("tool_calls") for i, t in enumerate(turns) if t["role"] == "assistant"}
+    return next((f"message {i}, of the assistant, is empty" for i, answer in said.items() if not answer), None)
 
 
 class ConversationTokenizer:
@@ -126,7 +132,7 @@ class ConversationTokenizer:
         marked = _GENERATION_START.sub(lambda m: f"{m[1]}%}}{{{{ '{_START}' {'-' * (m[2][0] == '-')}}}}}", template)
         marked = _GENERATION_STOP.sub(lambda m: f"{{{{{'-' * m[1].endswith('-')} '{_STOP}' }}}}{{%{m[2]}", marked)
         self._marked = marked if marked != template else None
-        self._backend = _backend_with_whole_offsets(tokenizer)
+        self._backend = backend_with_whole_offsets(tokenizer)
 
     def read(self, messages: Any) -> list[dict[str, Any]]:
         """Return messages as `read_turns` does, without the tokens of begin and end of text that the template writes, too."""
@@ -156,10 +162,10 @@ class ConversationTokenizer:
     def why_refused(self, messages: Any) -> str | None:
         """Return why the template cannot render a conversation, or its spans cannot be found; None if nothing is wrong."""
         try:
-            [*self._texts_and_spans([self.read(messages)])]
+            [*self._texts_and_spans([turns := self.read(messages)])]
         except _ERRORS as error:
             return str(error)
-        return None
+        return _describe_empty_answer(turns)
 
     def tokenize(self, conversations: Sequence[Any]) -> list[tuple[list[int], list[int]]]:
         """Return the tokens of each conversation, and its labels: the assistant's tokens, the end of each turn included.
@@ -303,23 +309,28 @@ class ConversationTokenizer:
             raise ValueError(f"the chat template refuses the conversation: {error}") from error
 
 
-def _backend_with_whole_offsets(tokenizer: Tokenizer) -> Any:
-    """Return a copy of a tokenizer's backend whose offsets include the white space of a token; None if its own do.
+class ConversationObjective(Objective[OptionsT]):
+    """An objective whose rows may be conversations, which the tokenizer's chat template renders."""
 
-    That of GPT-2 and Llama 3 leaves it out in its last step, which has no other effect without special tokens.
-    """
-    (encoding,) = encode_texts(["a b"], tokenizer, offsets=True, add_special_tokens=False)
-    covered = {character for start, stop in encoding.offsets for character in range(start, stop)}
-    if not covered:
-        what = "does not say which characters its tokens are of, so the assistant's cannot be found"
-        raise ModelError(
-            "tokenization.tokenizer", what, "use a fast tokenizer with offsets, as tokenizer.json has them"
-        )
-    if 1 in covered:
-        return None
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)
-    backend.post_processor = None
-    return backend
+    _conversations: ConversationTokenizer | None = None
+
+    def row_check_settings(self) -> Any:
+        return self._conversations and self._conversations.settings()
+
+    def conversation_tokenizer(self, tokenizer: Tokenizer) -> ConversationTokenizer:
+        """Return what tokenizes conversations by this tokenizer. It stays, for `reject_reason`."""
+        if self._conversations is None or self._conversations.tokenizer is not tokenizer:
+            self._conversations = ConversationTokenizer(tokenizer)
+        return self._conversations
+
+    def answer_scores(
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
+    ) -> Mapping[str, float]:
+        given = self.reader_input(row)
+        if self.renders_conversations():
+            given = self.conversation_tokenizer(tokenizer).read(given)
+        generate_tokens_checking_prompt(ask, given, example, tokenizer)
+        return {}
 
 
 def _begins_at(encoding: Encoding, token: int, place: int) -> bool:

@@ -7,13 +7,13 @@ import statistics
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from params import ModelError, Problem, RecipeError
 from params.distribution import read_parallelism_strategy
 from params.schema import Direction, Expectation, Launch, Model, Training
 from trainer.objectives.bases.chat import conversation_template
-from trainer.objectives.bases.lazy_imports import NDArray, np, torch
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
@@ -25,17 +25,8 @@ from trainer.objectives.bases.rollout import (
     sample_completions,
 )
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
-from trainer.objectives.bases.texts import (
-    Tokenizer,
-    generate_tokens_checking_prompt,
-    strip_repeated_special_tokens,
-    tokenize_prompts,
-    tokenize_texts,
-)
+from trainer.objectives.bases.texts import Tokenizer, generate_tokens_checking_prompt, tokenize_prompts, tokenize_texts
 from trainer.rewards import WeightedRewardSum
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _SCORES = ("reward", "completion_length", "terminated")
 
@@ -46,6 +37,7 @@ class GenerativeObjective(Objective[OptionsT]):
     """An objective that trains on completions which the model itself generated."""
 
     metrics: ClassVar[Mapping[str, Direction]] = {"reward": "max", "completion_length": "min", "terminated": "max"}
+    shares = frozenset({"terminated"})
     main_metric = "reward"
     tokenizer_dependent = frozenset({"completion_length"})
     own_options = frozenset({"prompt", "chat", "max_new_tokens"})
@@ -199,9 +191,7 @@ class GenerativeObjective(Objective[OptionsT]):
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
     ) -> Mapping[str, float]:
         given = self.reader_input(row)
-        if not self.options.chat:
-            (given,) = strip_repeated_special_tokens([given], tokenizer)
-        completion = generate_tokens_checking_prompt(ask, given, example, **self.call_arguments)
+        completion = generate_tokens_checking_prompt(ask, given, example, tokenizer, **self.call_arguments)
         text = tokenizer.decode(completion, skip_special_tokens=True)
         (reward,) = self.rewards([str(text)], [json.loads(example["reward_row"])])
         return {"reward": reward, "completion_length": len(completion)}

@@ -1,4 +1,4 @@
-"""numpy and torch, imported when they are first used: so a recipe is read and checked without them."""
+"""numpy, torch and transformers, imported when they are first used: so a recipe is read and checked without them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     import torch.nn.functional as F
+    import transformers
     from numpy.typing import NDArray
+    from tokenizers import Encoding
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 else:
 
     class _Lazy(ModuleType):
@@ -18,6 +21,7 @@ else:
             return getattr(importlib.import_module(self.__name__), name)
 
     np, torch, F = _Lazy("numpy"), _Lazy("torch"), _Lazy("torch.nn.functional")
-    NDArray = Any  # in annotations, which are not evaluated
+    transformers = _Lazy("transformers")
+    NDArray = Encoding = PreTrainedModel = PreTrainedTokenizerBase = Any  # in annotations, which are not evaluated
 
-__all__ = ["F", "NDArray", "np", "torch"]
+__all__ = ["Encoding", "F", "NDArray", "PreTrainedModel", "PreTrainedTokenizerBase", "np", "torch", "transformers"]

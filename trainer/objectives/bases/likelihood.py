@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from params.schema import Direction
 from trainer.objectives.bases.labels import match_labels
-from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
+from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
 from trainer.objectives.bases.objective import Objective, ObjectiveState, OptionsT, PromptForm, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX, count_labels
 from trainer.objectives.bases.texts import Tokenizer, check_end_of_text_token
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class Likelihood(Objective[OptionsT]):
@@ -63,6 +60,7 @@ class TokenLikelihood(Likelihood[OptionsT]):
 
     metrics: ClassVar[Mapping[str, Direction]] = {"loss": "min", "perplexity": "min", "token_accuracy": "max"}
     evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {"bits_per_byte": "min"}
+    shares = frozenset({"token_accuracy"})
     main_metric = "bits_per_byte"
     tokenizer_dependent = frozenset(metrics)
     restated = frozenset(evaluate_only_metrics)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from params import Problem
 from params.defaults import ObjectiveDefaults
@@ -12,16 +12,13 @@ from params.schema import Direction, Expectation, Launch, Model, Section, Traini
 from trainer.objectives.bases import rows as row_checks
 from trainer.objectives.bases.advice import NewRecipeAdvice
 from trainer.objectives.bases.labels import as_learned
-from trainer.objectives.bases.lazy_imports import NDArray, np, torch
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch, transformers
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
 from trainer.objectives.bases.padding import count_labels, pad_batch, token_column_names
 from trainer.objectives.bases.prompt_template import names_columns
 from trainer.objectives.bases.release_format import ReleaseFormat
 from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 __all__ = ["ColumnKind", "EncodedRow", "Example", "Objective", "ObjectiveState", "PromptForm", "Row", "ScoreColumns"]
 
@@ -51,6 +48,8 @@ class Objective(ABC, Generic[OptionsT]):
     """The metrics of every evaluation, and whether the lowest or the highest value is best."""
     evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {}
     """Further metrics that only the evaluate stage computes."""
+    shares: ClassVar[frozenset[str]] = frozenset()
+    """Metrics that are shares, from 0 to 1: where all rows have the same, there is an interval all the same."""
     main_metric: ClassVar[str]
     """The metric that decides whether a model is published, unless the recipe names another."""
     tokenizer_dependent: ClassVar[frozenset[str]] = frozenset()
@@ -188,7 +187,7 @@ class Objective(ABC, Generic[OptionsT]):
         return pad_batch(examples, tokenizer)
 
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
-        """Whether the labels of a row's sequences say all that the row asks for, and no template or tokenizer has lost any of it."""
+        """Whether the labels of a row's sequences say all that the row asks for; what a template leaves out, no model has to."""
         return True
 
     @property
@@ -208,8 +207,6 @@ class Objective(ABC, Generic[OptionsT]):
 
     def model_class(self) -> type[PreTrainedModel]:
         """Return the class that `auto_class` names."""
-        import transformers
-
         cls: type[PreTrainedModel] = getattr(transformers, self.auto_class)
         return cls
 
@@ -304,7 +301,8 @@ class Objective(ABC, Generic[OptionsT]):
             prompts = [str(getattr(self.options, name)), str(options.get(name, ""))]
             own |= {name} if any(map(names_columns, prompts)) else set()
         known = self.options_class.model_fields  # null has a meaning of its own, and what is not given the default
-        return self.with_options({name: (options or {}).get(name, known[name].default) for name in own})
+        defaults = {name: known[name].get_default(call_default_factory=True) for name in own}
+        return self.with_options({name: (options or {}).get(name, defaults[name]) for name in own})
 
     def with_options(self, changes: Mapping[str, Any]) -> Self:
         """Return this objective with some options changed."""

@@ -13,16 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import distribution
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from params.schema import Model
-from trainer.objectives.bases.lazy_imports import torch
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
 from trainer.objectives.bases.objective import Example
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_to_tensor
 from trainer.objectives.bases.texts import Tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 OPEN = 64
 """Sequences that are filled at the same time. More of them need more memory, and leave less padding."""
@@ -85,7 +82,7 @@ def find_packing_problem(model: PreTrainedModel) -> str | None:
         return model(inputs_embeds=embeddings, use_cache=False, **positions).logits
 
     longest, embed = max(map(sum, _TRIAL_LENGTHS)), model.get_input_embeddings()
-    ids = torch.arange(len(_TRIAL_LENGTHS) * longest).view(-1, longest) * 7 % embed.num_embeddings
+    ids = torch.arange(len(_TRIAL_LENGTHS) * longest).view(-1, longest) * 7 % len(embed.weight)
     lengths = [(*some, longest - sum(some)) for some in _TRIAL_LENGTHS]
     positions = torch.tensor([[place for size in sizes for place in range(size)] for sizes in lengths])
     was_training = model.training

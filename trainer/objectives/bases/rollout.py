@@ -10,18 +10,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from params.schema import CallOrName, Section
-from trainer.objectives.bases.lazy_imports import F, torch
+from trainer.objectives.bases.lazy_imports import F, PreTrainedModel, torch
 from trainer.objectives.bases.padding import pad_to_tensor
 from trainer.objectives.bases.prompt_template import Template
 from trainer.objectives.bases.texts import Tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class GenerativeObjectiveOptions(Section):

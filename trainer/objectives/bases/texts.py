@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from params import ModelError
-
-if TYPE_CHECKING:
-    from tokenizers import Encoding
-    from transformers import PreTrainedTokenizerBase
+from trainer.objectives.bases.lazy_imports import Encoding, PreTrainedTokenizerBase
 
 Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
 """The tokenizer of a model, a fast one."""
@@ -96,13 +94,34 @@ def encode_texts(
     return found
 
 
+def backend_with_whole_offsets(tokenizer: Tokenizer) -> Any:
+    """Return a copy of a tokenizer's backend whose offsets include the white space of a token; None if its own do.
+
+    That of GPT-2 and Llama 3 leaves it out in its last step, which has no other effect without special tokens.
+    """
+    (encoding,) = encode_texts(["a b"], tokenizer, offsets=True, add_special_tokens=False)
+    covered = {character for start, stop in encoding.offsets for character in range(start, stop)}
+    if not covered:
+        what = "does not say which characters its tokens are of, so the assistant's cannot be found"
+        raise ModelError(
+            "tokenization.tokenizer", what, "use a fast tokenizer with offsets, as tokenizer.json has them"
+        )
+    if 1 in covered:
+        return None
+    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    backend.post_processor = None
+    return backend
+
+
 def generate_tokens_checking_prompt(
-    ask: Callable[..., Any], prompt: Any, example: Mapping[str, Any], **arguments: Any
+    ask: Callable[..., Any], prompt: Any, example: Mapping[str, Any], tokenizer: Tokenizer, **arguments: Any
 ) -> list[int]:
     """Ask a release for text by `Objective.answer_scores`, and return the tokens that it generates: one without `arguments`.
 
     ValueError if the evaluated `example` does not begin with the tokens that the call makes of the prompt.
     """
+    if isinstance(prompt, str):
+        (prompt,) = strip_repeated_special_tokens([prompt], tokenizer)
     *ids, first = ask(prompt, max_new_tokens=1)
     if ids != list(example["input_ids"][: len(ids)]):
         raise ValueError("the call on the card gives the model other tokens of the prompt than the evaluation did")

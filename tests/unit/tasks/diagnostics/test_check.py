@@ -28,6 +28,7 @@ from tasks.stages import run_stage, save_report
 from tests.support import base_models, prompts, tiny
 from tests.support.pretrained import POINTER, write_model
 from tests.support.project import ROOT
+from tests.support.settings_check import check_settings_in_this_process
 from trainer.loop import arguments
 from trainer.model import config_check
 
@@ -41,12 +42,7 @@ def project(tmp_path, monkeypatch):
     for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    # In this process, which is faster; the test of the command line uses another one.
-    monkeypatch.setattr(
-        config_check,
-        "start_transformers_settings_check",
-        lambda *given: lambda: config_check.find_transformers_settings_errors(*given),
-    )
+    check_settings_in_this_process(monkeypatch)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("text,label\na fine text,good\nanother,bad\n")
     return tmp_path

@@ -134,6 +134,28 @@ def test_without_an_interval_the_champion_stays_and_a_first_release_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("groups", "largest", "says"),
+    [
+        (8, 900, "of 8 groups, the largest of 900 rows"),
+        (8, 125, "of 8 groups, the largest of 125 rows"),
+        (200, 400, "of 200 groups, the largest of 400 rows"),
+        (200, 50, None),
+        (None, None, None),
+    ],
+    ids=["few and uneven", "few", "uneven", "many and even", "no groups"],
+)
+def test_few_groups_are_named_where_they_are_why_a_gain_is_not_shown(groups: Any, largest: Any, says: Any) -> None:
+    counts = {"groups": groups, "largest_group": largest}
+    (reason,) = judge(Gate(), gain(0.03, -0.2, 0.26, **counts)).reasons
+    told = f"; the interval is wide because the rows are {says}: add rows of other groups"
+    assert reason.endswith(told if says else "the gain's lower end must be above 0")
+    (worse,) = judge(Gate(), gain(-0.03, -0.2, 0.14, **counts)).reasons
+    assert worse.endswith("the gain's lower end must be above 0"), "more rows would not make it better"
+    (better,) = judge(Gate(), gain(0.3, 0.2, 0.4, **counts)).reasons
+    assert "wide" not in better
+
+
+@pytest.mark.parametrize(
     ("settings", "low", "published"),
     [
         (Gate(), 0.001, True),

@@ -16,6 +16,7 @@ import pytest
 from params import DataError
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Data, Launch
+from tasks.ingestion import stage
 from tasks.ingestion.batches import SourceBatch, to_readable_batch
 from tasks.ingestion.stage import assign_split, ingest
 from tasks.shards.split_rows import SplitRows, as_text
@@ -138,13 +139,46 @@ def test_csv_files_of_a_split_may_differ_in_type(tmp_path: Path) -> None:
     assert [row["price"] for row in rows_of({s: rows.reading({"price": "number"}) for s, rows in splits.items()})]
 
 
-def test_groups_of_several_types_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """7 and "7" are other values when the split is chosen, and one value when the column is text."""
-    rows = [{"text": f"text {i}", "user": f"{i // 2}" if i % 2 else i // 2} for i in range(60)]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = {"source": {"kind": "files", "train": "train.jsonl"}, "split": SHARES, "group_by": ["user"]}
+@pytest.mark.parametrize("part", [65_536, 4])
+def test_rows_of_a_group_stay_together_whatever_the_type_of_its_value(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    monkeypatch.setattr(stage, "PART_ROWS", part)
+    users = [kind(i) for i in range(30) for kind in (int, str, float)]
+    rows = [{"text": f"text {i}", "user": user} for i, user in enumerate(users)]
+    lines = {"train-1.jsonl": rows[:50], "train-2.jsonl": [{**row, "user": str(row["user"])} for row in rows[50:]]}
+    for name, own in lines.items():
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in own))
+    data = {"source": {"kind": "files", "train": "train-*.jsonl"}, "split": SHARES, "group_by": ["user"]}
     ingest(Artifacts("r", tmp_path), data=Data.model_validate(data), seed=1, launch=Launch(micro_batch_size=1))
-    assert "a group may come into several splits" in caplog.text
+    assert "column `user` holds " in caplog.text
+    splits = {split: SplitRows(tmp_path / "runs/r/raw" / split) for split in SPLITS}
+    assert sum(len(own) for own in splits.values()) == len(rows)
+    places = {float(row["user"]): split for split, own in splits.items() for row in own.rows()}
+    assert set(places.values()) == set(SPLITS)
+    for split, own in splits.items():
+        assert {places[float(row["user"])] for row in own.rows()} == {split}
+
+
+@pytest.mark.parametrize("part", [65_536, 64])
+def test_a_file_of_numbers_beside_one_of_texts_keeps_its_texts_and_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    """`a.csv` is read as numbers, which say 2.5 for 2.50, and `b.csv` as text."""
+    monkeypatch.setattr(stage, "PART_ROWS", part)
+    groups = [f"{i}.{decimals}" for i in range(30) for decimals in ("50", "05", "0", "00", "125")]
+    for name, last in (("a", "1.5"), ("b", "other")):
+        lines = "".join(f"{name} {i},{group}\n" for i, group in enumerate([*groups, last]))
+        (tmp_path / f"{name}.csv").write_text(f"text,price\n{lines}")
+    data = {"source": {"kind": "files", "train": "*.csv"}, "split": SHARES, "group_by": ["price"]}
+    launch = Launch(micro_batch_size=1, data_workers=1)
+    ingest(Artifacts("r", tmp_path), data=Data.model_validate(data), seed=1, launch=launch)
+    found: dict[str, set[str]] = {}
+    for split in SPLITS:
+        for row in SplitRows(tmp_path / "runs/r/raw" / split).rows():
+            found.setdefault(row["price"], set()).add(split)
+    assert found.keys() == {*groups, "1.5", "other"}
+    assert [group for group, splits in found.items() if len(splits) > 1] == []
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from tasks.publishing.provenance import FILE
 from tasks.releases.rollback import commit_rollback
 from tasks.tokenization.stage import tokenize
 from tests.support import base_models, releases, tiny
+from tests.support.forked_code import run_elsewhere
 from tests.support.project import ROOT
 from trainer import objectives
 from trainer.data import tokens
@@ -131,7 +133,7 @@ def classifier(repo_id, subfolder=None):
     config = AutoConfig.from_pretrained(repo_id)
     return AutoModelForSequenceClassification.from_pretrained(base.base_model_name_or_path, revision=base.revision, config=config)
 
-for kind, expressions in json.load(sys.stdin).items():
+for kind, expressions in json.loads(sys.argv[2]).items():
     for expression in expressions:
         inputs = AutoTokenizer.from_pretrained(f"tests/{kind}-adapter")(sys.argv[1], return_tensors="pt")
         with torch.no_grad():
@@ -165,12 +167,8 @@ def test_every_form_loads_elsewhere_as_the_trained_model(api, tmp_path, monkeypa
         repo_id="tests/bert",
     )
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    done = subprocess.run(
-        [sys.executable, "-c", LOADER, TEXT], input=json.dumps(LOADED), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("[[")]
-    found = iter(lines)
+    said = run_elsewhere(LOADER, TEXT, json.dumps(LOADED), environment=os.environ)
+    found = iter([line for line in said.splitlines() if line.startswith("[[")])
     for kind, expressions in LOADED.items():
         for expression in expressions:
             logits = torch.tensor(json.loads(next(found)))

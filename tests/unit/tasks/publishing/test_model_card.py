@@ -34,6 +34,8 @@ def run(tmp_path):
     artifacts = example.write(tmp_path, text=EVIL)
     artifacts.model.mkdir(parents=True)
     save_file({"weight": np.arange(4.0)}, artifacts.model / "model.safetensors")
+    for name in ("config.json", "tokenizer_config.json"):
+        (artifacts.model / name).write_text("{}")
     return artifacts
 
 
@@ -277,6 +279,14 @@ def test_card_of_a_private_repository_quotes_changed_rows(run):
     rows = [cells[i : i + 3] for i, cell in enumerate(cells) if cell.startswith("text ")]
     assert [row[0].split()[1] for row in rows] == list("01234")
     assert rows[0][1:] == [r"predicted card\|lost, error 0.5000".replace("\\|", "|"), "predicted refund, error 2.5000"]
+
+
+def test_card_on_a_local_hub_says_where_to_look(run, monkeypatch):
+    told = "Not on huggingface.co but on a local Hub: start it with `evergreen hub`, and set `HF_ENDPOINT`"
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    assert card_of(run).count(told) == 1
+    monkeypatch.setenv("HF_ENDPOINT", "https://huggingface.co")
+    assert told not in card_of(run)
 
 
 def snippet_of(artifacts, objective, template=""):

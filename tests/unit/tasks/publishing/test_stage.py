@@ -21,6 +21,7 @@ from tasks.hub_server.server import LocalHub
 from tasks.inference.tried_model import AnsweringModel, AnswerOptions
 from tasks.publishing.hub_changes import does_hub_match_receipt
 from tests.support import releases, tiny
+from tests.support.forked_code import run_elsewhere
 from tests.support.project import ROOT, free_port
 from trainer import objectives
 from trainer.data import tokens
@@ -175,19 +176,10 @@ def from_hub(artifacts, receipt, tmp_path, auto_class):
         "model.save_pretrained(sys.argv[3]); print(tokenizer('The cat sees')['input_ids'])"
     )
     with hub(artifacts) as running:
-        done = subprocess.run(
-            [sys.executable, "-c", code, receipt.repo_id, receipt.tag, str(tmp_path / "loaded")],
-            env={
-                **os.environ,
-                "HF_ENDPOINT": running.endpoint,
-                "HF_TOKEN": TOKEN,
-                "HF_HOME": str(tmp_path / "home"),
-            },
-            capture_output=True,
-            text=True,
-        )
-    assert done.returncode == 0, done.stderr
-    return load_file(tmp_path / "loaded" / "model.safetensors"), json.loads(done.stdout)
+        settings = {"HF_ENDPOINT": running.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home")}
+        arguments = (receipt.repo_id, receipt.tag, str(tmp_path / "loaded"))
+        said = run_elsewhere(code, *arguments, environment=os.environ | settings)
+    return load_file(tmp_path / "loaded" / "model.safetensors"), json.loads(said.splitlines()[-1])
 
 
 @pytest.mark.parametrize("kind", [pytest.param("causal_lm", marks=pytest.mark.slow), "sequence_classification"])

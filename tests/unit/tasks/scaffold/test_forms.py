@@ -203,6 +203,15 @@ def test_a_word_with_its_tag_in_each_line_becomes_texts_with_spans(suffix: str) 
     assert proposed(written).objective == "token_classification"
 
 
+def test_translations_become_a_column_for_each_language() -> None:
+    rows = many(*({"translation": {"en": f"a “{i}”", "fr": f"le {i}"}} for i in range(40)))
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    error = proposed("rows.jsonl")
+    assert "records with 'en', 'fr'" in error.what
+    _, written = run_command_of(error.fix)
+    assert json.loads(Path(written).read_text().splitlines()[0]) == {"id": "000", "en": "a “0”", "fr": "le 0"}
+
+
 def test_offsets_of_labels_become_spans(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"text": "Ann Lee in Rome", "entities": [[0, 7, "PER"], [11, 15, "LOC"]]}
     Path("rows.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({"text": "", "entities": []}) + "\n")
@@ -221,6 +230,7 @@ def test_offsets_of_labels_become_spans(capsys: pytest.CaptureFixture[str]) -> N
         (["A", "A", "O", "A"], [("A", 0, 3), ("A", 6, 7)]),
         (["O", "O", "O", "O"], []),
         (["b-a", "i-a", "o", "b-a"], [("a", 0, 3), ("a", 6, 7)]),
+        (["b-a", "i-a", "O", "B-a"], [("a", 0, 3), ("a", 6, 7)]),
         (["o", "e-mail", "e-mail", "O"], [("o", 0, 1), ("e-mail", 2, 5)]),
     ],
 )

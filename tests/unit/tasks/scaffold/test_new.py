@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
 import shutil
 import sqlite3
 from pathlib import Path
@@ -25,7 +26,7 @@ from tasks.scaffold.request import NewRecipeRequest
 from tests.support.pretrained import write_model
 from tests.support.project import ROOT
 from tests.support.sample_data import Kind, cases, data_set
-from trainer.model import config_check
+from tests.support.settings_check import check_settings_in_this_process
 
 DATA_SETS = {
     "banking77": ("bert", "sequence_classification"),
@@ -43,12 +44,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("HF_ENDPOINT", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    # In this process, which is faster; the test of the command uses another one.
-    monkeypatch.setattr(
-        config_check,
-        "start_transformers_settings_check",
-        lambda *given: lambda: config_check.find_transformers_settings_errors(*given),
-    )
+    check_settings_in_this_process(monkeypatch)
     for name in ("recipes.yaml", "prefect.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)
     for name in ("params", "data"):
@@ -242,6 +238,21 @@ def test_few_bad_rows_are_set_aside_without_a_question(bad: int, value: float, p
     write_json(project / "data/rows.jsonl", rows)
     make(data="data/rows.jsonl", model=str(models / "bert"))
     assert load(project / "params/topics.yaml").validation.max_quarantined == value
+
+
+def test_own_data_says_the_shares_that_recipes_have(project: Path, models: Path) -> None:
+    page = " ".join((ROOT / "docs/own-data.md").read_text(encoding="utf-8").split())
+    said = re.search(r"twice the share of bad rows in the sample, at least (\d+) % and at most (\d+) %", page)
+    assert said
+    least, most = (int(number) / 100 for number in said.groups())
+    for bad, value in ((0, least), (2, 0.04), (4, most)):
+        name = f"bad{bad}"
+        rows = [{"text": f"a text about {i}" if i >= bad else "", "label": f"label {i % 2}"} for i in range(100)]
+        write_json(project / f"data/{name}.jsonl", rows)
+        make(name, data=f"data/{name}.jsonl", model=str(models / "bert"))
+        (line,) = re.findall(r"max_quarantined: (\S+)  # (.*)", (project / f"params/{name}.yaml").read_text())
+        assert float(line[0]) == value
+        assert line[1].startswith(f"{bad}.0 % of the sample" if bad else "none in the sample")
 
 
 def test_a_prompt_of_several_columns(project: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,7 +132,7 @@ def test_two_texts_need_a_choice() -> None:
     rows = sample(title=TEXTS, summary_text=[f"more {text}" for text in TEXTS], label=LABELS)
     with pytest.raises(RecipeError, match="--text: The column with the text is not clear") as error:
         proposed(rows)
-    assert error.value.fix == "add --text summary_text or --text title"
+    assert error.value.fix.startswith("add --text summary_text or --text title;")
     assert proposed(rows, columns={"text": "title"}).columns == {"text": "title", "label": "label"}
 
 
@@ -172,6 +172,20 @@ def test_what_says_where_when_or_which_a_row_is_is_no_label(name: str) -> None:
     alone = best_fitting_objectives(sample(text=TEXTS, **{name: other}), {})
     assert "sequence_classification" not in alone
     assert proposed(rows, columns={"label": name}).columns["label"] == name
+
+
+@pytest.mark.parametrize("name", ["label", "Category"])
+@pytest.mark.parametrize("values", ["day", "clock", "seconds", "page", "origin"])
+def test_a_column_that_is_called_label_holds_labels_whatever_they_look_like(name: str, values: str) -> None:
+    """They were taken for incidental, so that the texts alone were learned."""
+    rows = sample(text=TEXTS, **{name: [NO_LABELS[values][i % len(NO_LABELS[values])] for i in range(60)]})
+    for kind in ("encoder", "decoder"):
+        assert proposed(rows, kind) == ObjectiveProposal("sequence_classification", {"text": "text", "label": name})
+
+
+def test_texts_that_end_with_the_name_of_a_file_are_texts() -> None:
+    rows = sample(text=[f"please open file {i}.txt" for i in range(60)], label=LABELS)
+    assert proposed(rows).columns == {"text": "text", "label": "label"}
 
 
 def test_names_of_rows_are_no_text() -> None:

@@ -75,6 +75,14 @@ def test_labels_that_contradict_each_other_are_few_or_unseen_are_named() -> None
     )
 
 
+def test_labels_that_consist_of_others_are_named() -> None:
+    names = ["billing", "bug", "billing|bug", "bug|billing", "lost, found", "New York, NY"]
+    found = judged([{"text": f"text {i}", "label": names[i % 6]} for i in range(60)])
+    (note,) = found.notes()
+    assert note.startswith("2 labels consist of others")
+    assert note.endswith("'billing|bug', 'bug|billing'")
+
+
 def test_labels_that_differ_by_white_space_are_one_and_said() -> None:
     found = judged([*rows(20), {"text": "new", "label": "label 0 "}], [{"text": "newer", "label": " label 1"}])
     assert found.labels == {"label 0": 11, "label 1": 10}

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,15 @@ def test_a_sheet_is_named_and_others_are_said(capsys: pytest.CaptureFixture[str]
 def test_what_cannot_be_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     write_book([["a"], ["=1+1"]])
     Path("torn.xlsx").write_bytes(Path("it's here.xlsx").read_bytes()[:900])
+    with zipfile.ZipFile("it's here.xlsx") as book, zipfile.ZipFile("broken.xlsx", "w") as broken:
+        for part in book.namelist():
+            broken.writestr(part, b"<x><" if "sheet1" in part else book.read(part))
+    write_book([], "empty.xlsx", more=[["a"]])
     for name, what in (
         ("it's here", "rows!A2 has a formula without its value"),
         ("torn", "cannot be read as a workbook"),
+        ("broken", "cannot be read as a workbook"),
+        ("empty", "its sheet 'rows' is empty\n  fix: name one of rows, more with --sheet"),
     ):
         assert main(["convert", f"{name}.xlsx", "rows.csv"]) != 0
         assert what in capsys.readouterr().err

@@ -45,7 +45,7 @@ def test_label_that_the_train_split_lacks_is_named(tmp_path):
 
 def test_a_label_with_white_space_is_another_one_where_the_objective_learns_it_as_another_one(tmp_path):
     splits = topics(topics=[["a"]] * 6) | {"test": {"text": ["two", "three"], "topics": [["a "], ["a"]]}}
-    artifacts = write_raw(tmp_path, **splits)
+    artifacts = write_raw(tmp_path, dealt=["validation", "test"], **splits)
     run_validation(artifacts, objective=TOPICS)
     assert good_rows(artifacts, "test", "text") == ["three"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -27,10 +28,17 @@ def split(objective: ObjectiveChoice, labels: list[Any], word: str) -> dict[str,
 
 
 def validated(
-    root: Any, objective: ObjectiveChoice, train: list[Any], test: list[Any], *, limit: float = 0.0
+    root: Any,
+    objective: ObjectiveChoice,
+    train: list[Any],
+    test: list[Any],
+    *,
+    limit: float = 0.0,
+    dealt: Sequence[str] = ("validation", "test"),
 ) -> tuple[Artifacts, ValidationReport]:
     parts = {"train": train, "validation": ["a", "b"], "test": test}
-    artifacts = write_raw(root, **{name: split(objective, labels, name) for name, labels in parts.items()})
+    splits = {name: split(objective, labels, name) for name, labels in parts.items()}
+    artifacts = write_raw(root, dealt=dealt, **splits)
     return artifacts, run_validation(artifacts, objective=objective, max_quarantined=limit)
 
 
@@ -45,6 +53,16 @@ def test_few_rows_of_a_label_that_training_lacks_are_set_aside(tmp_path, caplog,
         "row_is_known_to_training(): no training row has the label 'rare'"
     }
     assert f"validate: no training row has a label of test: 'rare' ({count} rows)" in caplog.messages
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("dealt", [(), ("validation",)])
+def test_a_test_file_with_a_label_that_training_lacks_is_an_error(tmp_path, objective, dealt):
+    """No hash has held its rows out: to leave some out of somebody's test would make it another one."""
+    with pytest.raises(DataError) as caught:
+        validated(tmp_path, objective, USUAL, ["a", "rare", "b"], limit=0.9, dealt=dealt)
+    assert caught.value.what == "no training row has a label of test: 'rare' (1 rows)"
+    assert caught.value.fix.startswith("add training rows with these labels, or take the rows with them out of")
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -67,7 +85,7 @@ def test_a_known_label_is_not_said_to_be_lacking_for_its_white_space(tmp_path, c
     test = {"text": ["test 0", "test 1", *(f"test {i}" for i in range(2, 7))]}
     test["spans"] = [*spans, *[[{"label": "a ", "start": 0, "end": 2}]] * 5]
     parts = {"train": split(SPANS, USUAL, "train"), "validation": split(SPANS, ["a", "b"], "one"), "test": test}
-    run_validation(write_raw(tmp_path, **parts), objective=SPANS, max_quarantined=0.0)
+    run_validation(write_raw(tmp_path, dealt=["test"], **parts), objective=SPANS, max_quarantined=0.0)
     assert "validate: no training row has a label of test: 'rare' (2 rows)" in caplog.messages
 
 
@@ -121,3 +139,10 @@ def test_a_held_out_split_that_lacks_half_of_the_labels_is_said(tmp_path, caplog
     caplog.set_level(logging.WARNING)
     validated(tmp_path, objective, ["a", "b", "c", "d"] * 5, ["a", "b", "c"])
     assert caplog.messages == ["validate: validation has none of 2 of 4 labels, and says nothing about them: 'c', 'd'"]
+
+
+def test_training_rows_with_one_label_only_are_refused(tmp_path):
+    """Before tokens are made and a training starts."""
+    with pytest.raises(DataError, match="every row of the train split has the label 'a', so there is nothing to learn"):
+        validated(tmp_path, CLASSES, ["a", "a "] * 20, ["a", "b"], limit=0.9)
+    validated(tmp_path, SPANS, ["a"] * 20, ["a"], limit=0.9)  # beside words without a label

@@ -117,6 +117,7 @@ def faulty_rows():
     train += [row(text=f"at {i}", at=MIDNIGHT + dt.timedelta(hours=i), key=9) for i in range(4)]
     train += [row(text="2026-01-01", json="{", tags=None), row(text="bad same", label=None), row(text="bad same")]
     train += [row(text="only bad", label=7, key=5), row(text="null json", json=None, tags=[])]
+    train += [row(text="of another class", label=2)]
     validation = [row(text=text) for text in ("in validation", "in test", "mine")]
     test = [
         row(text=text, label=label) for text, label in (("in test", 1), ("in test", 1), ("other", 1), ("last", None))

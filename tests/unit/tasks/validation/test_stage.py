@@ -255,19 +255,21 @@ def test_failing_checks_name_rows_and_values(tmp_path):
 def test_label_missing_from_training_is_named_with_its_rows(tmp_path):
     artifacts = write_raw(
         tmp_path,
+        dealt=["validation", "test"],
         train={"text": ["a", "b"], "label": ["refund", "card"]},
         validation={"text": ["c"], "label": ["card"]},
         test={"text": ["d", "e"], "label": ["refund", "mortgage"]},
     )
     run_validation(artifacts, objective=CLASSES)
     reason = "row_is_known_to_training(): no training row has the label 'mortgage'"
-    assert quarantine_reasons(artifacts) == {("test", 4): [reason]}
+    assert quarantine_reasons(artifacts) == {("test", 2): [reason]}
 
 
 def test_label_with_only_quarantined_training_rows_is_unknown(tmp_path):
     artifacts = write_raw(
         tmp_path,
-        train={"text": ["a", None], "label": [1, 2]},
+        dealt=["validation", "test"],
+        train={"text": ["a", None, "b"], "label": [1, 2, 3]},
         validation={"text": ["c"], "label": [1]},
         test={"text": ["d"], "label": [2]},
     )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -22,6 +23,7 @@ from params import ModelError
 from params.schema import Model, ObjectiveChoice, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
+from trainer.model import label_head
 from trainer.model.network import (
     build_model_to_train,
     build_untrained_model,
@@ -159,6 +161,63 @@ def test_what_was_right_stays_bit_for_bit(tmp_path, caplog, kind, labels):
     assert found.keys() == expected.keys()
     assert all(torch.equal(weight, expected[name]) for name, weight in found.items())
     assert not said_of_head(caplog)
+
+
+def test_rows_under_another_name_are_not_called_kept(tmp_path, caplog, monkeypatch):
+    caplog.set_level("INFO", "trainer.model.label_head")
+    folder = write_base(tmp_path, "bert", "sequence_classification", ["a", "b", "c"])
+    monkeypatch.setattr(label_head, "_read_weights", lambda *_: {})
+    network = built(folder, "sequence_classification", ["a", "b"])
+    said = "its files hold classifier.bias, classifier.weight under other names, so the head for all 2 labels is new"
+    assert said_of_head(caplog) == [f"the head of {folder}: {said}"]
+    base = AutoModelForSequenceClassification.from_pretrained(folder)
+    assert not torch.equal(network.classifier.weight, base.classifier.weight[:2])
+
+
+def test_what_a_base_lacks_is_said_in_a_sentence_instead_of_a_table(tmp_path, caplog):
+    caplog.set_level("INFO")
+    folder = write_base(tmp_path, "bert", "sequence_classification", None)
+    built(folder, "sequence_classification", ["a", "b"])
+    assert [one.getMessage() for one in caplog.records if one.name.startswith(("trainer", "transformers"))] == [
+        f"{folder} lacks weights of classifier (2 of 25): they are new"
+    ]
+    caplog.clear()
+    weights = {f"other.{name}": weight for name, weight in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    built(folder, "sequence_classification", ["a", "b"])
+    (lacking, unused) = (one for one in caplog.records if one.name == "trainer.model.network")
+    assert {lacking.levelname, unused.levelname} == {"WARNING"}
+    assert "(25 of 25): they are new" in lacking.getMessage()
+    assert "has weights of other.embeddings" in unused.getMessage()
+
+
+def test_a_trained_model_of_another_size_than_it_says_is_refused(tmp_path):
+    folder = write_base(tmp_path, "bert", "sequence_classification", ["a", "b"])
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "intermediate_size": 24}))
+    with pytest.raises(ModelError, match="fits another size of bert"):
+        load_trained_model(folder, AutoModelForSequenceClassification)
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["in full", "lora"])
+@pytest.mark.parametrize("how", ["pretrained", "new", "trained"])
+def test_a_head_that_reads_the_last_position_finds_the_text_there(tmp_path, how, lora):
+    """XLNet's: padding behind a text of a batch does not change its logits."""
+    settings = {"model_type": "xlnet", "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "vocab_size": 270}
+    model = Model.model_validate({"config": settings} if how == "new" else {"pretrained": str(tmp_path), "lora": lora})
+    if how != "new":
+        AutoModel.from_config(AutoConfig.for_model(**settings)).save_pretrained(tmp_path)
+    kind = objectives.build_objective(ObjectiveChoice(name="sequence_classification"))
+    network = build_model_to_train(model, objective=kind, state={"labels": ["a", "b"]}, tokenizer=TOKENIZER, seed=1)
+    if how == "trained" and not lora:
+        network.save_pretrained(tmp_path / "trained")
+        network = load_trained_model(tmp_path / "trained", AutoModelForSequenceClassification)
+    examples = [{"input_ids": TOKENIZER(text)["input_ids"], "labels": 0} for text in TEXTS]
+    batch = {name: value for name, value in kind.collate(examples, TOKENIZER).items() if name != "labels"}
+    with torch.no_grad():
+        together = network.eval()(**batch).logits
+        alone = torch.cat([network(input_ids=torch.tensor([one["input_ids"]])).logits for one in examples])
+    torch.testing.assert_close(together, alone)
 
 
 def test_a_base_whose_weights_have_another_size_than_it_says_is_refused(tmp_path):

@@ -253,6 +253,26 @@ def test_resumed_run_on_a_quantized_model_ends_with_the_same_bits(tmp_path):
         assert (planned.folder / "checkpoint-6" / name).read_bytes() == (golden / "checkpoint-6" / name).read_bytes()
 
 
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_resumed_run_goes_on_with_the_rows_of_added_tokens(tmp_path, tied):
+    base = write_model(tmp_path / "base", "llama", vocab_size=320, tie_word_embeddings=tied)
+    tokenizer = {"kind": "pretrained", "path": str(base), "added_tokens": ["<|to|>"]}
+    sections = {
+        "objective": SFT | {"separator": "<|to|>"},
+        "model": {"pretrained": str(base), "lora": LORA},
+        "tokenization": {"tokenizer": tokenizer, "max_length": 96},
+    }
+    planned = adapter_job(tmp_path, **sections)
+    trained(planned)
+    golden = shutil.move(planned.folder, tmp_path / "golden")
+    names = load_file(golden / "checkpoint-6" / "adapter_model.safetensors").keys()
+    assert sum("token_adapter" in name or "trainable_tokens" in name for name in names) == (1 if tied else 2)
+    shutil.copytree(golden / "checkpoint-3", planned.folder / "checkpoint-3")
+    trained(planned.model_copy(update={"checkpoint": planned.folder / "checkpoint-3"}))
+    for name in ("adapter_model.safetensors", "optimizer.pt", "rng_state.pth"):
+        assert (planned.folder / "checkpoint-6" / name).read_bytes() == (golden / "checkpoint-6" / name).read_bytes()
+
+
 # Conflicts that `check` reports
 
 

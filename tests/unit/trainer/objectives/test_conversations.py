@@ -198,7 +198,7 @@ def test_a_tokenizer_without_offsets_is_refused(monkeypatch):
     class Blind:
         offsets = ((0, 0),) * 3
 
-    monkeypatch.setattr(chat, "encode_texts", lambda texts, *_, **__: [Blind()] * len(texts))
+    monkeypatch.setattr("trainer.objectives.bases.texts.encode_texts", lambda texts, *_, **__: [Blind()] * len(texts))
     with pytest.raises(ModelError, match=r"(?s)does not say which characters .*fast tokenizer with offsets"):
         chat.ConversationTokenizer(tokenizer)
 

@@ -136,6 +136,8 @@ def test_correct_rows_average_to_their_metric(name: str) -> None:
     assert set(shares) == {"sequence_classification": {"accuracy"}, "seq2seq": {"exact_match"}}.get(name, set())
     for metric, right in shares.items():
         assert right.mean() == pytest.approx(metrics[metric])
+    assert shares.keys() <= objective.shares <= objective.metrics.keys() | objective.evaluate_only_metrics.keys()
+    assert all(0 <= metrics[metric] <= 1 for metric in objective.shares & metrics.keys())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -96,3 +96,38 @@ def test_a_released_model_is_asked_alike(text: str) -> None:
     tokenizer = tokenizer_that_adds("begin")
     model = AnsweringModel("here", "text-generation", PromptForm(), None, tokenizer, None, None)  # type: ignore[arg-type]
     assert tokenizer(model._prompt(text))["input_ids"] == tokenizer("ab")["input_ids"]
+
+
+EMPTY = {
+    "an answer of sft": ("sft", {}, {"prompt": "ab", "completion": "</s>"}),
+    "an answer of sft, with the loss on all": (
+        "sft",
+        {"completion_only": False},
+        {"prompt": "ab", "completion": " </s></s>"},
+    ),
+    "a prompt of sft": ("sft", {}, {"prompt": "<s>", "completion": "cd"}),
+    "a target": ("seq2seq", {}, {"input": "ab", "target": "</s>\n"}),
+    "an input": ("seq2seq", {}, {"input": "<s></s>", "target": "cd"}),
+    "a chosen answer": ("dpo", {}, {"prompt": "ab", "chosen": "</s>", "rejected": "e"}),
+    "a rejected answer": ("dpo", {}, {"prompt": "ab", "chosen": "cd", "rejected": "</s></s>"}),
+}
+
+
+@pytest.mark.parametrize(("name", "options", "row"), EMPTY.values(), ids=EMPTY)
+def test_a_text_of_special_tokens_only_is_not_learned(name: str, options: dict[str, Any], row: dict[str, str]) -> None:
+    objective = objectives.build_objective(ObjectiveChoice(name=name, **options))
+    tokenizer = tokenizer_that_adds("begin", "end")
+    objective.prepare_tokenizer(tokenizer)
+    whole = {"prompt": "ab", "completion": "cd", "input": "ab", "target": "cd", "chosen": "cd", "rejected": "e"}
+    rows = [{"row_id": i, **own} for i, own in enumerate((whole, row, whole))]
+    encoded = objective.encode(rows, tokenizer, 50, {})
+    assert [len(one.examples) for one in encoded] == [1, 0, 1]
+    assert [one.examples[0]["row_id"] for one in (encoded[0], encoded[2])] == [0, 2]
+
+
+def test_an_assistants_message_of_special_tokens_only_is_set_aside() -> None:
+    objective = objectives.build_objective(ObjectiveChoice(name="sft", messages_column="talk"))
+    objective.prepare_tokenizer(tokenizer_that_adds("begin"))
+    assert objective.reject_reason({"talk": WRITTEN}) is None
+    empty = [TALK[0], {"role": "assistant", "content": "</s>\n"}]
+    assert objective.reject_reason({"talk": [*TALK, *empty]}) == "message 3, of the assistant, is empty"

@@ -1,0 +1,82 @@
+"""`evergreen convert` changes no value that it need not change, and gives each class a column of its own."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.commands import main
+from tasks.scaffold.convert import convert_files
+from tests.unit.tasks.scaffold.test_forms import CHAT
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def converted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return converted_file("rows.jsonl")
+
+
+def converted_file(name: str) -> list[dict[str, Any]]:
+    convert_files([name], Path("new.jsonl"))
+    return [json.loads(line) for line in Path("new.jsonl").read_text().splitlines()]
+
+
+def test_numbers_beside_a_converted_column_of_a_table_stay_as_they_are_written() -> None:
+    cells = [("3.10", "12.50", "007"), ("3.1", "0.37", "1_0")]
+    with Path("rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [
+                ("messages", "version", "price", "code"),
+                *((json.dumps(CHAT), *own) for own in cells * 10),
+            ]
+        )
+    rows = converted_file("rows.csv")
+    assert rows[0]["messages"] == CHAT
+    assert [(row["version"], row["price"], row["code"]) for row in rows] == cells * 10
+
+
+def test_numbers_of_a_table_are_texts_already(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rows.csv").write_text("question,answer\n" + "".join(f"What is {i} halves?,{i}.50\n" for i in range(20)))
+    assert main(["convert", "rows.csv", "new.jsonl"]) != 0
+    assert "no form that has to be converted" in capsys.readouterr().err
+
+
+def test_classes_get_a_column_each_whatever_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+    labels = [["labels_text"], ["text", "a"], ["", " a "], ["labels_text_2"]]
+    rows = converted([{"text": f"a text about {i}", "labels": labels[i % 4]} for i in range(20)])
+    assert rows[:4] == [
+        {"text": "a text about 0", "a": "no", "labels_text": "yes", "labels_text_2": "no", "labels_text_3": "no"},
+        {"text": "a text about 1", "a": "yes", "labels_text": "no", "labels_text_2": "no", "labels_text_3": "yes"},
+        {"text": "a text about 2", "a": "yes", "labels_text": "no", "labels_text_2": "no", "labels_text_3": "no"},
+        {"text": "a text about 3", "a": "no", "labels_text": "no", "labels_text_2": "yes", "labels_text_3": "no"},
+    ]
+    assert "labels_text_3 for 'text'" in capsys.readouterr().out
+
+
+def test_what_records_hold_is_said_by_their_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    converted([{"text": f"a text about {i}", "cats": {"{a}": i % 2, "b": 1}} for i in range(20)])
+    assert "column `cats` holds records with '{a}', 'b': wrote" in capsys.readouterr().out
+
+
+def test_an_answer_that_is_a_whole_conversation_gets_no_prompt_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": "a \u201cb\u201d", "completion": CHAT} for _ in range(20)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["convert", "rows.jsonl", "new.jsonl"]) != 0
+    assert "no form that has to be converted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["./rows.jsonl", "more/../rows.jsonl", "more//rows.jsonl", "{folder}/rows.jsonl"])
+def test_a_file_is_one_file_however_its_path_is_written(name: str, tmp_path: Path) -> None:
+    Path("more").mkdir()
+    for folder in (".", "more"):
+        Path(folder, "rows.jsonl").write_text(json.dumps({"text": "a text", "cats": {"a": 1, "b": 0}}) + "\n")
+    rows = converted_file(name.format(folder=tmp_path))
+    assert rows == [{"text": "a text", "a": "yes", "b": "no"}]

@@ -1,0 +1,127 @@
+"""Go on from a run that differs in its number of steps only, if that ends with the weights of one run with all of the steps.
+
+That is so if nothing but the number of steps knows where the training ends: not the learning rate, for example, nor which steps are
+evaluated. Of the checkpoints that the other run has left, one counts if the longer run would have come by it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from params.foundation.artifacts import Artifacts
+from params.schema import ObjectiveChoice, Training
+from trainer.checkpoints import sealed
+from trainer.job import Job
+from trainer.loop.batch import is_evaluated_on_the_way, total_steps
+from trainer.objectives import build_objective, import_objective_class
+
+logger = logging.getLogger(__name__)
+STEPS: Final = ("training.epochs", "training.max_steps")
+"""Names in a run's identity that say how long it is."""
+ENDLESS_SCHEDULES: Final = {
+    **dict.fromkeys(("constant", "greedy", "reduce_lr_on_plateau"), False),
+    **dict.fromkeys(("constant_with_warmup", "inverse_sqrt"), True),
+}
+"""Schedules of transformers that do not depend on the last step, and whether they have a warm-up."""
+
+
+def find_what_depends_on_steps(training: Training, objective: ObjectiveChoice) -> str | None:
+    """Return what of a training depends on its number of steps besides its end, and what to write instead; None if nothing does."""
+    found, share = [], "is a share of them (give a number of steps)"
+    if training.lr_scheduler not in ENDLESS_SCHEDULES:
+        found.append(f"`lr_scheduler: {training.lr_scheduler}` ends with the steps (`constant_with_warmup` does not)")
+    if ENDLESS_SCHEDULES.get(training.lr_scheduler, True) and 0 < training.warmup_steps < 1:
+        found.append(f"`warmup_steps` {share}")
+    if training.eval_steps < 1:
+        found.append(f"`eval_steps`, {training.eval_steps:g}, {share}")
+    is_ours = import_objective_class(objective.name).trainer_class.startswith("trainer.loop.")
+    if training.trainer or training.callbacks or not is_ours:
+        found.append("code of your own may depend on them")
+    return " and ".join(found) or None
+
+
+def find_runs_of_other_length(
+    artifacts: Artifacts, identity: Mapping[str, str], *, by_recipe: bool = False
+) -> Iterator[Path]:
+    """Yield the folders of runs whose identity differs in the number of steps only; `by_recipe`, whatever their data and code."""
+
+    def compared(found: Mapping[str, str]) -> dict[str, str]:
+        return {k: value for k, value in found.items() if k not in STEPS and not (by_recipe and " " in k)}
+
+    for path in (
+        one for runs in (artifacts.checkpoints, artifacts.finished_run) for one in runs.glob(f"*/{sealed.IDENTITY}")
+    ):
+        try:
+            other = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):  # it is damaged, or a training has just put it away
+            continue
+        if any(other.get(name) != identity.get(name) for name in STEPS) and compared(other) == compared(identity):
+            yield path.parent
+
+
+def find_continued_checkpoint(other: Path, job: Job, total: float) -> tuple[Path, Path | None] | None:
+    """Return the newest valid checkpoint of another run that one of `total` steps comes by, and the best weights until then."""
+
+    def is_evaluated(step: int) -> bool:
+        return is_evaluated_on_the_way(step, job.training.eval_steps, job.training.arguments.get("eval_delay") or 0)
+
+    bests = [path for path in other.glob("best-*") if _step(path) <= total and is_evaluated(_step(path))]
+    best = max((path for path in bests if not sealed.find_manifest_mismatch(path)), key=_step, default=None)
+    at_once = getattr(build_objective(job.objective), "steps_per_round", 1)  # a run's last round may be a shorter one
+    for checkpoint in sealed.list_checkpoints(other):
+        if sealed.find_checkpoint_defect(checkpoint):
+            continue
+        state, step = _state(checkpoint), _step(checkpoint)
+        begun = step - step % at_once
+        is_on_the_way = step < total and (begun == step or begun + at_once <= min(state["max_steps"], total))
+        # its last evaluation may be one that a longer run does not make, and ends a training that would stop early
+        is_last = step == state["max_steps"]
+        is_on_the_way &= not is_last or (is_evaluated(step) and not job.training.early_stopping_patience)
+        best_step = state.get("best_global_step")
+        if is_on_the_way and (best_step is None or (best and _step(best) >= best_step)):
+            return checkpoint, best
+    return None
+
+
+def continue_run_of_other_length(artifacts: Artifacts, job: Job) -> None:
+    """Copy what a run of another length has reached into the folder of a job that has no checkpoint; say if that cannot be."""
+    from trainer.data.tokens import read_split
+
+    others = [] if sealed.list_checkpoints(job.folder) else [*find_runs_of_other_length(artifacts, job.identity)]
+    if not others:
+        return
+    total = total_steps(job.training, len(read_split(job.tokens, "train")))
+    why = find_what_depends_on_steps(job.training, job.objective)
+    found = [] if why else [find_continued_checkpoint(other, job, total) for other in others]
+    usable = max((one for one in found if one), key=lambda pair: _step(pair[0]), default=None)
+    if usable is None:
+        message = "train: starts at step 0, although run %s differs in its number of steps only: %s"
+        none = "this run comes by none of the checkpoints that are left of it"
+        logger.info(message, others[0].name, f"in `training`, {why}" if why else none)
+        return
+    checkpoint, best = usable
+    for place in filter(None, (best, checkpoint)):  # as in a training, the best weights come first
+        staged = job.folder / sealed.STAGING / place.name
+        shutil.rmtree(staged, ignore_errors=True)
+        shutil.copytree(place, staged, ignore=shutil.ignore_patterns(sealed.MANIFEST))
+        (staged / sealed.IDENTITY).write_text(sealed.identity_to_json(job.identity), encoding="utf-8")
+        if place == checkpoint:
+            position, stops_early = sealed.ResumePosition.load(place), _step(place) < _state(place)["max_steps"]
+            replace(position, finished=position.finished and stops_early).save(staged)
+        sealed.seal_and_rename(staged, job.folder / place.name)
+    message = "train: goes on from step %d of run %s, which differs in its number of steps only"
+    logger.info(message, _step(checkpoint), checkpoint.parent.name)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
+
+
+def _state(checkpoint: Path) -> dict[str, Any]:
+    return dict(json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8")))
