@@ -53,13 +53,16 @@ USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "label": ("label", "labels", "category", "class", "intent", "topic", "sentiment", "target", "tag", "type"),
     "score": ("score", "similarity", "relatedness", "rating", "grade", "label", "target"),
     "spans": ("spans", "entities"),
-    "prompt": ("prompt", "question", "instruction", "input", "query", "source", "article", "document", "problem"),
+    "prompt": (
+        *("prompt", "question", "instruction", "input", "query", "source", "article", "document", "problem", "anchor"),
+    ),
     "completion": (
         *("completion", "answer", "response", "output", "target", "summary", "translation", "solution", "reply"),
+        "positive",
     ),
     "messages": ("messages", "conversation", "conversations", "chat"),
     "chosen": ("chosen", "preferred", "accepted", "better"),
-    "rejected": ("rejected", "dispreferred", "worse"),
+    "rejected": ("rejected", "dispreferred", "worse", "negative"),
 }
 """Usual names of the columns that a flag of `new` names, most usual first."""
 

@@ -72,6 +72,14 @@ def completions(count: int) -> Rows:
         yield {"prompt": f"Capital of {country}, question {i}:", "completion": f" {CAPITALS[country]}"}
 
 
+def neighbours(count: int) -> Rows:
+    """Questions, with the capital that answers them."""
+    chance = random.Random(3)
+    for i in range(count):
+        country = chance.choice(sorted(CAPITALS))
+        yield {"query": f"Capital of {country}? ({i})", "answer": CAPITALS[country]}
+
+
 def polite(count: int) -> Rows:
     """Pairs of answers, and one of equal ones."""
     columns = preferences.pairs(count)
@@ -190,6 +198,15 @@ def rounds(project: Project, metrics: Mapping[str, Any]) -> None:
     assert found[0]["round_selected"] < 0.1
     assert found[-1]["round_selected"] > 0.7
     assert all(line["round_selected"] == line["round_reward"] for line in found), "here a reward is 0 or 1"
+
+
+def vectors(project: Project, metrics: Mapping[str, Any]) -> None:
+    """sentence-transformers loads what is published, and finds the right answer."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(project.root / "runs/neighbours/model"))
+    found = model.similarity(model.encode(["Capital of Japan? (7)"]), model.encode(sorted(CAPITALS.values())))
+    assert sorted(CAPITALS.values())[int(found.argmax())] == "Tokyo"
 
 
 BERT = {
@@ -313,6 +330,17 @@ JOURNEYS = {
         traced={17: ["same text"], 18: ["rejected_input_ids: (1,", "chosen_reward: "]},
         quarantined=1,
         also=preferred,
+    ),
+    "neighbours": Journey(
+        neighbours(300),
+        {
+            "objective": {"name": "embedding", "anchor_column": "query", "positive_column": "answer"},
+            "model.config": BERT,
+            **steps(40, best_metric="ndcg_at_10"),
+        },
+        learned={"ndcg_at_10": (0.9, 0.95), "recall_at_1": (0.6, 0.9)},
+        traced={17: ["positive_input_ids: (1,", "cosine: "]},
+        also=vectors,
     ),
     "rewards": Journey(
         digits(400),

@@ -86,6 +86,8 @@ def test_snippets_of_the_card_run(hub, name, capsys, monkeypatch, tmp_path):
             assert not said.startswith("Once upon a time"), "it is asked a question"
         case "seq2seq":
             assert "The input text" not in said
+        case "embedding":
+            assert re.match(r"tensor\(\[\[-?[01]\.\d+, +-?[01]\.\d+\]\]\)$", said)
 
 
 def tried(capsys, *arguments: str) -> str:

@@ -95,6 +95,8 @@ class NewRecipeAdvice(ABC):
     """The learning rate of a small model from random weights."""
     batch: ClassVar[int] = 32
     """Sequences of an optimizer step."""
+    least_batch: ClassVar[int] = 2
+    """The fewest, however few rows there are."""
     epochs: ClassVar[UpTo] = ((50_000, 3), (500_000, 2), (math.inf, 1))
     """Passes over the training rows by their number."""
     scheduler: ClassVar[Literal["linear", "cosine"]] = "cosine"
