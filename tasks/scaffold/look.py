@@ -47,11 +47,13 @@ _NO_TARGET: Final = re.compile(
 """Names of columns that say which row it is, or where and when it is from; behind a usual name of labels they may be labels."""
 _SPAN: Final = {"label", "start", "end"}
 _MAX_LABELS: Final = 1000
+RELEVANCE: Final = ("relevance", "relevant")
+"""Usual names of a column that says how relevant a document is to a query."""
 USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "text": ("text", "sentence", "content", "body", "message", "question", "review", "utterance", "document"),
     "text-pair": ("text_pair", "hypothesis", "passage"),
     "label": ("label", "labels", "category", "class", "intent", "topic", "sentiment", "target", "tag", "type"),
-    "score": ("score", "similarity", "relatedness", "rating", "grade", "label", "target"),
+    "score": ("score", "similarity", "relatedness", "rating", "grade", "label", "target", *RELEVANCE),
     "spans": ("spans", "entities"),
     "prompt": (
         *("prompt", "question", "instruction", "input", "query", "source", "article", "document", "problem", "anchor"),
