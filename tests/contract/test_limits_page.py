@@ -126,7 +126,6 @@ ERRORS: dict[str, Callable[[], object]] = {
     **{
         what: lambda name=name: checks({}, objective={"name": name})
         for what, name in {
-            "rankings and rerankers": "ranking",
             "reward models": "reward",
             "masked language models": "masked_lm",
             "answers as spans of a context (SQuAD)": "question_answering",

@@ -95,6 +95,15 @@ def digits(count: int) -> Rows:
         yield {"number": i, "digit": str(chance.randrange(10))}
 
 
+def documents(count: int) -> Rows:
+    """Queries with four documents each, of which one is a whole answer and one a part of it."""
+    chance, grades = random.Random(5), {"all about": 2, "something about": 1, "not": 0, "hardly": 0}
+    for i in range(count):
+        word = chance.choice(WORDS["food"])
+        for how in chance.sample(list(grades), 4):
+            yield {"query": f"{word}? ({i})", "document": f"{how} {word}", "relevance": grades[how]}
+
+
 def related(count: int) -> Rows:
     """Pairs of texts, and a number in the hundreds that follows from what each is about."""
     chance, topics = random.Random(5), sorted(WORDS)
@@ -275,6 +284,18 @@ JOURNEYS = {
         loss=1 / 2,
         traced={17: ["related: ", "answer  (of the model)\n  related: "]},
         also=in_units,
+    ),
+    "documents": Journey(
+        documents(250),
+        {
+            "objective": {"name": "ranking", "loss": "lambda"},
+            "data.group_by": ["query"],
+            "model.config": BERT,
+            "tokenization.max_length": 24,
+            **steps(150, 3, logging_steps=50, learning_rate=3e-3, best_metric="ndcg_at_10"),
+        },
+        learned={"ndcg_at_10": (0.8, 0.95), "mrr_at_10": (0.8, 0.95)},
+        traced={17: ["relevance: ", "answer  (of the model)\n  relevance: "]},
     ),
     "pairs": Journey(
         ({"say": f"row {i} {w}", "write": f"{w} {w}"} for i in range(120) for w in DIGITS),

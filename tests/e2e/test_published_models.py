@@ -81,6 +81,8 @@ def test_snippets_of_the_card_run(hub, name, capsys, monkeypatch, tmp_path):
             assert re.match(r"\[(\{'entity_group': 'who', |\]$)", said)
         case "regression":
             assert re.match(r"\{'label': 'number', 'score': \d{2,3}\.\d+\}$", said), "in its units"
+        case "ranking":
+            assert re.match(r"\{'label': 'relevance', 'score': 0\.\d+\}$", said)
         case "conversations":
             assert "[user]" not in said, "only the answer"
             assert not said.startswith("Once upon a time"), "it is asked a question"

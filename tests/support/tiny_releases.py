@@ -47,6 +47,18 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
             "model": tiny.CLASSES["model"],
         },
     ),
+    "ranking": (
+        20,
+        {
+            "objective": {
+                "name": "ranking",
+                "query_column": "label",
+                "document_column": "text",
+                "relevance_column": "number",
+            },
+            "model": tiny.CLASSES["model"],
+        },
+    ),
     "iterative_sft": (0, {"objective": {"name": "iterative_sft", **_PROMPTS}}),
 }
 """How many steps each learns, and the sections of its recipe."""

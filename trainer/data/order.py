@@ -65,8 +65,8 @@ class EpochOrder:
         seed = (self._seed * 1_000_003 + epoch) % 2**63
         if self._groups is not None:
             places = torch.randperm(int(self._groups.max()) + 1, generator=torch.Generator().manual_seed(seed))
-            order = torch.argsort(places[self._groups], stable=True)
-            return _EpochRows(order, torch.arange(self.batches), self._size, None)
+            by_group = torch.argsort(places[self._groups], stable=True)
+            return _EpochRows(by_group, torch.arange(self.batches), self._size, None)
         order: Any = ComputedPermutation(self._rows, seed)
         batches: Any = ComputedPermutation(self.batches, seed + 1)
         if self._rows <= _STORED:

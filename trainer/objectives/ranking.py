@@ -31,6 +31,9 @@ from trainer.objectives.bases.rows import ScoreColumns
 from trainer.objectives.bases.text_pairs import TextOrPairObjective
 from trainer.objectives.bases.texts import Tokenizer
 
+_HIGHEST_GAIN = 30
+"""The highest grade of LambdaLoss, whose gains are 2 to the power of the grades."""
+
 
 class Options(Section):
     """Keys of the recipe's `objective` section."""
@@ -93,7 +96,7 @@ class Ranking(TextOrPairObjective[Options]):
         super().__init__(options)
         if options.loss == "lambda":
             self.trainer_class = "trainer.loop.global_batch_trainer:GlobalBatchTrainer"  # type: ignore[misc]
-            self.batch_group = "query"  # type: ignore[misc]
+            self.batch_group = "query"
 
     # Rows
 
@@ -128,6 +131,11 @@ class Ranking(TextOrPairObjective[Options]):
         if not highest:
             what = "is 0 in every row of the train split, so there is nothing to learn"
             raise DataError(self.options.relevance_column, what, "add rows with documents that are relevant")
+        if self.options.loss == "lambda" and highest > _HIGHEST_GAIN:
+            what = f"is up to {highest:g}, and LambdaLoss takes 2 to the power of it"
+            raise DataError(
+                self.options.relevance_column, what, "write grades such as 0 to 4, or set `objective.loss: bce`"
+            )
         return {"highest": highest}
 
     def encode(

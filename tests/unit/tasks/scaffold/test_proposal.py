@@ -120,6 +120,12 @@ FORMS: dict[str, tuple[dict[str, list[Any]], ModelKind, str, dict[str, str]]] = 
         "sequence_classification",
         {"text": "question", "text-pair": "passage", "label": "answer_is_there"},
     ),
+    "documents of queries": (
+        {"query": [text for text in TEXTS[:20] for _ in range(3)], "document": TEXTS, "relevant": [1, 0, 0] * 20},
+        "encoder",
+        "ranking",
+        {"prompt": "query", "completion": "document", "score": "relevant"},
+    ),
     "a score": (
         {"text": TEXTS, "score": SCORES},
         "encoder",
