@@ -185,11 +185,11 @@ def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation:
                 )
     if objective.name not in objectives.objective_names():
         return
-    if not objectives.find_option_problems(objective):
-        yield from extensions.find_extension_problems(
-            training, objectives.import_objective_class(objective.name).trainer_class
-        )
     known = list(objectives.import_objective_class(objective.name).metrics)
+    if not objectives.find_option_problems(objective):
+        built = objectives.build_objective(objective)
+        known = list(built.metrics)  # its options may decide which
+        yield from extensions.find_extension_problems(training, built.trainer_class)
     for name in own.directions if own else ():
         if name in known:
             key = ("evaluation", "metrics", "directions", name)

@@ -124,6 +124,8 @@ def plan_recipe(
     packs = advice.reads_running_text or ("packing" in options and options["packing"].value)
     why = "packed sequences are full" if packs else "batches rows of similar length, which need less padding"
     best_metric = advice.best_metric(quality.labels)
+    if best_metric.value not in objective.metrics:  # its options decide which metrics it has
+        best_metric = AdvisedValue(objective.main_metric, "what the gate compares")
     sections = {
         "seed": SEED,
         "data": _data_keys(found, proposal, quality, shares),
@@ -300,7 +302,7 @@ def _objective_keys(proposal: ObjectiveProposal, quality: SampleQuality) -> dict
     keys = {"name": AdvisedValue(proposal.objective, proposal.advice.meaning)}
     for flag, column in proposal.columns.items():
         facts, labels = "", quality.labels.most_common()
-        if flag in ("label", "labels"):
+        if flag in ("label", "labels") and labels:
             (most, rows), (least, few) = labels[0], labels[-1]
             facts = f"{len(labels)} labels, from {few:,} rows ({least[:40]}) to {rows:,} ({most[:40]})"
         elif flag == "spans":

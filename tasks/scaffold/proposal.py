@@ -13,7 +13,7 @@ from params.foundation.errors import see_limits
 from params.loading import suggestion
 from params.schema import ObjectiveChoice
 from tasks.scaffold.forms import RowForm, find_row_forms, rating_column
-from tasks.scaffold.look import USUAL_NAMES, Kind, RowSample, SampledColumn, columns_named, most
+from tasks.scaffold.look import RELEVANCE, USUAL_NAMES, Kind, RowSample, SampledColumn, columns_named, most
 from tasks.scaffold.request import NewRecipeRequest
 from trainer import objectives
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
@@ -204,13 +204,14 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
     answers = [c for c in _usual(sample, "completion") if c not in prompts[:1]]
     answers = [c for c in answers if not c.is_label or c.is_numeric or c.name.lower() not in USUAL_NAMES["label"]]
     pair = {} if "text" in given else _pair(sample)
+    grades = [c for c in columns_named(sample.columns, RELEVANCE) if c.is_numeric or c.kind == "boolean"]
     found = {
         "text": len(texts) == 1 and not _forms(sample),
         "label": [c for c in _candidates("label", sample, {**pair, **given}) if not (answers and c in prompts[:1])],
         "labels": texts and _candidates("labels", sample, given),
         "completion": answers,
         "text-pair": pair,
-        "score": texts and [c for c in _usual(sample, "score") if c.has_fractions],
+        "score": texts and [c for c in _usual(sample, "score") if c.has_fractions or c in grades],
         **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages")},
         **{flag: _usual(sample, flag) for flag in ("prompt", "chosen", "rejected")},
     }
@@ -224,6 +225,7 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         is_text_alone=all(c.is_incidental for c in sample.columns.values() if c.name != own),
         answers_have_prompt=not is_chat and most(lambda pair: begin_with_prompt(*pair), pairs),
         rates_answers=rating_column(sample.columns) is not None,
+        ranks_documents=bool(grades) and any(c.distinct < len(c.filled) for c in prompts[:1]),
     )
 
 

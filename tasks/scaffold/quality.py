@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from params import DataError
@@ -66,6 +67,8 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     Raises:
         DataError: no row can be used, or all rows have the same label.
     """
+    if objective.columns().get(proposal.columns.get("label", "")) == "number":  # numbers are no labels to count
+        proposal = replace(proposal, columns={flag: own for flag, own in proposal.columns.items() if flag != "label"})
     unusable, examples, held_out, train = Counter[str](), dict[str, str](), list[Row](), list[Row]()
     for split in sorted(sample.rows, key=lambda split: split == "train"):
         for number, found in enumerate(sample.rows[split], start=1):

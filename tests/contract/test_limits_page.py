@@ -125,8 +125,6 @@ ERRORS: dict[str, Callable[[], object]] = {
     **{
         what: lambda name=name: checks({}, objective={"name": name})
         for what, name in {
-            "embeddings": "embedding",
-            "rankings and rerankers": "ranking",
             "reward models": "reward",
             "masked language models": "masked_lm",
             "answers as spans of a context (SQuAD)": "question_answering",

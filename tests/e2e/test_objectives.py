@@ -82,6 +82,14 @@ def completions(count: int) -> Rows:
         yield {"prompt": f"Capital of {country}, question {i}:", "completion": f" {CAPITALS[country]}"}
 
 
+def neighbours(count: int) -> Rows:
+    """Questions, with the capital that answers them."""
+    chance = random.Random(3)
+    for i in range(count):
+        country = chance.choice(sorted(CAPITALS))
+        yield {"query": f"Capital of {country}? ({i})", "answer": CAPITALS[country]}
+
+
 def polite(count: int) -> Rows:
     """Pairs of answers, and one of equal ones."""
     columns = preferences.pairs(count)
@@ -95,6 +103,15 @@ def digits(count: int) -> Rows:
     chance = random.Random(5)
     for i in range(count):
         yield {"number": i, "digit": str(chance.randrange(10))}
+
+
+def documents(count: int) -> Rows:
+    """Queries with four documents each, of which one is a whole answer and one a part of it."""
+    chance, grades = random.Random(5), {"all about": 2, "something about": 1, "not": 0, "hardly": 0}
+    for i in range(count):
+        word = chance.choice(WORDS["food"])
+        for how in chance.sample(list(grades), 4):
+            yield {"query": f"{word}? ({i})", "document": f"{how} {word}", "relevance": grades[how]}
 
 
 def related(count: int) -> Rows:
@@ -213,6 +230,15 @@ def rounds(project: Project, metrics: Mapping[str, Any]) -> None:
     assert all(line["round_selected"] == line["round_reward"] for line in found), "here a reward is 0 or 1"
 
 
+def vectors(project: Project, metrics: Mapping[str, Any]) -> None:
+    """sentence-transformers loads what is published, and finds the right answer."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(project.root / "runs/neighbours/model"))
+    found = model.similarity(model.encode(["Capital of Japan? (7)"]), model.encode(sorted(CAPITALS.values())))
+    assert sorted(CAPITALS.values())[int(found.argmax())] == "Tokyo"
+
+
 BERT = {
     "model_type": "bert",
     "hidden_size": 32,
@@ -293,6 +319,18 @@ JOURNEYS = {
         traced={17: ["related: ", "answer  (of the model)\n  related: "]},
         also=in_units,
     ),
+    "documents": Journey(
+        documents(250),
+        {
+            "objective": {"name": "ranking", "loss": "lambda"},
+            "data.group_by": ["query"],
+            "model.config": BERT,
+            "tokenization.max_length": 24,
+            **steps(150, 3, logging_steps=50, learning_rate=3e-3, best_metric="ndcg_at_10"),
+        },
+        learned={"ndcg_at_10": (0.8, 0.95), "mrr_at_10": (0.8, 0.95)},
+        traced={17: ["relevance: ", "answer  (of the model)\n  relevance: "]},
+    ),
     "pairs": Journey(
         ({"say": f"row {i} {w}", "write": f"{w} {w}"} for i in range(120) for w in DIGITS),
         {
@@ -347,6 +385,17 @@ JOURNEYS = {
         traced={17: ["same text"], 18: ["rejected_input_ids: (1,", "chosen_reward: "]},
         quarantined=1,
         also=preferred,
+    ),
+    "neighbours": Journey(
+        neighbours(300),
+        {
+            "objective": {"name": "embedding", "anchor_column": "query", "positive_column": "answer"},
+            "model.config": BERT,
+            **steps(40, best_metric="ndcg_at_10"),
+        },
+        learned={"ndcg_at_10": (0.9, 0.95), "recall_at_1": (0.6, 0.9)},
+        traced={17: ["positive_input_ids: (1,", "cosine: "]},
+        also=vectors,
     ),
     "rewards": Journey(
         digits(400),

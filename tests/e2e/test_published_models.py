@@ -81,11 +81,15 @@ def test_snippets_of_the_card_run(hub, name, capsys, monkeypatch, tmp_path):
             assert re.match(r"\[(\{'entity_group': 'who', |\]$)", said)
         case "regression":
             assert re.match(r"\{'label': 'number', 'score': \d{2,3}\.\d+\}$", said), "in its units"
+        case "ranking":
+            assert re.match(r"\{'label': 'relevance', 'score': 0\.\d+\}$", said)
         case "conversations":
             assert "[user]" not in said, "only the answer"
             assert not said.startswith("Once upon a time"), "it is asked a question"
         case "seq2seq":
             assert "The input text" not in said
+        case "embedding":
+            assert re.match(r"tensor\(\[\[-?[01]\.\d+, +-?[01]\.\d+\]\]\)$", said)
 
 
 def tried(capsys, *arguments: str) -> str:

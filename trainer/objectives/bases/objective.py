@@ -16,6 +16,7 @@ from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, 
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
 from trainer.objectives.bases.padding import count_labels, pad_batch, token_column_names
 from trainer.objectives.bases.prompt_template import names_columns
+from trainer.objectives.bases.release_format import ReleaseFormat
 from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer
 
@@ -74,6 +75,8 @@ class Objective(ABC, Generic[OptionsT]):
     """Whether `batch_loss` heeds `label_smoothing_factor`; a recipe with it is refused if not."""
     trainer_class: ClassVar[str] = "trainer.loop.trainer:EvergreenTrainer"
     """The Trainer subclass, as `package.module:Class`."""
+    release_format: ClassVar[ReleaseFormat | None] = None
+    """How another library than transformers loads a release."""
     defaults: ClassVar[ObjectiveDefaults] = ObjectiveDefaults()
     """Values of a recipe that does not give them."""
     advice: ClassVar[NewRecipeAdvice | str] = "has no `advice`, from which a recipe could be written"
@@ -252,6 +255,10 @@ class Objective(ABC, Generic[OptionsT]):
     @abstractmethod
     def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
         """Return the scores of a model on a batch: (B, K) float64, one row per sequence, columns as in `score_names`."""
+
+    def scores_of_split(self, measured: NDArray[np.float64], state: ObjectiveState) -> NDArray[np.float64]:
+        """Return the scores (N, K) of all rows of a split; where they depend on other rows, `score_batch` only measured (N, M)."""
+        return measured
 
     @abstractmethod
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Self, TypeVar
+from typing import Any, ClassVar, Final, Self
 
 from params import ModelError, Problem
 from params.schema import Launch, Model, Section, Training
 from trainer.objectives.bases.advice import NewRecipeAdvice, SeenColumns
-from trainer.objectives.bases.objective import ColumnKind, Example, Objective, Row
+from trainer.objectives.bases.objective import ColumnKind, Example, Objective, OptionsT, Row
 from trainer.objectives.bases.rows import PromptForm
 from trainer.objectives.bases.texts import Tokenizer, encode_texts
 
@@ -35,12 +35,11 @@ class TextOrPairOptions(Section):
     the longer one loses its end."""
 
 
-PairOptionsT = TypeVar("PairOptionsT", bound=TextOrPairOptions)
-
-
-class TextOrPairObjective(Objective[PairOptionsT]):
+class TextOrPairObjective(Objective[OptionsT]):
     """An objective whose model has a head for whole texts, or pairs of them."""
 
+    text_options: ClassVar[tuple[str, str]] = ("text_column", "text_pair_column")
+    """The options that name the columns of both texts."""
     own_options = frozenset({"text_pair_column"})
     reader_cuts = True
     cut_texts_are_easier = False
@@ -49,18 +48,19 @@ class TextOrPairObjective(Objective[PairOptionsT]):
 
     def text_columns(self) -> dict[str, ColumnKind]:
         """Return the columns of the texts."""
-        names = (self.options.text_column, self.options.text_pair_column)
+        names = [getattr(self.options, option) for option in self.text_options]
         return {name: "string" for name in names if name is not None}
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
-        if self.options.text_pair_column == self.options.text_column:
-            what = f"is `{self.options.text_column}`, as `text_column` is: the model would read each text twice"
-            yield Problem(("objective", "text_pair_column"), what, "name the column with the second text, or remove it")
+        first, second = self.text_options
+        if (name := getattr(self.options, first)) == getattr(self.options, second):
+            what = f"is `{name}`, as `{first}` is: the model would read each text twice"
+            yield Problem(("objective", second), what, "name the column with the second text, or remove it")
         yield from super().conflicts(model=model, training=training, launch=launch)
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Let the tokenizer put a token between two texts, if it is one that would write them without a gap."""
-        if self.options.text_pair_column is not None:
+        if len(self.text_columns()) > 1:
             separate_texts_of_pairs(tokenizer)
 
     def texts(self, row: Row) -> Sequence[str]:
@@ -75,7 +75,7 @@ class TextOrPairObjective(Objective[PairOptionsT]):
         Pairs have the types of their tokens if the tokenizer gives them to models.
         """
         texts: list[Any] = [found if len(found := self.texts(row)) > 1 else found[0] for row in rows]
-        has_types = self.options.text_pair_column is not None and _TYPES in tokenizer.model_input_names
+        has_types = len(self.text_columns()) > 1 and _TYPES in tokenizer.model_input_names
         inputs = []
         for row, one in zip(rows, encode_texts(texts, tokenizer, truncation=True, max_length=max_length), strict=True):
             example = {"row_id": row["row_id"], "input_ids": one.ids} | ({_TYPES: one.type_ids} if has_types else {})
@@ -96,9 +96,10 @@ class TextOrPairObjective(Objective[PairOptionsT]):
 
     def as_released(self, options: Mapping[str, Any] | None) -> Self:
         """As the base class; of a model that reads pairs, too, the second text is in the column of today's rows."""
-        own = self.options.text_pair_column
-        if own is not None and options is not None and options.get("text_pair_column") is not None:
-            options = {**options, "text_pair_column": own}
+        name = self.text_options[1]
+        own = getattr(self.options, name)
+        if own is not None and options is not None and options.get(name) is not None:
+            options = {**options, name: own}
         return super().as_released(options)
 
 

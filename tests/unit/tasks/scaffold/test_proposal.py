@@ -51,7 +51,9 @@ def test_data_sets(name: str, data: Kind, tmp_path: Path) -> None:
     assert proposed(rows, kind) == ObjectiveProposal(objective, columns)  # type: ignore[arg-type]
     if name == "gsm8k":
         assert proposed(rows, "encoder-decoder").objective == "seq2seq"
-        with pytest.raises(RecipeError, match="for sft or seq2seq, which does not work with this encoder model"):
+        assert proposed(rows, "encoder").objective == "embedding"
+    if name == "gsm8k-preferences":
+        with pytest.raises(RecipeError, match="for dpo, which does not work with this encoder model"):
             proposed(rows, "encoder")
 
 
@@ -131,6 +133,12 @@ FORMS: dict[str, tuple[dict[str, list[Any]], ModelKind, str, dict[str, str]]] = 
         "sft",
         {"prompt": "instruction", "completion": "output"},
     ),
+    "pairs with negatives": (
+        {"anchor": TEXTS, "positive": [f"{text}, too" for text in TEXTS], "negative": TEXTS[::-1]},
+        "encoder",
+        "embedding",
+        {"prompt": "anchor", "completion": "positive", "rejected": "negative"},
+    ),
     "one text that repeats": (
         {"command": ["yes, please", "no, thanks"] * 30},
         "decoder",
@@ -148,6 +156,12 @@ FORMS: dict[str, tuple[dict[str, list[Any]], ModelKind, str, dict[str, str]]] = 
         "encoder",
         "sequence_classification",
         {"text": "question", "text-pair": "passage", "label": "answer_is_there"},
+    ),
+    "documents of queries": (
+        {"query": [text for text in TEXTS[:20] for _ in range(3)], "document": TEXTS, "relevant": [1, 0, 0] * 20},
+        "encoder",
+        "ranking",
+        {"prompt": "query", "completion": "document", "score": "relevant"},
     ),
     "a score": (
         {"text": TEXTS, "score": SCORES},
@@ -169,6 +183,17 @@ FORMS: dict[str, tuple[dict[str, list[Any]], ModelKind, str, dict[str, str]]] = 
     ),
     "one text": ({"anything": TEXTS}, "decoder", "causal_lm", {"text": "anything"}),
 }
+
+
+def test_columns_of_embeddings_that_the_user_names() -> None:
+    """Scored pairs, and texts with classes, which nothing else tells from other rows."""
+    pairs = sample(one=TEXTS, other=TEXTS[::-1], alike=[i / 7 for i in range(60)])
+    named = {"prompt": "one", "completion": "other", "label": "alike"}
+    found = proposed(pairs, objective="embedding", columns=named)
+    assert found.options == {"anchor_column": "one", "positive_column": "other", "label_column": "alike"}
+    classes = sample(body=TEXTS, topic=LABELS)
+    found = proposed(classes, objective="embedding", columns={"label": "topic"})
+    assert found.options == {"anchor_column": "body", "label_column": "topic"}
 
 
 @pytest.mark.parametrize("form", FORMS)
