@@ -1,4 +1,4 @@
-"""What a model answers to a text: generated text, classes with probabilities, or spans of the text."""
+"""What a model answers to a text: generated text, classes with probabilities, near texts, or spans of the text."""
 
 from __future__ import annotations
 
@@ -28,8 +28,16 @@ class PredictedSpan:
 
 
 @dataclass(frozen=True)
+class NearText:
+    """A text that is near to the one that was asked for."""
+
+    text: str
+    cosine: float
+
+
+@dataclass(frozen=True)
 class ModelAnswer:
-    """An answer, of one of three kinds."""
+    """An answer, of one of four kinds."""
 
     text: str
     """What was asked."""
@@ -39,14 +47,18 @@ class ModelAnswer:
     """The likeliest classes, the likeliest first."""
     spans: Sequence[PredictedSpan] | None = None
     """In the order of the text; they do not overlap."""
+    near: Sequence[NearText] | None = None
+    """The nearest texts, the nearest first."""
     note: str | None = None
     """What the model did not read of the text."""
 
     @property
     def said(self) -> object:
-        """What makes two answers the same one: the generated text, the likeliest class, or the spans."""
+        """What makes two answers the same one: the generated text, the likeliest class, the nearest text, or the spans."""
         if self.labels is not None:
             return self.labels[0].name
+        if self.near is not None:
+            return self.near[0].text
         if self.spans is not None:
             return [(span.label, span.start, span.end) for span in self.spans]
         return self.generated
@@ -67,6 +79,8 @@ class ModelAnswer:
         if self.labels is not None:
             width = max(len(label.name) for label in self.labels)
             found = [f"{label.name.ljust(width)}  {label.probability:.3f}" for label in self.labels]
+        elif self.near is not None:
+            found = [f"{one.cosine:6.3f}  {' '.join(one.text.split())}" for one in self.near]
         elif self.spans is not None:
             marked = "".join(f"[{piece}]({label})" if label else piece for piece, label in self.pieces())
             listed = [

@@ -20,8 +20,8 @@ from params.foundation.artifacts import Artifacts
 from params.loading import read_yaml_document
 from params.schema import Launch, Recipe, Training
 from tasks.commands import main
-from tasks.diagnostics import model_checks
-from tasks.diagnostics.check import _column_problems, check, find_recipe_problems
+from tasks.diagnostics import model_checks, source_checks
+from tasks.diagnostics.check import check, find_recipe_problems
 from tasks.evaluation.report import Blessing
 from tasks.hub_server.server import LocalHub
 from tasks.stages import run_stage, save_report
@@ -398,7 +398,7 @@ def test_slow_code_does_not_stop_the_check(project, monkeypatch, caplog):
     (project / "slow_rows.py").write_text("import time\ndef rows():\n    time.sleep(20)\n    yield {'text': 'x'}\n")
     monkeypatch.syspath_prepend(project)
     monkeypatch.setattr("tasks.diagnostics.check.LIMIT_S", 0.5)
-    monkeypatch.setattr("tasks.diagnostics.check._CHECKS", [_column_problems])
+    monkeypatch.setattr("tasks.diagnostics.check._CHECKS", [source_checks.find_missing_columns])
     started = time.monotonic()
     assert problems({"data.source": {"kind": "function", "function": "slow_rows:rows"}}) == {}
     assert time.monotonic() - started < 15
