@@ -124,6 +124,7 @@ class Embedding(Objective[Options]):
     defaults = ObjectiveDefaults(2e-5, epochs=1.0, global_batch_size=64, best_metric="ndcg_at_10")
     advice = _Advice()
     metrics: ClassVar[Mapping[str, Direction]] = dict.fromkeys(NAMES, "max")
+    shares = frozenset(NAMES)
     main_metric = "ndcg_at_10"
     group_score: ClassVar[str | None] = "query"
     trainer_class = "trainer.loop.global_batch_trainer:GlobalBatchTrainer"
