@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,18 @@ from params.loading import Key, suggestion
 from params.schema import Evaluation, ObjectiveChoice, RowsFromFiles, RowsFromFunction
 from tasks.ingestion.batches import rename_reserved_columns
 from tasks.ingestion.function import find_imports_beyond_ingest
-from tasks.ingestion.source import open_source
+from tasks.ingestion.source import naming_corpus, open_source
 from trainer import objectives
 
 
 def _first_columns(source: Any, key: str) -> list[str] | Problem | None:
     """Return the columns of the first rows of a source, or why it cannot be read; None if that takes a query or a download."""
     try:
-        opened = open_source(source)
-        if not isinstance(source, RowsFromFiles | RowsFromFunction):
-            return None
-        head = next(iter(opened.batches("train")), None)
+        with naming_corpus() if key == "corpus" else contextlib.nullcontext():
+            opened = open_source(source)
+            if not isinstance(source, RowsFromFiles | RowsFromFunction):
+                return None
+            head = next(iter(opened.batches("train")), None)
     except EvergreenError as error:
         default = {"files": "train", "function": "function", "sql": "url"}.get(source.kind, "repo_id")
         return Problem.of(error, ("data", key, default))

@@ -42,7 +42,7 @@ from tasks.ingestion.parquet import (
     write_split_schema,
 )
 from tasks.ingestion.report import IngestReport
-from tasks.ingestion.source import OpenedSource, open_source
+from tasks.ingestion.source import OpenedSource, naming_corpus, open_source
 from tasks.ingestion.split_assigner import SplitAssigner, row_position
 from tasks.ingestion.stratify import give_each_value_a_training_row
 from tasks.progress import iterate_with_progress
@@ -98,9 +98,10 @@ def ingest(
             for split in SPLITS:
                 Manifest.write(folder / split, shards[split])
         rows = {split: SplitRows(folder / split) for split in SPLITS}
-        documents = open_source(data.corpus, artifacts.root) if data.corpus else None
-        if documents:
-            _write_corpus(documents, folder, workers, seed)
+        with naming_corpus():
+            documents = open_source(data.corpus, artifacts.root) if data.corpus else None
+            if documents:
+                _write_corpus(documents, folder, workers, seed)
         written = (*SPLITS, *([CORPUS] if documents else []))
         report = IngestReport(
             source=data.source.kind,

@@ -26,7 +26,7 @@ def add_corpus(found: FoundSource, request: NewRecipeRequest, root: Path) -> Fou
     for name in names:
         refuse_misreadable_file(root / name)
     patterns = [path]
-    if not found.watched.startswith("tasks/"):  # which stands for a source that DVC cannot watch
+    if not found.watched.startswith("tasks/") and (root / found.watched).exists():  # else DVC cannot watch the source
         patterns.append(f"{found.watched}/*" if (root / found.watched).is_dir() else found.watched)
     return found._replace(watched=watched_path(patterns, root), corpus=path)
 

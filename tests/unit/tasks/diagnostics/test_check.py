@@ -413,6 +413,18 @@ def test_function_that_fails_is_a_problem_of_the_recipe(project, monkeypatch):
     assert "division by zero" in found["data.source.function"]
 
 
+def test_corpus_is_read_by_the_objective_and_watched(project):
+    (project / "documents").mkdir()
+    (project / "documents/all.jsonl").write_text('{"answers": "a"}')
+    pairs = {"name": "embedding", "anchor_column": "text", "positive_column": "answer"}
+    changes = {"data.corpus": "documents/all.jsonl", "training.best_metric": "ndcg_at_10"}
+    assert "ranks no documents" in problems({"data.corpus": "documents/all.jsonl"})["data.corpus"]
+    found = problems(changes, objective=pairs)["data.corpus"]
+    assert "has no column `answer`; did you mean `answers`?; objective.document_column names it" in found
+    found = problems(changes | {"data.corpus": "documents/none.jsonl"}, objective=pairs)
+    assert any("none.jsonl" in one for key, one in found.items() if key.startswith("data.corpus"))
+
+
 def test_pretrained_folders():
     pickles = model_folder("pickles", "config.json", "pytorch_model.bin")
     assert "only as pickle files" in problems({"model": {"pretrained": pickles}})["model.pretrained"]
