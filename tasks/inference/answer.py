@@ -1,4 +1,4 @@
-"""What a model answers to a text: generated text, classes with probabilities, numbers, or spans of the text."""
+"""What a model answers to a text: generated text, classes with probabilities, numbers, near texts, or spans of the text."""
 
 from __future__ import annotations
 
@@ -41,6 +41,14 @@ class PredictedSpan:
 
 
 @dataclass(frozen=True)
+class NearText:
+    """A text that is near to the one that was asked for."""
+
+    text: str
+    cosine: float
+
+
+@dataclass(frozen=True)
 class ModelAnswer:
     """An answer, of one of four kinds."""
 
@@ -53,6 +61,8 @@ class ModelAnswer:
     numbers: Sequence[PredictedNumber] | None = None
     spans: Sequence[PredictedSpan] | None = None
     """In the order of the text; they do not overlap."""
+    near: Sequence[NearText] | None = None
+    """The nearest texts, the nearest first."""
     note: str | None = None
     """What the model did not read of the text, and which of several labels it predicts."""
     predicted: Sequence[str] | None = None
@@ -60,13 +70,15 @@ class ModelAnswer:
 
     @property
     def said(self) -> object:
-        """What makes two answers the same one: the text, the likeliest class or those that are predicted, the numbers up to rounding, or the spans."""
+        """What makes two answers the same one: the text, the classes that are predicted or the likeliest one, numbers, the nearest text, or spans."""
         if self.predicted is not None:
             return list(self.predicted)
         if self.labels is not None:
             return self.labels[0].name
         if self.numbers is not None:
             return [(number.name, f"{number.value:.4g}") for number in self.numbers]
+        if self.near is not None:
+            return self.near[0].text
         if self.spans is not None:
             return [(span.label, span.start, span.end) for span in self.spans]
         return self.generated
@@ -89,6 +101,8 @@ class ModelAnswer:
             found = [f"{label.name.ljust(width)}  {label.probability:.3f}" for label in self.labels]
         elif self.numbers is not None:
             found = [f"{number.name}  {number.shown}" for number in self.numbers]
+        elif self.near is not None:
+            found = [f"{one.cosine:6.3f}  {' '.join(one.text.split())}" for one in self.near]
         elif self.spans is not None:
             marked = "".join(f"[{piece}]({label})" if label else piece for piece, label in self.pieces())
             listed = [

@@ -9,18 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from params import DataError, ModelError
 from tasks.digests import PROVENANCE
-from tasks.inference.answer import ModelAnswer, PredictedLabel, PredictedNumber, PredictedSpan
+from tasks.inference.answer import ModelAnswer, NearText, PredictedLabel, PredictedNumber, PredictedSpan
 from trainer import objectives
 from trainer.model.adapters import TASKS, BaseModelReference, is_adapter_folder
 from trainer.model.limits import NO_LIMIT, find_position_limits, window_overlap
 from trainer.model.network import load_trained_model
 from trainer.objectives.bases.objective import PromptForm
+from trainer.objectives.bases.sentence_transformers_files import MODULES, embed_texts, set_prompts
 from trainer.objectives.bases.text_pairs import read_pair
 from trainer.objectives.bases.texts import strip_repeated_special_tokens
 from trainer.runtime.library_errors import as_remote_code_error
@@ -29,7 +30,9 @@ from trainer.runtime.model_files import check_safe_to_load
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Task = Literal["text-generation", "text2text-generation", "text-classification", "token-classification"]
+Task = Literal[
+    "text-generation", "text2text-generation", "text-classification", "token-classification", "sentence-similarity"
+]
 _AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
     "text-generation": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
     "text2text-generation": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
@@ -38,6 +41,8 @@ _AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
 }
 """The class that loads a model for a task, and transformers' table of the architectures that it knows."""
 _MAX_LABELS: Final = 5
+_NEAR: Final = 10
+"""Texts that are shown of those that were searched."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
 
 
@@ -49,6 +54,8 @@ class AnswerOptions:
     """Maximum length of a generated text, in tokens."""
     temperature: float = 0.0
     """Logits are divided by it before a token is drawn; 0 takes the likeliest token, so that an answer repeats."""
+    among: tuple[str, ...] = ()
+    """Texts of which an embedding finds the nearest; by default the lines of the text after its first."""
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -69,7 +76,9 @@ class AnsweringModel:
     positions: int | None
     """Most tokens that the model can read and write together; None without a limit."""
     _pipeline: Any
-    """transformers' own; None for sequence to sequence, for which it has none any more."""
+    """transformers' own; None for sequence to sequence and for embeddings, for which it has none."""
+    _vectors: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    """Those of the texts that were searched."""
 
     @classmethod
     def load(cls, folder: Path, where: str) -> AnsweringModel:
@@ -81,7 +90,11 @@ class AnsweringModel:
         from transformers import AutoConfig, AutoTokenizer, pipeline
 
         check_safe_to_load(folder, where=where, adapter=True)
-        if is_adapter_folder(folder):
+        if (folder / MODULES).exists():
+            task: Task = "sentence-similarity"
+            with _load_errors(where):
+                config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        elif is_adapter_folder(folder):
             named = BaseModelReference.of(folder).task
             task = _task([named] if named else [], where, "adapter_config.json")
         else:
@@ -103,7 +116,9 @@ class AnsweringModel:
             section = dict(json.loads((folder / PROVENANCE).read_bytes())["objective"])
         form = objectives.prompt_form(section, has_template=bool(tokenizer.chat_template))
         made = None
-        if task != "text2text-generation":
+        if task == "sentence-similarity":
+            set_prompts(tokenizer, None, None)
+        elif task != "text2text-generation":
             made = pipeline(task, model=network, tokenizer=tokenizer, trust_remote_code=False)
         return cls(where, task, form, network.eval(), tokenizer, positions, made)
 
@@ -123,6 +138,7 @@ class AnsweringModel:
             "token-classification": self._find_spans,
             "text2text-generation": self._rewrite,
             "text-generation": self._continue,
+            "sentence-similarity": self._find_near,
         }[self.task]
         try:
             with torch.inference_mode():
@@ -169,6 +185,18 @@ class AnsweringModel:
                 label, end = str(one["entity_group"]), start + len(words.strip())
                 spans.append(PredictedSpan(label, start, end, words.strip(), float(one["score"])))
         return ModelAnswer(text, spans=spans, note=None if in_windows else self._unread(text))
+
+    def _find_near(self, text: str, options: AnswerOptions) -> ModelAnswer:
+        query, *others = [text] if options.among else text.splitlines()
+        among = tuple(one for one in options.among or others if one.strip() and one != query)
+        if not among:
+            what, fix = "is searched among other texts, and there are none", "give several texts, or --among FILE"
+            raise DataError("the text", what, fix)
+        if among not in self._vectors:
+            self._vectors[among] = embed_texts(self.network, self.tokenizer, among, "document")
+        cosines = self._vectors[among] @ embed_texts(self.network, self.tokenizer, [query], "query")[0]
+        found = [NearText(among[i], float(cosines[i])) for i in cosines.argsort(descending=True, stable=True)[:_NEAR]]
+        return ModelAnswer(query, near=found, note=self._unread(query))
 
     def _continue(self, text: str, options: AnswerOptions) -> ModelAnswer:
         prompt, longest = self._prompt(text), options.max_new_tokens
@@ -226,7 +254,7 @@ def _task(names: Collection[str], where: str, file: str) -> Task:
 def _load_network(folder: Path, task: Task, where: str) -> PreTrainedModel:
     import transformers
 
-    auto_class = getattr(transformers, _AUTO_CLASSES[task][0])
+    auto_class = getattr(transformers, _AUTO_CLASSES[task][0] if task in _AUTO_CLASSES else "AutoModel")
     network: PreTrainedModel
     with _load_errors(where):
         if is_adapter_folder(folder):

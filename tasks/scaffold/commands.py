@@ -22,6 +22,9 @@ def new(
     query: Annotated[str | None, Option(help="SELECT that gives the rows of a database.")] = None,
     test: Annotated[str | None, Option(metavar="FILE", help="Held-out rows. By default a file named test.")] = None,
     validation: Annotated[str | None, Option(metavar="FILE", help="Rows that choose the best checkpoint.")] = None,
+    corpus: Annotated[
+        str | None, Option(metavar="FILE", help="Documents that held-out queries search, for an embedding.")
+    ] = None,
     model: Annotated[
         str | None, Option(metavar="WHERE", help="Folder; owner/name[@revision] on the Hub; or new, a small one.")
     ] = None,
@@ -71,7 +74,19 @@ def new(
     columns = {flag: column for flag, column in zip(COLUMN_FLAGS, given, strict=True) if column}
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     request = NewRecipeRequest(
-        name, data, query, test, validation, model, objective, columns, repo_id, schedule, may_ask, max_quarantined
+        name,
+        data,
+        query,
+        test,
+        validation,
+        model,
+        objective,
+        columns,
+        repo_id,
+        schedule,
+        may_ask,
+        max_quarantined,
+        corpus,
     )
     kept = f"the recipe {name} is written as a whole or not at all\n  start again"
     with command_result.explain_keyboard_interrupt(kept):

@@ -39,6 +39,8 @@ class NewRecipeRequest:
     """Whether somebody at a terminal can answer; else an open question is an error that names the flag."""
     max_quarantined: float | None = None
     """The share of rows that may be set aside."""
+    corpus: str | None = None
+    """File or glob of the documents that the queries search."""
 
     @property
     def published_repo_id(self) -> str:

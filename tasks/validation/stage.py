@@ -2,6 +2,7 @@
 
     runs/<recipe>/raw/<split>/ -> runs/<recipe>/validated/
         rows/<split>/           the good rows, in source order and in the shards of the raw rows
+        rows/corpus/            the documents of `data.corpus`, if there is one
         quarantine.parquet      the rows that were set aside, each with the reasons
         validation.json         the report
         report.html             the report as a page that needs no network
@@ -31,7 +32,7 @@ from pyarrow import types
 
 from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
-from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomically
+from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folder_atomically
 from params.schema import (
     Expectation,
     Launch,
@@ -52,6 +53,7 @@ from tasks.validation.check_results import (
     quarantined_positions,
     run_checks,
 )
+from tasks.validation.documents import write_good_documents
 from tasks.validation.expectations import columns_named_by_expectations, expectation_problems
 from tasks.validation.label_checks import ROW_IS_KNOWN, check_labels
 from tasks.validation.number_checks import check_numbers
@@ -86,7 +88,7 @@ def validate(
     The template of `tokenizer` may refuse conversations, which are then set aside.
 
     Raises:
-        RecipeError: an expectation does not exist or has wrong arguments.
+        RecipeError: an expectation does not exist or has wrong arguments, or the objective takes no `data.corpus`.
         ModelError: the tokenizer cannot be used.
         DataError: columns are missing, a check with `on_failure: fail` failed, too many rows would be set aside, or, with
             `drift: fail`, the new rows have drifted.
@@ -120,6 +122,9 @@ def validate(
             _fail(artifacts, plan, failures, f"{fix}; ")
         with replace_folder_atomically(artifacts.validated) as folder:
             write_good_rows(folder / artifacts.rows.name, plan)
+            space, documents = method.vector_space, folder / artifacts.rows.name / CORPUS
+            column = space.document_column if space else None
+            corpus = write_good_documents(artifacts.raw / CORPUS, documents, column, validation.max_quarantined)
             drift = write_profile_and_measure_drift(
                 artifacts,
                 folder,
@@ -130,7 +135,7 @@ def validate(
                 repo_id=repo_id,
                 endpoint=endpoint,
             )
-            plan = replace(plan, report=plan.report.model_copy(update={"drift": drift}))
+            plan = replace(plan, report=plan.report.model_copy(update={"drift": drift, "corpus": corpus}))
             if drift and drift.moved and validation.drift.on_drift == "fail":
                 _fail(artifacts, plan, [drift.sentence], _DRIFT_FIX, shows="examples")
             write_failing_rows_and_page(folder, artifacts.recipe, plan, failures=[])

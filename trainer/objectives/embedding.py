@@ -9,9 +9,10 @@ Pairs are learned by the multiple negatives ranking loss: the positives of all o
 many processes and micro-batches it is spread over. Scored pairs (`label_column` beside `positive_column`) are learned by CoSENT, and
 classes (`label_column` alone) by the supervised contrastive loss (bases/contrastive_loss.py).
 
-Evaluation looks for each query of the split among all positives and negatives of the split; of texts with classes, among all other
-texts. Its metrics are means over queries: a query is one anchor with all its positives (bases/retrieval.py). Of scored pairs, it is
-Spearman's rank correlation of cosines and scores. A release is a repository of sentence-transformers.
+Evaluation looks for the positives of each query among all positives and negatives of the split, and the documents of `data.corpus`, if
+there is one; the training's own validation leaves the corpus out. Of texts with classes, it looks among all other texts. The metrics are
+means over queries: a query is one anchor with all its positives (bases/retrieval.py). Of scored pairs, it is Spearman's rank
+correlation of cosines and scores. A release is a repository of sentence-transformers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from trainer.objectives.bases.groups import group_statistics, hash_group_value
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
 from trainer.objectives.bases.padding import concatenate_texts_along_batch, pad_batch, token_column_names
-from trainer.objectives.bases.retrieval import NAMES, measure_queries, members_of_groups
+from trainer.objectives.bases.rank_correlation import rank_distance, spearman
+from trainer.objectives.bases.retrieval import NAMES, measure_classes, measure_pairs
 from trainer.objectives.bases.rows import ScoreColumns
 from trainer.objectives.bases.sentence_transformers_files import (
     FORMAT,
@@ -51,6 +53,7 @@ from trainer.objectives.bases.sentence_transformers_files import (
     set_prompts,
 )
 from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
+from trainer.objectives.bases.vector_space import VectorSpace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,6 +70,8 @@ class Options(Section):
     """The column with a text that belongs to it; by default `positive`, and none where there is a label_column: then rows are texts with classes."""
     negative_columns: _ListOfNames = Field(default=[])
     """A column, or several, with texts that do not belong to it, although they seem to."""
+    document_column: str | None = None
+    """The column of `data.corpus` with a document; by default the name of `positive_column`."""
     label_column: str | None = None
     """Beside a `positive_column`, the column with a number that says how alike both texts are; alone, the column with the class."""
     scale: float = Field(default=20.0, gt=0)
@@ -119,6 +124,7 @@ class Embedding(Objective[Options]):
     defaults = ObjectiveDefaults(2e-5, epochs=1.0, global_batch_size=64, best_metric="ndcg_at_10")
     advice = _Advice()
     metrics: ClassVar[Mapping[str, Direction]] = dict.fromkeys(NAMES, "max")
+    shares = frozenset(NAMES)
     main_metric = "ndcg_at_10"
     group_score: ClassVar[str | None] = "query"
     trainer_class = "trainer.loop.global_batch_trainer:GlobalBatchTrainer"
@@ -273,32 +279,50 @@ class Embedding(Objective[Options]):
         return ("predicted", "given") if self._has_scores else (*NAMES, "counted", "cosine", "query")
 
     def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
-        """Return cosines and scores, (B, 2); else what `scores_of_split` needs: vectors of length 1, and the numbers of texts."""
+        """Return what `scores_of_split` needs: vectors of length 1, and the scores of pairs or the numbers of texts."""
         vectors = F.normalize(self.embed(model, batch), dim=-1)
-        if self._has_scores:
-            return torch.stack([vectors.prod(1).sum(1), batch["labels"]], 1).double()
-        return torch.cat([vectors.flatten(1).double(), batch["texts"].double()], 1)
+        given = batch["labels"][:, None] if self._has_scores else batch["texts"]
+        return torch.cat([vectors.flatten(1).double(), given.double()], 1)
 
-    def scores_of_split(self, measured: NDArray[np.float64], state: ObjectiveState) -> NDArray[np.float64]:
-        if self._has_scores:
-            return measured
-        texts = len(self._text_columns())
-        size = (measured.shape[1] - texts - bool(self.options.label_column)) // texts
-        vectors, numbers = measured[:, : texts * size].reshape(-1, texts, size), measured[:, texts * size :]
-        if self.options.label_column:
-            classes = np.unique(numbers[:, 1], return_inverse=True)[1]
-            members = members_of_groups(classes)
-            relevant = [members[own] for own in classes]
-            of_rows = measure_queries(vectors[:, 0], vectors[:, 0], relevant, skip=True)
-            return np.concatenate([of_rows, of_rows[:, :1], np.arange(len(numbers))[:, None]], 1)
-        _, first, query = np.unique(numbers[:, 0], return_index=True, return_inverse=True)
-        _, place, document = np.unique(numbers[:, 1:], return_index=True, return_inverse=True)
-        document = document.reshape(len(numbers), -1)
-        relevant = [np.unique(document[rows, 0]) for rows in members_of_groups(query)]
-        documents = vectors[:, 1:].reshape(-1, size)[place]
-        of_queries = measure_queries(vectors[first, 0], documents, relevant, skip=False)
+    def _divide(self, measured: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the vectors (N, T, D) of the T texts of rows, and what else `score_batch` measured."""
+        texts, own = len(self._text_columns()), self.options.label_column
+        size = (measured.shape[1] - (1 if self._has_scores else texts + bool(own))) // texts
+        return measured[:, : texts * size].reshape(-1, texts, size), measured[:, texts * size :]
+
+    def scores_of_split(
+        self, measured: NDArray[np.float64], state: ObjectiveState, documents: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        vectors, given = self._divide(measured)
         cosines = vectors[:, :2].prod(1).sum(1, keepdims=True)
-        return np.concatenate([of_queries[query], cosines, numbers[:, :1]], 1)
+        if self._has_scores:
+            return np.concatenate([cosines, given], 1)
+        if self.options.label_column:
+            found = measure_classes(vectors[:, 0], given[:, 1])
+            return np.concatenate([found, found[:, :1], np.arange(len(given))[:, None]], 1)
+        return np.concatenate([measure_pairs(vectors, given, documents), cosines, given[:, :1]], 1)
+
+    @property
+    def vector_space(self) -> VectorSpace:  # type: ignore[override]
+        """How documents are embedded, and which vectors of two models can be compared."""
+        ranks_documents = self.options.label_column is None
+        column = self.options.document_column or self._text_columns()[1] if ranks_documents else None
+        return VectorSpace(column, self._encode_documents, self._vectors_of_texts)
+
+    def _encode_documents(self, texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[Example]:
+        before, limit = prompt_before(tokenizer, "document"), min(max_length, tokenizer.model_max_length)
+        found = tokenize_texts_truncated([before + text.strip() for text in texts], tokenizer, limit)
+        return [
+            {"row_id": i, "input_ids": ids, "text_0": hash_group_value(text.strip())}
+            for i, (text, (ids, _)) in enumerate(zip(texts, found, strict=True))
+        ]
+
+    def _vectors_of_texts(self, measured: NDArray[np.float64]) -> NDArray[np.float64]:
+        vectors, given = self._divide(measured)
+        if self._has_scores:  # which has no numbers of texts
+            return vectors.reshape(-1, vectors.shape[2])
+        place = np.unique(given[:, : vectors.shape[1]], return_index=True)[1]
+        return vectors.reshape(-1, vectors.shape[2])[place]
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         if self._has_scores:
@@ -313,25 +337,13 @@ class Embedding(Objective[Options]):
         return {name: totals[..., i] / count for i, name in enumerate(NAMES, 1)}
 
     def whole_metrics(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, float]:
-        if not self._has_scores:
-            return {}
-        from scipy.stats import rankdata
-
-        ranks = [rankdata(scores[name], nan_policy="propagate") for name in ("predicted", "given")]
-        spread = [float(np.std(own)) for own in ranks]
-        if not all(spread):
-            return {"spearman": 0.0}
-        first, second = ((own - own.mean()) / std for own, std in zip(ranks, spread, strict=True))
-        return {"spearman": float((first * second).mean())}
+        return {"spearman": spearman(scores["predicted"], scores["given"])} if self._has_scores else {}
 
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """How far the ranks of cosine and score are from each other; else how far a query is from NDCG 1, and then from its positive."""
         if not self._has_scores:
             return 1 - scores["ndcg_at_10"] + 1e-3 * (1 - scores["cosine"])
-        from scipy.stats import rankdata
-
-        distance: NDArray[np.float64] = np.abs(rankdata(scores["predicted"]) - rankdata(scores["given"]))
-        return distance
+        return rank_distance(scores["predicted"], scores["given"])
 
     def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
         if self._has_scores:

@@ -19,6 +19,7 @@ from trainer.objectives.bases.prompt_template import names_columns
 from trainer.objectives.bases.release_format import ReleaseFormat
 from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.vector_space import VectorSpace
 
 __all__ = ["ColumnKind", "EncodedRow", "Example", "Objective", "ObjectiveState", "PromptForm", "Row", "ScoreColumns"]
 
@@ -77,6 +78,8 @@ class Objective(ABC, Generic[OptionsT]):
     """The Trainer subclass, as `package.module:Class`."""
     release_format: ClassVar[ReleaseFormat | None] = None
     """How another library than transformers loads a release."""
+    vector_space: ClassVar[VectorSpace | None] = None
+    """What the vectors of texts are, if the model makes some: `score_batch` measures them."""
     defaults: ClassVar[ObjectiveDefaults] = ObjectiveDefaults()
     """Values of a recipe that does not give them."""
     advice: ClassVar[NewRecipeAdvice | str] = "has no `advice`, from which a recipe could be written"
@@ -158,10 +161,7 @@ class Objective(ABC, Generic[OptionsT]):
         return (self.text(row),)
 
     def input_text(self, row: Row) -> str:
-        """Return what a model is given of a row, as it is in its columns: a row stays the same when its target is corrected.
-
-        It depends on no option that changes how the model reads the row, such as a prefix.
-        """
+        """Return what of a row's columns a model is given, without what options add, such as a prefix: a corrected target does not change it."""
         return self.text(row)
 
     @abstractmethod
@@ -256,8 +256,10 @@ class Objective(ABC, Generic[OptionsT]):
     def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
         """Return the scores of a model on a batch: (B, K) float64, one row per sequence, columns as in `score_names`."""
 
-    def scores_of_split(self, measured: NDArray[np.float64], state: ObjectiveState) -> NDArray[np.float64]:
-        """Return the scores (N, K) of all rows of a split; where they depend on other rows, `score_batch` only measured (N, M)."""
+    def scores_of_split(
+        self, measured: NDArray[np.float64], state: ObjectiveState, documents: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        """Return the scores (N, K) of a split's rows; where they depend on others, both, and `documents` (V, L), were only measured, (N, M)."""
         return measured
 
     @abstractmethod

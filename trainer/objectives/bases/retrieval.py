@@ -70,3 +70,33 @@ def measure_queries(
         elif is_relevant.any():
             found[i] = *measure_ranks(rank_relevant(cosines, is_relevant)), 1.0
     return found
+
+
+def measure_pairs(
+    vectors: NDArray[np.float64], numbers: NDArray[np.float64], documents: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    """Return what `measure_queries` says of the query of each of N rows, (N, 5). All positives of equal queries are relevant.
+
+    Args:
+        vectors: of length 1, of the query, its positive and its negatives, (N, 2 + M, D).
+        numbers: a number for each text, (N, 2 + M): the same one for the same text.
+        documents: vector and number of further documents to find the positives among, (V, D + 1).
+    """
+    (rows, texts, size), further = (
+        vectors.shape,
+        np.zeros((0, vectors.shape[2] + 1)) if documents is None else documents,
+    )
+    _, first, query = np.unique(numbers[:, 0], return_index=True, return_inverse=True)
+    own = np.concatenate([numbers[:, 1:].ravel(), further[:, size]])
+    _, place, document = np.unique(own, return_index=True, return_inverse=True)
+    positives = document[: rows * (texts - 1)].reshape(rows, -1)[:, 0]
+    relevant = [np.unique(positives[members]) for members in members_of_groups(query)]
+    pool = np.concatenate([vectors[:, 1:].reshape(-1, size), further[:, :size]])[place]
+    return measure_queries(vectors[first, 0], pool, relevant, skip=False)[query]
+
+
+def measure_classes(vectors: NDArray[np.float64], classes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what `measure_queries` says of N texts, (N, 5), from their vectors (N, D): relevant are others of the same class, (N,)."""
+    known = np.unique(classes, return_inverse=True)[1]
+    members = members_of_groups(known)
+    return measure_queries(vectors, vectors, [members[own] for own in known], skip=True)

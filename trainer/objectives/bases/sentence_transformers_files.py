@@ -12,17 +12,17 @@ release is scored as it says itself. Other parts, such as a dense layer, would b
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from params import ModelError, TransientError
-from trainer.objectives.bases.lazy_imports import torch
+from trainer.objectives.bases.lazy_imports import F, torch
 from trainer.objectives.bases.release_format import ReleaseFormat
 from trainer.objectives.bases.texts import Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 Pooling = Literal["mean", "cls", "lasttoken", "max"]
 KEY: Final = "sentence_transformers"
@@ -37,8 +37,12 @@ _FLAGS: Final[Mapping[str, str]] = {
 """Ways to pool, and the keys that all versions of the library read."""
 _DOCUMENT_PROMPTS: Final = ("document", "passage", "corpus")
 """Names of the prompt before documents, in the order in which the library looks for them."""
+MODULES: Final = "modules.json"
+"""The file that a repository of this format has."""
 _CONFIGURATION: Final = "config_sentence_transformers.json"
 _LIMIT: Final = "max_seq_length"
+_BATCH: Final = 32
+"""Texts that are embedded at a time."""
 _NO_LIMIT: Final = 1_000_000
 """A tokenizer that cuts no text has a `model_max_length` above this."""
 
@@ -54,7 +58,7 @@ def read_parts(base: str, revision: str | None) -> dict[str, Any] | None:
         ModelError: it has parts that would be lost.
         TransientError: the Hub cannot be reached.
     """
-    modules = _read(base, "modules.json", revision)
+    modules = _read(base, MODULES, revision)
     if modules is None:
         return None
     try:
@@ -140,6 +144,20 @@ def pool(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor
     return (states * marked).sum(1) / marked.sum(1)
 
 
+def embed_texts(
+    network: PreTrainedModel, tokenizer: Tokenizer, texts: Sequence[str], kind: Literal["query", "document"]
+) -> torch.Tensor:
+    """Return vectors of length 1 of N texts, (N, D), as `SentenceTransformer.encode_query` and `encode_document` do."""
+    parts, found = getattr(network.config, KEY, None) or parts_of(network.config), []
+    for start in range(0, len(texts), _BATCH):
+        batch = [prompt_before(tokenizer, kind) + text.strip() for text in texts[start : start + _BATCH]]
+        inputs = tokenizer(batch, truncation=True, padding=True, return_tensors="pt").to(network.device)
+        given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        states = network(**given).last_hidden_state.float()
+        found.append(F.normalize(pool(states, given["attention_mask"], parts["pooling"]), dim=-1))
+    return torch.cat(found)
+
+
 def write_files(folder: Path) -> None:
     """Add the files of the format to the folder of a model, whose tokenizer cuts each text where it did before training."""
     config = json.loads((folder / "config.json").read_bytes())
@@ -155,7 +173,7 @@ def write_files(folder: Path) -> None:
         for i, (name, path) in enumerate(zip(names, paths, strict=True))
     ]
     pooling = {flag: name == parts["pooling"] for name, flag in _FLAGS.items()}
-    _write(folder / "modules.json", modules)
+    _write(folder / MODULES, modules)
     _write(folder / paths[1] / "config.json", {"word_embedding_dimension": parts["dimension"], **pooling})
     _write(folder / "sentence_bert_config.json", {"do_lower_case": False})
     own: dict[str, Any] = {"similarity_fn_name": "cosine", "prompts": {}, "default_prompt_name": None}

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from params import ModelError
-from params.schema import ObjectiveChoice
+from params.schema import ObjectiveChoice, TrainTokenizer
+from tasks.tokenization.tokenizers import train_tokenizer
+from tests.support import tiny
 from trainer import objectives
 from trainer.objectives.bases import contrastive_loss as losses
 from trainer.objectives.bases import sentence_transformers_files as files
@@ -221,3 +223,44 @@ def test_parts_that_would_be_lost_are_refused(tmp_path, modules, pooling, settin
     base = write(tmp_path, modules, pooling, sentence_bert_config=settings)
     with pytest.raises(ModelError, match=reason):
         files.read_parts(base, None)
+
+
+def test_documents_of_a_corpus_are_ranked_beside_those_of_the_split():
+    """Two documents of the corpus are nearer to the query than its own; one of them is its own, which counts once."""
+    corners, objective = np.eye(4), build()
+    near = np.array([0.8, 0.6, 0, 0])
+    measured = np.concatenate([corners[0], near, [7, 1]])[None]
+    documents = np.stack([np.append(near, 1), np.append(corners[0], 2), np.append(corners[3], 3)])
+    names = objective.score_names({})
+    alone = dict(zip(names, objective.scores_of_split(measured, {})[0], strict=True))
+    found = dict(zip(names, objective.scores_of_split(measured, {}, documents)[0], strict=True))
+    assert (alone["mrr_at_10"], found["mrr_at_10"]) == (1, 1 / 2)
+    assert found["cosine"] == alone["cosine"] == pytest.approx(0.8)
+
+
+def test_documents_have_the_number_and_the_tokens_of_the_same_text_in_a_row():
+    tokenizer = train_tokenizer(tiny.sentences(20), TrainTokenizer(kind="train", vocab_size=300, min_frequency=1))
+    tokenizer.init_kwargs[files.KEY] = {"prompts": {"query": "find: ", "document": "read: "}}
+    objective, row = build(), {"row_id": 0, "anchor": "the cat", "positive": " a bird and a rain "}
+    (encoded,) = objective.encode([row], tokenizer, 6, {})
+    (example,) = objective.vector_space.encode_documents([row["positive"]], tokenizer, 6)
+    assert len(example["input_ids"]) == 6
+    assert example["input_ids"] == encoded.examples[0]["positive_input_ids"]
+    assert example["text_0"] == encoded.examples[0]["text_1"]
+    assert build(document_column="body").vector_space.document_column == "body"
+    assert build(label_column="label").vector_space.document_column is None
+
+
+@pytest.mark.parametrize("options", [{}, {"label_column": "label"}, {"positive_column": "p", "label_column": "label"}])
+def test_vectors_are_those_of_the_texts_in_an_order_of_their_own(options):
+    objective, chance = build(**options), np.random.default_rng(3)
+    texts = 1 if options == {"label_column": "label"} else 2
+    numbers = chance.permutation(2 * texts).reshape(2, texts)
+    vectors = chance.normal(size=(2, texts, 4))
+    given = numbers if not options else np.ones((2, 1)) if texts == 2 else np.concatenate([numbers, [[5], [5]]], 1)
+    measured = np.concatenate([vectors.reshape(2, -1), given], 1)
+    found = objective.vector_space.vectors_of_texts(measured)
+    other = objective.vector_space.vectors_of_texts(measured[::-1])
+    assert sorted(found[:, 0]) == sorted(vectors[..., 0].ravel())
+    if texts == 1 or not options:
+        assert found.tolist() == other.tolist()
