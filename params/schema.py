@@ -573,6 +573,9 @@ class Gate(Section):
     slice_floors: dict[str, float] = {}
     """The same for every slice of at least `min_slice_rows` rows. A model is refused if a slice misses its value by more
     than chance explains."""
+    label_floors: dict[Literal["precision", "recall", "f1"], float | dict[str, float]] = {}
+    """Precision, recall or F1 that each label of a classifier must reach, or some by name: `{recall: {threat: 0.9}}`. A model is refused
+    if a label misses its value by more than chance explains."""
     slice_margin: PositiveFloat | None = None
     """Largest deterioration of `metric` on any slice, or of what slices have in place of it (docs/gate.md). The champion stays
     if a slice deteriorates by more than that, and by more than chance explains."""

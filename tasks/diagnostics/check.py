@@ -37,6 +37,7 @@ from trainer.loop import extensions
 from trainer.loop.batch import micro_batch_and_accumulation, total_steps
 from trainer.loop.other_length import find_runs_of_other_length, find_what_depends_on_steps
 from trainer.model import config_check
+from trainer.objectives.bases.likelihood import ClassifierObjective
 
 logger = logging.getLogger(__name__)
 LIMIT_S = 60.0
@@ -195,6 +196,10 @@ def _gate_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterat
     for name in gate.slice_floors.keys() & found.slice_metrics.keys():
         what = f"a slice has no {name}: it needs the rows of all labels"
         yield Problem(("evaluation", "gate", "slice_floors", name), what, f"use {found.slice_metrics[name]}")
+    unknown = ClassifierObjective.label_counts
+    if gate.label_floors and getattr(found, "label_counts", unknown) is unknown:
+        what = f"{objective.name} has no results by label"
+        yield Problem(("evaluation", "gate", "label_floors"), what, "remove this key, or use `floors`")
     if gate.metric in found.tokenizer_dependent and found.main_metric not in found.tokenizer_dependent:
         what = f"{gate.metric} cannot be compared with a champion that has another tokenizer"
         yield Problem(("evaluation", "gate", "metric"), what, f"use {found.main_metric}, or remove this key")

@@ -13,6 +13,7 @@ from params import DataError, RecipeError
 from params.importing import import_with_arguments
 from params.schema import SliceBy
 from tasks.drift.report import ChampionConfidence
+from tasks.evaluation.labels import report_labels
 from tasks.evaluation.plan import EvaluationPlan
 from tasks.evaluation.report import (
     ConfidenceInterval,
@@ -67,6 +68,7 @@ class EvaluationAnalysis:
             changed=self._changed(),
             calibration=calibration or None,
             champion_confidence=confidence,
+            labels=report_labels(resampler, scores, self._common(written=True), self.plan.settings.gate),
             documents=len(self.plan.documents),
             vectors=self._vectors(),
         )

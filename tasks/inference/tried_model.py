@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from params import DataError, ModelError
 from tasks.digests import PROVENANCE
-from tasks.inference.answer import ModelAnswer, NearText, PredictedLabel, PredictedSpan
+from tasks.inference.answer import ModelAnswer, NearText, PredictedLabel, PredictedNumber, PredictedSpan
 from trainer import objectives
 from trainer.model.adapters import TASKS, BaseModelReference, is_adapter_folder
 from trainer.model.limits import NO_LIMIT, find_position_limits, window_overlap
 from trainer.model.network import load_trained_model
 from trainer.objectives.bases.objective import PromptForm
 from trainer.objectives.bases.sentence_transformers_files import MODULES, embed_texts, set_prompts
+from trainer.objectives.bases.text_pairs import read_pair
 from trainer.objectives.bases.texts import strip_repeated_special_tokens
 from trainer.runtime.library_errors import as_remote_code_error
 from trainer.runtime.model_files import check_safe_to_load
@@ -39,6 +40,7 @@ _AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
     "token-classification": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES"),
 }
 """The class that loads a model for a task, and transformers' table of the architectures that it knows."""
+_MAX_LABELS: Final = 5
 _NEAR: Final = 10
 """Texts that are shown of those that were searched."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
@@ -147,9 +149,27 @@ class AnsweringModel:
             raise ModelError(self.where, what, fix) from error
 
     def _classify(self, text: str, _: AnswerOptions) -> ModelAnswer:
-        found = self._pipeline(text, top_k=5, truncation=True)
-        labels = [PredictedLabel(str(one["label"]), float(one["score"])) for one in found]
-        return ModelAnswer(text, labels=labels, note=self._unread(text))
+        given, is_number = self._text_or_pair(text), self.network.config.problem_type == "regression"
+        found = self._pipeline(given, top_k=None, truncation=True)
+        own = [(str(one["label"]), float(one["score"])) for one in found]
+        if is_number:
+            return ModelAnswer(text, numbers=[PredictedNumber(*one) for one in own], note=self._unread(given))
+        labels = [PredictedLabel(*one) for one in own]
+        thresholds, note, reached = getattr(self.network.config, "label_thresholds", None), self._unread(given), None
+        if thresholds:
+            reached = [one.name for one in labels if one.probability >= thresholds.get(one.name, 0.5)]
+            told = f"predicted, by the threshold of each label: {', '.join(reached) or 'none'}"
+            note = f"{told}; {note}" if note else told
+        return ModelAnswer(text, labels=labels[:_MAX_LABELS], note=note, predicted=reached)
+
+    def _text_or_pair(self, text: str) -> str | dict[str, str]:
+        if self.form.is_pair and read_pair(text) is None:
+            what, fix = (
+                "is one text, and the model reads two together",
+                """write '{"text": "...", "text_pair": "..."}'""",
+            )
+            raise DataError("the text", what, fix)
+        return read_pair(text) or text
 
     def _find_spans(self, text: str, _: AnswerOptions) -> ModelAnswer:
         """As the pipeline groups sub-words, without the spaces that some tokenizers count to a word."""
@@ -202,16 +222,19 @@ class AnsweringModel:
         prompt = self.form.prompt(text)
         return prompt if not isinstance(prompt, str) else strip_repeated_special_tokens([prompt], self.tokenizer)[0]
 
-    def _tokens(self, prompt: str | list[dict[str, str]]) -> int:
-        if isinstance(prompt, str):
-            return len(self.tokenizer(prompt, verbose=False)["input_ids"])
+    def _tokens(self, prompt: str | dict[str, str] | list[dict[str, str]]) -> int:
+        if isinstance(prompt, str | dict):
+            given = prompt if isinstance(prompt, dict) else {"text": prompt}
+            return len(self.tokenizer(**given, verbose=False)["input_ids"])
         encoded = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)
         return len(encoded["input_ids"])
 
-    def _unread(self, text: str) -> str | None:
+    def _unread(self, text: str | dict[str, str]) -> str | None:
         """Return a sentence about the end of a text that is too long; None if the model reads all of it."""
         count, limit = self._tokens(text), self.tokenizer.model_max_length
-        return f"the model read the first {limit} of {count} tokens" if count > limit else None
+        read = f"the model read {limit} of {count} tokens, without the end of the longer text"
+        read = f"the model read the first {limit} of {count} tokens" if isinstance(text, str) else read
+        return read if count > limit else None
 
 
 def _task(names: Collection[str], where: str, file: str) -> Task:

@@ -30,7 +30,12 @@ def new(
     ] = None,
     objective: Annotated[str | None, Option(metavar="NAME", help="What to learn.")] = None,
     text: Annotated[str | None, Option(metavar="COLUMN", help="Column with the text.")] = None,
+    text_pair: Annotated[str | None, Option(metavar="COLUMN", help="Column with a second text, of pairs.")] = None,
     label: Annotated[str | None, Option(metavar="COLUMN", help="Column with the label.")] = None,
+    labels: Annotated[
+        str | None, Option(metavar="COLUMN", help='Column with several labels, or a column for each: "{a} {b}".')
+    ] = None,
+    score: Annotated[list[str] | None, Option(metavar="COLUMN", help="Column with the number to predict.")] = None,
     spans: Annotated[str | None, Option(metavar="COLUMN", help="Column with spans.")] = None,
     prompt: Annotated[
         str | None, Option(metavar="COLUMN", help='Column with the prompt or the input, or several: "{a} {b}".')
@@ -53,12 +58,20 @@ def new(
     Looks at a sample of the rows and at the model, and writes params/NAME.yaml with a reason for every choice, its item in
     recipes.yaml and its deployment in prefect.yaml. The same call again changes nothing; `remove` undoes it.
     """
+    from params import RecipeError
     from params.foundation import command_result
     from tasks.scaffold.new import create_recipe
     from tasks.scaffold.request import COLUMN_FLAGS, NewRecipeRequest
 
-    given = dict(zip(COLUMN_FLAGS, (text, label, spans, prompt, completion, messages, chosen, rejected), strict=True))
-    columns = {flag: column for flag, column in given.items() if column}
+    if len(scores := score or []) > 1:
+        line = f"label_column: [{', '.join(scores)}]"
+        fix = (
+            f"give --score {scores[0]} alone, and then write `{line}` into the section objective of params/{name}.yaml"
+        )
+        raise RecipeError("--score", "names several columns, and a recipe is proposed for one", fix)
+    number = next(iter(scores), None)
+    given = (text, text_pair, label, labels, number, spans, prompt, completion, messages, chosen, rejected)
+    columns = {flag: column for flag, column in zip(COLUMN_FLAGS, given, strict=True) if column}
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     request = NewRecipeRequest(
         name,
@@ -89,8 +102,8 @@ def convert(
 ) -> None:
     """Write rows in a form that `new` reads.
 
-    Tags of words become spans, JSON text what it says, records and lists of labels a column of each, a workbook of Excel CSV. Files
-    that are converted together get the same columns. `new` says where this is needed.
+    Tags of words become spans, JSON text what it says, records a column of each, a workbook of Excel CSV. Files that are converted
+    together get the same columns. `new` says where this is needed.
     """
     from tasks.scaffold.convert import convert_files
 

@@ -308,7 +308,7 @@ def _objective_keys(proposal: ObjectiveProposal, quality: SampleQuality) -> dict
     keys = {"name": AdvisedValue(proposal.objective, proposal.advice.meaning)}
     for flag, column in proposal.columns.items():
         facts, labels = "", quality.labels.most_common()
-        if flag == "label" and labels:
+        if flag in ("label", "labels") and labels:
             (most, rows), (least, few) = labels[0], labels[-1]
             facts = f"{len(labels)} labels, from {few:,} rows ({least[:40]}) to {rows:,} ({most[:40]})"
         elif flag == "spans":

@@ -82,8 +82,8 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     if not train:
         reasons = "; ".join(f"{count} rows: {reason}" for reason, count in unusable.most_common(3))
         raise DataError("the training rows", f"none can be used: {reasons}", "name other columns, or fix the rows")
-    raw = Counter(label for row in train for label, *_ in _targets(row, proposal))
-    held_out_labels = {label for row in held_out for label, *_ in _targets(row, proposal)}
+    raw = Counter(label for row in train for label, *_ in _targets(row, proposal, objective))
+    held_out_labels = {label for row in held_out for label, *_ in _targets(row, proposal, objective)}
     learned = {label: as_learned(label, objective.state_of) for label in {*raw, *held_out_labels}}
     labels = Counter[str]()
     for label, count in raw.items():
@@ -95,7 +95,7 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     columns, answers = input_columns(proposal), dict[str, set[frozenset[Any]]]()
     texts = Counter(_input(row, columns) for row in train) if columns else Counter[str]()
     for row in train if columns else ():
-        target = frozenset((learned[label], *place) for label, *place in _targets(row, proposal))
+        target = frozenset((learned[label], *place) for label, *place in _targets(row, proposal, objective))
         answers.setdefault(_input(row, columns), set()).add(target)
     conversation = proposal.columns.get("messages")
     turns = [read_turns(row[conversation]) for row in train] if conversation else []
@@ -139,7 +139,7 @@ def _parts(label: str) -> set[str]:
 
 def input_columns(proposal: ObjectiveProposal) -> list[str]:
     """Return the columns of the input: rows that have the same one are alike, whatever their label or answer is."""
-    return proposal.read_columns("text") or proposal.read_columns("prompt")
+    return proposal.read_columns("text", "text-pair") or proposal.read_columns("prompt")
 
 
 def _input(row: Row, columns: Sequence[str]) -> str:
@@ -154,15 +154,16 @@ def _reason(row: Row, objective: Objective[Any]) -> str | None:
             if checks.get(("expect_column_values_to_not_be_null", column)) != "quarantine":
                 continue
             return f"no `{column}`"
+        if kind == "number" and isinstance(row[column], str):
+            return f"`{column}` is no number"
         if kind in ("string", "label") and not str(row[column]).strip():
             return f"an empty `{column}`"
     reason = objectives.why_row_unusable(objective, row)
     return "overlapping spans" if reason and " overlaps the span before it" in reason else reason
 
 
-def _targets(row: Row, proposal: ObjectiveProposal) -> list[tuple[Any, ...]]:
-    """Return the label of a row, or those of its spans with their places."""
-    if label := proposal.columns.get("label"):
-        return [(str(row[label]),)] if row.get(label) is not None else []
-    spans = row.get(proposal.columns.get("spans", "")) or ()
-    return [(str(span["label"]), span["start"], span["end"]) for span in spans]
+def _targets(row: Row, proposal: ObjectiveProposal, objective: Objective[Any]) -> list[tuple[Any, ...]]:
+    """Return the labels of a row; of spans with their places."""
+    if spans := proposal.columns.get("spans"):
+        return [(str(span["label"]), span["start"], span["end"]) for span in row.get(spans) or ()]
+    return [(label,) for label in objective.row_labels(row)]

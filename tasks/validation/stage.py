@@ -56,6 +56,7 @@ from tasks.validation.check_results import (
 from tasks.validation.documents import write_good_documents
 from tasks.validation.expectations import columns_named_by_expectations, expectation_problems
 from tasks.validation.label_checks import ROW_IS_KNOWN, check_labels
+from tasks.validation.number_checks import check_numbers
 from tasks.validation.raw_rows import RawRows, open_raw_rows
 from tasks.validation.report import ValidationReport, expectation_as_call
 from tasks.validation.separated_rows import SeparationPlan, write_failing_rows_and_page, write_good_rows
@@ -152,7 +153,9 @@ def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation],
     """
     texts = {field.name for field in rows.schema if types.is_string(field.type) or types.is_large_string(field.type)}
     checks: list[Check] = [("objective", e) for e in method.expectations(texts)]
-    results = run_checks([*checks, *(("recipe", e) for e in expectations)], rows, objective=method)
+    results = check_numbers(rows)
+    set_aside = quarantined_positions(results)
+    results += run_checks([*checks, *(("recipe", e) for e in expectations)], rows, set_aside, method)
     if rows.splits["train"].group_by:
         results.append(check_groups_across_splits(rows, quarantined_positions(results)))
     return results + check_labels(method, rows, quarantined_positions(results))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -235,7 +235,9 @@ class Embedding(Objective[Options]):
 
     # Model and training
 
-    def prepare_model(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
+    def prepare_model(
+        self, model: PreTrainedModel, tokenizer: Tokenizer, state: ObjectiveState, new: Collection[str]
+    ) -> None:
         """Keep in the model's configuration how its tokens become a vector."""
         parts_of(model.config, self.options.pooling)
 

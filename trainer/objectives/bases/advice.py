@@ -51,6 +51,8 @@ class SeenColumns:
     """Whether the better and the worse answer are whole conversations, which begin with the prompt."""
     rates_answers: bool = False
     """Whether a column seems to say of each answer how good it is."""
+    ranks_documents: bool = False
+    """Whether a column says how relevant documents are, several to each query."""
 
     def has(self, flag: str) -> bool:
         """Whether there is a column for a flag."""

@@ -39,7 +39,7 @@ class Objective(ABC, Generic[OptionsT]):
     """Options that limit a text in tokens; null stands for `tokenization.max_length`."""
     pipeline_tag: ClassVar[str] = "text-generation"
     """The Hub's name of the task, for the model card."""
-    served_scores: ClassVar[tuple[str, ...]] = ()
+    served_scores: tuple[str, ...] = ()
     """Which of `score_names` follow from the probabilities of one model for one row: whoever loads a release can compute them."""
     reader_cuts: ClassVar[bool] = False
     """Whether the call on the model card cuts a text that is longer than the tokenizer's limit, as `encode` does."""
@@ -112,19 +112,24 @@ class Objective(ABC, Generic[OptionsT]):
         return None
 
     def row_labels(self, row: Row) -> Iterable[str]:
-        """Return the labels in a row of the train split that encoding needs to know; the row has the objective's columns.
-
-        They are as they stand in the row; `state_of` says which are one, such as those that differ by white space at their ends.
-        """
+        """Return the labels in a row of the train split that encoding needs, as they stand there; `state_of` says which are one."""
         return ()
 
     def state_of(self, labels: Collection[str]) -> ObjectiveState:
         """Return what encoding needs to know about the whole train split, whose rows have these `row_labels`."""
         return {}
 
+    def summarize(self, rows: Iterable[Row]) -> Any:
+        """Return what `state_of_summaries` needs of a part of the train split; by default the `row_labels`."""
+        return {label for row in rows for label in self.row_labels(row)}
+
+    def state_of_summaries(self, summaries: Iterable[Any]) -> ObjectiveState:
+        """Return what encoding needs to know about the train split, from the summaries of its parts, in their order."""
+        return self.state_of(set[str]().union(*summaries))
+
     def collect_state(self, rows: Iterable[Row]) -> ObjectiveState:
         """Return the same from the rows of the train split."""
-        return self.state_of({label for row in rows for label in self.row_labels(row)})
+        return self.state_of_summaries([self.summarize(rows)])
 
     def unseen_label(self, row: Row, state: ObjectiveState) -> str | None:
         """Return which label of a row the train split lacks, as a message. The validate stage sets the row aside, or fails."""
@@ -214,8 +219,14 @@ class Objective(ABC, Generic[OptionsT]):
         """Return model configuration keys that follow from the data, such as `num_labels`."""
         return {}
 
-    def prepare_model(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
-        """Set what of a model before training follows from its tokenizer, such as the token that every translation begins with."""
+    def config_from_validation(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, Any]:
+        """Return keys of a trained model's config.json that follow from its scores of the validation split, such as thresholds."""
+        return {}
+
+    def prepare_model(
+        self, model: PreTrainedModel, tokenizer: Tokenizer, state: ObjectiveState, new: Collection[str]
+    ) -> None:
+        """Set what else of a model before training follows from tokenizer or data; `new` are the weights that no base model has."""
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Raise a RecipeError if this model cannot be trained; for what only the built model can show."""
@@ -279,7 +290,7 @@ class Objective(ABC, Generic[OptionsT]):
         return next(iter(scores.values())) / scores.get("tokens", 1)
 
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64] | None:
-        """Return how sure the model is of each of N rows, (N,) from 0 to 1, whatever labels people gave; None if the scores do not say."""
+        """Return how sure the model is of each of N rows, (N,) from 0 to 1, whatever their labels are; None if the scores do not say."""
         return None
 
     def calibration_bins(self, totals: NDArray[np.float64], state: ObjectiveState) -> list[dict[str, float]]:
@@ -313,7 +324,7 @@ class Objective(ABC, Generic[OptionsT]):
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        """Return how a text is put to a model that learned by these options, which may be anything; by default as a user's message."""
+        """Return how a text is put to a model that learned by these options, in a release anything; by default as a user's message."""
         return PromptForm(is_chat=True)
 
     @property
@@ -331,9 +342,8 @@ class Objective(ABC, Generic[OptionsT]):
     ) -> Mapping[str, float]:
         """Return those scores of a row, by name, that follow from what a release answers to the call on its model card.
 
-        `ask` makes that call with an input, `call_arguments` and further ones. It returns what the pipeline does, of text
-        generation all tokens, those of the prompt first. `example` is the row's only sequence, as it was evaluated. ValueError
-        if the call gives the model another prompt than the evaluation did.
+        `ask` makes that call with an input, `call_arguments` and further ones. It returns what the pipeline does, of text generation all
+        tokens, the prompt's first. `example` is the row's only sequence, as evaluated. ValueError if the call gives another prompt.
         """
         return {}
 

@@ -74,6 +74,15 @@ def test_floors_of_metrics_that_a_slice_cannot_have_are_refused(name, instead):
     assert found(metric=name, slice_margin=0.1) == {}, "slices have the other metric"
 
 
+def test_floors_of_labels_need_an_objective_with_labels():
+    changes = {"evaluation.gate": {"label_floors": {"recall": {"sees": 0.5}, "f1": 0.1}}}
+    assert problems(changes, **tiny.CLASSES) == {}
+    key, fix = "evaluation.gate.label_floors", "causal_lm has no results by label; remove this key, or use `floors`"
+    assert problems(changes) == {key: fix}
+    (found,) = problems({"evaluation.gate": {"label_floors": {"accuracy": 0.5}}}, **tiny.CLASSES).values()
+    assert "'precision', 'recall' or 'f1'" in found
+
+
 def model_folder(name, *files):
     folder = Path(name)
     folder.mkdir(parents=True)
