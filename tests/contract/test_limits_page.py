@@ -136,7 +136,6 @@ ERRORS: dict[str, Callable[[], object]] = {
             "embeddings": "embedding",
             "rankings and rerankers": "ranking",
             "reward models": "reward",
-            "masked language models": "masked_lm",
             "answers as spans of a context (SQuAD)": "question_answering",
             "multiple choice (SWAG)": "multiple_choice",
         }.items()

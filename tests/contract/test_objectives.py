@@ -36,6 +36,7 @@ class ObjectiveCase:
         self.rows = [{"row_id": i, **row} for i, row in enumerate(self.objective.example_rows)]
         texts = [self.objective.text(row) for row in self.rows]
         self.tokenizer = train_tokenizer(texts, TrainTokenizer(kind="train", vocab_size=280))
+        self.objective.prepare_tokenizer(self.tokenizer)
         self.state = self.objective.collect_state(self.rows)
         self.examples = [e for examples, _ in self.encode(self.rows) for e in examples]
         self.objective.set_reference(self.model)

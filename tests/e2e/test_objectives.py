@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from tests.support import preferences
 from tests.support.project import STAGES, Project
@@ -130,6 +130,12 @@ def spans(project: Project, metrics: Mapping[str, Any]) -> None:
     assert found >= 4
 
 
+def filled(project: Project, metrics: Mapping[str, Any]) -> None:
+    fill = pipeline("fill-mask", model=str(project.root / "runs/masks/model"))
+    said = fill(f"the capital of Japan{fill.tokenizer.mask_token} Tokyo, says book 7")
+    assert len({one["token_str"] for one in said}) == 5
+
+
 def assistant(project: Project, metrics: Mapping[str, Any]) -> None:
     folder = project.root / "runs/assistant/model"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -218,6 +224,18 @@ JOURNEYS = {
         traced={3: ["row_is_usable(): 'name' from 2 to 5 overlaps the span before it"]},
         quarantined=1,
         also=spans,
+    ),
+    "masks": Journey(
+        ({"text": f"the capital of {country} is {city}, says book {i}"} for i in range(150) for country, city in CAPITALS.items()),
+        {
+            "objective": {"name": "masked_lm", "whole_words": True},
+            "model.config": BERT,
+            **steps(150, 3, logging_steps=50),
+        },
+        learned={"token_accuracy": (0.05, 0.1)},
+        loss=0.9,
+        traced={17: [" * ", "nll: "]},
+        also=filled,
     ),
     "pairs": Journey(
         ({"say": f"row {i} {w}", "write": f"{w} {w}"} for i in range(120) for w in DIGITS),

@@ -189,7 +189,7 @@ def test_two_revisions_side_by_side(hub, capsys, monkeypatch):
         (("a/b/c", TEXT), "a/b/c: names no repository"),
         (("tiny@", TEXT), "is not a revision"),
         (("tests/empty", TEXT), "the revision main has no weights as safetensors"),
-        (("tests/odd", TEXT), "its config.json names BertForMaskedLM, for which there is no way to try it"),
+        (("tests/odd", TEXT), "its config.json names BertForPreTraining, for which there is no way to try it"),
         (("tests/half", TEXT), "its weights lack classifier.bias, classifier.weight, so its answers would be random"),
         (("tests/mute", TEXT), "has no tokenizer, which reads the text"),
         (("tests/code", TEXT), "needs code of its own repository, which Evergreen never runs"),
@@ -223,7 +223,7 @@ def _upload_broken(api, repo_id, root):
     api.snapshot_download("tests/sequence_classification", local_dir=folder)
     config = json.loads((folder / "config.json").read_text())
     if repo_id == "tests/odd":
-        (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+        (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForPreTraining"]}))
     if repo_id == "tests/half":
         weights = load_file(folder / "model.safetensors")
         left = {name: weight for name, weight in weights.items() if not name.startswith("classifier")}

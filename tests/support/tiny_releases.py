@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "conversations": (10, {"objective": {"name": "sft", "messages_column": "messages", "chat_template": CHAT}}),
     "sequence_classification": (60, tiny.CLASSES),
     "token_classification": (60, tiny.TAGS),
+    "masked_lm": (10, {"objective": {"name": "masked_lm"}, "model": tiny.CLASSES["model"]}),
     "seq2seq": (10, {**tiny.TARGETS, "objective": {**tiny.TARGETS["objective"], "prefix": "who: "}}),
     "dpo": (
         0,

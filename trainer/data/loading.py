@@ -40,13 +40,19 @@ class ResumableBatchSampler(Sampler[list[SampleKey]]):
     """This process's part of the rows of a loader, in the run's order, and the position of the next optimizer step.
 
     The loader `source` gives the data, the collator, the workers and the sampler; a sampler that shuffles is replaced by the
-    run's own order. With `lengths`, the tokens of each row, batches have similar length. As a sampler, it gives the keys of each
-    micro-batch from the position to the end of the epoch; a stream has no order, only numbers of sequences, and no end.
-    RecipeError if the loader makes its batches itself.
+    run's own order. With `lengths`, the tokens of each row, batches have similar length; `augment` changes each example. As a sampler,
+    it gives the keys of each micro-batch from the position to the end of the epoch; a stream has no order, only numbers of sequences,
+    and no end. RecipeError if the loader makes its batches itself.
     """
 
     def __init__(
-        self, source: DataLoader[Any], shard: GlobalBatchShard, *, seed: int, lengths: Lengths | None = None
+        self,
+        source: DataLoader[Any],
+        shard: GlobalBatchShard,
+        *,
+        seed: int,
+        lengths: Lengths | None = None,
+        augment: Callable[[Any], Any] | None = None,
     ) -> None:
         self.order = _order(source, shard.global_batch_size, seed, lengths)
         """The rows of each epoch; None for a stream."""
@@ -61,7 +67,7 @@ class ResumableBatchSampler(Sampler[list[SampleKey]]):
         self.loader: DataLoader[Any] = DataLoader(
             self._dataset,
             batch_sampler=self,
-            collate_fn=partial(collate_with_seed, source.collate_fn, seed),
+            collate_fn=partial(collate_with_seed, source.collate_fn, seed, augment=augment),
             generator=torch.Generator(),  # otherwise every start of workers would draw from the process's random state
             num_workers=workers,
             pin_memory=source.pin_memory,
@@ -181,14 +187,21 @@ class SeededDataset(Dataset[Any]):
 
 
 def collate_with_seed(
-    collate: Callable[[list[Any]], dict[str, Any]], seed: int, keyed: list[tuple[SampleKey, Any]]
+    collate: Callable[[list[Any]], dict[str, Any]],
+    seed: int,
+    keyed: list[tuple[SampleKey, Any]],
+    augment: Callable[[Any], Any] | None = None,
 ) -> dict[str, Any]:
     """Return a micro-batch: the model's `inputs`, the `row_id` of each sequence as `rows`, and the state of a `stream` after it.
 
-    A random collator draws the same numbers for the same examples. An example without an id has its number in the data.
+    A random collator draws the same numbers for the same examples, and `augment` the same for one example, whatever the others are.
+    An example without an id has its number in the data.
     """
     examples = [example for _, example in keyed]
     stream = examples[-1].pop(STREAM_STATE, None) if isinstance(examples[-1], dict) else None
+    for i, (key, example) in enumerate(keyed if augment else ()):
+        with seeded(seed, "augment", key):
+            examples[i] = augment(example)
     with seeded(seed, "collate", [key for key, _ in keyed]):
         inputs = collate(examples)
     rows = [e.get("row_id", k[1]) if isinstance(e, dict) else k[1] for k, e in keyed]

@@ -125,7 +125,8 @@ class EvergreenTrainer(Trainer):
             processes=self.args.world_size,
             process=self.args.process_index,
         )
-        self.training_data = ResumableBatchSampler(loader, shard, seed=self.args.seed, lengths=self._lengths)
+        own: dict[str, Any] = {"lengths": self._lengths, "augment": self.objective.augmentation(self.processing_class)}
+        self.training_data = ResumableBatchSampler(loader, shard, seed=self.args.seed, **own)
         return self.training_data.loader
 
     def get_batch_samples(
