@@ -151,14 +151,17 @@ def score_rows(
     names = (*objective.score_names(metrics.state), *objective.example_counts)
     row_ids: list[NDArray[np.int64]] = []
     measured: list[NDArray[np.float64]] = []  # (B, K) each
+    counted: list[NDArray[np.float64]] = []
     batches = metrics.batches(model, sequences, batch_size=batch_size, batch_tokens=batch_tokens)
     total = math.ceil(len(sequences) / batch_size)  # more, if there are long ones
     for examples, parts in iterate_with_progress(batches, what=f"evaluate: {name} batches", total=total):
         metrics.update(parts)
         known = [[example.get(key, 0) for key in objective.example_counts] for example in examples]
         row_ids.append(np.array([example["row_id"] for example in examples]))
-        measured.append(np.concatenate([parts[0].double().numpy(), np.array(known, float)], axis=1))
-    ids, table = np.concatenate(row_ids), np.concatenate(measured)
+        measured.append(parts[0].double().numpy())
+        counted.append(np.array(known, float))
+    of_split = objective.scores_of_split(np.concatenate(measured), metrics.state)
+    ids, table = np.concatenate(row_ids), np.concatenate([of_split, np.concatenate(counted)], axis=1)
     order = np.lexsort((*table.T, ids))  # the windows of a row in the same order for every batch size: equal sums
     rows, starts = np.unique(ids[order], return_index=True)
     sums = np.add.reduceat(table[order], starts)

@@ -155,7 +155,9 @@ class AnsweringModel:
     def _fill(self, text: str, _: AnswerOptions) -> ModelAnswer:
         mask = self.tokenizer.mask_token
         if text.count(mask) != 1:
-            raise DataError("the text", f"has {text.count(mask)} masks", f"write {mask} once, for what the model is to tell")
+            raise DataError(
+                "the text", f"has {text.count(mask)} masks", f"write {mask} once, for what the model is to tell"
+            )
         found = self._pipeline(text, top_k=5, tokenizer_kwargs={"truncation": True})
         labels = [PredictedLabel(str(one["token_str"]).strip(), float(one["score"])) for one in found]
         return ModelAnswer(text, labels=labels, note=self._unread(text))

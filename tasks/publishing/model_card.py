@@ -90,6 +90,7 @@ def render_model_card(
 
     artifacts, publish, evaluated = candidate.artifacts, candidate.publish, candidate.evaluated
     recipe, objective = load(artifacts.recipe_path), objectives.build_objective(candidate.objective)
+    own_format = objective.release_format
     ingested, details = read_report(artifacts, IngestReport), read_report(artifacts, EvaluationDetails)
     drift = read_report(artifacts, ValidationReport).drift if artifacts.report("validate").exists() else None
     metrics = dict(sorted(evaluated.model.items(), key=lambda one: one[0] != evaluated.metric))  # what decides first
@@ -116,6 +117,7 @@ def render_model_card(
         publish=publish,
         is_local=candidate.endpoint == LOCAL,
         objective=objective,
+        own_code=own_format.code(publish.repo_id, artifacts.model) if own_format else None,
         call=", ".join(f"{name}={value!r}" for name, value in objective.call_arguments.items()),
         form=objectives.prompt_form(record["objective"], has_template=_has_chat_template(artifacts.model)),
         recipe_name=artifacts.recipe,
@@ -153,7 +155,7 @@ def render_model_card(
     metadata = ModelCardData(
         license=publish.license if is_listed else "other",
         license_name=None if is_listed else publish.license,
-        library_name="peft" if is_adapter else "transformers",
+        library_name="peft" if is_adapter else own_format.library if own_format else "transformers",
         pipeline_tag=objective.pipeline_tag,
         base_model=base,
         base_model_relation="adapter" if is_adapter else None,

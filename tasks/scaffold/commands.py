@@ -36,6 +36,12 @@ def new(
     messages: Annotated[str | None, Option(metavar="COLUMN", help="Column with conversations.")] = None,
     chosen: Annotated[str | None, Option(metavar="COLUMN", help="Column with the better answer.")] = None,
     rejected: Annotated[str | None, Option(metavar="COLUMN", help="Column with the worse answer.")] = None,
+    question: Annotated[str | None, Option(metavar="COLUMN", help="Column with the question.")] = None,
+    context: Annotated[str | None, Option(metavar="COLUMN", help="Column with what a question is about.")] = None,
+    answers: Annotated[str | None, Option(metavar="COLUMN", help="Column with answers and their places.")] = None,
+    choices: Annotated[
+        str | None, Option(metavar="COLUMN", help='Column with lists of choices, or several: "{a} {b}".')
+    ] = None,
     max_quarantined: Annotated[
         float | None, Option(metavar="SHARE", help="Share of bad rows to set aside; above 0.05 only with this.")
     ] = None,
@@ -54,8 +60,8 @@ def new(
     from tasks.scaffold.new import create_recipe
     from tasks.scaffold.request import COLUMN_FLAGS, NewRecipeRequest
 
-    given = dict(zip(COLUMN_FLAGS, (text, label, spans, prompt, completion, messages, chosen, rejected), strict=True))
-    columns = {flag: column for flag, column in given.items() if column}
+    given = (text, label, spans, prompt, completion, messages, chosen, rejected, question, context, answers, choices)
+    columns = {flag: column for flag, column in zip(COLUMN_FLAGS, given, strict=True) if column}
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     request = NewRecipeRequest(
         name, data, query, test, validation, model, objective, columns, repo_id, schedule, may_ask, max_quarantined

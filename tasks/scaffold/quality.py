@@ -136,7 +136,8 @@ def _parts(label: str) -> set[str]:
 
 def input_columns(proposal: ObjectiveProposal) -> list[str]:
     """Return the columns of the input: rows that have the same one are alike, whatever their label or answer is."""
-    return proposal.read_columns("text") or proposal.read_columns("prompt")
+    flags = ("text", "prompt", "context")
+    return next((found for flag in flags if (found := proposal.read_columns(flag))), [])
 
 
 def _input(row: Row, columns: Sequence[str]) -> str:

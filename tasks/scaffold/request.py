@@ -13,7 +13,10 @@ from params.foundation.errors import see_limits
 
 NEW_MODEL = "new"
 """`--model new`: a small model from random weights."""
-COLUMN_FLAGS = ("text", "label", "spans", "prompt", "completion", "messages", "chosen", "rejected")
+COLUMN_FLAGS = (
+    *("text", "label", "spans", "prompt", "completion", "messages", "chosen", "rejected"),
+    *("question", "context", "answers", "choices"),
+)
 """The flags that name a column."""
 
 

@@ -136,8 +136,6 @@ ERRORS: dict[str, Callable[[], object]] = {
             "embeddings": "embedding",
             "rankings and rerankers": "ranking",
             "reward models": "reward",
-            "answers as spans of a context (SQuAD)": "question_answering",
-            "multiple choice (SWAG)": "multiple_choice",
         }.items()
     },
     "recipes for `grpo` and `iterative_sft` by `evergreen new`": lambda: new(

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig
@@ -132,9 +133,11 @@ def scores(case, batch_size):
 
 def test_scores_are_finite_doubles(case):
     for batch, found in scores(case, 2):
-        assert found.shape == (len(batch["input_ids"]), len(case.objective.score_names(case.state)))
         assert found.dtype == torch.float64
         assert found.isfinite().all()
+        of_split = case.objective.scores_of_split(found.numpy(), case.state)
+        assert of_split.shape == (len(batch["input_ids"]), len(case.objective.score_names(case.state)))
+        assert np.isfinite(of_split).all()
 
 
 def test_token_losses_sum_to_the_score(case):
@@ -223,6 +226,7 @@ def test_input_of_a_row_is_its_columns_without_targets_and_options(case):
         "chosen",
         "rejected",
         "answer",
+        "answers",
         "similarity",
         "relevant",
     }
@@ -236,6 +240,8 @@ def test_input_of_a_row_is_its_columns_without_targets_and_options(case):
 def _edited(value):
     if isinstance(value, list):
         return [*value, value[-1] if value else {}]
+    if isinstance(value, dict):
+        return {name: _edited(own) for name, own in value.items()}
     return f"{value} edited" if isinstance(value, str) else value + 1
 
 

@@ -18,7 +18,6 @@ from tests.support.training import ElasticTraining
 from trainer.checkpoints.sealed import list_checkpoints
 from trainer.data.tokens import read_split
 
-
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 MASKED = {
     "objective": {"name": "masked_lm", "packing": False},

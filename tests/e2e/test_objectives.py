@@ -37,6 +37,29 @@ def questions(count: int) -> Rows:
         yield {"question": f"what about the {chance.choice(WORDS[topic])} in place {i}?", "topic": topic}
 
 
+def answers(count: int) -> Rows:
+    """Questions whose answer stands behind the country, in contexts of several windows; one answer is not where it says."""
+    chance = random.Random(5)
+    for i in range(count):
+        known = chance.sample(sorted(CAPITALS), 3)
+        context = " ".join(f"{country}: {CAPITALS[country]}." for country in known) + f" Page {i}."
+        asked = chance.choice(sorted(CAPITALS))
+        found = [CAPITALS[asked]] if asked in known else []
+        starts = [context.index(found[0]) if found else 0][: len(found)]
+        if i == 3:
+            found, starts, context = ["Rome"], [3], "Italy: Rome. Page 3."
+        yield {"question": f"{asked}?", "context": context, "answers": {"text": found, "answer_start": starts}}
+
+
+def choices(count: int) -> Rows:
+    chance = random.Random(5)
+    for i in range(count):
+        topics = chance.sample(sorted(WORDS), 3)
+        right = chance.randrange(3)
+        own = {name: chance.choice(WORDS[topic]) for name, topic in zip("abc", topics, strict=True)}
+        yield {"said": f"{topics[right]} {i}", **own, "label": "abc"[right].upper()}
+
+
 def requests(count: int) -> Rows:
     """Requests whose spans follow from the words around them; one of them cannot be used."""
     chance = random.Random(5)
@@ -226,7 +249,11 @@ JOURNEYS = {
         also=spans,
     ),
     "masks": Journey(
-        ({"text": f"the capital of {country} is {city}, says book {i}"} for i in range(150) for country, city in CAPITALS.items()),
+        (
+            {"text": f"the capital of {country} is {city}, says book {i}"}
+            for i in range(150)
+            for country, city in CAPITALS.items()
+        ),
         {
             "objective": {"name": "masked_lm", "whole_words": True},
             "model.config": BERT,
@@ -236,6 +263,30 @@ JOURNEYS = {
         loss=0.9,
         traced={17: [" * ", "nll: "]},
         also=filled,
+    ),
+    "answers": Journey(
+        answers(500),
+        {
+            "objective": {"name": "question_answering", "stride": 8},
+            "model.config": BERT,
+            "tokenization.max_length": 32,
+            **steps(200, 2, logging_steps=50, best_metric="f1", group_by_length=True),
+        },
+        learned={"f1": (0.4, 0.5)},
+        loss=0.9,
+        traced={3: ["answer 0: 'Rome' is not at character 3 of the context, but at"], 17: ["exact_match: "]},
+        quarantined=1,
+    ),
+    "choices": Journey(
+        choices(500),
+        {
+            "objective": {"name": "multiple_choice", "context_column": "said", "choices_column": "{a} {b} {c}"},
+            "model.config": BERT,
+            **steps(100, 2, logging_steps=50, best_metric="accuracy", group_by_length=True),
+        },
+        learned={"accuracy": (0.55, 0.6)},
+        loss=0.95,
+        traced={17: ["label of the sequence", "correct: "]},
     ),
     "pairs": Journey(
         ({"say": f"row {i} {w}", "write": f"{w} {w}"} for i in range(120) for w in DIGITS),

@@ -79,6 +79,12 @@ def test_snippets_of_the_card_run(hub, name, capsys, monkeypatch, tmp_path):
             assert re.match(r"\[\{'label': '(cat|dog|friend|king)', 'score': [01]\.\d+\}\]$", said)
         case "token_classification":
             assert re.match(r"\[(\{'entity_group': 'who', |\]$)", said)
+        case "question_answering":
+            assert said in "The book was written by Ada in 1843."
+        case "multiple_choice":
+            assert sum(json.loads(said)) == pytest.approx(1, abs=1e-5)
+        case "masked_lm":
+            assert re.match(r"\[\{'score': [01]\.\d+", said)
         case "conversations":
             assert "[user]" not in said, "only the answer"
             assert not said.startswith("Once upon a time"), "it is asked a question"

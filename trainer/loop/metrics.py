@@ -24,7 +24,8 @@ class MetricAccumulator:
 
     def __init__(self, objective: Objective[Any], state: ObjectiveState) -> None:
         self._objective, self._state = objective, state
-        self._keeps_scores = bool(objective.group_score or objective.split_metrics)
+        of_split = type(objective).scores_of_split is not Objective.scores_of_split
+        self._keeps_scores = bool(objective.group_score or objective.split_metrics or of_split)
         self._kept: list[Any] = []
         self._totals: Any = 0.0
 
@@ -40,7 +41,7 @@ class MetricAccumulator:
         """Return the metrics of all sequences so far."""
         found: dict[str, Any] = {}
         if self._keeps_scores:
-            columns = self._columns(np.concatenate(self._kept))
+            columns = self._columns(self._objective.scores_of_split(np.concatenate(self._kept), self._state))
             self._totals = self._sums(columns)
             found = self._objective.whole_metrics(columns, self._state)
         found |= self._objective.compute_metrics(self._totals, self._state)

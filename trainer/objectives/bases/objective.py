@@ -16,6 +16,7 @@ from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, 
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
 from trainer.objectives.bases.padding import count_labels, pad_batch, token_column_names
 from trainer.objectives.bases.prompt_template import names_columns
+from trainer.objectives.bases.release_format import ReleaseFormat
 from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer
 
@@ -74,6 +75,8 @@ class Objective(ABC, Generic[OptionsT]):
     """Whether `batch_loss` heeds `label_smoothing_factor`; a recipe with it is refused if not."""
     trainer_class: ClassVar[str] = "trainer.loop.trainer:EvergreenTrainer"
     """The Trainer subclass, as `package.module:Class`."""
+    release_format: ClassVar[ReleaseFormat | None] = None
+    """How another library than transformers loads a release."""
     defaults: ClassVar[ObjectiveDefaults] = ObjectiveDefaults()
     """Values of a recipe that does not give them."""
     advice: ClassVar[NewRecipeAdvice | str] = "has no `advice`, from which a recipe could be written"
@@ -246,6 +249,10 @@ class Objective(ABC, Generic[OptionsT]):
     def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
         """Return the scores of a model on a batch: (B, K) float64, one row per sequence, columns as in `score_names`."""
 
+    def scores_of_split(self, measured: NDArray[np.float64], state: ObjectiveState) -> NDArray[np.float64]:
+        """Return the scores (N, K) of all rows of a split; where they depend on other rows, `score_batch` only measured (N, M)."""
+        return measured
+
     @abstractmethod
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """Return S numbers for each of N sequences, (N, S), whose sums over any set of rows determine its metrics.
@@ -274,10 +281,7 @@ class Objective(ABC, Generic[OptionsT]):
         return next(iter(scores.values())) / scores.get("tokens", 1)
 
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64] | None:
-        """Return how sure the model is of each of N rows, (N,) from 0 to 1; None if the scores do not say.
-
-        It may not depend on labels that people gave: of new rows they may be unknown to the model.
-        """
+        """Return how sure the model is of each of N rows, (N,) from 0 to 1, whatever labels people gave; None if the scores do not say."""
         return None
 
     def calibration_bins(self, totals: NDArray[np.float64], state: ObjectiveState) -> list[dict[str, float]]:
@@ -311,10 +315,7 @@ class Objective(ABC, Generic[OptionsT]):
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        """Return how a text is put to a model that learned by these options; of a release, they may be anything.
-
-        By default it is a user's message, if the tokenizer has a chat template.
-        """
+        """Return how a text is put to a model that learned by these options, which may be anything; by default as a user's message."""
         return PromptForm(is_chat=True)
 
     @property
