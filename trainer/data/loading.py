@@ -199,9 +199,10 @@ def collate_with_seed(
     """
     examples = [example for _, example in keyed]
     stream = examples[-1].pop(STREAM_STATE, None) if isinstance(examples[-1], dict) else None
-    for i, (key, example) in enumerate(keyed if augment else ()):
-        with seeded(seed, "augment", key):
-            examples[i] = augment(example)
+    if augment:
+        for i, (key, example) in enumerate(keyed):
+            with seeded(seed, "augment", key):
+                examples[i] = augment(example)
     with seeded(seed, "collate", [key for key, _ in keyed]):
         inputs = collate(examples)
     rows = [e.get("row_id", k[1]) if isinstance(e, dict) else k[1] for k, e in keyed]

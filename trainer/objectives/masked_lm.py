@@ -193,7 +193,7 @@ class Masking:
     """Chooses tokens of a sequence to tell, and hides most of them."""
 
     def __init__(self, tokenizer: Tokenizer, probability: float) -> None:
-        self._mask: int = tokenizer.mask_token_id  # type: ignore[assignment]
+        self._mask: int = tokenizer.mask_token_id
         special = {*tokenizer.all_special_ids}
         self._others = np.array([number for number in range(len(tokenizer)) if number not in special])
         self._probability = probability

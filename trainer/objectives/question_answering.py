@@ -289,7 +289,7 @@ class QuestionAnswering(Objective[Options]):
         batch = self.collate(self.encode([row], tokenizer, max_length, state)[0].examples, tokenizer)
         logits, _, _ = self._read(model, batch)
         spans = [
-            answer_spans.best_span(*logits[:, i], passage, self.options.max_answer_length)
+            answer_spans.best_span(logits[0, i], logits[1, i], passage, self.options.max_answer_length)
             for i, passage in enumerate(map(_passage, batch["passages"]))
         ]
         best, said = max(spans, key=lambda span: span[0])

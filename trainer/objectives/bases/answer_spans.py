@@ -96,10 +96,15 @@ def frame_of_pairs(tokenizer: Tokenizer) -> PairFrame:
     places = found.sequence_ids
     first, second = places.index(0), places.index(1)
     ends = [len(places) - places[::-1].index(number) for number in (0, 1)]
-    parts = [found.ids[:first], found.ids[ends[0] : second], found.ids[ends[1] :]]
     kinds = found.type_ids
-    places_of_types = (0, first, min(ends[0], second), second, len(kinds) - 1)
-    return PairFrame(*parts, tuple(kinds[i] for i in places_of_types), "token_type_ids" in tokenizer.model_input_names)  # type: ignore[arg-type]
+    of_front, of_middle = kinds[0], kinds[min(ends[0], second)]
+    return PairFrame(
+        front=found.ids[:first],
+        middle=found.ids[ends[0] : second],
+        back=found.ids[ends[1] :],
+        types=(of_front, kinds[first], of_middle, kinds[second], kinds[-1]),
+        has_types="token_type_ids" in tokenizer.model_input_names,
+    )
 
 
 def frame_pairs(tokenizer: Tokenizer) -> None:
