@@ -8,17 +8,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from params.foundation.artifacts import ADAPTER, SPLITS, Artifacts
+from params.foundation.artifacts import ADAPTER, CORPUS, SPLITS, Artifacts
 from params.foundation.errors import ModelError
 from params.foundation.hashing import file_sha256
 from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice
 from trainer.data import shards
+from trainer.model.weights_header import check_chosen_settings
 
 PROVENANCE: Final = "evergreen-provenance.json"  # the file of a release that says what made it
 
 
 def weights_digest_by_form(artifacts: Artifacts) -> dict[AdapterForm, str]:
-    """Return the digest of the weights in a release of the trained model, for each form that it can be published in."""
+    """Return the digest of the weights in a release of the trained model, for each form that it can be published in.
+
+    ModelError if there are none, or if the model has other thresholds than those that the digest covers.
+    """
+    check_chosen_settings(artifacts.model)
     files = weight_file_hashes(artifacts.model)
     forms: tuple[AdapterForm, ...] = (
         ("merged", "adapter", "both") if files_in_release_form("adapter", files) else ("merged",)
@@ -40,9 +45,9 @@ def files_in_release_form(form: AdapterForm, files: Mapping[str, str]) -> dict[s
 
 
 def validated_rows_digest(artifacts: Artifacts) -> str:
-    """Return the digest of the validated rows of all splits."""
+    """Return the digest of the validated rows of all splits, and of the documents of `data.corpus`."""
     digest = hashlib.sha256()
-    for split in SPLITS:
+    for split in (*SPLITS, *([CORPUS] if (artifacts.rows / CORPUS).exists() else [])):
         digest.update(f"{split} {shards.folder_sha256(artifacts.rows / split)}\n".encode())
     return digest.hexdigest()
 
@@ -60,7 +65,8 @@ WEIGHTS: Final = ".safetensors"  # the suffix of the files that make a model the
 def weights_digest(files: Mapping[str, str]) -> str | None:
     """What tells two models apart: SHA-256 over the lines `<path> <sha256>` of all .safetensors, in order of path.
 
-    `files` maps paths inside the release to the SHA-256 of their content. None if no file holds weights.
+    `files` maps paths inside the release to the SHA-256 of their content. None if no file holds weights. Thresholds stand in the headers
+    of these files (`trainer/model/weights_header.py`), so equal weights with others have another digest.
     """
     lines = [f"{path} {files[path]}\n" for path in sorted(files) if path.endswith(WEIGHTS)]
     return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else None

@@ -20,6 +20,7 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import types
 
@@ -63,7 +64,7 @@ class ComparedColumns:
     numbers: tuple[str, ...]
     group_by: tuple[str, ...]
     listed: str = ""
-    """One of `texts` whose lists have labels, as `Objective.row_labels` finds them; empty if there is none."""
+    """One of `texts` whose lists or records have labels, as `Objective.row_labels` finds them; empty if there is none."""
     objective: Objective[Any] | None = None
     learned_numbers: tuple[str, ...] = ()
     """The columns of numbers that the objective learns."""
@@ -103,6 +104,16 @@ class ComparedColumns:
         """Return the labels of a row in each of the columns with labels; a row without any has `NO_LABEL`."""
         listed = [self._labels_in_list(row) or [NO_LABEL]] if self.objective else []
         return [*([str(row[column]).strip()] for column in self.labels), *listed]
+
+    def values_of(self, batch: pa.RecordBatch, column: str) -> list[Any]:
+        """Return the values of a column by which rows are told apart: of records that say yes or no of labels, the labels.
+
+        A new label, of which then all records say something, makes no row a new one.
+        """
+        values = values_of_column(batch[column])
+        if column != self.listed:
+            return values
+        return [sorted({*self._labels_in_list({column: v})}) if isinstance(v, Mapping) else v for v in values]
 
     def _labels_in_list(self, row: Mapping[str, Any]) -> list[str]:
         assert self.objective is not None
@@ -189,7 +200,7 @@ def scan_shard(columns: ComparedColumns, rows: SplitRows) -> RowScan:
     counts = {column: Counter[str]() for column in columns.labelled}
     for batch in rows.batches([ROW_ID, *columns.content]):
         reset_idle_timer()
-        values = [values_of_column(batch[column]) for column in columns.content]
+        values = [columns.values_of(batch, column) for column in columns.content]
         # `hash_row_values` each row, in half of the time
         texts = map(", ".join, zip(*(map(_to_json, column) for column in values), strict=True))
         digests = (hashlib.blake2b(f"[{text}]".encode(), digest_size=8).digest() for text in texts)

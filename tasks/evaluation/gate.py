@@ -15,7 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from params.schema import Direction, Gate
 from tasks.drift.two_sample import holm_rejections
-from tasks.evaluation.report import EvaluationDetails, HeldOutRowUse, MetricComparison, SliceResult, Verdict
+from tasks.evaluation.report import (
+    EvaluationDetails,
+    HeldOutRowUse,
+    LabelReport,
+    MetricComparison,
+    SliceResult,
+    Verdict,
+)
 
 
 def judge_candidate(
@@ -39,6 +46,7 @@ def judge_candidate(
     deciding = {one.against: one for one in details.comparisons if one.metric == metric}
     start = deciding.get("untrained")
     failures = [*_missed_floors(gate, details.directions, metrics), *_missed_slice_floors(gate, details.slices)]
+    failures += _missed_label_floors(gate, details.labels)
     if not has_champion and start and not gain_passes_bar(start, gate):
         failures.append(
             f"a first release must be better than the model before training: {comparison_sentence(start, gate)}"
@@ -105,6 +113,16 @@ def _missed_slice_floors(gate: Gate, slices: Sequence[SliceResult]) -> Iterator[
     for one in _rejected(slices, [one.floor_p_value for one in slices], gate):
         floor = gate.slice_floors[one.metric]
         yield f"{one.metric} {one.value:.4g} of {_name(one)} misses {floor:.4g}, the recipe's floor of slices"
+
+
+def _missed_label_floors(gate: Gate, labels: LabelReport | None) -> Iterator[str]:
+    tested = [(one, *test) for one in (labels.results if labels else ()) for test in one.floor_p_values.items()]
+    rejected = holm_rejections([p_value for *_, p_value in tested], 1 - gate.confidence)
+    for (one, metric, _), is_rejected in zip(tested, rejected, strict=True):
+        floors = gate.label_floors[metric]  # type: ignore[index]
+        if is_rejected:
+            floor = floors[one.label] if isinstance(floors, dict) else floors
+            yield f"{metric} {getattr(one, metric):.4g} of the label {one.label!r} ({one.rows} rows) misses {floor:.4g}, its floor"
 
 
 def _fallen_slices(gate: Gate, slices: Sequence[SliceResult]) -> Iterator[str]:

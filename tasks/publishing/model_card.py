@@ -67,7 +67,8 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 _HUB_METRICS: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
     **{name: (name, name, {}) for name in ("accuracy", "precision", "recall", "f1", "perplexity", "exact_match")},
-    "macro_f1": ("f1", "macro F1", {"average": "macro"}),
+    **{f"{average}_f1": ("f1", f"{average} F1", {"average": average}) for average in ("micro", "macro")},
+    **{name: (f"{name}r", f"{name.title()} correlation", {}) for name in ("pearson", "spearman")},
     **{f"rouge{kind}": ("rouge", f"ROUGE-{kind}", {"rouge_type": f"rouge{kind}"}) for kind in ("1", "2", "L", "Lsum")},
 }
 """Type (from https://huggingface.co/metrics), name for readers and arguments of a metric on the Hub, by our name."""
@@ -123,6 +124,7 @@ def render_model_card(
         recipe_name=artifacts.recipe,
         adapted=BaseModelReference.of(artifacts.adapter) if publish.adapter != "merged" else None,
         dtype=read_number_format(artifacts.model),
+        has_thresholds="label_thresholds" in _read_settings(artifacts.model / "config.json"),
         overlap=window_overlap(candidate.reading_limit),
         has_own_config=(artifacts.adapter / "config.json").exists(),
         has_own_generation=(artifacts.adapter / "generation_config.json").exists(),

@@ -260,6 +260,7 @@ class AnswerChecker:
 
         own, judged, config = reader.tokenizer, self.tokenizer, reader.network.config
         labels, problem_type = self.state.get("labels"), getattr(config, "problem_type", None)
+        usual = self.objective.model_config(self.state).get("problem_type") if labels else None
         if own.model_max_length < self.max_length:
             yield f"its tokenizer cuts texts at {own.model_max_length} tokens, and the evaluation at {self.max_length}"
         if own.chat_template != judged.chat_template:
@@ -268,7 +269,7 @@ class AnswerChecker:
             yield "its tokenizer has another vocabulary"
         if labels and [config.id2label.get(number) for number in range(len(labels))] != labels:
             yield "id2label in its config.json names the outputs otherwise than they were learned"
-        if labels and problem_type not in {None, "single_label_classification"}:
+        if labels and problem_type not in {None, usual, "single_label_classification"}:
             yield f"problem_type in its config.json is {problem_type}, so its probabilities do not add up to one"
         kinds = {weight.dtype for weight in reader.network.parameters() if weight.dtype.is_floating_point}
         if coarse := sorted(str(kind).removeprefix("torch.") for kind in kinds - {torch.float32}):

@@ -22,6 +22,7 @@ from tasks.report import sections
 from tasks.report.canvas import figure_as_svg
 from tasks.report.charts import MetricCurves, draw_curves, draw_gain
 from tasks.report.formatting import truncate_and_escape_invisible
+from tasks.report.label_section import label_section_content
 from tasks.report.run_results import RunResults
 from tasks.report.templates import render_template
 from tasks.report.timings import StageTiming, read_timings
@@ -75,6 +76,7 @@ def render_report_page(
         "quote_rows": quote_rows,
         "splits": SPLITS,
         "comparison": sections.comparison_section_content(results),
+        "labels": label_section_content(results),
         "slices": sections.slices_section_content(results),
         "calibration": sections.calibration_section_content(results),
         "curves": [("", _curves_as_svg(panel)) for panel in sections.read_metric_curves(results)],

@@ -22,7 +22,7 @@ from tasks.ingestion.encodings import format_suffix, open_as_utf8
 from tasks.ingestion.formats import translate_read_errors
 from tasks.ingestion.source import open_source
 from tasks.scaffold.file_heads import EXCEL_SUFFIXES, holds_tagged_words
-from tasks.scaffold.forms import RowForm, class_columns, find_row_forms, into_class_columns
+from tasks.scaffold.forms import RowForm, find_row_forms
 from tasks.scaffold.look import SAMPLE_ROWS, Row, columns_of_rows
 from tasks.scaffold.sources import converted_name, list_matching_files
 
@@ -70,11 +70,6 @@ def _find_form(paths: Sequence[Path], names: Sequence[str]) -> RowForm:
         what = "has no form that has to be converted"
         raise DataError(", ".join(map(str, paths)), what, "give it to `evergreen new` as it is")
     form = form._replace(what=form.what.format(found=form.found))
-    if form.convert is into_class_columns:
-        classes = class_columns((row for path in paths for row, _ in _rows(path)), form.column)
-        told = [own if own == one else f"{own} for {one!a}" for one, own in classes.items()]
-        print(f"columns: {', '.join(told)}; files that are converted in one command all have them")
-        return form._replace(found=classes)
     return form._replace(found=form.found._replace(names=names)) if hasattr(form.found, "names") else form
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -78,28 +77,6 @@ def rating_column(columns: Columns) -> str | None:
     return next((name for name, column in columns.items() if _ratings(column, columns)), None)
 
 
-def class_columns(rows: Iterable[Row], name: str) -> dict[str, str]:
-    """Return the classes in a column of lists or records, of all of these rows, each with the column that it gets."""
-    taken, found = set[str](), set[str]()
-    for row in rows:
-        taken |= row.keys() - {name}
-        found |= {str(one).strip() for one in row.get(name) or ()}
-    columns = {one: one for one in sorted(found - taken - {""})}
-    for one in sorted(found & taken):
-        names = itertools.chain([f"{name}_{one}"], (f"{name}_{one}_{number}" for number in itertools.count(2)))
-        columns[one] = next(own for own in names if own not in taken | {*columns.values()})
-    return columns
-
-
-def into_class_columns(row: Row, name: str, classes: Mapping[str, str]) -> list[NewRow]:
-    """Return a row with yes or no for each of its `class_columns`."""
-    if (value := row.get(name)) is None:
-        raise ValueError(f"no `{name}`")
-    has = [one for one, share in value.items() if (share or 0) >= 0.5] if isinstance(value, dict) else value
-    own = {str(one).strip() for one in has}
-    return [_without(row, name) | {column: "yes" if one in own else "no" for one, column in classes.items()}]
-
-
 def _changed(change: Callable[[Any], Any]) -> Callable[[Row, str, Any], list[NewRow]]:
     return lambda row, name, _: [{**row, name: None if row.get(name) is None else change(row[name])}]
 
@@ -160,12 +137,10 @@ def _rated_messages(column: SampledColumn, columns: Columns) -> str:
     return _ratings(column, columns, in_words=True) if has_parts else ""
 
 
-def _keys(column: SampledColumn, *, shares: bool = False) -> str:
-    """Return the keys of records; `shares`: if all of their values are from 0 to 1."""
-    pairs = [pair for value in column.filled for pair in value.items()] if column.kind == "record" else []
-    if shares and not all(own is None or (isinstance(own, int | float) and 0 <= own <= 1) for _, own in pairs):
-        return ""
-    return ", ".join(map(repr, [*dict.fromkeys(key for key, _ in pairs)][:5]))
+def _keys(column: SampledColumn) -> str:
+    """Return the keys of records."""
+    keys = dict.fromkeys(key for value in column.filled for key in value) if column.kind == "record" else ()
+    return ", ".join(map(repr, [*keys][:5]))
 
 
 def _holds(column: SampledColumn, is_item: Callable[[Any], bool]) -> bool:
@@ -253,13 +228,11 @@ _ROLES: Final = {
 _Label = partial(RowForm, role="label")
 _Other = partial(RowForm, is_proposed=False)
 _JSON: Final = ("holds JSON as text", "what it says")
-_EACH: Final = "one label per text: yes or no, in a column for each, of which --label names one"
 _RATED: Final = "seems to say how good the answers are ({found}), and no objective reads that"
-_LISTS: Final = "holds lists, and no objective here takes several labels per text"
 _TAGS: Final = "holds the tags of the words in `{found.words}`, and spans of a text are read"
 _PARTS: Final = "holds the messages that answer `{found}`, and a conversation is read from one column"
 _WHOLE: Final = "holds whole numbers with decimals, which are no names of classes"
-_DECIMAL: Final = "holds numbers with decimals, which no objective here predicts"
+_DECIMAL: Final = "holds numbers with decimals, which are no names of classes"
 FORMS: Final = (
     _Other(
         *_JSON,
@@ -280,7 +253,6 @@ FORMS: Final = (
     RowForm(_RATED, "the rows with good answers", partial(_ratings, in_words=True), _good),
     RowForm(_RATED, "keep the rows with good answers, and remove this column", _ratings),
     _Other(_PARTS, "both as `messages`", _prompt_of_messages, _one_conversation),
-    RowForm("holds records with {found}", _EACH, lambda c, _: _keys(c, shares=True), into_class_columns),
     RowForm(
         "holds records with {found}",
         "a column of each",
@@ -304,17 +276,21 @@ FORMS: Final = (
     ),
     _Label(
         _DECIMAL,
-        "write a name for each range, for example low, medium and high",
-        lambda c, _: c.is_decimal and not (c.kind == "text" and c.is_label),
+        "name it with --score {found} to predict the number; or, for classes, write a name for each range, for example low, medium and high",
+        lambda c, _: not (c.kind == "text" and c.is_label) and c.is_decimal and shlex.quote(c.name),
     ),
     _Label(
-        _LISTS,
+        "holds lists",
         "the one label of each",
         lambda c, _: _holds(c, _is_name) and {*map(len, c.filled)} == {1},
         _changed(_only),
     ),
-    _Label(_LISTS, _EACH, lambda c, _: _holds(c, _is_name), into_class_columns),
-    _Label(_LISTS, "write one label per text", lambda c, _: c.kind == "list"),
+    _Label(
+        "holds lists of something else than labels",
+        "write lists of labels, each a text or a number, of which rows have several in common; or, if they are labels,"
+        " add --labels {found}",
+        lambda c, _: c.kind == "list" and not c.has_label_sets and shlex.quote(c.name),
+    ),
     RowForm(
         "holds numbers, which are not read as text",
         "texts",

@@ -19,7 +19,7 @@ from tasks.ingestion.batches import SourceBatch, to_rows_with_texts
 from tasks.ingestion.files import FileRowIndex
 from tasks.ingestion.source import open_source
 from tasks.scaffold.sources import list_matching_files
-from tasks.shards.split_rows import as_text
+from tasks.shards.split_rows import NUMBER, as_text
 from trainer.objectives.bases.chat import looks_like_conversation
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ Row = Mapping[str, Any]
 Kind = Literal["text", "json", "integer", "number", "boolean", "messages", "spans", "list", "record", "other", "empty"]
 _TYPES: Final[Mapping[Kind, set[type]]] = {"text": {str}, "boolean": {bool}, "integer": {int}, "number": {int, float}}
 _NUMBER: Final = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
+_SAID_NUMBER: Final = re.compile(NUMBER)
 _PLACE_OR_TIME: Final = re.compile(
     r"((https?|s3|gs|file)://|www\.)\S+|[\w/\\ .~-]{0,200}\w\.(txt|jsonl?|csv|tsv|md|html?|pdf|docx?|xlsx?|png|jpe?g|gif|wav|mp[34]|eml|xml|gz)"
     r"|\d{4}[-/.]\d\d?([-/.]\d\d?([T ]+\d.*)?)?|\d\d?[-/.]\d\d?[-/.]\d{4}([T ]+\d.*)?|\d\d?:\d\d(:\d\d)?"
@@ -47,17 +48,28 @@ _NO_TARGET: Final = re.compile(
 """Names of columns that say which row it is, or where and when it is from; behind a usual name of labels they may be labels."""
 _SPAN: Final = {"label", "start", "end"}
 _MAX_LABELS: Final = 1000
+_MAX_LABEL: Final = 60
+"""Characters of a label."""
+_YES_OR_NO: Final = ({"0", "1"}, {"true", "false"}, {"yes", "no"})
+RELEVANCE: Final = ("relevance", "relevant")
+"""Usual names of a column that says how relevant a document is to a query."""
 USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "text": ("text", "sentence", "content", "body", "message", "question", "review", "utterance", "document"),
+    "text-pair": ("text_pair", "hypothesis", "passage"),
     "label": ("label", "labels", "category", "class", "intent", "topic", "sentiment", "target", "tag", "type"),
+    "labels": ("labels", "cats", "tags", "topics", "categories", "genres", "emotions", "intents", "label"),
+    "score": ("score", "similarity", "relatedness", "rating", "grade", "label", "target", *RELEVANCE),
     "spans": ("spans", "entities"),
-    "prompt": ("prompt", "question", "instruction", "input", "query", "source", "article", "document", "problem"),
+    "prompt": (
+        *("prompt", "question", "instruction", "input", "query", "source", "article", "document", "problem", "anchor"),
+    ),
     "completion": (
         *("completion", "answer", "response", "output", "target", "summary", "translation", "solution", "reply"),
+        "positive",
     ),
     "messages": ("messages", "conversation", "conversations", "chat"),
     "chosen": ("chosen", "preferred", "accepted", "better"),
-    "rejected": ("rejected", "dispreferred", "worse"),
+    "rejected": ("rejected", "dispreferred", "worse", "negative"),
     "question": ("question", "query", "sent2"),
     "context": ("context", "passage", "paragraph", "ctx", "article", "sent1", "premise"),
     "answers": ("answers",),
@@ -149,12 +161,36 @@ class SampledColumn:
         """Whether the values are few, short, and each occurs several times."""
         least = 1 if self.is_called_label else 2  # `tag` and `type` are often constant
         few = least <= self.distinct <= min(_MAX_LABELS, max(2, len(self.filled) / 3))
-        return few and self.mean_characters <= 60
+        return few and self.mean_characters <= _MAX_LABEL and not self.has_fractions
+
+    @cached_property
+    def has_label_sets(self) -> bool:
+        """Whether the values are lists of labels that several rows have, some of them not just one, or records that say yes or no of each.
+
+        Shares of people that say yes are meant so only by a column with a usual name.
+        """
+        if self.kind == "record":
+            said = [own for value in self.filled for own in value.values() if own is not None]
+            usual = self.name.lower() in USUAL_NAMES["labels"]
+            return bool(said) and all(
+                isinstance(v, int | float) and (v in (0, 1) or (usual and 0 < v < 1)) for v in said
+            )
+        items = [item for value in self.filled for item in value] if self.kind == "list" else []
+        few = 0 < len({*map(str, items)}) <= min(_MAX_LABELS, max(2, len(items) / 3))
+        kinds = (str, int) if self.name.lower() in USUAL_NAMES["labels"] else str  # other numbers may be tokens
+        are_labels = few and all(isinstance(item, kinds) and len(str(item)) <= _MAX_LABEL for item in items)
+        return are_labels and any(len(value) != 1 for value in self.filled)
+
+    @property
+    def says_yes_or_no(self) -> bool:
+        """Whether each value says yes or no, both occur, and the name is not that of a label: a column for one of several labels."""
+        usual = self.name.lower() in USUAL_NAMES["label"]
+        return not usual and self.distinct == 2 and {str(v).strip().lower() for v in self.filled} in _YES_OR_NO
 
     @property
     def is_id(self) -> bool:
         """Whether the values only number or name the rows."""
-        if self.name.lower() in USUAL_NAMES["text"] or self.is_decimal:
+        if self.name.lower() in USUAL_NAMES["text"] or self.is_decimal or self.not_numbers:
             return False
         unique = self.distinct > 0.95 * len(self.filled)
         by_name = re.fullmatch(r"(.*[_.-])?(id|idx|index|uuid|guid|key|row|number|no|nr)", self.name.lower())
@@ -186,6 +222,26 @@ class SampledColumn:
         return self.is_numeric and (self.kind == "number" or any("." in str(value) for value in self.filled))
 
     @property
+    def not_numbers(self) -> list[str]:
+        """The texts that are no numbers, if most are."""
+        found = (
+            [value for value in self.filled if not _SAID_NUMBER.fullmatch(value.strip())] if self.kind == "text" else []
+        )
+        return found if len(found) < len(self.filled) / 2 else []
+
+    @property
+    def says_numbers(self) -> bool:
+        """Whether most values are numbers, or say them."""
+        return bool(self.is_numeric or self.not_numbers)
+
+    @property
+    def has_fractions(self) -> bool:
+        """Whether the values are numbers, and not all of them whole; some texts such as n/a may be among them."""
+        if self.not_numbers:
+            return any("." in value for value in self.filled)
+        return self.kind == "number" and not all(float(value).is_integer() for value in self.filled)
+
+    @property
     def is_incidental(self) -> bool:
         """Whether the values say nothing about a row: there are none, or they are all the same, or names, numbers or addresses of rows."""
         if self.is_label and self.is_called_label:
@@ -197,6 +253,13 @@ class SampledColumn:
 def most(test: Callable[[Any], object], values: Sequence[Any]) -> bool:
     """Whether nine of ten values pass a test: what a column holds, although some rows are bad."""
     return 10 * sum(bool(test(value)) for value in values) >= 9 * len(values)
+
+
+def _number_said(value: Any) -> Any:
+    """Return the number that a text says, null for a blank one, and else the value."""
+    if not isinstance(value, str):
+        return value
+    return float(value) if _SAID_NUMBER.fullmatch(value.strip()) else value if value.strip() else None
 
 
 def _parsed(text: str) -> Any:
@@ -230,12 +293,14 @@ class RowSample:
 
     def reading(self, kinds: Mapping[str, ColumnKind]) -> RowSample:
         """Return the sample as an objective with these columns reads it: see `SplitRows.reading`."""
+        numbers = [column for column, kind in kinds.items() if kind == "number"]
         texts = {column for column, kind in kinds.items() if kind in ("string", "optional", "label")}
         integers = {column for column, kind in kinds.items() if kind in ("string", "optional")}
         rows = {
             split: [
                 {name: str(v) if name in integers and type(v) is int else v for name, v in row.items()}
                 | {name: text for name, text in own.items() if name in texts}
+                | {name: _number_said(row.get(name)) for name in numbers}
                 for row, own in zip(rows, self.written.get(split) or [{}] * len(rows), strict=True)
             ]
             for split, rows in self.rows.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -14,7 +14,7 @@ from params.foundation.errors import see_limits
 from params.loading import suggestion
 from params.schema import ObjectiveChoice
 from tasks.scaffold.forms import RowForm, find_row_forms, rating_column
-from tasks.scaffold.look import USUAL_NAMES, Kind, RowSample, SampledColumn, columns_named, most
+from tasks.scaffold.look import RELEVANCE, USUAL_NAMES, Kind, RowSample, SampledColumn, columns_named, most
 from tasks.scaffold.request import NewRecipeRequest
 from trainer import objectives
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
@@ -22,13 +22,14 @@ from trainer.objectives.bases.answer_spans import looks_like_answers
 from trainer.objectives.bases.preferences import begin_with_prompt
 from trainer.objectives.bases.prompt_template import column_or_template, names_columns
 from trainer.objectives.bases.rows import ColumnKind
+from trainer.objectives.bases.text_pairs import find_usual_pair
 
 _CONTEXT: Final = ("input", "context")
 """Usual names of columns that belong to a prompt."""
 _FITTING: Final[Mapping[ColumnKind, tuple[str, set[Kind]]]] = {
     **dict.fromkeys(("string", "optional"), ("text", set[Kind]())),
     "label": ("labels", {"text", "integer", "boolean"}),
-    "labels": ("lists of labels", {"list"}),
+    "labels": ("lists of labels", {"list", "record"}),
     "number": ("numbers", {"integer", "number"}),
     "records": ("lists of records", {"messages", "spans", "list"}),
     "record": ("records", {"record", "spans", "list"}),
@@ -37,6 +38,8 @@ _FITTING: Final[Mapping[ColumnKind, tuple[str, set[Kind]]]] = {
 _NUMBERED_CHOICE: Final = re.compile(r"(ending|choice|option|answer|opt|sol)_?(\d|[a-e])")
 """Names of columns with one of several choices each."""
 _MEANINGS: Final = {
+    "text-pair": "second text",
+    "score": "number",
     "completion": "answer",
     "messages": "conversation",
     "chosen": "better answer",
@@ -93,6 +96,8 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
         _check_named(request.objective, kind)
     objective = request.objective or _choose_objective(request, sample, kind)
     advice, columns = proposable_objectives()[objective], dict[str, str]()
+    if "text-pair" in advice.columns and given.keys().isdisjoint({"text", "text-pair"}):
+        given = {**_pair(sample), **given}
     for flag in advice.asked(_seen(sample, given)):
         chosen = {**columns, **given}
         if flag not in chosen and not _candidates(flag, sample, chosen):
@@ -100,7 +105,7 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
                 if form.column.lower() in USUAL_NAMES[flag]:
                     raise form.error(sample.patterns)
         columns[flag] = chosen[flag] if flag in chosen else _choose_column(flag, sample, chosen, request, objective)
-    for flag in advice.templates.intersection(columns).difference(given, {"choices"}):
+    for flag in advice.templates.intersection(columns).difference(given, {"labels", "choices"}):
         columns[flag] = _with_context(columns, flag, sample)
     for flag, column in columns.items():
         if names_columns(column) and (flag in advice.templates) == (column in sample.columns):
@@ -167,8 +172,11 @@ def _check_kinds(proposal: ObjectiveProposal, sample: RowSample) -> None:
                     raise form.error(sample.patterns)
             if kind is None or (is_text and (column.can_be_text or (reads_messages and column.kind == "messages"))):
                 continue
-            if column.kind in _FITTING[kind][1] | {"empty"}:
+            if column.kind in _FITTING[kind][1] | {"empty"} or (kind == "number" and column.says_numbers):
                 continue
+            if flag == "label" and column.has_label_sets:
+                what = f"column `{column.name}` holds several labels of each row"
+                raise RecipeError("--label", what, f"name it with --labels {column.name}")
             what = f"column `{column.name}` holds {_KINDS.get(column.kind, column.kind)}"
             read = f"{proposal.objective} reads {_FITTING[kind][0]} there"
             fix = forms[0].error(sample.patterns).fix if forms else f"name another column with --{flag}"
@@ -200,10 +208,15 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
     prompts, texts = _usual(sample, "prompt"), _candidates("text", sample, given)
     answers = [c for c in _usual(sample, "completion") if c not in prompts[:1]]
     answers = [c for c in answers if not c.is_label or c.is_numeric or c.name.lower() not in USUAL_NAMES["label"]]
+    pair = {} if "text" in given else _pair(sample)
+    grades = [c for c in columns_named(sample.columns, RELEVANCE) if c.is_numeric or c.kind == "boolean"]
     found = {
         "text": len(texts) == 1 and not _forms(sample),
-        "label": [c for c in _candidates("label", sample, given) if not (answers and c in prompts[:1])],
+        "label": [c for c in _candidates("label", sample, {**pair, **given}) if not (answers and c in prompts[:1])],
+        "labels": texts and _candidates("labels", sample, given),
         "completion": answers,
+        "text-pair": pair,
+        "score": texts and [c for c in _usual(sample, "score") if c.has_fractions or c in grades],
         **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages", "answers", "choices")},
         **{flag: _usual(sample, flag) for flag in ("prompt", "chosen", "rejected", "question", "context")},
     }
@@ -217,7 +230,12 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         is_text_alone=all(c.is_incidental for c in sample.columns.values() if c.name != own),
         answers_have_prompt=not is_chat and most(lambda pair: begin_with_prompt(*pair), pairs),
         rates_answers=rating_column(sample.columns) is not None,
+        ranks_documents=bool(grades) and any(c.distinct < len(c.filled) for c in prompts[:1]),
     )
+
+
+def _pair(sample: RowSample) -> dict[str, str]:
+    return find_usual_pair(c.name for c in sample.columns.values() if c.kind == "text")
 
 
 def _choose_column(
@@ -276,15 +294,34 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
         found = [c for c in texts if not c.is_id and not (c.is_label and not (c.has_spaces and c in unnamed))]
         found = found or [c for c in texts if not c.is_label] or [c for c in texts if c in unnamed or c.has_spaces]
         return sorted([c for c in found if c.has_spaces] or found, key=lambda c: -c.mean_characters)
+    if flag == "labels":
+        own = {form.column for form in _forms(sample)}
+        found = [c for c in columns if c.name not in taken | own and c.has_label_sets and not _is_parallel(c, columns)]
+        marked = [c for c in columns if c.name not in taken and c.says_yes_or_no]
+        has_label = any(c.is_label for c in _usual(sample, "label"))
+        return found or ([_joined(marked)] if len(marked) > 1 and not has_label else [])
     if flag == "label":
         if "text" not in chosen and len(texts := _candidates("text", sample, chosen)) == 1:
             taken.add(texts[0].name)  # the only one that can be the text
         return [c for c in columns if c.name not in taken and c.is_target]
+    if flag == "score":
+        return [c for c in columns if c.name not in taken and c.says_numbers and not c.is_id]
     kinds: set[Kind] = {"text"}
     kinds |= {"messages"} if any(flag in advice.conversations for advice in proposable_objectives().values()) else set()
     by_name = [c for c in _usual(sample, flag) if c.kind in kinds or c.can_be_text or c.is_numeric]
     other = {c.name for own in ("chosen", "rejected") if own != flag for c in _usual(sample, own)}
     return by_name or [c for c in columns if c.kind in kinds and not c.is_incidental and c.name not in other]
+
+
+def _is_parallel(column: SampledColumn, columns: Sequence[SampledColumn]) -> bool:
+    """Whether another column has lists of the same lengths, as words and their tags have."""
+    others = [one for one in columns if one is not column and one.kind == column.kind == "list"]
+    return any([*map(len, one.filled)] == [*map(len, column.filled)] for one in others)
+
+
+def _joined(columns: Sequence[SampledColumn]) -> SampledColumn:
+    """Return columns that say yes or no of a label each as one, whose name is a template of them."""
+    return SampledColumn(" ".join(f"{{{column.name}}}" for column in columns), [])
 
 
 _OWN: Final = "; or write an objective (docs/objectives.md), and name it with --objective"
@@ -321,6 +358,7 @@ def _choose_text_alone(request: NewRecipeRequest, sample: RowSample, kind: Model
     others = [c for c in sample.columns.values() if c is not texts[0] and not c.is_incidental]
     what = f"no objective reads {', '.join(f'`{c.name}` ({_KINDS.get(c.kind, c.kind)})' for c in others)} of these rows"
     fix = f"to learn from `{texts[0].name}` alone, add --objective {alone}; or name the columns of another objective"
+    fix += next((f", such as --score {c.name}" for c in others if c.says_numbers), "")
     request.confirm(
         f"Learn {known[alone].meaning} from `{texts[0].name}` alone?", RecipeError("--objective", what, fix)
     )

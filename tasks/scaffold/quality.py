@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from params import DataError
@@ -66,6 +67,8 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     Raises:
         DataError: no row can be used, or all rows have the same label.
     """
+    if objective.columns().get(proposal.columns.get("label", "")) == "number":  # numbers are no labels to count
+        proposal = replace(proposal, columns={flag: own for flag, own in proposal.columns.items() if flag != "label"})
     unusable, examples, held_out, train = Counter[str](), dict[str, str](), list[Row](), list[Row]()
     for split in sorted(sample.rows, key=lambda split: split == "train"):
         for number, found in enumerate(sample.rows[split], start=1):
@@ -79,8 +82,8 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     if not train:
         reasons = "; ".join(f"{count} rows: {reason}" for reason, count in unusable.most_common(3))
         raise DataError("the training rows", f"none can be used: {reasons}", "name other columns, or fix the rows")
-    raw = Counter(label for row in train for label, *_ in _targets(row, proposal))
-    held_out_labels = {label for row in held_out for label, *_ in _targets(row, proposal)}
+    raw = Counter(label for row in train for label, *_ in _targets(row, proposal, objective))
+    held_out_labels = {label for row in held_out for label, *_ in _targets(row, proposal, objective)}
     learned = {label: as_learned(label, objective.state_of) for label in {*raw, *held_out_labels}}
     labels = Counter[str]()
     for label, count in raw.items():
@@ -92,7 +95,7 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     columns, answers = input_columns(proposal), dict[str, set[frozenset[Any]]]()
     texts = Counter(_input(row, columns) for row in train) if columns else Counter[str]()
     for row in train if columns else ():
-        target = frozenset((learned[label], *place) for label, *place in _targets(row, proposal))
+        target = frozenset((learned[label], *place) for label, *place in _targets(row, proposal, objective))
         answers.setdefault(_input(row, columns), set()).add(target)
     conversation = proposal.columns.get("messages")
     turns = [read_turns(row[conversation]) for row in train] if conversation else []
@@ -136,8 +139,8 @@ def _parts(label: str) -> set[str]:
 
 def input_columns(proposal: ObjectiveProposal) -> list[str]:
     """Return the columns of the input: rows that have the same one are alike, whatever their label or answer is."""
-    flags = ("text", "prompt", "context")
-    return next((found for flag in flags if (found := proposal.read_columns(flag))), [])
+    kinds = (("text", "text-pair"), ("prompt",), ("context",))
+    return next((found for flags in kinds if (found := proposal.read_columns(*flags))), [])
 
 
 def _input(row: Row, columns: Sequence[str]) -> str:
@@ -152,15 +155,16 @@ def _reason(row: Row, objective: Objective[Any]) -> str | None:
             if checks.get(("expect_column_values_to_not_be_null", column)) != "quarantine":
                 continue
             return f"no `{column}`"
+        if kind == "number" and isinstance(row[column], str):
+            return f"`{column}` is no number"
         if kind in ("string", "label") and not str(row[column]).strip():
             return f"an empty `{column}`"
     reason = objectives.why_row_unusable(objective, row)
     return "overlapping spans" if reason and " overlaps the span before it" in reason else reason
 
 
-def _targets(row: Row, proposal: ObjectiveProposal) -> list[tuple[Any, ...]]:
-    """Return the label of a row, or those of its spans with their places."""
-    if label := proposal.columns.get("label"):
-        return [(str(row[label]),)] if row.get(label) is not None else []
-    spans = row.get(proposal.columns.get("spans", "")) or ()
-    return [(str(span["label"]), span["start"], span["end"]) for span in spans]
+def _targets(row: Row, proposal: ObjectiveProposal, objective: Objective[Any]) -> list[tuple[Any, ...]]:
+    """Return the labels of a row; of spans with their places."""
+    if spans := proposal.columns.get("spans"):
+        return [(str(span["label"]), span["start"], span["end"]) for span in row.get(spans) or ()]
+    return [(label,) for label in objective.row_labels(row)]

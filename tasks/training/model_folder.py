@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from params import ModelError
 from params.foundation.artifacts import Artifacts
 from params.schema import Model
@@ -19,7 +21,9 @@ from trainer.loop.metrics import EvaluationMetrics
 from trainer.model import network
 from trainer.model.limits import find_reading_limit, write_reading_limit
 from trainer.model.use_settings import read_number_format, restore_use_settings
+from trainer.model.weights_header import write_chosen_settings
 from trainer.objectives.bases.release_format import ReleaseFormat
+from trainer.objectives.bases.standardization import restore_units
 
 _EXACT: Final = 1e-3
 _ROUNDED: Final = 0.1
@@ -34,6 +38,8 @@ def complete_model_folder(
     The tokenizer cuts a text where the base model's does, or where a new model's positions end, and not where training has cut it.
     """
     shutil.copytree(artifacts.tokenizer, folder, dirs_exist_ok=True)
+    for own in (folder, folder / artifacts.adapter.name):
+        restore_units(own)
     longest = read_report(artifacts, TokenizationReport).splits["train"].longest
     write_reading_limit(folder, find_reading_limit(folder, at_least=longest, is_new=model.pretrained is None))
     restore_use_settings(folder, model)
@@ -44,7 +50,8 @@ def complete_model_folder(
 def check_same_metrics(folder: Path, job: Job, trained: Mapping[str, float]) -> None:
     """Score the model in a folder once more, as it was saved: its metrics of the validation split must be those of the training.
 
-    `trained` has the metrics that the training computed with these weights, named `eval_<metric>`.
+    `trained` has the metrics that the training computed with these weights, named `eval_<metric>`. What the objective chooses by the
+    scores, such as thresholds, is then written into the model's configuration, and beside its weights.
 
     Raises:
         ModelError: they are others, such as after adapters were merged that a weight shares.
@@ -58,9 +65,10 @@ def check_same_metrics(folder: Path, job: Job, trained: Mapping[str, float]) -> 
         )
     )
     metrics = EvaluationMetrics(objective, state=state, tokenizer=tokenizer, metrics=job.metrics)
-    sequences = tokens.read_split(job.tokens, "validation")
+    sequences, scores = tokens.read_split(job.tokens, "validation"), []
     for _, parts in metrics.batches(loaded, sequences, batch_size=job.launch.eval_batch_size):
         metrics.update(parts)
+        scores.append(parts[0].double().numpy())
     found = metrics.compute()
     name = "loss" if "loss" in found else job.training.best_metric
     before, now = trained[f"eval_{name}"], found[name]
@@ -72,3 +80,6 @@ def check_same_metrics(folder: Path, job: Job, trained: Mapping[str, float]) -> 
         what = f"{name} of the validation split is {now:.6g} as saved, and was {before:.6g} at the end of training"
         fix = "change the model section, such as model.lora.target_modules, and train again"
         raise ModelError("train", f"the saved model is not the one that was trained: {what}", fix)
+    columns = dict(zip(objective.score_names(state), np.concatenate(scores).T, strict=True))
+    if chosen := objective.config_from_validation(columns, state):
+        write_chosen_settings(folder, chosen)

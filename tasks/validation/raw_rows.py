@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -59,6 +59,10 @@ class ShardWithPositions:
     def stop(self) -> int:
         """Position after the last row."""
         return self.start + len(self.rows)
+
+    def with_said(self) -> Self:
+        """Return the rows with the texts that say numbers, as they are."""
+        return replace(self, rows=self.rows.with_said())
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows, with all columns or with `row_id` and those of `columns` that the source has."""
@@ -215,12 +219,17 @@ class RawRows:
                 found.append(part.table([])[ROW_ID].to_numpy()[chosen - part.start])
         return np.concatenate(found)
 
-    def pick(self, positions: Sequence[int], columns: Sequence[str] | None = None) -> dict[int, dict[str, Any]]:
-        """Return a few rows by position, with all columns or with `row_id` and those of `columns` that the rows have."""
+    def pick(
+        self, positions: Sequence[int], columns: Sequence[str] | None = None, *, said: bool = False
+    ) -> dict[int, dict[str, Any]]:
+        """Return a few rows by position, with all columns or with `row_id` and those of `columns` that the rows have.
+
+        `said`: with the texts that say numbers.
+        """
         found, wanted = dict[int, dict[str, Any]](), np.unique(np.array(positions, np.int64))
         for part in self.parts:
             if len(own := positions_in_range(wanted, part.start, part.stop)):
-                rows = values_of_rows(part.table(columns).take(own - part.start))
+                rows = values_of_rows((part.with_said() if said else part).table(columns).take(own - part.start))
                 found.update(zip(own.tolist(), rows, strict=True))
         return found
 
@@ -280,7 +289,10 @@ def _require_types(raw: Path, schema: pa.Schema, kinds: Mapping[str, ColumnKind]
         "string": ("text", is_text),
         "optional": ("text", is_text),
         "label": ("text or integers", is_label),
-        "labels": ("lists of text or integers", lambda kind: is_list(kind) and is_label(kind.value_type)),
+        "labels": (
+            "lists of text or integers, or records",
+            lambda kind: types.is_struct(kind) or kind.equals(JSON) or (is_list(kind) and is_label(kind.value_type)),
+        ),
         "number": ("numbers", lambda kind: types.is_integer(kind) or types.is_floating(kind)),
         "records": ("lists", lambda kind: is_list(kind) or kind.equals(JSON)),
         "record": ("records", lambda kind: types.is_struct(kind) or is_list(kind) or kind.equals(JSON)),

@@ -138,6 +138,17 @@ def _write_bookings(folder: Path) -> None:
         _write_json(folder / f"{split}.jsonl", ({"text": text, "spans": spans} for text in texts))
 
 
+def _write_feelings(folder: Path) -> None:
+    """Write comments with the feelings that they name, of which some have none and others several."""
+    choose, feelings = random.Random(28), {"joy": "glad", "fear": "afraid", "anger": "furious", "love": "fond"}
+    for split, rows in (("train", 300), ("validation", 120), ("test", 120)):
+        own = [[name for name in feelings if choose.random() < 0.35] for _ in range(rows)]
+        said = [" and ".join([*map(feelings.__getitem__, names)] or ["here"]) for names in own]
+        texts = (f"I am {words} on day {i}" for i, words in enumerate(said))
+        found = ({"text": text, "labels": names} for text, names in zip(texts, own, strict=True))
+        _write_json(folder / f"{split}.jsonl", found)
+
+
 def _write_sums(folder: Path) -> None:
     """Write questions whose answers end in a number."""
     for split, rows in (("train", 120), ("test", 200)):
@@ -172,6 +183,7 @@ def _write_json(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 _WRITERS: dict[str, Callable[[Path], None]] = {
     "banking77": _write_bank,
     "restaurant8k": _write_bookings,
+    "goemotions": _write_feelings,
     "gsm8k": _write_sums,
     "gsm8k-preferences": _write_preferences,
     "tinyshakespeare": _write_play,

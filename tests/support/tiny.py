@@ -73,6 +73,22 @@ TAGS = {
     "model": CLASSES["model"],
     "training": RECIPE["training"] | {"best_metric": "f1"},
 }
+NUMBERS = {
+    "objective": {
+        "name": "regression",
+        "text_column": "text",
+        "text_pair_column": "label",
+        "label_column": "number",
+    },
+    "model": CLASSES["model"],
+    "training": RECIPE["training"],
+}
+LABEL_SETS = {
+    "objective": {"name": "multi_label_classification"},
+    "model": CLASSES["model"],
+    "training": RECIPE["training"] | {"max_steps": 24, "eval_steps": 8},
+}
+"""For rows with `labels`, see `write_sentences`."""
 TARGETS = {
     "objective": {"name": "seq2seq", "input_column": "text", "target_column": "label", "max_new_tokens": 8},
     "model": {
@@ -165,8 +181,11 @@ def write_some(rows: SplitRows, folder: Path, keep: Sequence[bool]) -> None:
     rows.write_manifest(folder, kept)
 
 
-def write_sentences(artifacts: Artifacts, sizes: dict[str, int] = SIZES) -> None:
-    """Sentences with a label that can be read off them, and the span that says it, in every split."""
+def write_sentences(artifacts: Artifacts, sizes: dict[str, int] = SIZES, *, label_sets: bool = False) -> None:
+    """Sentences with a label and a number that can be read off them, and the span that says the label, in every split.
+
+    With `label_sets`, also the list of those words that some sentences have: none, one or several.
+    """
     splits = {}
     for seed, (split, count) in enumerate(sizes.items()):
         texts = sentences(count, seed)
@@ -176,7 +195,10 @@ def write_sentences(artifacts: Artifacts, sizes: dict[str, int] = SIZES) -> None
             [{"label": "who", "start": start, "end": start + len(label)}]
             for start, label in zip(starts, labels, strict=True)
         ]
-        splits[split] = {"text": texts, "label": labels, "spans": spans}
+        numbers = [200.5 + 100 * text.count(", again") for text in texts]
+        splits[split] = {"text": texts, "label": labels, "spans": spans, "number": numbers}
+        if label_sets:
+            splits[split]["labels"] = [[one for one in ("again", "cat", "rain") if one in text] for text in texts]
     write_rows(artifacts, **splits)
 
 
@@ -184,7 +206,7 @@ def tokenized(root: Path, content: dict[str, Any], sizes: dict[str, int] = SIZES
     """A project's folder with a recipe and its tokens, ready to train."""
     made = load(write(root / "params" / "tiny.yaml", content))
     artifacts = Artifacts("tiny", root)
-    write_sentences(artifacts, sizes)
+    write_sentences(artifacts, sizes, label_sets=made.objective.name == LABEL_SETS["objective"]["name"])
     tokenize(artifacts, tokenization=made.tokenization, objective=made.objective, launch=made.launch)
     return artifacts, made
 

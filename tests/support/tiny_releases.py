@@ -30,6 +30,7 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "question_answering": (40, {"objective": {"name": "question_answering"}, **_ENCODER, "training": _BEST_F1}),
     "multiple_choice": (40, {"objective": {"name": "multiple_choice"}, **_ENCODER, "training": _BEST_ACCURACY}),
     "masked_lm": (10, {"objective": {"name": "masked_lm"}, "model": tiny.CLASSES["model"]}),
+    "regression": (60, tiny.NUMBERS),
     "seq2seq": (10, {**tiny.TARGETS, "objective": {**tiny.TARGETS["objective"], "prefix": "who: "}}),
     "dpo": (
         0,
@@ -44,6 +45,25 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
         },
     ),
     "grpo": (0, {"objective": {"name": "grpo", **_PROMPTS}}),
+    "embedding": (
+        0,
+        {
+            "objective": {"name": "embedding", "anchor_column": "text", "positive_column": "label"},
+            "model": tiny.CLASSES["model"],
+        },
+    ),
+    "ranking": (
+        20,
+        {
+            "objective": {
+                "name": "ranking",
+                "query_column": "label",
+                "document_column": "text",
+                "relevance_column": "number",
+            },
+            "model": tiny.CLASSES["model"],
+        },
+    ),
     "iterative_sft": (0, {"objective": {"name": "iterative_sft", **_PROMPTS}}),
 }
 """How many steps each learns, and the sections of its recipe."""

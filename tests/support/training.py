@@ -86,6 +86,7 @@ def assert_same(golden: Artifacts, other: Artifacts) -> None:
     for path in golden.checkpoint.glob("rng_state*.pth"):
         assert _same_file(path, other.checkpoint / path.name), path.name
     assert _same_file(golden.model / "model.safetensors", other.model / "model.safetensors"), "the best weights"
+    assert _same_file(golden.model / "config.json", other.model / "config.json")
     assert state_without_times(golden.checkpoint) == state_without_times(other.checkpoint)
     for curve in ("train.csv", "validation.csv"):
         assert (golden.history / curve).read_text() == (other.history / curve).read_text()

@@ -30,7 +30,7 @@ from trainer.objectives.bases.answer_spans import PairFrame, Passage
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
-from trainer.objectives.bases.padding import pad_batch, pad_to_tensor
+from trainer.objectives.bases.padding import pad_batch
 from trainer.objectives.bases.release_format import ReleaseFormat
 from trainer.objectives.bases.rows import PromptForm, ScoreColumns
 from trainer.objectives.bases.squad_metrics import score_answer
@@ -201,8 +201,6 @@ class QuestionAnswering(Objective[Options]):
     def collate(self, examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, Any]:
         """The padded windows, `start_positions`, `end_positions` and `row_id` (B,) and, to score them, their `passages`."""
         batch: dict[str, Any] = dict(pad_batch(examples, tokenizer))
-        if "token_type_ids" in examples[0]:
-            batch["token_type_ids"] = pad_to_tensor([one["token_type_ids"] for one in examples], 0)
         for name in ("start_position", "end_position"):
             batch[f"{name}s"] = torch.tensor([one[name] for one in examples])
         batch["row_id"] = torch.tensor([one["row_id"] for one in examples])
@@ -242,7 +240,9 @@ class QuestionAnswering(Objective[Options]):
         measured = torch.tensor(found, dtype=torch.float64, device=logits.device)
         return torch.cat([losses[:, None].double(), batch["row_id"][:, None].double(), measured], 1)
 
-    def scores_of_split(self, measured: NDArray[np.float64], state: ObjectiveState) -> NDArray[np.float64]:
+    def scores_of_split(
+        self, measured: NDArray[np.float64], state: ObjectiveState, documents: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
         """Return the scores of each window, (N, 5), which add up to those of its question: its answer counts in the window that has it."""
         columns = dict(zip(_MEASURED, measured.T, strict=True))
         _, group = np.unique(columns["row_id"], return_inverse=True)

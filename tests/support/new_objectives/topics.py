@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from params.schema import Section
 from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit
+from trainer.objectives.bases.label_sets import list_labels_in
 from trainer.objectives.bases.likelihood import ClassifierObjective, without_labels
 from trainer.objectives.bases.loss import BatchLoss
 from trainer.objectives.bases.objective import EncodedRow
@@ -59,7 +60,7 @@ class Topics(ClassifierObjective[Options]):
         return row[self.options.text_column]
 
     def row_labels(self, row):
-        return [str(label) for label in row[self.options.topics_column]]
+        return list(list_labels_in(row[self.options.topics_column]))
 
     def state_of(self, labels):
         return {"labels": sorted(labels)}

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from params.schema import Direction
+from trainer.objectives.bases.label_results import PrecisionRecallCurve
 from trainer.objectives.bases.labels import match_labels
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
@@ -137,6 +138,24 @@ class ClassifierObjective(Likelihood[OptionsT]):
     def model_config(self, state: ObjectiveState) -> dict[str, Any]:
         labels = dict(enumerate(state["labels"]))
         return {"num_labels": len(labels), "id2label": labels, "label2id": {label: i for i, label in labels.items()}}
+
+    def label_counts(self, totals: NDArray[np.float64], state: ObjectiveState) -> NDArray[np.float64] | None:
+        """Return how many rows are rightly predicted to have each label, are predicted to, and have it: (..., 3, L); None if unknown.
+
+        `totals` (..., S) are sums of `additive_statistics`.
+        """
+        return None
+
+    def confusion_matrix(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.int64] | None:
+        """Return how many of N rows have each label, and are predicted to have each one or, last, one of another run: (L, L + 1).
+
+        None if rows have other than one label each.
+        """
+        return None
+
+    def label_curves(self, scores: ScoreColumns, state: ObjectiveState) -> Mapping[str, PrecisionRecallCurve]:
+        """Return the curve of each label that some of N rows have; none if the scores lack its probability."""
+        return {}
 
     def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
         """Return a classifier whose logits (..., C) are those of this run's labels, whatever labels it was trained on.

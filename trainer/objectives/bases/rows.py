@@ -18,7 +18,7 @@ Example = dict[str, Any]
 
 `labels` has one integer per token; or is one integer, the class; or one float, or a list of floats, such as 1.0 for each label that a
 row has and 0.0 for the others; or there are none. Where a model reads several texts, further ones are called `<name>_input_ids`.
-Further values are lists of integers, numbers or text. One row can become several examples.
+`token_type_ids` has which of two texts that are read together each token is of. Further values are lists of integers, numbers or text. One row can become several examples.
 """
 
 
@@ -37,7 +37,7 @@ ScoreColumns = Mapping[str, "NDArray[np.float64]"]
 """Scores of N sequences or rows by name, each (N,): `{"nll": array([3.1, 0.4]), "tokens": array([8.0, 2.0])}`."""
 
 ColumnKind = Literal["string", "optional", "label", "labels", "number", "records", "record"]
-"""What a column holds: text; text that may be missing or blank; one label, text or integer; a list of labels, which may be empty; a number; a list of records; a record."""
+"""What a column holds: text; text that may be missing or blank; one label, text or integer; a list of labels, which may be empty, or a record that says yes or no of each; a number; a list of records; a record."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class PromptForm:
     """Whether the prompt is a user's message, which the chat template renders."""
     template: str = ""
     """The template of several columns that prompts were made of, of which a text takes the place of the first."""
+    is_pair: bool = False
+    """Whether the model reads two texts together, `{"text": ..., "text_pair": ...}`."""
 
     def wrap(self, text: str) -> str:
         """Return a text with what stands around it."""
@@ -79,7 +81,10 @@ def expect_columns(columns: Mapping[str, ColumnKind], text_columns: Collection[s
 def why_columns_unusable(columns: Mapping[str, ColumnKind], row: Row) -> str | None:
     """Return what is wrong with lists of labels, or with columns of which a row needs one; None if nothing."""
     lists = [column for column, kind in columns.items() if kind == "labels"]
-    if reason := next((f"one of its {column} is null" for column in lists if None in row[column]), None):
+    if reason := next(
+        (f"one of its {column} is null" for column in lists if isinstance(row[column], list) and None in row[column]),
+        None,
+    ):
         return reason
     optional = [column for column, kind in columns.items() if kind == "optional"]
     is_blank = optional and not any(str(row.get(column) or "").strip() for column in optional)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 
 import numpy as np
@@ -211,3 +212,23 @@ def test_identifiers_are_told_from_measures(name):
 @pytest.mark.parametrize("name", MEASURES)
 def test_measures_are_no_identifiers(name):
     assert not look_like_identifiers(MEASURES[name])
+
+
+def test_a_new_label_makes_no_row_a_new_one(tmp_path):
+    """A record says something of all labels, so a new one is in all records; and Arrow unites structs over all rows."""
+    sets = objectives.build_objective(ObjectiveChoice(name="multi_label_classification", labels_column="cats"))
+    cats = [{"cat": 1.0, "rain": 0.0}, {"cat": 0.0, "rain": 1.0}, {"cat": 0.0, "rain": 0.0}]
+    found = []
+    for name, records in {
+        "known": cats,
+        "one more label": [*({**own, "snow": 0.0} for own in cats), {"cat": 1.0, "rain": 0.0, "snow": 1.0}],
+        "in some rows only": [*cats, {"snow": 1}],
+        "JSON": pa.array([*map(json.dumps, cats), '{"cat": 1, "snow": 1}'], pa.string()).cast(pa.json_()),
+    }.items():
+        rows = write(tmp_path / name, {"text": [*"abcd"[: len(records)]], "cats": records}, "text")
+        columns = ComparedColumns.of(rows, sets, [])
+        scan = scanned(rows, columns)
+        assert {label_hash(label) for label in ("cat", "rain", NO_LABEL)} <= scan.labels["cats"].keys()
+        found.append({*scan.smallest.hashes.tolist()})
+    assert [len(own) for own in found] == [3, 4, 4, 4]
+    assert all(found[0] < own for own in found[1:])

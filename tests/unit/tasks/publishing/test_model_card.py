@@ -297,6 +297,16 @@ def snippet_of(artifacts, objective, template=""):
     return re.search(r"^```python\n(.*?)^```$", card_of(artifacts), re.DOTALL | re.MULTILINE)[1]
 
 
+def test_snippet_uses_the_thresholds_of_several_labels(run):
+    (run.model / "config.json").write_text(json.dumps({"label_thresholds": {"a": 0.3}}))
+    code = snippet_of(run, {"name": "multi_label_classification"})
+    assert 'answers = classifier("The text to classify.", truncation=True, top_k=None)' in code
+    assert 'if one["score"] >= thresholds[one["label"]]' in code
+    compile(code, "card", "exec")
+    (run.model / "config.json").write_text("{}")
+    assert "thresholds" not in snippet_of(run, {"name": "sequence_classification"})
+
+
 def test_snippet_writes_prompts_as_they_were_learned(run):
     grpo = {"name": "grpo", "prompt": 'Q: {text}\n"A": ', "rewards": ["trainer.rewards:numeric_answer"]}
     assert r"""generator('Q: Once upon a time\n"A": ',""" in snippet_of(run, grpo)

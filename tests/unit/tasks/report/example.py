@@ -163,6 +163,7 @@ def files(*, slices: int, worst: int, text: str) -> dict[str, Any]:
                 for i in range(worst)
             ],
             "changed": [changed_row(i, text) for i in range(worst)],
+            "labels": labels(text),
             "calibration": [{"confidence": c / 10 + 0.05, "accuracy": c / 11, "rows": 40} for c in range(10)],
         },
         "evaluation/blessing.json": {
@@ -212,6 +213,23 @@ def drift(text: str) -> dict[str, Any]:
 def tokens(rows: int) -> dict[str, float]:
     lengths = {"longest": 32, "mean_length": 14.5, "learned_tokens": rows, "truncated_rows": 1, "unused_rows": 0}
     return {"rows": rows, "sequences": rows, "tokens": 14 * rows, **lengths}
+
+
+def labels(text: str) -> dict[str, Any]:
+    """The results of four labels, of which one has too few rows to be judged."""
+    names = [text, STRANGE, "c", "d"]
+    judged = {"low": 0.7, "high": 0.85, "gain": 0.1, "gain_low": 0.02, "gain_high": 0.18}
+    values = {"predicted": 99, "precision": 0.82, "recall": 0.75, "f1": 0.78, "champion": 0.68, "floor_p_values": {}}
+    curve = {"average_precision": 0.81, "recall": [0.2, 0.75, 1.0], "precision": [1.0, 0.82, 0.3]}
+    return {
+        "results": [
+            {"label": name, "rows": 100 - 30 * i, **values, **(judged if i < 3 else {})} for i, name in enumerate(names)
+        ],
+        "confusions": [{"label": names[0], "predicted": names[1], "rows": 12, "share": 0.12, "champion": 9}],
+        "matrix": [[80, 12, 4, 4], [1, 68, 1, 0], [0, 0, 40, 0], [0, 0, 0, 10]],
+        "names": names,
+        "curves": [{"label": name, **curve} for name in names],
+    }
 
 
 def slice_result(i: int, text: str) -> dict[str, Any]:

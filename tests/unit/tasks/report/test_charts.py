@@ -11,7 +11,7 @@ import matplotlib as mpl
 import pytest
 from PIL import Image
 
-from tasks.evaluation.report import MetricComparison, SliceResult
+from tasks.evaluation.report import LabelCurve, MetricComparison, SliceResult
 from tasks.report.canvas import figure_as_png, figure_as_svg
 from tasks.report.charts import (
     MetricCurves,
@@ -22,6 +22,7 @@ from tasks.report.charts import (
     draw_gains,
     draw_slices,
 )
+from tasks.report.label_charts import draw_confusion_matrix, draw_label_curves
 from tasks.report.sections import draw_card_charts
 from tests.unit.tasks.report import example
 
@@ -40,6 +41,10 @@ def slice_result(name, rows, value, low=None, high=None, champion=None):
 GAINS = [gain("accuracy", 0.02, 0.005, 0.035), gain("loss", -0.1, -0.2, 0.01), gain("f1", 0, 0, 0)]
 SLICES = [slice_result(f"$slice_{i}$ <你好>", 40, 0.1 * i, 0.1 * i - 0.05, 0.1 * i + 0.05, 0.3) for i in range(1, 9)]
 BINS = [{"confidence": 0.55, "accuracy": 0.5, "rows": 40}, {"confidence": 0.95, "accuracy": 0.9, "rows": 4}]
+LABEL_CURVES = [
+    LabelCurve(label=f"$label_{i}$ <你好>", average_precision=0.6, recall=[0.1 * i, 1.0], precision=[1.0, 0.3])
+    for i in range(1, 6)
+]
 CURVE = [(float(step), 4 / (step + 1)) for step in range(0, 1000, 2)]
 CHARTS = {
     "gains": lambda: draw_gains(GAINS, against="champion", bars={"accuracy": 0.01}),
@@ -53,6 +58,10 @@ CHARTS = {
     "slices": lambda: draw_slices(SLICES, overall=0.4),
     "one slice": lambda: draw_slices([slice_result("only", 3, 0.0)]),
     "columns": lambda: draw_slices(SLICES, columns=2),
+    "confusion": lambda: draw_confusion_matrix(["$a$ <b>", "c"], [[4, 1], [0, 0]]),
+    "many labels": lambda: draw_confusion_matrix([f"label {i}" for i in range(12)], [[i] * 12 for i in range(12)]),
+    "curves of labels": lambda: draw_label_curves(LABEL_CURVES),
+    "curve of a label": lambda: draw_label_curves(LABEL_CURVES[:1]),
     "calibration": lambda: draw_calibration(BINS),
     "curves": lambda: draw_curves([MetricCurves("loss", CURVE, CURVE[::50], 900.0)]),
     "log curve": lambda: draw_curves([MetricCurves("perplexity", (), [(0.0, 5000.0), (10.0, 10.0)], 10.0)] * 2),

@@ -21,7 +21,19 @@ from tests.support.html import Outline
 from tests.support.project import Project
 from tests.unit.tasks.report import example
 
-SECTIONS = ["comparison", "slices", "worst", "changed", "calibration", "curves", "data", "tokens", "time", "lineage"]
+SECTIONS = [
+    "comparison",
+    "labels",
+    "slices",
+    "worst",
+    "changed",
+    "calibration",
+    "curves",
+    "data",
+    "tokens",
+    "time",
+    "lineage",
+]
 TIMINGS = {
     stage: StageTiming(stage=stage, seconds=41.5 * (i + 1), peak_memory_mib=700.0 * (i + 1), outcome="ran")
     for i, stage in enumerate(STAGES)
@@ -63,7 +75,7 @@ def test_sections_are_in_order(published):
     page = render_report_page(published, timings=TIMINGS)
     outline = assert_self_contained(page)
     assert [name for name in outline.ids if name in SECTIONS] == SECTIONS
-    assert outline.tags.count("svg") == 1 + 3 + 2 + 1 + 3
+    assert outline.tags.count("svg") == 1 + 3 + 2 + 2 + 1 + 3
     assert page.count("height: 100%; width: 100%; background") == 1, "the longest stage"
     assert all(page.count(f'href="#{name}"') == 1 for name in SECTIONS)
 
@@ -264,6 +276,23 @@ def test_changed_rows_show_both_answers(tmp_path):
     assert "the candidate does better on 3 and worse on 5." in text
     assert "row 100 gain +3.0 candidate" in text
     assert "candidate error 0.250 predicted t champion error 3.250 predicted" in text
+
+
+def test_labels_are_shown_with_what_is_mixed_up(tmp_path):
+    text = words(render_report_page(example.write(tmp_path, text="t"), timings=TIMINGS))
+    assert "Against the champion, 3 of 3 labels are better and 0 worse by their whole interval; about 0.2 would" in text
+    assert "t100990.8200.750 0.7800.70 to 0.85 0.680+0.10+0.02 to +0.18" in text
+    assert "d10990.8200.750 0.780too few rows to judge 0.680" in text
+    assert "1212%9" in text
+    run = example.write(tmp_path / "many", text="t")
+    labels = example.labels("t")
+    many = [{**labels["results"][0], "label": f"label {i}"} for i in range(500)]
+    change(run.report("details"), labels={**labels, "results": many, "confusions": [], "matrix": [], "names": []})
+    text = words(render_report_page(run, timings=TIMINGS))
+    assert "The 400 labels with the most rows of 500; all are in evaluation/details.json" in text
+    assert "label 39910099" in text
+    assert "label 400" not in text
+    assert "mixed up" not in text
 
 
 def test_page_limits_slices_and_long_texts(tmp_path):

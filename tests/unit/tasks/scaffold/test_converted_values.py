@@ -1,4 +1,4 @@
-"""`evergreen convert` changes no value that it need not change, and gives each class a column of its own."""
+"""`evergreen convert` changes no value that it need not change."""
 
 from __future__ import annotations
 
@@ -49,21 +49,9 @@ def test_numbers_of_a_table_are_texts_already(capsys: pytest.CaptureFixture[str]
     assert "no form that has to be converted" in capsys.readouterr().err
 
 
-def test_classes_get_a_column_each_whatever_their_names(capsys: pytest.CaptureFixture[str]) -> None:
-    labels = [["labels_text"], ["text", "a"], ["", " a "], ["labels_text_2"]]
-    rows = converted([{"text": f"a text about {i}", "labels": labels[i % 4]} for i in range(20)])
-    assert rows[:4] == [
-        {"text": "a text about 0", "a": "no", "labels_text": "yes", "labels_text_2": "no", "labels_text_3": "no"},
-        {"text": "a text about 1", "a": "yes", "labels_text": "no", "labels_text_2": "no", "labels_text_3": "yes"},
-        {"text": "a text about 2", "a": "yes", "labels_text": "no", "labels_text_2": "no", "labels_text_3": "no"},
-        {"text": "a text about 3", "a": "no", "labels_text": "no", "labels_text_2": "yes", "labels_text_3": "no"},
-    ]
-    assert "labels_text_3 for 'text'" in capsys.readouterr().out
-
-
 def test_what_records_hold_is_said_by_their_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    converted([{"text": f"a text about {i}", "cats": {"{a}": i % 2, "b": 1}} for i in range(20)])
-    assert "column `cats` holds records with '{a}', 'b': wrote" in capsys.readouterr().out
+    converted([{"number": i, "translation": {"{a}": f"a {i}", "b": "b"}} for i in range(20)])
+    assert "column `translation` holds records with '{a}', 'b': wrote" in capsys.readouterr().out
 
 
 def test_an_answer_that_is_a_whole_conversation_gets_no_prompt_twice(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,6 +65,6 @@ def test_an_answer_that_is_a_whole_conversation_gets_no_prompt_twice(capsys: pyt
 def test_a_file_is_one_file_however_its_path_is_written(name: str, tmp_path: Path) -> None:
     Path("more").mkdir()
     for folder in (".", "more"):
-        Path(folder, "rows.jsonl").write_text(json.dumps({"text": "a text", "cats": {"a": 1, "b": 0}}) + "\n")
+        Path(folder, "rows.jsonl").write_text(json.dumps({"text": "a text", "label": ["a"]}) + "\n")
     rows = converted_file(name.format(folder=tmp_path))
-    assert rows == [{"text": "a text", "a": "yes", "b": "no"}]
+    assert rows == [{"text": "a text", "label": "a"}]

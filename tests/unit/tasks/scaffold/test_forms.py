@@ -46,23 +46,9 @@ def texts(**more: list[Any]) -> Rows:
 NAMES = ["O", "B-PER", "I-PER", "B-LOC"]
 FORMS: dict[str, tuple[Rows, str, dict[str, Any], str, dict[str, str]]] = {
     "messages as JSON text": (many({"messages": json.dumps(CHAT)}), "JSON", {"messages": CHAT, "id": "000"}, "sft", {}),
-    "cats of spaCy": (
-        texts(cats=[{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 1.0}]),
-        "records with 'a', 'b'",
-        {"text": "a text about 0", "a": "yes", "b": "no"},
-        "sequence_classification",
-        {"label": "b"},
-    ),
-    "lists of labels": (
-        texts(labels=[["007", "NA"], [], ["NA"]]),
-        "several labels",
-        {"text": "a text about 0", "007": "yes", "NA": "yes"},
-        "sequence_classification",
-        {"label": "NA"},
-    ),
     "lists of one label": (
         texts(label=[["007"], ["NA"]]),
-        "several labels",
+        "holds lists",
         {"text": "a text about 0", "label": "007"},
         "sequence_classification",
         {},
@@ -153,7 +139,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def proposed(path: str, **columns: str) -> Any:
     request = NewRecipeRequest("x", path, columns=columns)
     found = find_source(request)
-    rows, kinds = read_source_sample(found.source), ("encoder", "decoder")
+    rows, kinds = read_source_sample(found.source), ("decoder", "encoder")
     errors = list[EvergreenError]()
     for kind in kinds:
         try:
@@ -244,11 +230,11 @@ def test_schemes_of_tags(tags: list[str], spans: list[tuple[str, int, int]]) -> 
 
 
 def test_rows_that_cannot_be_converted_are_named_and_no_file_is_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [*texts(cats=[{"a": 1.0}]), {"text": "no cats", "cats": None}]
+    rows = [{"tokens": WORDS[0], "ner_tags": BIO[0]}] * 60 + [{"tokens": ["Ann"], "ner_tags": None}]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["convert", "rows.jsonl", "new.jsonl"]) == 0
     said = capsys.readouterr().out
-    assert "left out: row 61 of rows.jsonl: no `cats`" in said
+    assert "left out: row 61 of rows.jsonl: `tokens` and `ner_tags` are not equally many" in said
     assert "61 rows became 60; 1 could not be converted" in said
     written = Path("new.jsonl").read_bytes()
     assert main(["convert", "rows.jsonl", "new.jsonl"]) != 0
@@ -299,29 +285,26 @@ def test_numbers_of_tags_without_a_name_are_left_out(capsys: pytest.CaptureFixtu
     assert "left out: row 3 of rows.jsonl: the tag 7 has no name" in said
 
 
-CLASSES = {"labels": [["a", "b"], ["b"]], "cats": [{"a": 1.0, "b": 0.0}], "text": []}
-
-
-@pytest.mark.parametrize("name", ["labels", "cats"])
-def test_files_of_one_command_get_the_columns_of_all_their_classes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a class that comes late, or in one file only: each file alone would give other columns."""
-    monkeypatch.setattr("tasks.scaffold.convert.SAMPLE_ROWS", 10)
-    late = {"labels": ["late"], "cats": {"late": 1.0}}[name]
-    for file, rows in {
-        "rows/train/a.jsonl": texts(**{name: CLASSES[name]}),
-        "rows/train/b.jsonl": [*texts(**{name: CLASSES[name]}), {"text": "late", name: late}],
-        "rows/test.jsonl": [*texts(**{name: CLASSES[name][:1]}), {"text": "c", name: CLASSES[name][0], "b": 7}],
-    }.items():
-        Path(file).parent.mkdir(parents=True, exist_ok=True)
-        Path(file).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    written = run_command_of(proposed("rows").fix)
-    assert written == ["--data", "rows-clean/train/*.jsonl", "--test", "rows-clean/test.jsonl"]
+def test_files_of_one_command_become_a_folder_with_the_same_files() -> None:
+    for file in ("train/a", "train/b", "test"):
+        path = Path(f"rows/{file}.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in texts(label=[["007"], ["NA"]])))
+    error = proposed("rows")
+    assert isinstance(error, DataError)
+    assert run_command_of(error.fix) == ["--data", "rows-clean/train/*.jsonl", "--test", "rows-clean/test.jsonl"]
     for file in ("train/a", "train/b", "test"):
         lines = [json.loads(line) for line in Path(f"rows-clean/{file}.jsonl").read_text().splitlines()]
-        own = f"{name}_b"  # a row has a `b` of its own
-        assert all({"a", own, "late"} <= row.keys() for row in lines)
-        assert [row["late"] for row in lines].count("yes") == (file == "train/b")
-    assert (lines[-1]["b"], lines[-1]["a"], lines[-1][own]) == (7, "yes", "yes" if name == "labels" else "no")
+        assert [row["label"] for row in lines] == ["007", "NA"] * 30
+
+
+@pytest.mark.parametrize(("name", "own"), [("labels", [["a"], ["a", "b"], []]), ("cats", [{"a": 1.0, "b": 0.0}])])
+def test_several_labels_are_read_as_they_are(name: str, own: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts(**{name: own})))
+    found = proposed("rows.jsonl")
+    assert (found.objective, found.columns) == ("multi_label_classification", {"text": "text", "labels": name})
+    assert main(["convert", "rows.jsonl", "new.jsonl"]) != 0
+    assert "give it to `evergreen new` as it is" in capsys.readouterr().err
 
 
 def test_a_file_without_wanted_rows_does_not_end_the_conversion_of_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -338,7 +321,7 @@ def test_a_file_without_wanted_rows_does_not_end_the_conversion_of_others(capsys
 def test_what_would_be_overwritten_or_misread_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a/rows.jsonl", "a/rows.json", "rows.jsonl"):
         Path(name).parent.mkdir(exist_ok=True)
-        Path(name).write_text(json.dumps({"text": "a", "cats": {"a": 1.0}}))
+        Path(name).write_text(json.dumps({"text": "a", "label": ["a"]}))
     assert main(["convert", "rows.jsonl", "new.csv"]) != 0
     assert "name it new.jsonl" in capsys.readouterr().err
     assert main(["convert", "a/rows.jsonl", "a/rows.json", "new"]) != 0

@@ -7,15 +7,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, f1_score, log_loss
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    confusion_matrix,
+    f1_score,
+    log_loss,
+    precision_recall_curve,
+    precision_recall_fscore_support,
+)
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from params.schema import ObjectiveChoice
 from trainer import objectives
+from trainer.objectives.bases.label_results import precision_recall_f1
 
 LABELS = {"labels": ["a", "b", "c", "d", "e"]}
 TAGS = {"labels": ["O", "B-x", "I-x", "B-y", "I-y"]}
-STATES = {"sequence_classification": LABELS, "token_classification": TAGS}
+NUMBERS = {"numbers": ["label"], "mean": [2.0], "std": [1.5]}
+STATES = {
+    "sequence_classification": LABELS,
+    "multi_label_classification": LABELS,
+    "token_classification": TAGS,
+    "regression": NUMBERS,
+}
 NAMES = objectives.objective_names()
 
 
@@ -28,8 +43,10 @@ def random_scores(objective: Any, rows: int, seed: int = 0) -> dict[str, np.ndar
     draw = np.random.default_rng(seed)
     integers = {"label", "prediction"}
     found = {}
-    for name in (*objective.score_names({}), *objective.example_counts):
+    for name in (*objective.score_names(LABELS), *objective.example_counts):
         found[name] = draw.integers(0, 5, rows).astype(float) if name in integers else draw.random(rows) + 0.1
+        if name.startswith(("given ", "predicted ")):
+            found[name] = (found[name] < 0.4).astype(float)
     for name in ("tokens", "bytes", "actual_spans", "predicted_spans", "generated"):
         if name in found:
             found[name] = draw.integers(1, 9, rows).astype(float)
@@ -118,6 +135,8 @@ def test_weighted_rows_equal_repeated_rows(name: str) -> None:
     times = np.random.default_rng(2).poisson(1.0, 30)
     weighted = objective.compute_metrics(times @ objective.additive_statistics(scores, state), state)
     repeated = {key: np.repeat(values, times) for key, values in scores.items()}
+    if group := objective.group_score:  # a group that is drawn again counts again
+        repeated[group] = np.arange(len(repeated[group]), dtype=float)
     counted = objective.compute_metrics(objective.additive_statistics(repeated, state).sum(0), state)
     for metric, value in counted.items():
         assert weighted[metric] == pytest.approx(value, rel=1e-12), metric
@@ -131,7 +150,8 @@ def test_correct_rows_average_to_their_metric(name: str) -> None:
         scores |= {"exact_match": np.arange(50) % 2.0, "generated": np.ones(50)}
     metrics = objective.compute_metrics(objective.additive_statistics(scores, state).sum(0), state)
     shares = {metric: right for metric in metrics if (right := objective.correct_rows(metric, scores)) is not None}
-    assert set(shares) == {"sequence_classification": {"accuracy"}, "seq2seq": {"exact_match"}}.get(name, set())
+    exact = {key: {"exact_match"} for key in ("seq2seq", "multi_label_classification")}
+    assert set(shares) == {"sequence_classification": {"accuracy"}, **exact}.get(name, set())
     for metric, right in shares.items():
         assert right.mean() == pytest.approx(metrics[metric])
     assert shares.keys() <= objective.shares <= objective.metrics.keys() | objective.evaluate_only_metrics.keys()
@@ -143,6 +163,11 @@ def test_confidence_does_not_depend_on_the_labels_of_classes(name: str) -> None:
     objective = build(name)
     scores = random_scores(objective, 30)
     found = objective.confidence(scores)
+    if name == "multi_label_classification":  # of all labels, which a row may have or not
+        assert found is not None
+        others = {key: values[::-1] if key.startswith("given") else values for key, values in scores.items()}
+        assert objective.confidence(others).tolist() == found.tolist()
+        return
     if name not in {"sequence_classification", "causal_lm", "sft", "seq2seq"}:
         assert found is None
         return
@@ -154,3 +179,51 @@ def test_confidence_does_not_depend_on_the_labels_of_classes(name: str) -> None:
     else:
         given = {"nll": np.array([0.0, 3 * np.log(2)]), "tokens": np.array([4.0, 3.0])}
         assert objective.confidence(given) == pytest.approx([1.0, 0.5])
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_results_of_labels_match_sklearn(first: int) -> None:
+    """On 200 random cases: precision, recall and F1 of each label, what is mixed up, and curves."""
+    one, several = build("sequence_classification"), build("multi_label_classification")
+    for seed in range(first, first + 50):
+        draw = np.random.default_rng(seed)
+        rows, classes = int(draw.integers(1, 60)), int(draw.integers(2, 7))
+        names = {"labels": [f"label {i}" for i in range(classes)]}
+        truth, predicted = draw.integers(0, classes, rows), draw.integers(0, classes, rows)
+        scores = {
+            "nll": truth + 1.0,
+            "label": truth * 1.0,
+            "prediction": predicted * 1.0,
+            "confidence": truth / 9 + 0.1,
+        }
+        assert (
+            one.confusion_matrix(scores, names)[:, :-1].tolist()
+            == confusion_matrix(truth, predicted, labels=range(classes)).tolist()
+        )
+        check_labels(one, scores, names, truth, predicted, labels=range(classes))
+        marks, odds = draw.random((rows, classes)) < draw.random(), np.round(draw.random((rows, classes)), 2)
+        table = {"given": marks, "probability": odds, "predicted": odds >= 0.5}
+        scores = {"nll": truth + 1.0, "agreement": truth / 9}
+        scores |= {f"{what} {n}": own[:, i] * 1.0 for what, own in table.items() for i, n in enumerate(names["labels"])}
+        check_labels(several, scores, names, marks, odds >= 0.5)
+        curves = several.label_curves(scores, names)
+        assert list(curves) == [n for i, n in enumerate(names["labels"]) if marks[:, i].any()]
+        for label, curve in list(curves.items())[:1]:
+            given = marks[:, names["labels"].index(label)], odds[:, names["labels"].index(label)]
+            precision, recall, thresholds = precision_recall_curve(*given)
+            np.testing.assert_allclose(curve.precision, precision[-2::-1])
+            np.testing.assert_allclose(curve.recall, recall[-2::-1])
+            np.testing.assert_allclose(curve.thresholds, thresholds[::-1])
+            assert curve.average_precision == pytest.approx(average_precision_score(*given))
+
+
+def check_labels(objective: Any, scores: Any, names: Any, truth: Any, predicted: Any, **labels: Any) -> None:
+    """The results of each label are those of scikit-learn, and their totals those of any leading dimensions."""
+    totals = objective.additive_statistics(scores, names).sum(0)
+    found = precision_recall_f1(objective.label_counts(totals, names))
+    expected = precision_recall_fscore_support(truth, predicted, zero_division=0, **labels)
+    for metric, values in zip(("precision", "recall", "f1"), expected[:3], strict=True):
+        np.testing.assert_allclose(found[metric], values, atol=1e-12)
+    assert objective.label_counts(totals, names)[2].tolist() == list(expected[3])
+    twice = objective.label_counts(np.stack([totals, 2 * totals]), names)
+    np.testing.assert_allclose(precision_recall_f1(twice)["f1"], [found["f1"]] * 2)

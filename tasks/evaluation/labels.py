@@ -1,0 +1,199 @@
+"""The results of a classifier by label: precision, recall and F1 with intervals, what is mixed up, and curves.
+
+The intervals are those of the gate's metrics (`Resampler`), each of a label by itself: of 28 labels, one or two leave a 95% interval by
+chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from params import RecipeError
+from params.loading import suggestion
+from params.schema import Gate
+from tasks.evaluation.report import Confusion, LabelCurve, LabelReport, LabelResult
+from trainer.objectives.bases.label_results import precision_recall_f1
+from trainer.objectives.bases.likelihood import ClassifierObjective
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tasks.evaluation.scoring import RowScores
+    from tasks.evaluation.statistics import Resampler
+    from trainer.objectives.bases.objective import ObjectiveState, ScoreColumns
+
+_MAX_JUDGED: Final = 200
+"""Most labels with intervals: their time and memory grow with the labels and the rows."""
+_MAX_MATRIX: Final = 20
+"""Most labels whose matrix is shown as a whole."""
+_MAX_CONFUSIONS: Final = 30
+_MAX_POINTS: Final = 60
+"""Most points of a curve."""
+
+
+class _LabelMetrics:
+    """An objective whose metrics are those of each label, such as `f1 3`: so the gate's statistics serve labels, too."""
+
+    split_metrics: frozenset[str] = frozenset()
+
+    def __init__(self, objective: ClassifierObjective[Any], labels: Sequence[int]) -> None:
+        self._objective, self._labels = objective, labels
+
+    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
+        return self._objective.additive_statistics(scores, state)
+
+    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
+        counts = self._objective.label_counts(totals, state)
+        assert counts is not None
+        found = precision_recall_f1(counts)
+        return {f"{metric} {label}": values[..., label] for metric, values in found.items() for label in self._labels}
+
+    def whole_metrics(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, float]:
+        return {}
+
+    def correct_rows(self, metric: str, scores: ScoreColumns) -> None:
+        return None
+
+
+def report_labels(
+    resampler: Resampler, own: RowScores, both: tuple[RowScores, RowScores] | None, gate: Gate
+) -> LabelReport | None:
+    """Return the results by label of the candidate, `own`; None if the objective has no labels.
+
+    `both` are the scores of candidate and champion on the rows that count for both. Labels of fewer than `gate.min_slice_rows` rows get no
+    interval.
+
+    Raises:
+        RecipeError: `gate.label_floors` name a label that does not exist.
+    """
+    objective, state = resampler.objective, resampler.state
+    if not isinstance(objective, ClassifierObjective):
+        return None
+    if (counts := objective.label_counts(resampler.totals(own), state)) is None:
+        return None
+    labels, (_, predicted, rows) = state["labels"], counts
+    values = precision_recall_f1(counts)
+    judged = [i for i in range(len(labels)) if rows[i] >= gate.min_slice_rows][:_MAX_JUDGED]
+    by_label = _resampler_of_labels(resampler, objective, judged)
+    (resampled,) = by_label.resample([own]) if judged else ({},)
+    gains = by_label.gains(*both, dict.fromkeys(resampled, "max")) if both and judged else {}
+    theirs = _champion_f1(resampler, objective, both)
+    missed = _floor_p_values(by_label, own, counts, judged, _floors_of_labels(gate, labels))
+    results = []
+    for i, label in enumerate(labels):
+        low, high = None, None
+        if i in judged:
+            seen = min(own.observations, int(rows[i]))  # of a label that is always right, its rows say how sure that is
+            low, high = by_label.interval(resampled[f"f1 {i}"], seen, is_share=True)
+        gain = gains.get(f"f1 {i}")
+        results.append(
+            LabelResult(
+                label=label,
+                rows=int(rows[i]),
+                predicted=int(predicted[i]),
+                **{metric: float(value[i]) for metric, value in values.items()},
+                low=low,
+                high=high,
+                champion=None if theirs is None else float(theirs[i]),
+                gain=gain and gain.value,
+                gain_low=gain and gain.low,
+                gain_high=gain and gain.high,
+                floor_p_values=missed.get(i, {}),
+            )
+        )
+    matrix = objective.confusion_matrix(own.columns, state)
+    other = objective.confusion_matrix(both[1].columns, state) if both else None
+    is_small = matrix is not None and len(labels) <= _MAX_MATRIX
+    return LabelReport(
+        results=sorted(results, key=lambda one: (-one.rows, one.label)),
+        confusions=[] if matrix is None else _confusions(labels, matrix, other),
+        matrix=matrix[:, : len(labels)].tolist() if matrix is not None and is_small else [],
+        names=labels if is_small else [],
+        curves=_curves(objective, own.columns, state),
+    )
+
+
+def _resampler_of_labels(resampler: Resampler, objective: ClassifierObjective[Any], labels: Sequence[int]) -> Resampler:
+    metrics: Any = _LabelMetrics(objective, labels)
+    return replace(resampler, objective=metrics)
+
+
+def _floors_of_labels(gate: Gate, labels: Sequence[str]) -> dict[str, dict[int, float]]:
+    """Return the floor of each label that has one, by its place, for precision, recall and F1."""
+    found: dict[str, dict[int, float]] = {}
+    for metric, given in gate.label_floors.items():
+        named = given if isinstance(given, dict) else dict.fromkeys(labels, given)
+        for label, floor in named.items():
+            if label not in labels:
+                what = f"no training row has the label {label!r}"
+                raise RecipeError(f"evaluation.gate.label_floors.{metric}", what, suggestion(label, labels, "labels"))
+            found.setdefault(metric, {})[labels.index(label)] = floor
+    return found
+
+
+def _floor_p_values(
+    by_label: Resampler,
+    own: RowScores,
+    counts: NDArray[np.float64],
+    judged: Sequence[int],
+    floors: Mapping[str, Mapping[int, float]],
+) -> dict[int, dict[str, float]]:
+    """Return how likely a value at least so bad is, were the label just at its floor, by place and metric.
+
+    Precision and recall are shares of rows: exactly, by the binomial distribution, if the rows are independent. Else, and for F1, labels
+    are `judged` if they have rows enough for the jackknife.
+    """
+    from scipy.special import bdtr
+
+    found: dict[int, dict[str, float]] = {}
+    right, predicted, given = counts
+    for metric, own_floors in floors.items():
+        for i, floor in own_floors.items():
+            rows = {"precision": predicted, "recall": given}.get(metric)
+            if rows is not None and own.groups is None:
+                p_value = float(bdtr(right[i], int(rows[i]), min(max(floor, 0.0), 1.0)))
+            elif i in judged:
+                named = {f"{metric} {i}": floor}
+                (p_value,) = by_label.floor_p_values(own, named, dict.fromkeys(named, "max")).values()
+            else:
+                continue
+            found.setdefault(i, {})[metric] = p_value
+    return found
+
+
+def _champion_f1(
+    resampler: Resampler, objective: ClassifierObjective[Any], both: tuple[RowScores, RowScores] | None
+) -> NDArray[np.float64] | None:
+    counts = objective.label_counts(resampler.totals(both[1]), resampler.state) if both else None
+    return None if counts is None else precision_recall_f1(counts)["f1"]
+
+
+def _confusions(labels: Sequence[str], matrix: NDArray[np.int64], other: NDArray[np.int64] | None) -> list[Confusion]:
+    names, wrong = [*labels, "a label of another run"], matrix.copy()
+    np.fill_diagonal(wrong, 0)
+    order = np.argsort(-wrong, axis=None, kind="stable")[:_MAX_CONFUSIONS]
+    places = zip(*np.unravel_index(order, wrong.shape), strict=True)
+    return [
+        Confusion(
+            label=names[i],
+            predicted=names[j],
+            rows=int(wrong[i, j]),
+            share=float(wrong[i, j] / matrix[i].sum()),
+            champion=None if other is None else int(other[i, j]),
+        )
+        for i, j in places
+        if wrong[i, j]
+    ]
+
+
+def _curves(objective: ClassifierObjective[Any], scores: Mapping[str, Any], state: ObjectiveState) -> list[LabelCurve]:
+    found = []
+    for label, curve in objective.label_curves(scores, state).items():
+        at = np.unique(np.searchsorted(curve.recall, np.linspace(0, 1, _MAX_POINTS)).clip(max=len(curve.recall) - 1))
+        points = {"recall": curve.recall[at].tolist(), "precision": curve.precision[at].tolist()}
+        found.append(LabelCurve(label=label, average_precision=curve.average_precision, **points))
+    return found

@@ -1,0 +1,340 @@
+"""Multi-label classification: any number of labels per text, each with a probability of its own.
+
+    {"text": "So hyped to see this line, and so nervous", "labels": ["excitement", "nervousness"]}
+    {"text": "So hyped to see this line, and so nervous", "cats": {"excitement": 1.0, "nervousness": 1.0, "anger": 0.0}}
+    {"text": "So hyped to see this line, and so nervous", "excitement": 1, "nervousness": 1, "anger": 0}
+
+The labels are the sorted labels of the train split; a row without any is a row. The loss is the mean negative log-likelihood per row
+and label, in nats: the binary cross-entropy. A label is predicted where its probability reaches its threshold. That is 0.5 while the
+model is trained. Then the threshold with the best F1 of the label on the validation split goes into `label_thresholds` of config.json
+(`bases/label_thresholds.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import PositiveFloat
+
+from params import DataError, RecipeError
+from params.defaults import ObjectiveDefaults
+from params.loading import suggestion
+from params.schema import Direction, Section
+from trainer.objectives.bases import label_thresholds
+from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.bases.label_results import (
+    PrecisionRecallCurve,
+    precision_recall_curve,
+    precision_recall_f1,
+)
+from trainer.objectives.bases.label_sets import list_labels_in, why_labels_unusable
+from trainer.objectives.bases.labels import match_labels
+from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
+from trainer.objectives.bases.likelihood import ClassifierObjective, compute_logits, without_labels
+from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
+from trainer.objectives.bases.prompt_template import ColumnOrTemplate, column_or_template, names_columns
+from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_KIND = "multi_label_classification"
+"""The `problem_type` of the model, by which a pipeline answers sigmoids."""
+_NEVER = 2.0
+"""The threshold of a label that a model does not know."""
+_OF_A_LABEL = ("given", "probability", "predicted")
+
+
+class Options(Section):
+    """Keys of the recipe's `objective` section."""
+
+    text_column: str = "text"
+    """The column with the text."""
+    labels_column: ColumnOrTemplate = "labels"
+    """The column with a list of labels, which may be empty, or with a record that says yes or no of each (spaCy's `cats`); or columns in
+    braces, one for each label, that say yes or no: `{toxic} {insult}`."""
+    positive_weights: PositiveFloat | dict[str, PositiveFloat] = 1.0
+    """How often a row counts in the loss of each label that it has; a mapping gives it for some labels."""
+
+
+class _Advice(ClassifierNewRecipeAdvice):
+    meaning = "any number of labels per text"
+    columns: ClassVar[Mapping[str, str]] = {"text": "text_column", "labels": "labels_column"}
+    templates = frozenset({"labels"})
+    place = 2
+    epochs: ClassVar[UpTo] = ((1_000, 10), (5_000, 6), (50_000, 4), (500_000, 2), (math.inf, 1))
+
+    def fit(self, seen: SeenColumns) -> ObjectiveFit:
+        if "labels" in seen.named:
+            return ObjectiveFit.NAMED
+        is_pair = seen.has_pairs or seen.rates_answers
+        return ObjectiveFit.COLUMNS if "labels" in seen.found and not is_pair else ObjectiveFit.NOT
+
+    def best_metric(self, labels: Mapping[str, int]) -> AdvisedValue:
+        return AdvisedValue("loss", "thresholds are chosen afterwards: until then, F1 says little of rare labels")
+
+
+class MultiLabelClassification(ClassifierObjective[Options]):
+    """A sigmoid and a threshold for each label."""
+
+    options_class = Options
+    # Devlin et al. 2019 (https://arxiv.org/abs/1810.04805, A.3), as for one label per text
+    defaults = ObjectiveDefaults(5e-5, 4.0, 32, 32, group_by_length=True)
+    advice = _Advice()
+    metrics: ClassVar[Mapping[str, Direction]] = {
+        "loss": "min",
+        "micro_f1": "max",
+        "macro_f1": "max",
+        "exact_match": "max",
+    }
+    shares = frozenset(metrics.keys() - {"loss"})
+    main_metric = "micro_f1"
+    # Most labels have no row in a slice.
+    slice_metrics: ClassVar[Mapping[str, str]] = {"macro_f1": "micro_f1"}
+    served_scores = ("nll", "agreement")
+    smooths_labels = False
+    reader_cuts = True
+    cut_texts_are_easier = False
+    auto_class = "AutoModelForSequenceClassification"
+    pipeline_tag = "text-classification"
+    example_rows: ClassVar[tuple[Row, ...]] = (
+        {"text": "So hyped to see this line, and so nervous", "labels": ["excitement", "nervousness"]},
+        {"text": "Devastating to hear of any news like this", "labels": ["sadness"]},
+        {"text": "I'm on the train", "labels": []},
+    )
+
+    # Rows
+
+    @property
+    def _columns(self) -> list[str]:
+        return [*column_or_template(self.options.labels_column).columns]
+
+    @property
+    def _has_each(self) -> bool:
+        """Whether there is a column for each label."""
+        return names_columns(self.options.labels_column)
+
+    def columns(self) -> Mapping[str, ColumnKind]:
+        return {
+            self.options.text_column: "string",
+            **dict.fromkeys(self._columns, "label" if self._has_each else "labels"),
+        }
+
+    def reject_reason(self, row: Row) -> str | None:
+        if reason := super().reject_reason(row):
+            return reason
+        values = ({name: row[name]} if self._has_each else row[name] for name in self._columns)
+        return next(filter(None, map(why_labels_unusable, self._columns, values)), None)
+
+    def text(self, row: Row) -> str:
+        return str(row[self.options.text_column])
+
+    def row_labels(self, row: Row) -> Iterable[str]:
+        value = {name: row[name] for name in self._columns}
+        return list_labels_in(value if self._has_each else value[self.options.labels_column])
+
+    def state_of(self, labels: Collection[str]) -> ObjectiveState:
+        return {"labels": sorted({label.strip() for label in labels})}
+
+    def encode(
+        self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
+    ) -> list[EncodedRow]:
+        marks = [self._marks(row, state) for row in rows]
+        encoded = tokenize_texts_truncated([self.text(row) for row in rows], tokenizer, max_length)
+        return [
+            EncodedRow([{"row_id": row["row_id"], "input_ids": ids, "labels": own}], is_truncated)
+            for row, own, (ids, is_truncated) in zip(rows, marks, encoded, strict=True)
+        ]
+
+    def _marks(self, row: Row, state: ObjectiveState) -> list[float]:
+        own = {label.strip() for label in self.row_labels(row)}
+        if unknown := sorted(own.difference(state["labels"])):
+            raise ValueError(f"no training row has the label {unknown[0]!r}")
+        return [float(label in own) for label in state["labels"]]
+
+    # Model and loss
+
+    def model_config(self, state: ObjectiveState) -> dict[str, Any]:
+        """As the base class; raises an error without labels, or if a positive weight is of none of them."""
+        labels, weights = state["labels"], self.options.positive_weights
+        if not labels:
+            raise DataError(
+                self.options.labels_column, "no row of the train split has a label", "add rows that have labels"
+            )
+        for label in weights if isinstance(weights, dict) else ():
+            if label not in labels:
+                what = f"no training row has the label {label!r}"
+                raise RecipeError("objective.positive_weights", what, suggestion(label, labels, "labels"))
+        return {**super().model_config(state), "problem_type": _KIND}
+
+    def prepare_model(
+        self, model: PreTrainedModel, tokenizer: Tokenizer, state: ObjectiveState, new: Collection[str]
+    ) -> None:
+        """Let each new label begin with the probability 1 / L: Lin et al. 2017, https://arxiv.org/abs/1708.02002, section 3.3.
+
+        From 0.5 on, the encoder would first learn to make all labels rare, whatever the text, and not come back from that soon.
+        """
+        labels = model.config.num_labels
+        linear = (layer for layer in model.modules() if isinstance(layer, torch.nn.Linear))
+        heads = [layer for layer in linear if layer.out_features == labels and layer.bias is not None]
+        for head in heads[-1:]:
+            with torch.no_grad():
+                head.bias.masked_fill_(head.bias == 0, -math.log(max(labels - 1, 1)))
+
+    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """(B, L) logits and (B, L) labels, 0 or 1, to losses (B, L)."""
+        return F.binary_cross_entropy_with_logits(logits.float(), labels, reduction="none")
+
+    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
+        outputs, weights = model(**without_labels(batch)), self.options.positive_weights
+        losses = self.losses(outputs.logits, batch["labels"])
+        if weights != 1.0:
+            names = label_thresholds.names_of(getattr(model, "module", model).config)
+            of_labels = [weights.get(name, 1.0) for name in names] if isinstance(weights, dict) else weights
+            weight = torch.as_tensor(of_labels, device=losses.device)
+            losses = torch.where(batch["labels"] > 0, losses * weight, losses)
+        return BatchLoss(losses.mean(1).sum() / share.items * share.processes, outputs)
+
+    # Scores and metrics
+
+    def score_names(self, state: ObjectiveState) -> Sequence[str]:
+        return ("nll", "agreement", *(f"{what} {label}" for what in _OF_A_LABEL for label in state["labels"]))
+
+    def score_outputs(
+        self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        logits = compute_logits(model, batch)
+        config = getattr(model, "module", model).config
+        thresholds = torch.tensor(
+            label_thresholds.thresholds_of(config, label_thresholds.names_of(config)),
+            dtype=torch.float64,
+            device=logits.device,
+        )
+        return self._scores(logits, batch["labels"], thresholds), logits, None
+
+    def score_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """As `score_outputs`, with the thresholds of a model for which none were chosen."""
+        return self._scores(logits, labels, torch.full_like(logits[0], label_thresholds.USUAL, dtype=torch.float64))
+
+    def _scores(self, logits: torch.Tensor, labels: torch.Tensor, thresholds: torch.Tensor) -> torch.Tensor:
+        """Summed losses, mean probability of what the row says of a label; then per label as `_OF_A_LABEL`, (B, 2 + 3 L)."""
+        nll = self.losses(logits, labels).double().sum(1, keepdim=True)
+        given, probability = labels.double(), logits.double().sigmoid()
+        agreement = torch.where(given > 0, probability, 1 - probability).mean(1, keepdim=True)
+        return torch.cat([nll, agreement, given, probability, (probability >= thresholds).double()], 1)
+
+    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
+        """Summed loss, one, all labels right; per label true positives, predictions, rows; (N, 3 + 3 L)."""
+        given, _, predicted = _columns(scores, state)
+        row = [scores["nll"], np.ones(len(given)), (given == predicted).all(1).astype(float)]
+        return np.concatenate([np.stack(row, 1), given * predicted, predicted, given], axis=1)
+
+    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
+        """Loss in nats per row and label; F1 of all decisions together, and averaged over the labels that occur; rows without an error.
+
+        A label occurs if a row has it, or is predicted to have it.
+        """
+        nll, rows, exact = np.moveaxis(totals[..., :3], -1, 0)
+        counts = self.label_counts(totals, state)  # (..., 3, L)
+        occurs = (counts[..., 1, :] + counts[..., 2, :] > 0).sum(-1)
+        macro = precision_recall_f1(counts)["f1"].sum(-1) / np.maximum(occurs, 1)
+        micro = precision_recall_f1(counts.sum(-1, keepdims=True))["f1"][..., 0]
+        return {
+            "loss": nll / (rows * len(state["labels"])),
+            "micro_f1": micro,
+            "macro_f1": macro,
+            "exact_match": exact / rows,
+        }
+
+    def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:
+        is_empty = not totals[3 + (len(totals) - 3) // 3 :].any()
+        return frozenset({"micro_f1", "macro_f1"} if is_empty else ())
+
+    def label_counts(self, totals: NDArray[np.float64], state: ObjectiveState) -> NDArray[np.float64]:
+        return totals[..., 3:].reshape(*totals.shape[:-1], 3, len(state["labels"]))
+
+    def label_curves(self, scores: ScoreColumns, state: ObjectiveState) -> Mapping[str, PrecisionRecallCurve]:
+        given, probability, _ = _columns(scores, state)
+        pairs = zip(state["labels"], given.T > 0, probability.T, strict=True)
+        return {label: precision_recall_curve(own, of) for label, own, of in pairs if own.any()}
+
+    def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
+        if metric != "exact_match":
+            return None
+        labels = [name.removeprefix("given ") for name in scores if name.startswith("given ")]
+        given, _, predicted = _columns(scores, {"labels": labels})
+        found: NDArray[np.bool_] = (given == predicted).all(1)
+        return found
+
+    def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
+        """Return the mean probability of what the model holds for likelier of each label, (N,)."""
+        found = np.stack([own for name, own in scores.items() if name.startswith("probability ")], 1)
+        likelier: NDArray[np.float64] = np.maximum(found, 1 - found).mean(1)
+        return likelier
+
+    def config_from_validation(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, Any]:
+        """Return the threshold of each label, see `choose_f1_thresholds`."""
+        given, probability, _ = _columns(scores, state)
+        chosen = label_thresholds.choose_f1_thresholds(given > 0, probability)
+        return {label_thresholds.KEY: dict(zip(state["labels"], chosen, strict=True))}
+
+    def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
+        """Return a model from another run whose logits (B, L) are those of this run's labels, with its own thresholds.
+
+        A label that it was not trained on gets the logit 0, a blind guess, and is never predicted. One that only it knows does not count.
+        ValueError if it gives each text one label.
+        """
+        if (kind := getattr(model.config, "problem_type", None)) != _KIND:
+            raise ValueError(f"it predicts no several labels: problem_type in its config.json is {kind}, not {_KIND}")
+        known, labels = label_thresholds.names_of(model.config), state["labels"]
+        if known == labels:
+            return model
+        same = match_labels(known, labels)
+        own = label_thresholds.thresholds_of(model.config, known)
+        chosen = [_NEVER if place is None else own[place] for place in same]
+        setattr(model.config, label_thresholds.KEY, dict(zip(labels, chosen, strict=True)))
+        model.config.id2label = dict(enumerate(labels))
+        places = [-1 if place is None else place for place in same]
+
+        def rearrange(_: Any, __: Any, outputs: Any) -> Any:
+            guess = torch.zeros_like(outputs.logits[..., :1])
+            outputs.logits = torch.cat([outputs.logits, guess], -1)[..., places]  # the place -1 is `guess`
+            return outputs
+
+        model.register_forward_hook(rearrange)
+        return model
+
+    # Releases
+
+    @property
+    def call_arguments(self) -> Mapping[str, Any]:
+        return {"truncation": True, "top_k": None}
+
+    def reader_input(self, row: Row) -> str:
+        return self.text(row)
+
+    def answer_scores(
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
+    ) -> Mapping[str, float]:
+        own = {label.strip() for label in self.row_labels(row)}
+        found = {str(one["label"]): float(one["score"]) for one in ask(self.text(row))}
+        agreement = [probability if label in own else 1 - probability for label, probability in found.items()]
+        return {"agreement": sum(agreement) / len(agreement)} | {f"probability {n}": p for n, p in found.items()}
+
+    def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
+        def named(what: str) -> Iterator[str]:
+            for label in state["labels"]:
+                if scores[f"{what} {label}"]:
+                    yield label if what == "given" else f"{label} ({scores[f'probability {label}']:.3f})"
+
+        return {
+            told: ", ".join(named(what)) or "none" for what, told in (("given", "expected"), ("predicted", "predicted"))
+        }
+
+
+def _columns(scores: ScoreColumns, state: ObjectiveState) -> list[NDArray[np.float64]]:
+    """Return what scores say of each of N rows and L labels, (N, L) each, in the order of `_OF_A_LABEL`."""
+    return [np.stack([scores[f"{what} {label}"] for label in state["labels"]], 1) for what in _OF_A_LABEL]
