@@ -200,6 +200,7 @@ class AnsweringModel:
         cosines = self._vectors[among] @ embed_texts(self.network, self.tokenizer, [query], "query")[0]
         found = [NearText(among[i], float(cosines[i])) for i in cosines.argsort(descending=True, stable=True)[:_NEAR]]
         return ModelAnswer(query, near=found, note=self._unread(query))
+
     def _fill(self, text: str, _: AnswerOptions) -> ModelAnswer:
         mask = self.tokenizer.mask_token
         if text.count(mask) != 1:

@@ -273,18 +273,8 @@ def _forms(sample: RowSample) -> list[RowForm]:
 def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list[SampledColumn]:
     """Return the columns that can be what a flag names."""
     columns, taken = list(sample.columns.values()), set(chosen.values())
-    if flag in ("spans", "messages"):
-        return [c for c in columns if c.kind == flag]
-    if flag == "choices":
-        lists = [c for c in _usual(sample, flag) if c.kind == "list" and all(isinstance(one, str) for one in c.items)]
-        numbered = [
-            c.name for c in columns if _NUMBERED_CHOICE.fullmatch(c.name.lower()) and c.kind in ("text", "empty")
-        ]
-        joined = [SampledColumn(" ".join(f"{{{name}}}" for name in numbered), [])] if len(numbered) > 1 else []
-        return lists or joined
-    if flag == "answers":
-        hold = [c for c in columns if any(map(looks_like_answers, c.filled))]
-        return [c for c in hold if most(lambda value: value == [] or looks_like_answers(value), c.filled)]
+    if flag in ("spans", "messages", "answers", "choices"):
+        return _nested_candidates(flag, sample)
     if flag == "text":  # neither labels nor names, longest texts first
         said = [c for c in _usual(sample, flag) if c.has_spaces]  # such as: open notes.txt
         texts = [c for c in columns if c in said or not c.is_place_or_time]
@@ -313,6 +303,19 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
     return by_name or [c for c in columns if c.kind in kinds and not c.is_incidental and c.name not in other]
 
 
+def _nested_candidates(flag: str, sample: RowSample) -> list[SampledColumn]:
+    """Return the columns of lists and records that a flag may name, or the columns of a choice each as one, whose name is a template."""
+    columns = list(sample.columns.values())
+    if flag == "choices":
+        lists = [c for c in _usual(sample, flag) if c.kind == "list" and all(isinstance(one, str) for one in c.items)]
+        numbered = [c for c in columns if _NUMBERED_CHOICE.fullmatch(c.name.lower()) and c.kind in ("text", "empty")]
+        return lists or ([_joined(numbered)] if len(numbered) > 1 else [])
+    if flag == "answers":
+        hold = [c for c in columns if any(map(looks_like_answers, c.filled))]
+        return [c for c in hold if most(lambda value: value == [] or looks_like_answers(value), c.filled)]
+    return [c for c in columns if c.kind == flag]
+
+
 def _is_parallel(column: SampledColumn, columns: Sequence[SampledColumn]) -> bool:
     """Whether another column has lists of the same lengths, as words and their tags have."""
     others = [one for one in columns if one is not column and one.kind == column.kind == "list"]
@@ -320,7 +323,7 @@ def _is_parallel(column: SampledColumn, columns: Sequence[SampledColumn]) -> boo
 
 
 def _joined(columns: Sequence[SampledColumn]) -> SampledColumn:
-    """Return columns that say yes or no of a label each as one, whose name is a template of them."""
+    """Return columns as one, whose name is a template of them."""
     return SampledColumn(" ".join(f"{{{column.name}}}" for column in columns), [])
 
 

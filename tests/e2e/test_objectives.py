@@ -38,26 +38,27 @@ def questions(count: int) -> Rows:
 
 
 def answers(count: int) -> Rows:
-    """Questions whose answer stands behind the country, in contexts of several windows; one answer is not where it says."""
+    """Questions with the answer somewhere in a context of several windows, or without; one answer is not where it says."""
     chance = random.Random(5)
     for i in range(count):
-        known = chance.sample(sorted(CAPITALS), 3)
-        context = " ".join(f"{country}: {CAPITALS[country]}." for country in known) + f" Page {i}."
-        asked = chance.choice(sorted(CAPITALS))
-        found = [CAPITALS[asked]] if asked in known else []
-        starts = [context.index(found[0]) if found else 0][: len(found)]
+        city, before, behind = chance.choice(sorted(CAPITALS.values())), chance.randrange(9), chance.randrange(9)
+        is_there = chance.random() < 0.7
+        context = f"{'so ' * before}page {i}{f' capital {city}' if is_there else ''}{' and' * behind}"
+        starts = [context.index(city)] if is_there else []
         if i == 3:
-            found, starts, context = ["Rome"], [3], "Italy: Rome. Page 3."
-        yield {"question": f"{asked}?", "context": context, "answers": {"text": found, "answer_start": starts}}
+            context, starts = f"capital {city}", [3]
+        found = [city] * len(starts)
+        yield {"question": "capital?", "context": context, "answers": {"text": found, "answer_start": starts}}
 
 
 def choices(count: int) -> Rows:
     chance = random.Random(5)
     for i in range(count):
-        topics = chance.sample(sorted(WORDS), 3)
         right = chance.randrange(3)
-        own = {name: chance.choice(WORDS[topic]) for name, topic in zip("abc", topics, strict=True)}
-        yield {"said": f"{topics[right]} {i}", **own, "label": "abc"[right].upper()}
+        own = {name: f"{'this' if n == right else 'no'} {chance.choice(WORDS['food'])}" for n, name in enumerate("abc")}
+        yield {"said": f"number {i}", **own, "label": "abc"[right].upper()}
+
+
 def topic_sets(count: int) -> Rows:
     """Texts that have a word of each of their topics, some of none; and one whose topic has no name."""
     chance = random.Random(5)
@@ -350,11 +351,11 @@ JOURNEYS = {
             "objective": {"name": "question_answering", "stride": 8},
             "model.config": BERT,
             "tokenization.max_length": 32,
-            **steps(200, 2, logging_steps=50, best_metric="f1", group_by_length=True),
+            **steps(200, 2, logging_steps=50, learning_rate=3e-3, best_metric="f1", group_by_length=True),
         },
-        learned={"f1": (0.4, 0.5)},
-        loss=0.9,
-        traced={3: ["answer 0: 'Rome' is not at character 3 of the context, but at"], 17: ["exact_match: "]},
+        learned={"f1": (0.5, 0.7), "exact_match": (0.5, 0.6)},
+        loss=0.7,
+        traced={3: ["is not at character 3 of the context, but at 8"], 17: ["exact_match: ", "answer  (of the model)"]},
         quarantined=1,
     ),
     "choices": Journey(
@@ -362,11 +363,12 @@ JOURNEYS = {
         {
             "objective": {"name": "multiple_choice", "context_column": "said", "choices_column": "{a} {b} {c}"},
             "model.config": BERT,
-            **steps(100, 2, logging_steps=50, best_metric="accuracy", group_by_length=True),
+            **steps(100, 2, logging_steps=50, learning_rate=3e-3, best_metric="accuracy", group_by_length=True),
         },
-        learned={"accuracy": (0.55, 0.6)},
-        loss=0.95,
+        learned={"accuracy": (0.6, 0.9)},
+        loss=1 / 2,
         traced={17: ["label of the sequence", "correct: "]},
+    ),
     "relatedness": Journey(
         related(600),
         {
