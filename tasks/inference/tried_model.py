@@ -31,13 +31,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Task = Literal[
-    "text-generation", "text2text-generation", "text-classification", "token-classification", "sentence-similarity"
+    *("text-generation", "text2text-generation", "text-classification", "token-classification"),
+    *("sentence-similarity", "fill-mask"),
 ]
 _AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
     "text-generation": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
     "text2text-generation": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
     "text-classification": ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"),
     "token-classification": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES"),
+    "fill-mask": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
 }
 """The class that loads a model for a task, and transformers' table of the architectures that it knows."""
 _MAX_LABELS: Final = 5
@@ -139,6 +141,7 @@ class AnsweringModel:
             "token-classification": self._find_spans,
             "text2text-generation": self._rewrite,
             "text-generation": self._continue,
+            "fill-mask": self._fill,
             "sentence-similarity": self._find_near,
         }[self.task]
         try:
@@ -200,6 +203,16 @@ class AnsweringModel:
         found = [NearText(among[i], float(cosines[i])) for i in cosines.argsort(descending=True, stable=True)[:_NEAR]]
         return ModelAnswer(query, near=found, note=self._unread(query))
 
+    def _fill(self, text: str, _: AnswerOptions) -> ModelAnswer:
+        mask = self.tokenizer.mask_token
+        if text.count(mask) != 1:
+            raise DataError(
+                "the text", f"has {text.count(mask)} masks", f"write {mask} once, for what the model is to tell"
+            )
+        found = self._pipeline(text, top_k=5, tokenizer_kwargs={"truncation": True})
+        labels = [PredictedLabel(str(one["token_str"]).strip(), float(one["score"])) for one in found]
+        return ModelAnswer(text, labels=labels, note=self._unread(text))
+
     def _continue(self, text: str, options: AnswerOptions) -> ModelAnswer:
         prompt, longest = self._prompt(text), options.max_new_tokens
         if self.positions:
@@ -244,7 +257,7 @@ def _task(names: Collection[str], where: str, file: str) -> Task:
     from transformers.models.auto import modeling_auto as auto
 
     for task, (_, table) in _AUTO_CLASSES.items():
-        known = {TASKS[task]}
+        known = {TASKS.get(task)}
         for value in getattr(auto, table).values():
             known.update([value] if isinstance(value, str) else value)
         if known.intersection(names):

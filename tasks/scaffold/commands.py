@@ -44,6 +44,12 @@ def new(
     messages: Annotated[str | None, Option(metavar="COLUMN", help="Column with conversations.")] = None,
     chosen: Annotated[str | None, Option(metavar="COLUMN", help="Column with the better answer.")] = None,
     rejected: Annotated[str | None, Option(metavar="COLUMN", help="Column with the worse answer.")] = None,
+    question: Annotated[str | None, Option(metavar="COLUMN", help="Column with the question.")] = None,
+    context: Annotated[str | None, Option(metavar="COLUMN", help="Column with what a question is about.")] = None,
+    answers: Annotated[str | None, Option(metavar="COLUMN", help="Column with answers and their places.")] = None,
+    choices: Annotated[
+        str | None, Option(metavar="COLUMN", help='Column with lists of choices, or several: "{a} {b}".')
+    ] = None,
     max_quarantined: Annotated[
         float | None, Option(metavar="SHARE", help="Share of bad rows to set aside; above 0.05 only with this.")
     ] = None,
@@ -71,6 +77,7 @@ def new(
         raise RecipeError("--score", "names several columns, and a recipe is proposed for one", fix)
     number = next(iter(scores), None)
     given = (text, text_pair, label, labels, number, spans, prompt, completion, messages, chosen, rejected)
+    given += (question, context, answers, choices)
     columns = {flag: column for flag, column in zip(COLUMN_FLAGS, given, strict=True) if column}
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     request = NewRecipeRequest(

@@ -70,6 +70,10 @@ USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "messages": ("messages", "conversation", "conversations", "chat"),
     "chosen": ("chosen", "preferred", "accepted", "better"),
     "rejected": ("rejected", "dispreferred", "worse", "negative"),
+    "question": ("question", "query", "sent2"),
+    "context": ("context", "passage", "paragraph", "ctx", "article", "sent1", "premise"),
+    "answers": ("answers",),
+    "choices": ("choices", "endings", "options"),
 }
 """Usual names of the columns that a flag of `new` names, most usual first."""
 

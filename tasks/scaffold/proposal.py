@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,6 +18,7 @@ from tasks.scaffold.look import RELEVANCE, USUAL_NAMES, Kind, RowSample, Sampled
 from tasks.scaffold.request import NewRecipeRequest
 from trainer import objectives
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
+from trainer.objectives.bases.answer_spans import looks_like_answers
 from trainer.objectives.bases.preferences import begin_with_prompt
 from trainer.objectives.bases.prompt_template import column_or_template, names_columns
 from trainer.objectives.bases.rows import ColumnKind
@@ -30,8 +32,11 @@ _FITTING: Final[Mapping[ColumnKind, tuple[str, set[Kind]]]] = {
     "labels": ("lists of labels", {"list", "record"}),
     "number": ("numbers", {"integer", "number"}),
     "records": ("lists of records", {"messages", "spans", "list"}),
+    "record": ("records", {"record", "spans", "list"}),
 }
 """What the columns of an objective may hold, in words and as a sample shows it."""
+_NUMBERED_CHOICE: Final = re.compile(r"(ending|choice|option|answer|opt|sol)_?(\d|[a-e])")
+"""Names of columns with one of several choices each."""
 _MEANINGS: Final = {
     "text-pair": "second text",
     "score": "number",
@@ -100,7 +105,7 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
                 if form.column.lower() in USUAL_NAMES[flag]:
                     raise form.error(sample.patterns)
         columns[flag] = chosen[flag] if flag in chosen else _choose_column(flag, sample, chosen, request, objective)
-    for flag in advice.templates.intersection(columns).difference(given, {"labels"}):
+    for flag in advice.templates.intersection(columns).difference(given, {"labels", "choices"}):
         columns[flag] = _with_context(columns, flag, sample)
     for flag, column in columns.items():
         if names_columns(column) and (flag in advice.templates) == (column in sample.columns):
@@ -212,8 +217,8 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         "completion": answers,
         "text-pair": pair,
         "score": texts and [c for c in _usual(sample, "score") if c.has_fractions or c in grades],
-        **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages")},
-        **{flag: _usual(sample, flag) for flag in ("prompt", "chosen", "rejected")},
+        **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages", "answers", "choices")},
+        **{flag: _usual(sample, flag) for flag in ("prompt", "chosen", "rejected", "question", "context")},
     }
     both = [given.get(flag) or next((c.name for c in _usual(sample, flag)), "") for flag in ("chosen", "rejected")]
     pairs = [[row.get(name) for name in both] for row in sample.rows["train"][:1000]]
@@ -268,8 +273,8 @@ def _forms(sample: RowSample) -> list[RowForm]:
 def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list[SampledColumn]:
     """Return the columns that can be what a flag names."""
     columns, taken = list(sample.columns.values()), set(chosen.values())
-    if flag in ("spans", "messages"):
-        return [c for c in columns if c.kind == flag]
+    if flag in ("spans", "messages", "answers", "choices"):
+        return _nested_candidates(flag, sample)
     if flag == "text":  # neither labels nor names, longest texts first
         said = [c for c in _usual(sample, flag) if c.has_spaces]  # such as: open notes.txt
         texts = [c for c in columns if c in said or not c.is_place_or_time]
@@ -298,6 +303,19 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
     return by_name or [c for c in columns if c.kind in kinds and not c.is_incidental and c.name not in other]
 
 
+def _nested_candidates(flag: str, sample: RowSample) -> list[SampledColumn]:
+    """Return the columns of lists and records that a flag may name, or the columns of a choice each as one, whose name is a template."""
+    columns = list(sample.columns.values())
+    if flag == "choices":
+        lists = [c for c in _usual(sample, flag) if c.kind == "list" and all(isinstance(one, str) for one in c.items)]
+        numbered = [c for c in columns if _NUMBERED_CHOICE.fullmatch(c.name.lower()) and c.kind in ("text", "empty")]
+        return lists or ([_joined(numbered)] if len(numbered) > 1 else [])
+    if flag == "answers":
+        hold = [c for c in columns if any(map(looks_like_answers, c.filled))]
+        return [c for c in hold if most(lambda value: value == [] or looks_like_answers(value), c.filled)]
+    return [c for c in columns if c.kind == flag]
+
+
 def _is_parallel(column: SampledColumn, columns: Sequence[SampledColumn]) -> bool:
     """Whether another column has lists of the same lengths, as words and their tags have."""
     others = [one for one in columns if one is not column and one.kind == column.kind == "list"]
@@ -305,7 +323,7 @@ def _is_parallel(column: SampledColumn, columns: Sequence[SampledColumn]) -> boo
 
 
 def _joined(columns: Sequence[SampledColumn]) -> SampledColumn:
-    """Return columns that say yes or no of a label each as one, whose name is a template of them."""
+    """Return columns as one, whose name is a template of them."""
     return SampledColumn(" ".join(f"{{{column.name}}}" for column in columns), [])
 
 

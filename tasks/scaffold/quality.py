@@ -139,7 +139,8 @@ def _parts(label: str) -> set[str]:
 
 def input_columns(proposal: ObjectiveProposal) -> list[str]:
     """Return the columns of the input: rows that have the same one are alike, whatever their label or answer is."""
-    return proposal.read_columns("text", "text-pair") or proposal.read_columns("prompt")
+    kinds = (("text", "text-pair"), ("prompt",), ("context",))
+    return next((found for flags in kinds if (found := proposal.read_columns(*flags))), [])
 
 
 def _input(row: Row, columns: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ NEW_MODEL = "new"
 COLUMN_FLAGS = (
     *("text", "text-pair", "label", "labels", "score", "spans"),
     *("prompt", "completion", "messages", "chosen", "rejected"),
+    *("question", "context", "answers", "choices"),
 )
 """The flags that name a column."""
 

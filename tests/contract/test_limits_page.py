@@ -126,9 +126,6 @@ ERRORS: dict[str, Callable[[], object]] = {
         what: lambda name=name: checks({}, objective={"name": name})
         for what, name in {
             "reward models": "reward",
-            "masked language models": "masked_lm",
-            "answers as spans of a context (SQuAD)": "question_answering",
-            "multiple choice (SWAG)": "multiple_choice",
         }.items()
     },
     "recipes for `grpo` and `iterative_sft` by `evergreen new`": lambda: new(

@@ -37,6 +37,28 @@ def questions(count: int) -> Rows:
         yield {"question": f"what about the {chance.choice(WORDS[topic])} in place {i}?", "topic": topic}
 
 
+def answers(count: int) -> Rows:
+    """Questions with the answer somewhere in a context of several windows, or without; one answer is not where it says."""
+    chance = random.Random(5)
+    for i in range(count):
+        city, before, behind = chance.choice(sorted(CAPITALS.values())), chance.randrange(9), chance.randrange(9)
+        is_there = chance.random() < 0.7
+        context = f"{'so ' * before}page {i}{f' capital {city}' if is_there else ''}{' and' * behind}"
+        starts = [context.index(city)] if is_there else []
+        if i == 3:
+            context, starts = f"capital {city}", [3]
+        found = [city] * len(starts)
+        yield {"question": "capital?", "context": context, "answers": {"text": found, "answer_start": starts}}
+
+
+def choices(count: int) -> Rows:
+    chance = random.Random(5)
+    for i in range(count):
+        right = chance.randrange(3)
+        own = {name: f"{'this' if n == right else 'no'} {chance.choice(WORDS['food'])}" for n, name in enumerate("abc")}
+        yield {"said": f"number {i}", **own, "label": "abc"[right].upper()}
+
+
 def topic_sets(count: int) -> Rows:
     """Texts that have a word of each of their topics, some of none; and one whose topic has no name."""
     chance = random.Random(5)
@@ -190,6 +212,12 @@ def spans(project: Project, metrics: Mapping[str, Any]) -> None:
     assert found >= 4
 
 
+def filled(project: Project, metrics: Mapping[str, Any]) -> None:
+    fill = pipeline("fill-mask", model=str(project.root / "runs/masks/model"))
+    said = fill(f"the capital of Japan{fill.tokenizer.mask_token} Tokyo, says book 7")
+    assert len({one["token_str"] for one in said}) == 5
+
+
 def assistant(project: Project, metrics: Mapping[str, Any]) -> None:
     folder = project.root / "runs/assistant/model"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -300,6 +328,46 @@ JOURNEYS = {
         traced={3: ["row_is_usable(): 'name' from 2 to 5 overlaps the span before it"]},
         quarantined=1,
         also=spans,
+    ),
+    "masks": Journey(
+        (
+            {"text": f"the capital of {country} is {city}, says book {i}"}
+            for i in range(150)
+            for country, city in CAPITALS.items()
+        ),
+        {
+            "objective": {"name": "masked_lm", "whole_words": True},
+            "model.config": BERT,
+            **steps(150, 3, logging_steps=50),
+        },
+        learned={"token_accuracy": (0.05, 0.1)},
+        loss=0.9,
+        traced={17: [" * ", "nll: "]},
+        also=filled,
+    ),
+    "answers": Journey(
+        answers(500),
+        {
+            "objective": {"name": "question_answering", "stride": 8},
+            "model.config": BERT,
+            "tokenization.max_length": 32,
+            **steps(200, 2, logging_steps=50, learning_rate=3e-3, best_metric="f1", group_by_length=True),
+        },
+        learned={"f1": (0.5, 0.7), "exact_match": (0.5, 0.6)},
+        loss=0.7,
+        traced={3: ["is not at character 3 of the context, but at 8"], 17: ["exact_match: ", "answer  (of the model)"]},
+        quarantined=1,
+    ),
+    "choices": Journey(
+        choices(500),
+        {
+            "objective": {"name": "multiple_choice", "context_column": "said", "choices_column": "{a} {b} {c}"},
+            "model.config": BERT,
+            **steps(100, 2, logging_steps=50, learning_rate=3e-3, best_metric="accuracy", group_by_length=True),
+        },
+        learned={"accuracy": (0.6, 0.9)},
+        loss=1 / 2,
+        traced={17: ["label of the sequence", "correct: "]},
     ),
     "relatedness": Journey(
         related(600),

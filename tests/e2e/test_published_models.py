@@ -79,6 +79,12 @@ def test_snippets_of_the_card_run(hub, name, capsys, monkeypatch, tmp_path):
             assert re.match(r"\[\{'label': '(cat|dog|friend|king)', 'score': [01]\.\d+\}\]$", said)
         case "token_classification":
             assert re.match(r"\[(\{'entity_group': 'who', |\]$)", said)
+        case "question_answering":
+            assert said in "The book was written by Ada in 1843."
+        case "multiple_choice":
+            assert sum(json.loads(said)) == pytest.approx(1, abs=1e-5)
+        case "masked_lm":
+            assert re.match(r"\[\{'score': [01]\.\d+", said)
         case "regression":
             assert re.match(r"\{'label': 'number', 'score': \d{2,3}\.\d+\}$", said), "in its units"
         case "ranking":
@@ -214,7 +220,7 @@ def test_two_revisions_side_by_side(hub, capsys, monkeypatch):
         (("a/b/c", TEXT), "a/b/c: names no repository"),
         (("tiny@", TEXT), "is not a revision"),
         (("tests/empty", TEXT), "the revision main has no weights as safetensors"),
-        (("tests/odd", TEXT), "its config.json names BertForMaskedLM, for which there is no way to try it"),
+        (("tests/odd", TEXT), "its config.json names BertForPreTraining, for which there is no way to try it"),
         (("tests/half", TEXT), "its weights lack classifier.bias, classifier.weight, so its answers would be random"),
         (("tests/mute", TEXT), "has no tokenizer, which reads the text"),
         (("tests/code", TEXT), "needs code of its own repository, which Evergreen never runs"),
@@ -248,7 +254,7 @@ def _upload_broken(api, repo_id, root):
     api.snapshot_download("tests/sequence_classification", local_dir=folder)
     config = json.loads((folder / "config.json").read_text())
     if repo_id == "tests/odd":
-        (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+        (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForPreTraining"]}))
     if repo_id == "tests/half":
         weights = load_file(folder / "model.safetensors")
         left = {name: weight for name, weight in weights.items() if not name.startswith("classifier")}

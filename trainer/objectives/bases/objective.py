@@ -176,6 +176,10 @@ class Objective(ABC, Generic[OptionsT]):
         """Yield the sequences to train on; by default the examples as they are."""
         yield from examples
 
+    def augmentation(self, tokenizer: Tokenizer) -> Callable[[Example], Example] | None:
+        """Return what changes a training sequence anew in each epoch, by random numbers of seed, epoch and sequence; None if nothing."""
+        return None
+
     def length(self, example: Example) -> int:
         """Return the tokens of an example as a model reads it: those of all its texts."""
         return sum(len(example[name]) for name in token_column_names(example))

@@ -127,6 +127,52 @@ FORMS: dict[str, tuple[dict[str, list[Any]], ModelKind, str, dict[str, str]]] = 
         "token_classification",
         {"text": "sentence", "spans": "entities"},
     ),
+    "texts for an encoder": ({"anything": TEXTS}, "encoder", "masked_lm", {"text": "anything"}),
+    "questions as in SQuAD": (
+        {
+            "id": [f"56be4db0acb8001400a50{i}" for i in range(60)],
+            "title": ["Beyoncé"] * 60,
+            "context": [f"{text}. It is long." for text in TEXTS],
+            "question": [f"which number, in row {i}?" for i in range(60)],
+            "answers": [{"text": ["a text"], "answer_start": [0]}, {"text": [], "answer_start": []}] * 30,
+        },
+        "encoder",
+        "question_answering",
+        {"question": "question", "context": "context", "answers": "answers"},
+    ),
+    "answers as records": (
+        {
+            "passage": TEXTS,
+            "query": [f"which number, in row {i}?" for i in range(60)],
+            "answers": [[{"text": "a text", "start": 0}], []] * 30,
+        },
+        "encoder",
+        "question_answering",
+        {"question": "query", "context": "passage", "answers": "answers"},
+    ),
+    "endings as in SWAG": (
+        {
+            "video-id": [f"anetv_{i}" for i in range(60)],
+            "sent1": TEXTS,
+            "sent2": ["He"] * 60,
+            **{f"ending{n}": [f"takes the number {n + i}." for i in range(60)] for n in range(4)},
+            "label": [i % 4 for i in range(60)],
+        },
+        "encoder",
+        "multiple_choice",
+        {
+            "context": "sent1",
+            "question": "sent2",
+            "choices": "{ending0} {ending1} {ending2} {ending3}",
+            "label": "label",
+        },
+    ),
+    "choices as lists": (
+        {"context": TEXTS, "choices": [["yes", "no", "both"]] * 60, "label": [i % 3 for i in range(60)]},
+        "encoder",
+        "multiple_choice",
+        {"context": "context", "choices": "choices", "label": "label"},
+    ),
     "an instruction": (
         {"instruction": TEXTS, "input": [""] * 60, "output": [f"{text}, too" for text in TEXTS]},
         "decoder",
