@@ -31,8 +31,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Task = Literal[
-    *("text-generation", "text2text-generation", "text-classification", "token-classification"),
-    *("sentence-similarity", "fill-mask"),
+    "text-generation",
+    "text2text-generation",
+    "text-classification",
+    "token-classification",
+    "sentence-similarity",
+    "fill-mask",
 ]
 _AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
     "text-generation": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
