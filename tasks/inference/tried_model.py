@@ -183,7 +183,8 @@ class AnsweringModel:
     def _unread(self, text: str) -> str | None:
         """Return a sentence about the end of a text that is too long; None if the model reads all of it."""
         count, limit = self._tokens(text), self.tokenizer.model_max_length
-        return f"the model read the first {limit} of {count} tokens" if count > limit else None
+        end = "last" if self.tokenizer.truncation_side == "left" else "first"
+        return f"the model read the {end} {limit} of {count} tokens" if count > limit else None
 
 
 def _task(names: Collection[str], where: str, file: str) -> Task:

@@ -36,6 +36,7 @@ def new(
     messages: Annotated[str | None, Option(metavar="COLUMN", help="Column with conversations.")] = None,
     chosen: Annotated[str | None, Option(metavar="COLUMN", help="Column with the better answer.")] = None,
     rejected: Annotated[str | None, Option(metavar="COLUMN", help="Column with the worse answer.")] = None,
+    liked: Annotated[str | None, Option(metavar="COLUMN", help="Column that says whether the answer is good.")] = None,
     max_quarantined: Annotated[
         float | None, Option(metavar="SHARE", help="Share of bad rows to set aside; above 0.05 only with this.")
     ] = None,
@@ -54,7 +55,8 @@ def new(
     from tasks.scaffold.new import create_recipe
     from tasks.scaffold.request import COLUMN_FLAGS, NewRecipeRequest
 
-    given = dict(zip(COLUMN_FLAGS, (text, label, spans, prompt, completion, messages, chosen, rejected), strict=True))
+    named = (text, label, spans, prompt, completion, messages, chosen, rejected, liked)
+    given = dict(zip(COLUMN_FLAGS, named, strict=True))
     columns = {flag: column for flag, column in given.items() if column}
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     request = NewRecipeRequest(

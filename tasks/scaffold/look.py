@@ -58,6 +58,7 @@ USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "messages": ("messages", "conversation", "conversations", "chat"),
     "chosen": ("chosen", "preferred", "accepted", "better"),
     "rejected": ("rejected", "dispreferred", "worse"),
+    "liked": (),
 }
 """Usual names of the columns that a flag of `new` names, most usual first."""
 

@@ -12,7 +12,7 @@ from params import RecipeError
 from params.foundation.errors import see_limits
 from params.loading import suggestion
 from params.schema import ObjectiveChoice
-from tasks.scaffold.forms import RowForm, find_row_forms, rating_column
+from tasks.scaffold.forms import RowForm, feedback_columns, find_row_forms, rating_column
 from tasks.scaffold.look import USUAL_NAMES, Kind, RowSample, SampledColumn, columns_named, most
 from tasks.scaffold.request import NewRecipeRequest
 from trainer import objectives
@@ -36,6 +36,7 @@ _MEANINGS: Final = {
     "messages": "conversation",
     "chosen": "better answer",
     "rejected": "worse answer",
+    "liked": "feedback",
 }
 """What a flag stands for, where its name does not say it."""
 
@@ -199,7 +200,7 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         "text": len(texts) == 1 and not _forms(sample),
         "label": [c for c in _candidates("label", sample, given) if not (answers and c in prompts[:1])],
         "completion": answers,
-        **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages")},
+        **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages", "liked")},
         **{flag: _usual(sample, flag) for flag in ("prompt", "chosen", "rejected")},
     }
     both = [given.get(flag) or next((c.name for c in _usual(sample, flag)), "") for flag in ("chosen", "rejected")]
@@ -252,6 +253,8 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
     columns, taken = list(sample.columns.values()), set(chosen.values())
     if flag in ("spans", "messages"):
         return [c for c in columns if c.kind == flag]
+    if flag == "liked":
+        return feedback_columns(sample.columns)
     if flag == "text":  # neither labels nor names, longest texts first
         said = [c for c in _usual(sample, flag) if c.has_spaces]  # such as: open notes.txt
         texts = [c for c in columns if c in said or not c.is_place_or_time]

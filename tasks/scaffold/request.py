@@ -13,7 +13,7 @@ from params.foundation.errors import see_limits
 
 NEW_MODEL = "new"
 """`--model new`: a small model from random weights."""
-COLUMN_FLAGS = ("text", "label", "spans", "prompt", "completion", "messages", "chosen", "rejected")
+COLUMN_FLAGS = ("text", "label", "spans", "prompt", "completion", "messages", "chosen", "rejected", "liked")
 """The flags that name a column."""
 
 
