@@ -129,13 +129,11 @@ ERRORS: dict[str, Callable[[], object]] = {
     ),
     "several labels per text": lambda: new(texts(labels=lambda i: [["a", "b"], ["b"], []][i % 3])),
     "scores and other numbers (regression)": lambda: new(texts(label=lambda i: i % 7 / 7 + 0.01)),
-    "good and bad answers (KTO)": lambda: new(answers(liked=lambda i: i % 2 == 0), model="llama"),
     **{
         what: lambda name=name: checks({}, objective={"name": name})
         for what, name in {
             "embeddings": "embedding",
             "rankings and rerankers": "ranking",
-            "reward models": "reward",
             "masked language models": "masked_lm",
             "answers as spans of a context (SQuAD)": "question_answering",
             "multiple choice (SWAG)": "multiple_choice",

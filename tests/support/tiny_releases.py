@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,22 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
                 "separator": " =>",
             }
         },
+    ),
+    "reward": (
+        5,
+        {
+            "objective": {
+                "name": "reward",
+                "prompt_column": "text",
+                "chosen_column": "label",
+                "rejected_column": "text",
+                "separator": " =>",
+            }
+        },
+    ),
+    "kto": (
+        0,
+        {"objective": {"name": "kto", "prompt_column": "text", "completion_column": "label", "separator": " =>"}},
     ),
     "grpo": (0, {"objective": {"name": "grpo", **_PROMPTS}}),
     "iterative_sft": (0, {"objective": {"name": "iterative_sft", **_PROMPTS}}),
@@ -74,10 +91,10 @@ def evaluated(
     if max_length:
         changes["tokenization.max_length"] = max_length
     content, sizes = tiny.recipe(changes, **sections), SIZES
-    if kind == "conversations":
+    if kind in _ROWS:
         artifacts, _ = releases.tokenized(root, tiny.recipe(), sizes)
         recipe = tiny.load(tiny.write(artifacts.recipe_path, content))
-        splits = {split: {"messages": conversations(count, split)} for split, count in sizes.items()}
+        splits = {split: _ROWS[kind](count, split) for split, count in sizes.items()}
         tiny.write_rows(artifacts, **splits)
         tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     else:
@@ -93,3 +110,17 @@ def conversations(count: int, split: str) -> list[list[dict[str, str]]]:
     texts = tiny.sentences(count, len(split))
     turns = [(("user", f"Who? {text}"), ("assistant", text.split()[1])) for text in texts]
     return [[{"role": role, "content": content} for role, content in both] for both in turns]
+
+
+def feedback(count: int, split: str) -> dict[str, list[Any]]:
+    texts = tiny.sentences(count, len(split))
+    liked = [i % 3 > 0 for i in range(count)]
+    answers = [text.split()[1 if good else 2] for text, good in zip(texts, liked, strict=True)]
+    return {"text": texts, "label": answers, "liked": liked}
+
+
+_ROWS: dict[str, Callable[[int, str], dict[str, list[Any]]]] = {
+    "conversations": lambda count, split: {"messages": conversations(count, split)},
+    "kto": feedback,
+}
+"""The rows of kinds that do not learn from `tiny.write_sentences`."""

@@ -22,7 +22,7 @@ from pydantic import NonNegativeFloat
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction
 from trainer.objectives.bases.advice import ModelKind, ObjectiveFit, SeenColumns, UpTo
-from trainer.objectives.bases.answers import render_answers
+from trainer.objectives.bases.answers import as_text, render_answers
 from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
@@ -30,7 +30,12 @@ from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, 
 from trainer.objectives.bases.padding import concatenate_texts_along_batch, pad_batch, token_column_names
 from trainer.objectives.bases.preferences import PairAdvice, PairObjective, PairOptions
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
-from trainer.objectives.bases.texts import Tokenizer, end_texts, tokenize_texts_truncated
+from trainer.objectives.bases.texts import (
+    Tokenizer,
+    end_texts,
+    strip_repeated_special_tokens,
+    tokenize_texts_truncated,
+)
 
 _SCORES = ("loss", "chosen_reward", "rejected_reward")
 
@@ -107,10 +112,15 @@ class Reward(PairObjective[Options]):
         )
         encoded = []
         for row, (ids, is_cut), (others, other_is_cut) in zip(rows, chosen, rejected, strict=True):
+            says_both = all(map(str.strip, self._answers(row, tokenizer)))
             margin = float(row[name]) if (name := self.options.margin_column) else 0.0
             example = {"row_id": row["row_id"], "input_ids": ids, "rejected_input_ids": others, "margin": margin}
-            encoded.append(EncodedRow([example] if ids != others else [], is_cut or other_is_cut))
+            encoded.append(EncodedRow([example] if says_both and ids != others else [], is_cut or other_is_cut))
         return encoded
+
+    def _answers(self, row: Row, tokenizer: Tokenizer) -> list[str]:
+        """Return the answers without special tokens."""
+        return strip_repeated_special_tokens(map(as_text, self.parts(row)[1:]), tokenizer, ends=True)
 
     def read_texts(self, row: Row, tokenizer: Tokenizer) -> list[str]:
         """Return what the model reads of a row: the prompt with the chosen answer, and with the rejected one."""
@@ -182,6 +192,9 @@ class Reward(PairObjective[Options]):
         return {"chosen": f"{scores['chosen_reward']:.3f}", "rejected": f"{scores['rejected_reward']:.3f}"}
 
     # A release
+
+    def reader_input(self, row: Row) -> str:
+        return self.text(row)
 
     @property
     def call_arguments(self) -> Mapping[str, Any]:
