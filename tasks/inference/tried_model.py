@@ -31,8 +31,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Task = Literal[
-    *("text-generation", "text2text-generation", "text-classification", "token-classification"),
-    *("sentence-similarity", "fill-mask"),
+    "text-generation",
+    "text2text-generation",
+    "text-classification",
+    "token-classification",
+    "sentence-similarity",
+    "fill-mask",
 ]
 _AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
     "text-generation": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
@@ -43,6 +47,7 @@ _AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
 }
 """The class that loads a model for a task, and transformers' table of the architectures that it knows."""
 _MAX_LABELS: Final = 5
+"""Labels that are shown; more only if more of several labels are predicted."""
 _NEAR: Final = 10
 """Texts that are shown of those that were searched."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
@@ -163,7 +168,8 @@ class AnsweringModel:
             reached = [one.name for one in labels if one.probability >= thresholds.get(one.name, 0.5)]
             told = f"predicted, by the threshold of each label: {', '.join(reached) or 'none'}"
             note = f"{told}; {note}" if note else told
-        return ModelAnswer(text, labels=labels[:_MAX_LABELS], note=note, predicted=reached)
+        labels = [one for place, one in enumerate(labels) if place < _MAX_LABELS or one.name in (reached or ())]
+        return ModelAnswer(text, labels=labels, note=note, predicted=reached)
 
     def _text_or_pair(self, text: str) -> str | dict[str, str]:
         if self.form.is_pair and read_pair(text) is None:

@@ -76,8 +76,8 @@ def new(
         )
         raise RecipeError("--score", "names several columns, and a recipe is proposed for one", fix)
     number = next(iter(scores), None)
-    given = (text, text_pair, label, labels, number, spans, prompt, completion, messages, chosen, rejected)
-    given += (question, context, answers, choices)
+    texts = (text, text_pair, label, labels, number, spans, prompt, completion, messages, chosen, rejected)
+    given = (*texts, question, context, answers, choices)
     columns = {flag: column for flag, column in zip(COLUMN_FLAGS, given, strict=True) if column}
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     request = NewRecipeRequest(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from params import Problem
 from params.defaults import ObjectiveDefaults
@@ -62,8 +62,7 @@ class Objective(ABC, Generic[OptionsT]):
     slice_metrics: ClassVar[Mapping[str, str]] = {}
     """Metrics that mean nothing on a slice, because they need the rows of all labels, and the metric that slices have instead."""
     group_score: ClassVar[str | None] = None
-    """The score that is the same for all rows of a group, such as the number of their query, if metrics are computed over groups. Then
-    each row is one sequence, `additive_statistics` gets whole groups, and resamples draw groups instead of rows."""
+    """The score that groups rows, such as the number of a query: a row is a sequence, and statistics and resamples take whole groups."""
     split_metrics: ClassVar[frozenset[str]] = frozenset()
     """Metrics that no sums over rows determine, such as a rank correlation: `whole_metrics` computes them of all rows at once."""
     example_counts: ClassVar[tuple[str, ...]] = ()
@@ -101,10 +100,7 @@ class Objective(ABC, Generic[OptionsT]):
         return row_checks.expect_columns(self.columns(), text_columns)
 
     def reject_reason(self, row: Row) -> str | None:
-        """Return why a row is unusable although each column alone is valid. The validate stage sets such rows aside.
-
-        It calls `prepare_tokenizer` before, if rows are rendered by a chat template; a new tokenizer has not seen any rows then.
-        """
+        """Return why a row with valid columns is unusable: it is set aside. If a chat template renders rows, the tokenizer is prepared before."""
         return row_checks.why_columns_unusable(self.columns(), row)
 
     def row_check_settings(self) -> Any:
@@ -168,10 +164,7 @@ class Objective(ABC, Generic[OptionsT]):
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
-        """Tokenize each row into sequences of at most `max_length` tokens; the rows are independent of each other.
-
-        A ValueError, KeyError or TypeError means that a row cannot be encoded: the rows are then encoded one by one.
-        """
+        """Tokenize each row by itself into sequences of at most `max_length` tokens; a ValueError, KeyError or TypeError: it cannot be encoded."""
 
     def encode_training(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
@@ -216,8 +209,7 @@ class Objective(ABC, Generic[OptionsT]):
 
     def model_class(self) -> type[PreTrainedModel]:
         """Return the class that `auto_class` names."""
-        cls: type[PreTrainedModel] = getattr(transformers, self.auto_class)
-        return cls
+        return cast("type[PreTrainedModel]", getattr(transformers, self.auto_class))
 
     def model_config(self, state: ObjectiveState) -> dict[str, Any]:
         """Return model configuration keys that follow from the data, such as `num_labels`."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -297,12 +298,18 @@ def snippet_of(artifacts, objective, template=""):
     return re.search(r"^```python\n(.*?)^```$", card_of(artifacts), re.DOTALL | re.MULTILINE)[1]
 
 
-def test_snippet_uses_the_thresholds_of_several_labels(run):
-    (run.model / "config.json").write_text(json.dumps({"label_thresholds": {"a": 0.3}}))
+def test_snippet_uses_the_thresholds_of_several_labels(run, capsys):
+    thresholds = {"a": 0.3, "b": 0.6, "c": 0.1}
+    (run.model / "config.json").write_text(json.dumps({"label_thresholds": thresholds}))
     code = snippet_of(run, {"name": "multi_label_classification"})
     assert 'answers = classifier("The text to classify.", truncation=True, top_k=None)' in code
     assert 'if one["score"] >= thresholds[one["label"]]' in code
-    compile(code, "card", "exec")
+    answers = [{"label": label, "score": score} for label, score in (("b", 0.5), ("a", 0.4), ("c", 0.1))]
+    classifier = Mock(return_value=answers)
+    classifier.model.config.label_thresholds = thresholds
+    code = code.removeprefix("from transformers import pipeline\n")
+    exec(compile(code, "card", "exec"), {"pipeline": lambda *_, **__: classifier})
+    assert capsys.readouterr().out == f"{answers[1:]}\n"
     (run.model / "config.json").write_text("{}")
     assert "thresholds" not in snippet_of(run, {"name": "sequence_classification"})
 

@@ -234,9 +234,10 @@ FORMS: dict[str, tuple[dict[str, list[Any]], ModelKind, str, dict[str, str]]] = 
 def test_columns_of_embeddings_that_the_user_names() -> None:
     """Scored pairs, and texts with classes, which nothing else tells from other rows."""
     pairs = sample(one=TEXTS, other=TEXTS[::-1], alike=[i / 7 for i in range(60)])
-    named = {"prompt": "one", "completion": "other", "label": "alike"}
-    found = proposed(pairs, objective="embedding", columns=named)
-    assert found.options == {"anchor_column": "one", "positive_column": "other", "label_column": "alike"}
+    for flag in ("label", "score"):
+        named = {"prompt": "one", "completion": "other", flag: "alike"}
+        found = proposed(pairs, objective="embedding", columns=named)
+        assert found.options == {"anchor_column": "one", "positive_column": "other", "label_column": "alike"}
     classes = sample(body=TEXTS, topic=LABELS)
     found = proposed(classes, objective="embedding", columns={"label": "topic"})
     assert found.options == {"anchor_column": "body", "label_column": "topic"}

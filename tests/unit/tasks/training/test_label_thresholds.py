@@ -71,7 +71,9 @@ def test_they_have_the_best_f1_of_validation_and_not_of_test(trained: tuple[Arti
         assert (found == pytest.approx(best, abs=2e-3)) is (split == "validation")
 
 
-def test_whoever_tries_the_model_is_told_which_labels_reach_them(trained: tuple[Artifacts, Recipe]) -> None:
+def test_whoever_tries_the_model_is_told_which_labels_reach_them(
+    trained: tuple[Artifacts, Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = AnsweringModel.load(trained[0].model, "here")
     found = model.answer("The cat sees the rain, again: number 3.", AnswerOptions())
     thresholds = config_of(trained[0])["label_thresholds"]
@@ -80,6 +82,9 @@ def test_whoever_tries_the_model_is_told_which_labels_reach_them(trained: tuple[
     assert found.predicted == expected != []
     assert found.note == f"predicted, by the threshold of each label: {', '.join(expected)}"
     assert all(0 < one.probability < 1 for one in found.labels), "sigmoids, which do not add up to one"
+    monkeypatch.setattr("tasks.inference.tried_model._MAX_LABELS", 0)
+    shown = model.answer("The cat sees the rain, again: number 3.", AnswerOptions()).labels
+    assert [one.name for one in shown or ()] == expected
 
 
 def test_a_model_is_judged_with_them(trained: tuple[Artifacts, Recipe], tmp_path: Path) -> None:
