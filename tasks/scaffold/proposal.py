@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,10 +14,10 @@ from params.loading import suggestion
 from params.schema import ObjectiveChoice
 from tasks.scaffold.forms import RowForm, feedback_columns, find_row_forms, rating_column
 from tasks.scaffold.look import RELEVANCE, USUAL_NAMES, Kind, RowSample, SampledColumn, columns_named, most
+from tasks.scaffold.nested_columns import NESTED, find_nested_columns, join_columns
 from tasks.scaffold.request import NewRecipeRequest
 from trainer import objectives
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
-from trainer.objectives.bases.answer_spans import looks_like_answers
 from trainer.objectives.bases.preferences import begin_with_prompt
 from trainer.objectives.bases.prompt_template import column_or_template, names_columns
 from trainer.objectives.bases.rows import ColumnKind
@@ -35,8 +34,6 @@ _FITTING: Final[Mapping[ColumnKind, tuple[str, set[Kind]]]] = {
     "record": ("records", {"record", "spans", "list"}),
 }
 """What the columns of an objective may hold, in words and as a sample shows it."""
-_NUMBERED_CHOICE: Final = re.compile(r"(ending|choice|option|answer|opt|sol)_?(\d|[a-e])")
-"""Names of columns with one of several choices each."""
 _MEANINGS: Final = {
     "text-pair": "second text",
     "score": "number",
@@ -218,7 +215,7 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         "completion": answers,
         "text-pair": pair,
         "score": texts and [c for c in _usual(sample, "score") if c.has_fractions or c in grades],
-        **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages", "answers", "choices", "liked")},
+        **{flag: _candidates(flag, sample, given) for flag in (*NESTED, "liked")},
         **{flag: _usual(sample, flag) for flag in ("prompt", "chosen", "rejected", "question", "context")},
     }
     both = [given.get(flag) or next((c.name for c in _usual(sample, flag)), "") for flag in ("chosen", "rejected")]
@@ -274,8 +271,8 @@ def _forms(sample: RowSample) -> list[RowForm]:
 def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list[SampledColumn]:
     """Return the columns that can be what a flag names."""
     columns, taken = list(sample.columns.values()), set(chosen.values())
-    if flag in ("spans", "messages", "answers", "choices"):
-        return _nested_candidates(flag, sample)
+    if flag in NESTED:
+        return find_nested_columns(flag, sample.columns)
     if flag == "liked":
         return feedback_columns(sample.columns)
     if flag == "text":  # neither labels nor names, longest texts first
@@ -292,7 +289,7 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
         found = [c for c in columns if c.name not in taken | own and c.has_label_sets and not _is_parallel(c, columns)]
         marked = [c for c in columns if c.name not in taken and c.says_yes_or_no]
         has_label = any(c.is_label for c in _usual(sample, "label"))
-        return found or ([_joined(marked)] if len(marked) > 1 and not has_label else [])
+        return found or ([join_columns(marked)] if len(marked) > 1 and not has_label else [])
     if flag == "label":
         if "text" not in chosen and len(texts := _candidates("text", sample, chosen)) == 1:
             taken.add(texts[0].name)  # the only one that can be the text
@@ -306,28 +303,10 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
     return by_name or [c for c in columns if c.kind in kinds and not c.is_incidental and c.name not in other]
 
 
-def _nested_candidates(flag: str, sample: RowSample) -> list[SampledColumn]:
-    """Return the columns of lists and records that a flag may name, or the columns of a choice each as one, whose name is a template."""
-    columns = list(sample.columns.values())
-    if flag == "choices":
-        lists = [c for c in _usual(sample, flag) if c.kind == "list" and all(isinstance(one, str) for one in c.items)]
-        numbered = [c for c in columns if _NUMBERED_CHOICE.fullmatch(c.name.lower()) and c.kind in ("text", "empty")]
-        return lists or ([_joined(numbered)] if len(numbered) > 1 else [])
-    if flag == "answers":
-        hold = [c for c in columns if any(map(looks_like_answers, c.filled))]
-        return [c for c in hold if most(lambda value: value == [] or looks_like_answers(value), c.filled)]
-    return [c for c in columns if c.kind == flag]
-
-
 def _is_parallel(column: SampledColumn, columns: Sequence[SampledColumn]) -> bool:
     """Whether another column has lists of the same lengths, as words and their tags have."""
     others = [one for one in columns if one is not column and one.kind == column.kind == "list"]
     return any([*map(len, one.filled)] == [*map(len, column.filled)] for one in others)
-
-
-def _joined(columns: Sequence[SampledColumn]) -> SampledColumn:
-    """Return columns as one, whose name is a template of them."""
-    return SampledColumn(" ".join(f"{{{column.name}}}" for column in columns), [])
 
 
 _OWN: Final = "; or write an objective (docs/objectives.md), and name it with --objective"
