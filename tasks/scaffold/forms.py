@@ -17,7 +17,7 @@ from params import DataError
 from tasks.ingestion.encodings import clean_name
 from tasks.scaffold.look import USUAL_NAMES, Row, SampledColumn, columns_named, most
 from tasks.scaffold.sources import common_folder, converted_name, is_glob
-from trainer.objectives.bases.chat import looks_like_conversation, read_turns
+from trainer.objectives.bases.messages import looks_like_conversation, read_turns
 
 Columns = Mapping[str, SampledColumn]
 NewRow = dict[str, Any]

@@ -39,9 +39,9 @@ _MAX_SLICES: Final = 100
 _FEW_ROWS: Final = 20
 """With fewer rows, all of a label may be held out by chance."""
 _NO_EXAMPLES: Final = (
-    "name other columns; or, if the chat template drops what was said, as those of reasoning models drop earlier thoughts: in a copy"
-    " of the model's folder, put {% generation %} and {% endgeneration %} around the assistant's text in its chat template, and"
-    " give that folder with --model"
+    "name other columns; or, if the chat template changes messages once more follow: in a copy of the model's folder, put"
+    " {% generation %} and {% endgeneration %} around the assistant's text in its chat template, and give that folder with"
+    " --model"
 )
 _MARK: Final = re.compile(r"<\|[^\s|<>{}'\"]+\|>")
 _SCHEDULERS: Final = {"linear": "down to 0, usual for fine-tuning", "cosine": "usual for language models"}
@@ -225,7 +225,7 @@ def _encoded(rows: Sequence[Row], encoder: RowEncoder) -> Iterator[list[Example]
 
 
 def _lengths(quality: SampleQuality, encoder: RowEncoder) -> tuple[SampleQuality, list[int], list[int]]:
-    """Return the whole lengths of rows in tokens, and those of second texts such as translations, if rows have them.
+    """Return the whole lengths of rows in tokens, of several sequences that of the longest, and those of second texts such as translations, if rows have them.
 
     Rows that cannot be encoded, for example because the chat template refuses them, are then no longer usable.
     """
@@ -245,7 +245,10 @@ def _lengths(quality: SampleQuality, encoder: RowEncoder) -> tuple[SampleQuality
         raise DataError("the training rows", f"none can be learned from: {why}", _NO_EXAMPLES)
     encoded = [examples for examples in of_rows if examples]
     targets = [max(len(example["labels"]) for example in examples) for examples in encoded if objective.has_target_text]
-    return quality, [sum(map(objective.length, examples)) for examples in encoded], targets
+    if objective.renders_conversations() and (several := sum(len(examples) > 1 for examples in encoded)):
+        what = f"{several:,} of {len(rows):,} conversations are a sequence for each answer: the chat template drops earlier thoughts"
+        quality = quality._replace(remarks=[*quality.remarks, what])
+    return quality, [max(map(objective.length, examples)) for examples in encoded], targets
 
 
 def _refusal(row: Row, encoder: RowEncoder) -> str | None:

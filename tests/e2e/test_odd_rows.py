@@ -183,7 +183,7 @@ ODD = [
     Odd("silent-causal-lm/kto.jsonl", "clf3", says="how good the answers are"),
     Odd("alpaca-input/rows.jsonl", "llama-use-cache", "", "sft", r"\{instruction\}.*\{input\}"),
     Odd("new-indexerror/intans.csv", "llama-use-cache", says="--objective: .* is not clear: sft"),
-    Odd("new-indexerror/think.jsonl", "thinker", says=r"renders the messages before message"),
+    Odd("new-indexerror/think.jsonl", "thinker", "", "sft"),
     Odd("repeated-question/rows.jsonl", "llama-use-cache", "", "sft", r"\{question\}.*\{context\}"),
     Odd("repeated-question/rows.jsonl", "llama-use-cache", "--prompt question --completion answer", "sft"),
     Odd(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from trainer.objectives.bases.chat import ConversationTokenizer, read_turns
+from trainer.objectives.bases.chat import ConversationTokenizer
+from trainer.objectives.bases.messages import read_turns
 
 _QUESTION, _ANSWER = "\n\nHuman:", "\n\nAssistant:"
 """Stand before each turn in texts such as those of hh-rlhf."""
