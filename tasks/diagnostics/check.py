@@ -254,6 +254,8 @@ def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
 def _conflict_problems(sections: dict[str, Any]) -> list[Problem]:
     choice: ObjectiveChoice | None = sections.get("objective")
     objective = objectives.build_objective(choice) if choice and not objectives.find_option_problems(choice) else None
+    for remark in objective.remarks(sections["model"]) if objective and "model" in sections else ():
+        logger.info("check: %s", remark)
     return find_training_conflicts(
         objective=objective, **{name: sections.get(name) for name in ("model", "training", "launch")}
     )

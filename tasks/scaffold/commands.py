@@ -36,6 +36,10 @@ def new(
     messages: Annotated[str | None, Option(metavar="COLUMN", help="Column with conversations.")] = None,
     chosen: Annotated[str | None, Option(metavar="COLUMN", help="Column with the better answer.")] = None,
     rejected: Annotated[str | None, Option(metavar="COLUMN", help="Column with the worse answer.")] = None,
+    source_language: Annotated[
+        str | None, Option(metavar="CODE", help="Language of inputs, as a translation model's tokenizer names it.")
+    ] = None,
+    target_language: Annotated[str | None, Option(metavar="CODE", help="Language of targets.")] = None,
     max_quarantined: Annotated[
         float | None, Option(metavar="SHARE", help="Share of bad rows to set aside; above 0.05 only with this.")
     ] = None,
@@ -57,8 +61,22 @@ def new(
     given = dict(zip(COLUMN_FLAGS, (text, label, spans, prompt, completion, messages, chosen, rejected), strict=True))
     columns = {flag: column for flag, column in given.items() if column}
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
+    languages = {"source_language": source_language, "target_language": target_language}
+    options = {name: language for name, language in languages.items() if language}
     request = NewRecipeRequest(
-        name, data, query, test, validation, model, objective, columns, repo_id, schedule, may_ask, max_quarantined
+        name,
+        data,
+        query,
+        test,
+        validation,
+        model,
+        objective,
+        columns,
+        repo_id,
+        schedule,
+        may_ask,
+        max_quarantined,
+        options,
     )
     kept = f"the recipe {name} is written as a whole or not at all\n  start again"
     with command_result.explain_keyboard_interrupt(kept):

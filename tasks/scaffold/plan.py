@@ -78,13 +78,14 @@ def plan_recipe(
 ) -> RecipePlan:
     """Choose everything that a recipe says; `facts` are None for a model from random weights. The errors are those of `create_recipe`."""
     advice, positions = proposal.advice, facts.positions if facts else None
-    model = _model_keys(proposal, facts)
-    options = _options(proposal, sample, facts)
+    model, options = _model_keys(proposal, facts), _options(proposal, sample, facts)
     objective = _build(proposal, options)
     sample = sample.reading(objective.columns())
     quality = assess_sample_quality(sample, proposal, objective)
     texts = [objective.text(row) for row in quality.usable]
     tokenizer_keys, tokenizer = _tokenizer(facts, objective, texts)
+    objective = _build(proposal, options := options | _ask_for_options(proposal, tokenizer, request))
+    objective.prepare_tokenizer(tokenizer)
     state = objective.collect_state(quality.usable)
     quality, inputs, targets = _lengths(quality, RowEncoder(objective, tokenizer, NO_LIMIT, state))
     if targets:
@@ -182,8 +183,19 @@ def _tokenizer(
             "# The template's marks are several tokens each. If the model has not learned them so, make them one each:"
         ] = ""
         keys[f"# added_tokens: {json.dumps(split)}"] = ""
-    objective.prepare_tokenizer(tokenizer)
     return keys, tokenizer
+
+
+def _ask_for_options(
+    proposal: ObjectiveProposal, tokenizer: PreTrainedTokenizerBase, request: NewRecipeRequest
+) -> dict[str, AdvisedValue]:
+    questions, given = proposal.advice.asked_options(tokenizer), request.options
+    flags = {name: f"--{name.replace('_', '-')}" for name in {**questions, **given}}
+    for name in given.keys() - questions.keys():
+        raise RecipeError(flags[name], f"has no effect on {proposal.objective} with this tokenizer", "remove it")
+    fix = f"add {' '.join(f'{flag} CODE' for name, flag in flags.items() if name not in given)}"
+    answers = {name: given.get(name) or request.ask(flags[name], questions[name], fix) for name in questions}
+    return {name: AdvisedValue(value, questions[name].partition(",")[0].lower()) for name, value in answers.items()}
 
 
 def _saying_what_is_cut(

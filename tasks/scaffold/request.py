@@ -36,6 +36,8 @@ class NewRecipeRequest:
     """Whether somebody at a terminal can answer; else an open question is an error that names the flag."""
     max_quarantined: float | None = None
     """The share of rows that may be set aside."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """The options of the objective that the user gives, by name: `{"source_language": "en_XX"}`."""
 
     @property
     def published_repo_id(self) -> str:

@@ -136,6 +136,10 @@ class Objective(ABC, Generic[OptionsT]):
             fix = "set objective.label_smoothing instead" if own else "remove it"
             yield Problem(key, "has no effect on this objective's loss", fix)
 
+    def remarks(self, model: Model) -> Iterable[str]:
+        """Return what `evergreen check` says about this recipe where it does not say so itself."""
+        return ()
+
     # From rows to batches
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
