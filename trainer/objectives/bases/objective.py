@@ -269,6 +269,10 @@ class Objective(ABC, Generic[OptionsT]):
         """Return which of N rows are correct, (N,), if `metric` is the share of correct rows; otherwise None."""
         return None
 
+    def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
+        """Return how many rows each of the `shares` has of which `metric` is the mean, if it is one, such as a macro average."""
+        return ()
+
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """Return how badly the model does on each of N rows, (N,); by default the first score, per token."""
         return next(iter(scores.values())) / scores.get("tokens", 1)
@@ -311,10 +315,7 @@ class Objective(ABC, Generic[OptionsT]):
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        """Return how a text is put to a model that learned by these options; of a release, they may be anything.
-
-        By default it is a user's message, if the tokenizer has a chat template.
-        """
+        """Return how a text is put to a model that learned by these options, which may be anything; by default as a user's message."""
         return PromptForm(is_chat=True)
 
     @property

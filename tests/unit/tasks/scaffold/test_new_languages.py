@@ -49,7 +49,9 @@ def make(model: str = "mbart", **options: str) -> None:
 
 
 def test_languages_are_asked_for_and_check_says_them(project: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(RecipeError, match="is needed: language of the inputs, one of ar_AR, .*en_XX, .*fr_XX") as error:
+    with pytest.raises(
+        RecipeError, match=r"is needed: language of the inputs, one of ar_AR, .*en_XX, .*fr_XX"
+    ) as error:
         make()
     assert (error.value.where, error.value.fix) == (
         "--source-language",
