@@ -19,7 +19,6 @@ import hashlib
 import json
 import logging
 import math
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,7 +49,7 @@ from tasks.ingestion.source import OpenedSource, open_source
 from tasks.ingestion.stratify import give_each_value_a_training_row
 from tasks.progress import iterate_with_progress
 from tasks.shards.kept_work import ShardTask, ShardWorkers
-from tasks.shards.split_rows import JSON, SplitRows, as_text, group_values_of_row, type_name, values_of_column
+from tasks.shards.split_rows import JSON, SplitRows, group_values_of_row, type_name, values_of_column
 from tasks.stages import save_report
 from trainer.data.shards import Manifest, Shard, folder_sha256
 
@@ -59,8 +58,6 @@ PART_ROWS = 65_536
 """The most rows of a part."""
 _PART_BYTES = 64 << 20
 _MEASURED_ROWS = 512
-_ZEROS = re.compile(r"^(-?\d+)(?:\.0+|(\.\d*[1-9])0+)$")
-"""A number with zeros at its end: integers beside numbers with decimals have one, and a file of numbers is read without those it writes."""
 
 
 def ingest(
@@ -81,13 +78,14 @@ def ingest(
         replace_folder_atomically(artifacts.raw) as folder,
         ShardWorkers(artifacts, "ingest", launch, inputs, imports=[__name__]) as workers,
     ):
-        division = SplitAssigner("train", shares, data.group_by, seed)
+        division = SplitAssigner("train", shares, dict.fromkeys(data.group_by, False), seed)
         columns, shards = _write_rows(source, division, folder, workers)
         mixed = [name for name, column in columns.items() if column.is_mixed]
-        if shares and (texts := sorted({*mixed} & {*data.group_by})):  # rows with 7 belong to those with "7"
+        if shares and {*mixed} & {*data.group_by}:  # rows with 7 belong to those with "7"
             for split in SPLITS:
                 shutil.rmtree(folder / split, ignore_errors=True)
-            columns, shards = _write_rows(source, replace(division, group_as_text=texts), folder, workers)
+            group_by = {name: name in mixed for name in data.group_by}
+            columns, shards = _write_rows(source, replace(division, group_by=group_by), folder, workers)
         for name in mixed:
             found, kind = columns[name].found, type_name(columns[name].type)
             logger.warning("ingest: column `%s` holds %s: it is read as %s", name, found, kind)
@@ -174,7 +172,7 @@ def _write(division: SplitAssigner, folder: Path, part: tuple[int, Iterator[Sour
     def with_splits() -> Iterator[tuple[SourceBatch, list[str]]]:
         for source_batch in part[1]:
             batch, rows = to_readable_batch(source_batch)
-            _check_columns(batch.rows.schema.names, division.group_by)
+            _check_columns(batch.rows.schema.names, [*division.group_by])
             yield batch, division.of(rows)
 
     return write_part_shards(with_splits(), folder, part[0])
@@ -280,23 +278,16 @@ class SplitAssigner:
     """Where rows go that `shares` sends nowhere else."""
     shares: Mapping[str, float]
     """The share of the rows for each split that the source lacks."""
-    group_by: Sequence[str]
-    """The columns by which rows belong together; empty if each row is on its own."""
+    group_by: Mapping[str, bool]
+    """The columns by which rows belong together, and whether they hold several types; empty if each row is on its own."""
     seed: int
-    group_as_text: Sequence[str] = ()
-    """Those columns of `group_by` that have several types, and are read as text."""
 
     def of(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return the split of each row."""
         if not self.shares:
             return [self.source_split] * len(rows)
-        return [assign_split(self._group(row) or row, self.shares, self.seed) for row in rows]
-
-    def _group(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
-        if group := group_values_of_row(row, self.group_by):
-            texts = {name: as_text(group[name]) for name in self.group_as_text}
-            group |= {name: text and _ZEROS.sub(r"\1\2", text) for name, text in texts.items()}
-        return group
+        groups = (group_values_of_row(row, self.group_by) for row in rows)
+        return [assign_split(group or row, self.shares, self.seed) for group, row in zip(groups, rows, strict=True)]
 
 
 def assign_split(row: Mapping[str, Any], shares: Mapping[str, float], seed: int) -> str:

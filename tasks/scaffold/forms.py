@@ -117,7 +117,8 @@ def _good(row: Row, name: str, _: Any) -> list[NewRow]:
 def _one_conversation(row: Row, name: str, prompt: str) -> list[NewRow]:
     before = row.get(prompt) or []
     before = [{"role": "user", "content": before}] if isinstance(before, str) else before
-    return [_without(row, name, prompt) | {"messages": [*before, *(row.get(name) or ())]}]
+    known = [{**one, "weight": 0} if read_turns([one])[0]["role"] == "assistant" else one for one in before]
+    return [_without(row, name, prompt) | {"messages": [*known, *(row.get(name) or ())]}]
 
 
 def _without(row: Row, *names: str) -> NewRow:

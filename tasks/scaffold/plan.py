@@ -258,7 +258,7 @@ def _lengths(quality: SampleQuality, encoder: RowEncoder) -> tuple[SampleQuality
     encoded = [examples for examples in of_rows if examples]
     targets = [max(len(example["labels"]) for example in examples) for examples in encoded if objective.has_target_text]
     if objective.renders_conversations() and (several := sum(len(examples) > 1 for examples in encoded)):
-        what = f"{several:,} of {len(rows):,} conversations are a sequence for each answer: the chat template drops earlier thoughts"
+        what = f"{several:,} of {len(rows):,} conversations are a sequence for each answer, as where templates drop earlier thoughts"
         quality = quality._replace(remarks=[*quality.remarks, what])
     return quality, [max(map(objective.length, examples)) for examples in encoded], targets
 

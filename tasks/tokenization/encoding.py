@@ -157,7 +157,7 @@ def _describe(
         message = "tokenize: %d of %d %s rows are not used: their first %d tokens hold nothing to learn"
         logger.warning(message, counts["unused"], len(rows), split, encoder.max_length)
     if counts["several"] and encoder.objective.renders_conversations():
-        message = "tokenize: %d of %d %s conversations are a sequence for each answer: the chat template drops earlier thoughts"
+        message = "tokenize: %d of %d %s conversations are a sequence for each answer, as where templates drop earlier thoughts"
         logger.info(message, counts["several"], len(rows), split)
     statistics = SplitStatistics(
         rows=len(rows),

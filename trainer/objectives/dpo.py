@@ -237,14 +237,18 @@ class DPO(ConversationObjective[Options]):
         if o.chat:
             known = self.conversation_tokenizer(tokenizer)
             pairs = [preferences.render_pair(pair, known) for pair in pairs]
-            prompts = tokenize_texts([pair.prompt for pair in pairs], tokenizer, add_special_tokens=False)
+            asked = [pair.prompt for pair in pairs]
+            prompts = tokenize_texts(asked, tokenizer, add_special_tokens=False)
         else:
-            prompts = tokenize_prompts([f"{pair.prompt}{o.separator}" for pair in pairs], tokenizer)
+            asked = strip_repeated_special_tokens((f"{pair.prompt}{o.separator}" for pair in pairs), tokenizer)
+            prompts = tokenize_prompts(asked, tokenizer)
         both = ([pair.chosen for pair in pairs], [pair.rejected for pair in pairs])
         texts = [strip_repeated_special_tokens(own, tokenizer, ends=True) for own in both]
         completions = (tokenize_texts(own, tokenizer, add_special_tokens=False) for own in texts)
         encoded = []
-        for row, written, prompt, *pair in zip(rows, zip(*texts, strict=True), prompts, *completions, strict=True):
+        for row, written, prompt, *pair in zip(
+            rows, zip(asked, *texts, strict=True), prompts, *completions, strict=True
+        ):
             if not all(map(str.strip, written)):  # nothing but special tokens
                 encoded.append(EncodedRow([]))
                 continue

@@ -21,7 +21,7 @@ from trainer.objectives.bases import chat, packing
 from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
-from trainer.objectives.bases.messages import read_turns, why_conversation_unusable
+from trainer.objectives.bases.messages import is_learned, read_turns, why_conversation_unusable
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.prompt_template import (
@@ -183,7 +183,7 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
         o = self.options
         if o.messages_column:
             turns = self.conversation_tokenizer(tokenizer).read(row[o.messages_column])
-            scored = [turn for turn in turns if turn["role"] == "assistant" or not o.completion_only]
+            scored = [t for t in turns if (t["role"] == "assistant" and is_learned(t)) or not o.completion_only]
             calls = [
                 json.dumps(t["tool_calls"], ensure_ascii=False) for t in scored if with_calls and "tool_calls" in t
             ]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 
 from trainer.objectives.bases.lazy_imports import Encoding
-from trainer.objectives.bases.messages import Turns, describe_empty_answer, read_turns
+from trainer.objectives.bases.messages import Turns, describe_empty_answer, is_learned, read_turns
 from trainer.objectives.bases.objective import Example, Objective, OptionsT, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.texts import (
@@ -158,9 +158,11 @@ class ConversationTokenizer:
         for turns, text, own in zip(conversations, texts, marked, strict=True):
             if self._marked:
                 spans: list[tuple[int, int]] | None = _marked_spans(text, own)
-                spans = spans if self._keeps_answers(turns, own) else None
+                spans = spans if self._keeps_answers(turns, own) and all(map(is_learned, turns)) else None
             else:
                 spans = self._spans(turns, text)
+            if not self._learns_answers_only and not all(map(is_learned, turns)):
+                raise ValueError("a message has `weight: 0`, which needs objective.completion_only to be true")
             if spans is None and not self._learns_answers_only:
                 what = "the chat template drops some of what is said once more messages follow, such as thoughts"
                 raise ValueError(f"{what}: set objective.completion_only to true, which learns each answer by itself")
@@ -182,7 +184,7 @@ class ConversationTokenizer:
         """Return the rendering up to each answer, of which only that has a loss; `text` is that of all turns."""
         found = []
         for i, turn in enumerate(turns):
-            if turn["role"] != "assistant" or (i == 0 and not self._marked):
+            if turn["role"] != "assistant" or not is_learned(turn) or (i == 0 and not self._marked):
                 continue
             before = "" if self._marked else self._render(turns[:i], prompt=True)
             after = text if i + 1 == len(turns) else self._render(turns[: i + 1])

@@ -1,7 +1,7 @@
 """Messages of conversations, in the forms that people have them.
 
 They are {role, content}, with further keys such as tool_calls, or {from, value} as ShareGPT has them. A content is a text, or a list of
-parts that are texts; beside tool calls it may be null.
+parts that are texts; beside tool calls it may be null. As OpenAI has it, an assistant's message with `weight: 0` is not learned.
 """
 
 from __future__ import annotations
@@ -70,9 +70,14 @@ def why_conversation_unusable(messages: Any) -> str | None:
         turns = read_turns(messages)
     except ValueError as error:
         return str(error)
-    if all(turn["role"] != "assistant" for turn in turns):
+    if not any(turn["role"] == "assistant" and is_learned(turn) for turn in turns):
         return "no message is the assistant's, so there is nothing to learn"
     return describe_empty_answer(turns)
+
+
+def is_learned(turn: Mapping[str, Any]) -> bool:
+    """Whether a message, if it is the assistant's, has a loss."""
+    return bool(turn.get("weight", 1))
 
 
 def describe_empty_answer(turns: Turns) -> str | None:

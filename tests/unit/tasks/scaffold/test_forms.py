@@ -111,6 +111,13 @@ FORMS: dict[str, tuple[Rows, str, dict[str, Any], str, dict[str, str]]] = {
         "sft",
         {},
     ),
+    "prompts with answers of their own, and answers as messages": (
+        many({"prompt": [*CHAT, CHAT[0]], "completion": CHAT[1:]}),
+        "a conversation is read from one column",
+        {"id": "000", "messages": [CHAT[0], CHAT[1] | {"weight": 0}, *CHAT]},
+        "sft",
+        {},
+    ),
     "a prompt and the messages that answer it": (
         many({"question": "a “b”", "answer": CHAT[1:]}),
         "a conversation is read from one column",

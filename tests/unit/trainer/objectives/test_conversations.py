@@ -277,6 +277,34 @@ def test_each_answer_is_learned_as_the_model_writes_it(thoughts, marking):
     assert (True in counts) == (thoughts != "drops nothing")
 
 
+@pytest.mark.parametrize("marking", MARKING)
+@pytest.mark.parametrize("thoughts", ["drops thoughts", "drops nothing"])
+def test_an_answer_with_weight_0_is_not_learned(thoughts, marking):
+    """As OpenAI has it, and as `convert` writes it for the answers of a prompt."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}<a>" + THOUGHTS[thoughts] + MARKING[marking] + ""
+        "{% else %}<u>{{ m.content }}<e>{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    choice = {"name": "sft", "messages_column": "talk", "chat_template": template}
+    sft, everything = (
+        objectives.build_objective(ObjectiveChoice(**choice, completion_only=own)) for own in (True, False)
+    )
+    tokenizer = byte_level()
+    for objective in (sft, everything):
+        objective.prepare_tokenizer(tokenizer)
+    user = {"role": "user", "content": "is two more?"}
+    first, second, third = ({"role": "assistant", "content": f"[y]so[/y]{word}"} for word in ("yes!", "what", "hello"))
+    turns = [user, first | {"weight": 1}, user, second | {"weight": 0}, user, third]
+    assert sft.reject_reason({"talk": turns}) is None
+    ((examples, _),) = sft.encode([{"row_id": 0, "talk": turns}], tokenizer, 10_000, {})
+    learned = "".join(tokenizer.decode([t for t in example["labels"] if t != -100]) for example in examples)
+    assert learned == f"{first['content']}<e>{third['content']}<e>"
+    assert sft.says_all({"talk": turns}, examples, tokenizer)
+    assert sum(example["bytes"] for example in examples) == len(first["content"] + third["content"])
+    assert "weight: 0" in everything.reject_reason({"talk": turns})
+    assert "nothing to learn" in sft.reject_reason({"talk": turns[2:4]})
+
+
 PLAIN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
 
 
