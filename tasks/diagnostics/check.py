@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def check(path: Path) -> None:
 
 def find_recipe_problems(document: Document) -> list[Problem]:
     """Return all problems of a recipe."""
-    _, problems = parse(document)
+    problems = [*map(_say_where_argument_belongs, parse(document)[1])]
     sections = valid_sections(document)
     config = (sections["model"].config if "model" in sections else None) or {}
     training: Training | None = sections.get("training")
@@ -75,6 +76,14 @@ def find_recipe_problems(document: Document) -> list[Problem]:
     for key, what, instead in wait_for_errors():
         problems.append(Problem(key, what, _closest(values.get(key, key[-1]), instead)))
     return problems
+
+
+def _say_where_argument_belongs(problem: Problem) -> Problem:
+    from trainer.loop.arguments import place_of_argument
+
+    is_unknown = problem.key[:-1] == ("training",) and problem.what == "no such key"
+    fix = place_of_argument(str(problem.key[-1])) if is_unknown else None
+    return replace(problem, fix=fix) if fix else problem
 
 
 def _in_time(find_problems: Callable[..., Iterable[Problem]], *arguments: object) -> list[Problem]:
