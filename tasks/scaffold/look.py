@@ -21,7 +21,7 @@ from tasks.ingestion.source import open_source
 from tasks.scaffold.sources import list_matching_files
 from tasks.scaffold.usual_names import USUAL_NAMES
 from tasks.shards.split_rows import NUMBER, as_text
-from trainer.objectives.bases.chat import looks_like_conversation
+from trainer.objectives.bases.messages import looks_like_conversation
 
 if TYPE_CHECKING:
     from trainer.objectives.bases.rows import ColumnKind

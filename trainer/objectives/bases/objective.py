@@ -143,6 +143,10 @@ class Objective(ABC, Generic[OptionsT]):
             fix = "set objective.label_smoothing instead" if own else "remove it"
             yield Problem(key, "has no effect on this objective's loss", fix)
 
+    def remarks(self, model: Model) -> Iterable[str]:
+        """Return what `evergreen check` says about this recipe where it does not say so itself."""
+        return ()
+
     # From rows to batches
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -280,6 +284,10 @@ class Objective(ABC, Generic[OptionsT]):
     def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         """Return which of N rows are correct, (N,), if `metric` is the share of correct rows; otherwise None."""
         return None
+
+    def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
+        """Return how many rows each of the `shares` has of which `metric` is the mean, if it is one, such as a macro average."""
+        return ()
 
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """Return how badly the model does on each of N rows, (N,); by default the first score, per token."""
