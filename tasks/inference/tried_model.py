@@ -277,8 +277,9 @@ class AnsweringModel:
     def _unread(self, text: str | dict[str, str]) -> str | None:
         """Return a sentence about the end of a text that is too long; None if the model reads all of it."""
         count, limit = self._tokens(text), self.tokenizer.model_max_length
+        end = "last" if self.tokenizer.truncation_side == "left" else "first"
         read = f"the model read {limit} of {count} tokens, without the end of the longer text"
-        read = f"the model read the first {limit} of {count} tokens" if isinstance(text, str) else read
+        read = f"the model read the {end} {limit} of {count} tokens" if isinstance(text, str) else read
         return read if count > limit else None
 
 

@@ -50,6 +50,7 @@ def new(
     choices: Annotated[
         str | None, Option(metavar="COLUMN", help='Column with lists of choices, or several: "{a} {b}".')
     ] = None,
+    liked: Annotated[str | None, Option(metavar="COLUMN", help="Column that says whether the answer is good.")] = None,
     max_quarantined: Annotated[
         float | None, Option(metavar="SHARE", help="Share of bad rows to set aside; above 0.05 only with this.")
     ] = None,
@@ -77,7 +78,7 @@ def new(
         raise RecipeError("--score", "names several columns, and a recipe is proposed for one", fix)
     number = next(iter(scores), None)
     texts = (text, text_pair, label, labels, number, spans, prompt, completion, messages, chosen, rejected)
-    given = (*texts, question, context, answers, choices)
+    given = (*texts, question, context, answers, choices, liked)
     columns = {flag: column for flag, column in zip(COLUMN_FLAGS, given, strict=True) if column}
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     request = NewRecipeRequest(

@@ -74,6 +74,7 @@ USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "context": ("context", "passage", "paragraph", "ctx", "article", "sent1", "premise"),
     "answers": ("answers",),
     "choices": ("choices", "endings", "options"),
+    "liked": (),
 }
 """Usual names of the columns that a flag of `new` names, most usual first."""
 

@@ -21,7 +21,7 @@ from tasks.scaffold.sources import FoundSource
 from tasks.tokenization.encoding import RowEncoder
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer import objectives
-from trainer.model.limits import NO_LIMIT
+from trainer.model.limits import NO_LIMIT, find_position_limits
 from trainer.objectives.bases.advice import AdvisedValue, ModelKind
 from trainer.objectives.bases.chat import conversation_template
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
@@ -82,8 +82,8 @@ def plan_recipe(
 
     The errors are those of `create_recipe`.
     """
-    advice, positions = proposal.advice, facts.positions if facts else None
-    model = _model_keys(proposal, facts)
+    advice, model = proposal.advice, _model_keys(proposal, facts)
+    positions = facts.positions if facts else _positions_of_new_model(model["config"])
     options = {**_options(proposal, sample, facts), **more}
     objective = _build(proposal, options)
     sample = sample.reading(objective.columns())
@@ -331,6 +331,12 @@ def _model_keys(proposal: ObjectiveProposal, facts: ModelFacts | None) -> Keys:
         keys[f"# Adapters instead of all weights: {reason}."] = ""
         keys["lora"] = {"r": AdvisedValue(Lora().r, "rank"), "alpha": AdvisedValue(Lora().alpha, "twice the rank")}
     return keys
+
+
+def _positions_of_new_model(config: Mapping[str, Any]) -> int | None:
+    from transformers import AutoConfig
+
+    return find_position_limits(AutoConfig.for_model(**config)).most
 
 
 def _evaluation_keys(proposal: ObjectiveProposal, quality: SampleQuality, best_metric: AdvisedValue) -> Keys:

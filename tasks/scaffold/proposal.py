@@ -12,7 +12,7 @@ from params import RecipeError
 from params.foundation.errors import see_limits
 from params.loading import suggestion
 from params.schema import ObjectiveChoice
-from tasks.scaffold.forms import RowForm, find_row_forms, rating_column
+from tasks.scaffold.forms import RowForm, feedback_columns, find_row_forms, rating_column
 from tasks.scaffold.look import RELEVANCE, USUAL_NAMES, Kind, RowSample, SampledColumn, columns_named, most
 from tasks.scaffold.nested_columns import NESTED, find_nested_columns, join_columns
 from tasks.scaffold.request import NewRecipeRequest
@@ -41,6 +41,7 @@ _MEANINGS: Final = {
     "messages": "conversation",
     "chosen": "better answer",
     "rejected": "worse answer",
+    "liked": "feedback",
 }
 """What a flag stands for, where its name does not say it."""
 
@@ -214,7 +215,7 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         "completion": answers,
         "text-pair": pair,
         "score": texts and [c for c in _usual(sample, "score") if c.has_fractions or c in grades],
-        **{flag: _candidates(flag, sample, given) for flag in NESTED},
+        **{flag: _candidates(flag, sample, given) for flag in (*NESTED, "liked")},
         **{flag: _usual(sample, flag) for flag in ("prompt", "chosen", "rejected", "question", "context")},
     }
     both = [given.get(flag) or next((c.name for c in _usual(sample, flag)), "") for flag in ("chosen", "rejected")]
@@ -272,6 +273,8 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
     columns, taken = list(sample.columns.values()), set(chosen.values())
     if flag in NESTED:
         return find_nested_columns(flag, sample.columns)
+    if flag == "liked":
+        return feedback_columns(sample.columns)
     if flag == "text":  # neither labels nor names, longest texts first
         said = [c for c in _usual(sample, flag) if c.has_spaces]  # such as: open notes.txt
         texts = [c for c in columns if c in said or not c.is_place_or_time]

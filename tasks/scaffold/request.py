@@ -16,7 +16,7 @@ NEW_MODEL = "new"
 COLUMN_FLAGS = (
     *("text", "text-pair", "label", "labels", "score", "spans"),
     *("prompt", "completion", "messages", "chosen", "rejected"),
-    *("question", "context", "answers", "choices"),
+    *("question", "context", "answers", "choices", "liked"),
 )
 """The flags that name a column."""
 

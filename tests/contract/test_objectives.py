@@ -232,6 +232,7 @@ def test_input_of_a_row_is_its_columns_without_targets_and_options(case):
         "similarity",
         "relevant",
         "positive",
+        "liked",
     }
     assert not changed & targets
     forms = {"prefix": "do: ", "separator": " => ", "max_target_length": 5, "chat": False}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,6 +119,14 @@ def polite(count: int) -> Rows:
     for i, values in enumerate(zip(*columns.values(), strict=True)):
         row = dict(zip(columns, values, strict=True))
         yield row | ({"rejected": row["chosen"]} if i == 17 else {})
+
+
+def feedback(count: int) -> Rows:
+    """Single answers, of which people liked the polite ones; somebody did not say what he means."""
+    columns = preferences.feedback(count)
+    for i, values in enumerate(zip(*columns.values(), strict=True)):
+        row = dict(zip(columns, values, strict=True))
+        yield row | {"liked": "maybe" if i == 17 else "good" if row["liked"] else "bad"}
 
 
 def digits(count: int) -> Rows:
@@ -240,6 +249,16 @@ def packed(project: Project, metrics: Mapping[str, Any]) -> None:
 def preferred(project: Project, metrics: Mapping[str, Any]) -> None:
     untrained = metrics["untrained"]
     assert (untrained["loss"], untrained["reward_accuracy"], untrained["reward_margin"]) == (math.log(2), 0.5, 0.0)
+
+
+def scored(project: Project, metrics: Mapping[str, Any]) -> None:
+    """As anybody reads a reward model."""
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(project.root / "runs/scores/model")
+    assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
+    tried = project.run("python", "-m", "tasks", "try", "scores", "What comes after 10? It is 11, thank you.")
+    assert re.search(r"^reward +-?\d+\.\d{3}$", tried, re.MULTILINE)
 
 
 def rewarded(project: Project, metrics: Mapping[str, Any]) -> None:
@@ -464,6 +483,30 @@ JOURNEYS = {
         learned={"ndcg_at_10": (0.9, 0.95), "recall_at_1": (0.6, 0.9)},
         traced={17: ["positive_input_ids: (1,", "cosine: "]},
         also=vectors,
+    ),
+    "scores": Journey(
+        polite(300),
+        {
+            "objective": {"name": "reward"},
+            "tokenization.max_length": 64,
+            **steps(20, learning_rate=3e-3, best_metric="reward_accuracy"),
+        },
+        learned={"reward_accuracy": (0.9, 0.9)},
+        loss=1 / 2,
+        traced={17: ["same text"], 18: ["rejected_input_ids: (", "chosen_reward: "]},
+        quarantined=1,
+        also=scored,
+    ),
+    "feedback": Journey(
+        feedback(300),
+        {
+            "objective": {"name": "kto", "beta": 0.2},
+            "tokenization.max_length": 64,
+            **steps(20, learning_rate=3e-3, best_metric="roc_auc"),
+        },
+        learned={"roc_auc": (0.6, 0.9), "reward_margin": (0.1, 0.3)},
+        traced={17: ["'maybe' says neither"], 18: ["liked: ", "reward: "]},
+        quarantined=1,
     ),
     "rewards": Journey(
         digits(400),

@@ -70,6 +70,7 @@ def test_snippets_of_the_card_run(hub, name, capsys, monkeypatch, tmp_path):
         "causal_lm": "Once upon a time",
         "sft": "Once upon a time",
         "dpo": "Once upon a time =>",
+        "kto": "Once upon a time =>",
         "grpo": "Who? Once upon a time Answer:",
         "iterative_sft": "Who? Once upon a time Answer:",
     }
@@ -77,6 +78,8 @@ def test_snippets_of_the_card_run(hub, name, capsys, monkeypatch, tmp_path):
     match kind:
         case "sequence_classification":
             assert re.match(r"\[\{'label': '(cat|dog|friend|king)', 'score': [01]\.\d+\}\]$", said)
+        case "reward":
+            assert re.match(r"\[\{'label': 'reward', 'score': -?\d+\.\d+(e-\d+)?\}\]$", said)
         case "token_classification":
             assert re.match(r"\[(\{'entity_group': 'who', |\]$)", said)
         case "question_answering":
@@ -140,7 +143,9 @@ def test_a_pair_is_written_as_json_and_a_number_is_in_its_units(hub, capsys):
     assert 'is one text, and the model reads two together\n  fix: write \'{"text": "...", "text_pair": "..."}\'' in said
 
 
-@pytest.mark.parametrize("kind", ["causal_lm", "sft", "conversations", "seq2seq", "dpo", "grpo", "iterative_sft"])
+@pytest.mark.parametrize(
+    "kind", ["causal_lm", "sft", "conversations", "seq2seq", "dpo", "kto", "grpo", "iterative_sft"]
+)
 def test_generated_text_repeats_unless_drawn(hub, capsys, kind):
     first = json.loads(tried(capsys, f"tests/{kind}", TEXT, "--json", "--max-new-tokens", "12"))
     assert first["text"] == TEXT

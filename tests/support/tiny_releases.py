@@ -44,6 +44,22 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
             }
         },
     ),
+    "reward": (
+        5,
+        {
+            "objective": {
+                "name": "reward",
+                "prompt_column": "text",
+                "chosen_column": "label",
+                "rejected_column": "text",
+                "separator": " =>",
+            }
+        },
+    ),
+    "kto": (
+        0,
+        {"objective": {"name": "kto", "prompt_column": "text", "completion_column": "label", "separator": " =>"}},
+    ),
     "grpo": (0, {"objective": {"name": "grpo", **_PROMPTS}}),
     "embedding": (
         0,
@@ -136,5 +152,17 @@ def choices(count: int, split: str) -> dict[str, list[Any]]:
     return {"context": texts, "choices": every, "label": [text.split()[1] for text in texts]}
 
 
-OWN_ROWS = {"conversations": conversations, "question_answering": questions, "multiple_choice": choices}
+def feedback(count: int, split: str) -> dict[str, list[Any]]:
+    texts = tiny.sentences(count, len(split))
+    liked = [i % 3 > 0 for i in range(count)]
+    answers = [text.split()[1 if good else 2] for text, good in zip(texts, liked, strict=True)]
+    return {"text": texts, "label": answers, "liked": liked}
+
+
+OWN_ROWS = {
+    "conversations": conversations,
+    "question_answering": questions,
+    "multiple_choice": choices,
+    "kto": feedback,
+}
 """Rows of the kinds that read other columns."""

@@ -329,6 +329,10 @@ class Objective(ABC, Generic[OptionsT]):
         is_generated = self.pipeline_tag in {"text-generation", "text2text-generation"}
         return {"max_new_tokens": 64, "do_sample": False} if is_generated else {}
 
+    def card_input(self, read_tokenizer: Callable[[], Tokenizer]) -> str:
+        """Return what the call on the card of a classifier is given, as Python code."""
+        return '"The text to classify."'
+
     def reader_input(self, row: Row) -> Any:
         """Return what a reader of the model card gives the model for a row: a text, or a conversation; None if nothing."""
         return None

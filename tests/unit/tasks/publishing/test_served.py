@@ -35,12 +35,22 @@ pytestmark = [
 TOKEN = "hf_" + "1" * 40
 FAST = {"sequence_classification"}
 """The kinds of the tests that always run; tests/e2e/test_published_models.py publishes all others untouched, adapters included."""
-SCORED = ["causal_lm", "sft", "conversations", "sequence_classification", "token_classification", "seq2seq", "dpo"]
+SCORED = [
+    "causal_lm",
+    "sft",
+    "conversations",
+    "sequence_classification",
+    "token_classification",
+    "seq2seq",
+    "dpo",
+    "kto",
+    "reward",
+]
 """The kinds whose evaluation scores probabilities; those of the others depend on generated text alone."""
 STEPS = 10
 """Most steps of the training: a model that is sure of everything hides small faults."""
-COARSE = [kind for kind in SCORED if kind != "dpo"]
-"""This tiny dpo model is untrained, and so even that rounding does not change any probability of it by one in ten thousand."""
+COARSE = [kind for kind in SCORED if kind not in {"dpo", "kto"}]
+"""These tiny models of dpo and kto are untrained, and so even that rounding does not change any probability of it by one in ten thousand."""
 Prepared = Callable[[str], tuple[Artifacts, Recipe]]
 
 
@@ -305,6 +315,8 @@ def test_card_asks_in_the_form_that_was_judged(prepared, kind):
         asked = objective.reader_input(row)
         if kind == "conversations":
             assert asked == form.prompt(row["messages"][0]["content"])
+        elif kind == "reward":
+            assert asked == objective.text(row), "with an answer, which it judges"
         elif kind != "causal_lm":
             assert asked == form.prompt(row["text"])
 

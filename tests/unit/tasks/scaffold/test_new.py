@@ -21,6 +21,7 @@ from tasks.commands import main
 from tasks.diagnostics.check import check
 from tasks.scaffold import new as new_module
 from tasks.scaffold.commands import new as new_command
+from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.new import create_recipe
 from tasks.scaffold.project import remove_recipe
 from tasks.scaffold.request import NewRecipeRequest
@@ -34,6 +35,7 @@ DATA_SETS = {
     "restaurant8k": ("bert", "token_classification"),
     "gsm8k": ("new", "sft"),
     "gsm8k-preferences": ("llama", "dpo"),
+    "gsm8k-feedback": ("llama", "kto"),
     "tinyshakespeare": (None, "causal_lm"),
 }
 LABELS = {"weather": ["rain", "sun"], "food": ["bread", "soup"], "travel": ["train", "road"]}
@@ -235,6 +237,38 @@ def test_rows_of_a_database(project: Path, models: Path) -> None:
     source = load(project / "params/topics.yaml").data.source
     assert source.model_dump() == {"kind": "sql", "url": "sqlite:///data/rows.db", "query": query}
     assert read_recipes_yaml_item(Artifacts("topics", project))["data"] == "data/rows.db"
+
+
+def test_the_feedback_table_of_the_page_gets_a_sound_recipe(project: Path, models: Path) -> None:
+    page = (ROOT / "docs/own-data.md").read_text(encoding="utf-8")
+    (query,) = re.findall(r'--query "(SELECT [^"]*FROM feedback[^"]*)"', page)
+    with sqlite3.connect(project / "feedback.db") as database:
+        database.execute("CREATE TABLE feedback (id, day, prompt, completion, liked, model)")
+        rows = ((i, f"What about {i}?", f"About {i}, a lot.", i % 3 > 0) for i in range(150))
+        database.executemany("INSERT INTO feedback VALUES (?1, date('now'), ?2, ?3, ?4, 'm')", rows)
+        database.execute("UPDATE feedback SET liked = NULL WHERE id < 10")
+        database.execute("UPDATE feedback SET day = date('now', '-40 day') WHERE id >= 140")
+    make(data="sqlite:///feedback.db", query=query, model=str(models / "llama"))
+    check(project / "params/topics.yaml")
+    recipe = load(project / "params/topics.yaml")
+    expected = {"prompt_column": "prompt", "completion_column": "completion", "label_column": "liked"}
+    assert (recipe.objective.name, recipe.objective.options) == ("kto", expected)
+    assert len(read_source_sample(recipe.data.source).rows["train"]) == 130
+
+
+def test_pairs_give_a_reward_model_where_somebody_asks_for_it(project: Path, models: Path) -> None:
+    """With texts that are longer than the positions of a new model, which are cut."""
+    rows = [
+        {"prompt": f"Tell me of {i}", "chosen": f"{i} " * (600 if i < 3 else 5), "rejected": f"no {i}"}
+        for i in range(120)
+    ]
+    write_json(project / "data/rows.jsonl", rows)
+    for name, model in {"new": "new", "bert": str(models / "bert"), "llama": str(models / "llama")}.items():
+        make(f"{name}-scores", data="data/rows.jsonl", model=model, objective="reward")
+        recipe = load(project / f"params/{name}-scores.yaml")
+        check(project / f"params/{name}-scores.yaml")
+        assert recipe.objective.name == "reward"
+        assert recipe.tokenization.max_length <= 2048
 
 
 def test_repeated_and_messy_rows_show_in_the_recipe(project: Path, models: Path) -> None:

@@ -40,6 +40,7 @@ DATA_SETS = {
     "restaurant8k": ("encoder", "token_classification", {"text": "text", "spans": "spans"}),
     "gsm8k": ("decoder", "sft", {"prompt": "question", "completion": "answer"}),
     "gsm8k-preferences": ("decoder", "dpo", {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}),
+    "gsm8k-feedback": ("decoder", "kto", {"prompt": "prompt", "completion": "completion", "liked": "liked"}),
     "tinyshakespeare": ("decoder", "causal_lm", {"text": "text"}),
 }
 
@@ -524,9 +525,6 @@ UNREAD: dict[str, tuple[dict[str, list[Any]], str, str]] = {
         "causal_lm",
     ),
     "JSON text": ({"text": TEXTS, "meta": [f'{{"at": {i}}}' for i in range(60)]}, "JSON", "causal_lm"),
-    "answers that are good or bad": ({**PAIRS, "label": [True, False] * 30}, "how good", "sft"),
-    "answers that are good or bad in words": ({**PAIRS, "feedback": ["good", "bad"] * 30}, "how good", "sft"),
-    "conversations that are good or bad": ({"messages": CHAT, "label": [True, False] * 30}, "how good", "sft"),
     "conversations with a score": ({"messages": CHAT, "quality": [i % 5 for i in range(60)]}, "how good", "sft"),
     "answers with a rating": ({**PAIRS, "score": [i / 7 for i in range(60)]}, "how good", "sft"),
 }
@@ -540,6 +538,36 @@ def test_what_no_objective_reads_is_named_with_the_flag_that_passes_over_it(form
         proposed(sample(**columns), "decoder")
     assert f"--objective {objective}" in error.value.fix
     assert proposed(sample(**columns), "decoder", objective=objective).objective == objective
+
+
+LIKED: dict[str, tuple[dict[str, list[Any]], dict[str, str]]] = {
+    "answers": (
+        {**PAIRS, "label": [True, False] * 30},
+        {"prompt": "prompt", "completion": "completion", "liked": "label"},
+    ),
+    "answers, in words": (
+        {"question": TEXTS, "answer": PAIRS["completion"], "feedback": ["good", "bad"] * 30, "at": TEXTS},
+        {"prompt": "question", "completion": "answer", "liked": "feedback"},
+    ),
+    "conversations": ({"messages": CHAT, "thumbs_up": [1, 0] * 30}, {"messages": "messages", "liked": "thumbs_up"}),
+    "messages behind messages": (
+        {"prompt": [own[:1] for own in CHAT], "completion": [own[1:] for own in CHAT], "liked": [True, False] * 30},
+        {"prompt": "prompt", "completion": "completion", "liked": "liked"},
+    ),
+}
+
+
+@pytest.mark.parametrize("form", LIKED)
+def test_feedback_is_learned_from(form: str) -> None:
+    columns, expected = LIKED[form]
+    rows = sample(**columns)
+    found = proposed(rows, "decoder")
+    assert (found.objective, found.columns) == ("kto", expected)
+    assert proposed(rows, "decoder", columns={"liked": expected["liked"]}) == found
+    if form != "messages behind messages":
+        assert proposed(rows, "decoder", objective="sft").objective == "sft"
+        with pytest.raises((DataError, RecipeError), match=r"how good|kto, which does not work with this encoder"):
+            proposed(rows, "encoder")
 
 
 def test_topics_of_answers_are_no_ratings() -> None:

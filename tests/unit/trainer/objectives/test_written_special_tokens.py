@@ -49,6 +49,26 @@ CASES = {
         {"chosen": TALK, "rejected": [TALK[0], {"role": "assistant", "content": "e"}]},
         {"chosen": WRITTEN, "rejected": [WRITTEN[0], {"role": "assistant", "content": "e</s>"}]},
     ),
+    "reward": (
+        {},
+        {"prompt": "ab", "chosen": "cd", "rejected": "e"},
+        {"prompt": "<s>ab", "chosen": "cd</s></s>", "rejected": "e</s>"},
+    ),
+    "reward, messages": (
+        {"chat": True, "prompt_column": None},
+        {"chosen": TALK, "rejected": [TALK[0], {"role": "assistant", "content": "e"}]},
+        {"chosen": WRITTEN, "rejected": [WRITTEN[0], {"role": "assistant", "content": "e</s>"}]},
+    ),
+    "kto": (
+        {},
+        {"prompt": "ab", "completion": "cd", "liked": 1},
+        {"prompt": "<s>ab", "completion": "cd</s></s>", "liked": 1},
+    ),
+    "kto, messages": (
+        {"chat": True, "prompt_column": None},
+        {"completion": TALK, "liked": 1},
+        {"completion": WRITTEN, "liked": 1},
+    ),
     "grpo": (
         {"rewards": ["trainer.rewards:exact_match"]},
         {"prompt": "ab", "answer": "cd"},
@@ -109,6 +129,8 @@ EMPTY = {
     "a target": ("seq2seq", {}, {"input": "ab", "target": "</s>\n"}),
     "an input": ("seq2seq", {}, {"input": "<s></s>", "target": "cd"}),
     "a chosen answer": ("dpo", {}, {"prompt": "ab", "chosen": "</s>", "rejected": "e"}),
+    "an answer that gets a reward": ("reward", {}, {"prompt": "ab", "chosen": "</s>", "rejected": "e"}),
+    "an answer that people like": ("kto", {}, {"prompt": "ab", "completion": "</s>", "liked": True}),
     "a rejected answer": ("dpo", {}, {"prompt": "ab", "chosen": "cd", "rejected": "</s></s>"}),
 }
 
@@ -119,6 +141,7 @@ def test_a_text_of_special_tokens_only_is_not_learned(name: str, options: dict[s
     tokenizer = tokenizer_that_adds("begin", "end")
     objective.prepare_tokenizer(tokenizer)
     whole = {"prompt": "ab", "completion": "cd", "input": "ab", "target": "cd", "chosen": "cd", "rejected": "e"}
+    whole |= {"liked": True}
     rows = [{"row_id": i, **own} for i, own in enumerate((whole, row, whole))]
     encoded = objective.encode(rows, tokenizer, 50, {})
     assert [len(one.examples) for one in encoded] == [1, 0, 1]
