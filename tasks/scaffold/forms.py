@@ -14,8 +14,9 @@ from typing import Any, Final, NamedTuple
 
 from params import DataError
 from tasks.ingestion.encodings import clean_name
-from tasks.scaffold.look import USUAL_NAMES, Row, SampledColumn, columns_named, most
+from tasks.scaffold.look import Row, SampledColumn, columns_named, most
 from tasks.scaffold.sources import common_folder, converted_name, is_glob
+from tasks.scaffold.usual_names import USUAL_NAMES
 from trainer.objectives.bases.chat import looks_like_conversation, read_turns
 from trainer.objectives.bases.feedback import BAD, GOOD
 

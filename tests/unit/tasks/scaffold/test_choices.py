@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tasks.scaffold import choices
-from tasks.scaffold.proposal import ObjectiveProposal, proposable_objectives
+from tasks.scaffold.advised_objectives import proposable_objectives
+from tasks.scaffold.proposal import ObjectiveProposal
 from trainer.objectives.bases.advice import AdvisedValue
 
 CLASSES = ObjectiveProposal("sequence_classification", {})

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from params import DataError, RecipeError
+from tasks.scaffold.advised_objectives import proposable_objectives
 from tasks.scaffold.look import RowSample, read_source_sample
 from tasks.scaffold.model_facts import ModelKind
 from tasks.scaffold.proposal import (
     ObjectiveProposal,
     best_fitting_objectives,
     choose_objective_and_columns,
-    proposable_objectives,
 )
 from tasks.scaffold.request import COLUMN_FLAGS, NewRecipeRequest
 from tasks.scaffold.sources import find_source
