@@ -52,7 +52,7 @@ class _Advice(ClassifierNewRecipeAdvice):
     }
     templates = frozenset({"choices"})
     models = ("encoder",)
-    epochs: ClassVar[UpTo] = ((5_000, 5), (50_000, 3), (float("inf"), 2))
+    epochs: ClassVar[UpTo] = ((5_000, 5), (50_000, 3), (500_000, 2), (float("inf"), 1))
 
     def fit(self, seen: SeenColumns) -> ObjectiveFit:
         is_there = seen.has("choices") and seen.has("label") and (seen.has("context") or seen.has("question"))

@@ -62,7 +62,7 @@ class _Advice(ClassifierNewRecipeAdvice):
     meaning = "the answer to a question in a context"
     columns: ClassVar[Mapping[str, str]] = {name: f"{name}_column" for name in ("question", "context", "answers")}
     models = ("encoder",)
-    epochs: ClassVar[UpTo] = ((5_000, 5), (50_000, 3), (float("inf"), 2))
+    epochs: ClassVar[UpTo] = ((5_000, 5), (50_000, 3), (500_000, 2), (float("inf"), 1))
 
     def fit(self, seen: SeenColumns) -> ObjectiveFit:
         return ObjectiveFit.SPANS if all(map(seen.has, self.columns)) else ObjectiveFit.NOT

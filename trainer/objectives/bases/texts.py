@@ -75,7 +75,6 @@ def tokenize_texts_truncated(
     texts: Sequence[str], tokenizer: Tokenizer, max_length: int, *, add_special_tokens: bool = True
 ) -> list[tuple[list[int], bool]]:
     """Return at most `max_length` tokens of each text, special tokens included, and whether it has more."""
-    options: dict[str, Any] = {"truncation": True, "max_length": max_length}
     found = encode_texts(
         texts, tokenizer, add_special_tokens=add_special_tokens, truncation=True, max_length=max_length
     )

@@ -60,13 +60,6 @@ FORMS: dict[str, tuple[Rows, str, dict[str, Any], str, dict[str, str]]] = {
         "sequence_classification",
         {},
     ),
-    "good and bad answers": (
-        pairs(label=[True, False]),
-        "how good",
-        {"prompt": "Pick number 0", "completion": "It is 0"},
-        "sft",
-        {},
-    ),
     "rejected annotations": (
         texts(spans=[[{"label": "n", "start": 0, "end": 1}]], answer=["accept", "reject", "ignore"]),
         "rejected or ignored",
