@@ -160,6 +160,8 @@ def _reason(row: Row, objective: Objective[Any]) -> str | None:
         if kind in ("string", "label") and not str(row[column]).strip():
             return f"an empty `{column}`"
     reason = objectives.why_row_unusable(objective, row)
+    if reason and reason.startswith("an answer is not where it says"):
+        return "an answer is not where it says"
     return "overlapping spans" if reason and " overlaps the span before it" in reason else reason
 
 

@@ -496,3 +496,22 @@ def test_box_in_a_browser(open_hub, tmp_path):
     assert (visit.status, visit.console, visit.blocked) == (200, [], [])
     assert visit.content_width <= 400
     assert "Try this model" in visit.dom
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "answer"),
+    [
+        ("question_answering", '{"question": "who?", "context": "The king likes the rain: number 7."}', "'king'"),
+        (
+            "multiple_choice",
+            '{"context": "The king likes the rain.", "choices": ["king", "cat"]}',
+            r"0\.\d{3} (king|cat)",
+        ),
+        ("masked_lm", "The<mask> likes the rain: number 7.", r".+0\.\d{3}"),
+    ],
+)
+def test_rows_and_masks_are_answered(hub, capsys, kind, asked, answer):
+    assert re.search(answer, tried(capsys, f"tests/{kind}", asked).partition("\n")[2])
+    assert main(["try", f"tests/{kind}", TEXT]) != 0
+    said = capsys.readouterr().err
+    assert ("write <mask> once" if kind == "masked_lm" else "write them as JSON: {") in said

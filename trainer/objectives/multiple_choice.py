@@ -220,6 +220,16 @@ class MultipleChoice(Objective[Options]):
 
     release_format = ReleaseFormat("transformers", lambda _: None, lambda repo_id, _: _card_code(repo_id))
 
+    def prediction_lines(
+        self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
+    ) -> list[str]:
+        """The choices with their probabilities, the likeliest first."""
+        row = {**row, self.options.label_column: 0}
+        batch = self.collate(self.encode([row], tokenizer, max_length, state)[0].examples, tokenizer)
+        found = self._logits(model, batch)[0].double().softmax(-1).tolist()
+        pairs = sorted(zip(found, self._choices(row), strict=True), key=lambda pair: -pair[0])
+        return [f"{probability:.3f} {choice}" for probability, choice in pairs]
+
     def _choices(self, row: Row) -> list[Any]:
         named = self.options.choices_column
         if not names_columns(named):

@@ -116,7 +116,7 @@ class QuestionAnswering(Objective[Options]):
             return "it has no answer, and objective.no_answer is false"
         for number, (text, start) in enumerate(answers):
             if reason := answer_spans.why_answer_misplaced(text, start, str(row[self.options.context_column])):
-                return f"answer {number}: {reason}"
+                return f"an answer is not where it says: answer {number}, {reason}"
         return None
 
     def texts(self, row: Row) -> Sequence[str]:
@@ -286,6 +286,7 @@ class QuestionAnswering(Objective[Options]):
         self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[str]:
         """The answer that the model gives."""
+        row = {**row, self.options.answers_column: row[self.options.answers_column] or []}
         batch = self.collate(self.encode([row], tokenizer, max_length, state)[0].examples, tokenizer)
         logits, _, _ = self._read(model, batch)
         spans = [

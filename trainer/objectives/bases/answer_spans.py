@@ -84,7 +84,7 @@ def why_answer_misplaced(text: str, start: int, context: str) -> str | None:
         return "is empty: a question without an answer has no answers"
     if context[start : start + len(text)] == text and start >= 0:
         return None
-    told = f"{text[:40]!r} is not at character {start} of the context"
+    told = f"{text[:40]!r}, is not at character {start} of the context"
     place = context.find(text)
     return f"{told}, but at {place}" if place >= 0 else f"{told}, and nowhere else"
 

@@ -165,6 +165,37 @@ SMALL: dict[str, tuple[list[dict[str, Any]], str | None, str]] = {
         "bert",
         "token_classification",
     ),
+    "questions with answers": (
+        [
+            {
+                "id": f"q{i}",
+                "question": f"Who is number {i}?",
+                "context": f"Number {i} is Ada.",
+                "answers": {"text": ["Ada"] * (i % 2), "answer_start": [len(f"Number {i} is ")] * (i % 2)},
+            }
+            for i in range(120)
+        ],
+        "bert",
+        "question_answering",
+    ),
+    "endings": (
+        [
+            {
+                "sent1": f"It is number {i}.",
+                "sent2": "It",
+                **{f"ending{n}": f"is {n + i}" for n in range(4)},
+                "label": i % 4,
+            }
+            for i in range(120)
+        ],
+        "bert",
+        "multiple_choice",
+    ),
+    "texts for an encoder": (
+        [{"text": f"This is the text with the number {i}, and it goes on." * 4} for i in range(120)],
+        "bert",
+        "masked_lm",
+    ),
     "plain text": (
         [{"text": f"This is the text with the number {i}, and it goes on." * 4} for i in range(120)],
         None,

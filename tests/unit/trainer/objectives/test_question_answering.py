@@ -106,14 +106,20 @@ def test_first_of_several_answers_is_learned_and_training_holds_no_texts():
 @pytest.mark.parametrize(
     ("answers", "reason"),
     [
-        ({"text": ["b"], "answer_start": [3]}, "answer 0: 'b' is not at character 3 of the context, but at 2"),
+        (
+            {"text": ["b"], "answer_start": [3]},
+            "an answer is not where it says: answer 0, 'b', is not at character 3 of the context, but at 2",
+        ),
         (
             {"text": ["zz"], "answer_start": [0]},
-            "answer 0: 'zz' is not at character 0 of the context, and nowhere else",
+            "an answer is not where it says: answer 0, 'zz', is not at character 0 of the context, and nowhere else",
         ),
-        ({"text": ["b"], "answer_start": [-1]}, "answer 0: 'b' is not at character -1 of the context, but at 2"),
+        (
+            {"text": ["b"], "answer_start": [-1]},
+            "an answer is not where it says: answer 0, 'b', is not at character -1 of the context, but at 2",
+        ),
         ({"text": ["b"], "answer_start": []}, "its answers are not {text: [...], answer_start: [...]}"),
-        ({"text": [" "], "answer_start": [1]}, "answer 0: is empty"),
+        ({"text": [" "], "answer_start": [1]}, "an answer is not where it says: answer 0, is empty"),
         ([{"text": "b"}], "answer 0 needs a text and the number of its first character"),
         ("b", "its answers are neither a record nor a list of records"),
         ([{"text": "b", "start": 2}], None),
