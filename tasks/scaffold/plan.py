@@ -10,10 +10,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from params import DataError, RecipeError
-from params.schema import Lora, Model, ObjectiveChoice, Tokenization
+from params.schema import Model, ObjectiveChoice, Tokenization
 from tasks.scaffold import choices
 from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.model_facts import ModelFacts
+from tasks.scaffold.model_keys import Keys, choose_model_keys, find_positions_of_new_model
 from tasks.scaffold.proposal import ObjectiveProposal
 from tasks.scaffold.quality import SampleQuality, assess_sample_quality, input_columns
 from tasks.scaffold.request import NewRecipeRequest
@@ -21,8 +22,8 @@ from tasks.scaffold.sources import FoundSource
 from tasks.tokenization.encoding import RowEncoder
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer import objectives
-from trainer.model.limits import NO_LIMIT, find_position_limits
-from trainer.objectives.bases.advice import AdvisedValue, ModelKind, NewRecipeAdvice
+from trainer.model.limits import NO_LIMIT
+from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice
 from trainer.objectives.bases.chat import conversation_template
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 
@@ -47,15 +48,6 @@ _MARK: Final = re.compile(r"<\|[^\s|<>{}'\"]+\|>")
 _SCHEDULERS: Final = {"linear": "down to 0, usual for fine-tuning", "cosine": "usual for language models"}
 _NEW_DECAY: Final = AdvisedValue(0.1, "usual for training from random weights")
 _TUNING_DECAY: Final = AdvisedValue(0.01, "usual for fine-tuning")
-_WIDTHS: Final = {"hidden_size": 192, "intermediate_size": 512}
-_NEW_MODELS: Final[Mapping[ModelKind, Mapping[str, Any]]] = {
-    "decoder": {"model_type": "llama", **_WIDTHS, "num_hidden_layers": 4, "num_attention_heads": 6}
-    | {"num_key_value_heads": 2, "tie_word_embeddings": True},
-    "encoder": {"model_type": "bert", **_WIDTHS, "num_hidden_layers": 3, "num_attention_heads": 6},
-    "encoder-decoder": {"model_type": "t5", "d_model": 192, "d_kv": 32, "d_ff": 512, "num_layers": 3, "num_heads": 6},
-}
-Keys = Mapping[str, Any]
-"""Keys of a recipe with a `AdvisedValue`, a plain value or further keys each; a key that begins with `#` is a comment."""
 
 
 class RecipePlan(NamedTuple):
@@ -82,8 +74,8 @@ def plan_recipe(
 
     The errors are those of `create_recipe`.
     """
-    advice, model = proposal.advice, _model_keys(proposal, facts)
-    positions = facts.positions if facts else _positions_of_new_model(model["config"])
+    advice, model = proposal.advice, choose_model_keys(proposal, facts)
+    positions = facts.positions if facts else find_positions_of_new_model(model["config"])
     options = {**_options(proposal, sample, facts), **more}
     objective = _build(proposal, options)
     sample = sample.reading(objective.columns())
@@ -335,28 +327,6 @@ def _objective_keys(proposal: ObjectiveProposal, quality: SampleQuality) -> dict
             facts = f"{len(labels)} labels: {', '.join(f'{label} {count:,}' for label, count in labels[:5])}"
         keys[proposal.advice.columns[flag]] = AdvisedValue(column, facts)
     return keys
-
-
-def _model_keys(proposal: ObjectiveProposal, facts: ModelFacts | None) -> Keys:
-    if facts is None:
-        if proposal.advice.needs_pretrained:
-            fix = "give one that can already answer, for example the folder runs/NAME/model of another recipe"
-            raise RecipeError("--model", f"{proposal.objective} needs a model to start from", fix)
-        why = "# random weights; for better results give a pretrained model (`pretrained`), and its tokenizer"
-        return {why: "", "config": _NEW_MODELS[proposal.advice.models[0]]}
-    keys: dict[str, Any] = {"pretrained": AdvisedValue(facts.path, f"{facts.model_type}, {facts.size} parameters")}
-    if facts.revision:
-        keys["revision"] = AdvisedValue(facts.revision, "the commit of today")
-    if reason := choices.reason_to_use_lora(facts.parameters, choices.device_memory_bytes()):
-        keys[f"# Adapters instead of all weights: {reason}."] = ""
-        keys["lora"] = {"r": AdvisedValue(Lora().r, "rank"), "alpha": AdvisedValue(Lora().alpha, "twice the rank")}
-    return keys
-
-
-def _positions_of_new_model(config: Mapping[str, Any]) -> int | None:
-    from transformers import AutoConfig
-
-    return find_position_limits(AutoConfig.for_model(**config)).most
 
 
 def _evaluation_keys(proposal: ObjectiveProposal, quality: SampleQuality, best_metric: AdvisedValue) -> Keys:
