@@ -183,6 +183,9 @@ class RowsFromFunction(Section):
     `launch.keep_rows_hours`."""
 
 
+Source = Annotated[RowsFromFiles | RowsFromHubDataset | RowsFromSql | RowsFromFunction, Field(discriminator="kind")]
+
+
 class SplitFractions(Section):
     """How to split rows that come without a split. A hash of its content decides, so a row stays in its split."""
 
@@ -198,12 +201,28 @@ class SplitFractions(Section):
 class Data(Section):
     """Where the rows come from, and how they are split."""
 
-    source: Annotated[RowsFromFiles | RowsFromHubDataset | RowsFromSql | RowsFromFunction, Field(discriminator="kind")]
+    source: Source
+    corpus: Annotated[
+        Source | None, BeforeValidator(lambda own: {"kind": "files", "train": own} if isinstance(own, str) else own)
+    ] = None
+    """Documents among which the held-out queries have to find theirs, for objectives that rank documents: a path or glob, or
+    the keys of a source without held-out splits. Default: the documents of the held-out rows."""
     split: SplitFractions = SplitFractions()
     group_by: list[str] = []
     """Columns whose equal values say that rows belong together, such as those of one customer. `split` keeps them in one
     split, validation sets training rows aside whose group is in a held-out split of the source, and the gate counts them as one
     observation. A row that has no value in any of them (null, NaN or blank text) is on its own. Default: each row is on its own."""
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """The sources by their keys."""
+        return {"source": self.source} | ({"corpus": self.corpus} if self.corpus else {})
+
+    @validate_model(mode="after")
+    def _has_one_corpus(self) -> Data:
+        if isinstance(self.corpus, _SplitPatterns) and len(self.corpus.patterns) > 1:
+            raise conflict_error("`corpus` has no splits: every query searches all of it", "keep only its `train`")
+        return self
 
     @validate_model(mode="after")
     def _splits_rows_in_one_way(self) -> Data:

@@ -264,16 +264,22 @@ def try_model(
     ] = None,
     max_new_tokens: Annotated[int, Option(min=1, help="Maximum length of a generated text.")] = 64,
     temperature: Annotated[float, Option(min=0.0, help="Above 0, draw the words of a generated text at random.")] = 0.0,
+    among: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE", help="Texts that an embedding searches, one per line. By default the texts after the first."
+        ),
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print a line of JSON for each text.")] = False,
 ) -> None:
     """Let a published model answer texts.
 
-    Prints generated text, classes with probabilities, or the spans of the text.
+    Prints generated text, classes with probabilities, the spans of the text, or the nearest of other texts.
     """
-    from tasks.inference.command import try_model
+    from tasks.inference.command import read_lines, try_model
     from tasks.inference.tried_model import AnswerOptions
 
-    options = AnswerOptions(max_new_tokens, temperature)
+    options = AnswerOptions(max_new_tokens, temperature, read_lines(among) if among else ())
     try_model(name, texts or (), against=against, options=options, as_json=as_json)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from params.foundation.artifacts import ADAPTER, SPLITS, Artifacts
+from params.foundation.artifacts import ADAPTER, CORPUS, SPLITS, Artifacts
 from params.foundation.errors import ModelError
 from params.foundation.hashing import file_sha256
 from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice
@@ -45,9 +45,9 @@ def files_in_release_form(form: AdapterForm, files: Mapping[str, str]) -> dict[s
 
 
 def validated_rows_digest(artifacts: Artifacts) -> str:
-    """Return the digest of the validated rows of all splits."""
+    """Return the digest of the validated rows of all splits, and of the documents of `data.corpus`."""
     digest = hashlib.sha256()
-    for split in SPLITS:
+    for split in (*SPLITS, *([CORPUS] if (artifacts.rows / CORPUS).exists() else [])):
         digest.update(f"{split} {shards.folder_sha256(artifacts.rows / split)}\n".encode())
     return digest.hexdigest()
 

@@ -66,12 +66,14 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
     every = args.eval_accumulation_steps
     metrics = EvaluationMetrics(objective, state=state, tokenizer=tokenizer, metrics=job.metrics, to_cpu_every=every)
     base: Any = import_by_name(objective.trainer_class, "objective")
+    group = getattr(objective, "batch_group", None)
     trainer = extensions.combine_trainer_class(training, base)(
         objective=objective,
         metrics=metrics,
         keep_checkpoints=training.keep_checkpoints,
         save_minutes=training.save_minutes,
         lengths=rows.lengths() if training.group_by_length else None,
+        groups=rows.numbers(group)[1] if group else None,
         identity=job.identity,
         heartbeat=heartbeat,
         stop_requested=stop_requested,

@@ -11,7 +11,7 @@ from params.foundation.artifacts import Artifacts
 from params.loading import suggestion
 from params.schema import Direction, Launch, Model, ObjectiveChoice, OwnMetrics, Recipe, Section, Training
 from trainer.identity import code_hashes, deciding_keys, run_identity, run_key
-from trainer.objectives import import_objective_class
+from trainer.objectives import build_objective
 
 SECTIONS = ("seed", "objective", "model", "training", "metrics")
 """What a recipe says that decides the weights."""
@@ -72,7 +72,7 @@ class Job(Section):
     def direction(self) -> Direction:
         """Whether the smallest or the largest value of `training.best_metric` is best; RecipeError if it is unknown."""
         own = self.metrics.directions if self.metrics else {}
-        known = {**import_objective_class(self.objective.name).metrics, **own}
+        known = {**build_objective(self.objective).metrics, **own}
         name = self.training.best_metric
         if name not in known:
             fix = suggestion(name, list(known), "metrics")

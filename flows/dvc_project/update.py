@@ -142,27 +142,27 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def find_import_stages_to_refresh(repo: Any, recipe: str) -> list[Any]:
     """Return DVC's import stages whose files the recipe keeps up to date; empty if the recipe cannot be read."""
-    if not (source := _refreshed_source(recipe)):
+    if not (patterns := _refreshed_patterns(recipe)):
         return []
-    places = [_place(repo, pattern) for pattern in source.patterns.values()]
+    places = [_place(repo, pattern) for pattern in patterns]
     outs = [(Path(out.fs_path), out.stage) for out in repo.index.outs if out.stage.is_import]
     return [stage for path, stage in outs if any(path.is_relative_to(p) or p.is_relative_to(path) for p in places)]
 
 
 def find_dvc_files_to_refresh(recipe: str) -> list[str]:
     """Return the paths of the .dvc files of `find_import_stages_to_refresh`."""
-    if not _refreshed_source(recipe):
+    if not _refreshed_patterns(recipe):
         return []
     with open_dvc_repository(recipe) as repo:
         return [stage.relpath for stage in find_import_stages_to_refresh(repo, recipe)]
 
 
-def _refreshed_source(recipe: str) -> RowsFromFiles | None:
+def _refreshed_patterns(recipe: str) -> list[str]:
     with contextlib.suppress(EvergreenError):
-        source = load(Artifacts(recipe).recipe_path).data.source
-        if isinstance(source, RowsFromFiles) and source.refresh:
-            return source
-    return None
+        sources = load(Artifacts(recipe).recipe_path).data.sources.values()
+        refreshed = (one for one in sources if isinstance(one, RowsFromFiles) and one.refresh)
+        return [pattern for source in refreshed for pattern in source.patterns.values()]
+    return []
 
 
 def is_same_import_source(ours: bytes, theirs: bytes) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import glob
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from flows import child_process
@@ -17,7 +18,7 @@ from flows.child_process import Logger
 from flows.dvc_project import stage as dvc_stage
 from params import DataError, EvergreenError, ModelError, RecipeError, load
 from params.foundation.artifacts import Artifacts
-from params.schema import RowsFromFiles, RowsFromFunction, RowsFromHubDataset, RowsFromSql
+from params.schema import RowsFromFiles, RowsFromHubDataset, RowsFromSql, Source
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report
 
@@ -32,12 +33,8 @@ def update_imports_and_check_ingest(artifacts: Artifacts, log: Logger, *, force:
     takes new rows even if a run with others is unfinished.
     """
     recipe = load(artifacts.recipe_path)
-    source = recipe.data.source
-    # Other sources have the rows of the last ingest unless a file has changed.
-    is_unwatched = isinstance(source, RowsFromSql) or (
-        isinstance(source, RowsFromFunction | RowsFromFiles) and source.refresh
-    )
-    if not is_unwatched and not (isinstance(source, RowsFromHubDataset) and not source.is_pinned):
+    sources = [source for source in recipe.data.sources.values() if _is_unwatched(source)]
+    if not sources:
         return force
     name, limit_h = f"ingest@{artifacts.recipe}", recipe.launch.keep_rows_hours
     age_h = None if force else _age_of_kept_rows_h(artifacts)
@@ -45,12 +42,15 @@ def update_imports_and_check_ingest(artifacts: Artifacts, log: Logger, *, force:
         until = f"reads the source again when it is, after {limit_h:g} hours (launch.keep_rows_hours), or with --force"
         log.info("%s: keeps the rows of %.1f hours ago, because their run is not finished; %s", name, age_h, until)
         return False
-    if isinstance(source, RowsFromFiles):
+    if any(isinstance(source, RowsFromFiles) for source in sources):
         child_process.run_python_module(
             "flows.dvc_project.update", [artifacts.recipe], artifacts, log, name="dvc update"
         )
-        return force
-    if not force and isinstance(source, RowsFromHubDataset) and not _has_new_commit(source, artifacts, log):
+        sources = [source for source in sources if not isinstance(source, RowsFromFiles)]
+        if not sources:
+            return force
+    branches = [source for source in sources if isinstance(source, RowsFromHubDataset)]
+    if not force and branches == sources and not _have_new_commit(branches, artifacts, log):
         return False
     if age_h is not None:
         log.warning("%s: gave up the unfinished run of %.1f hours ago (launch.keep_rows_hours)", name, age_h)
@@ -59,13 +59,11 @@ def update_imports_and_check_ingest(artifacts: Artifacts, log: Logger, *, force:
 
 def fetch_missing_source_files(artifacts: Artifacts, log: Logger) -> None:
     """Bring files of the source that do not exist locally, as in a new clone: the check of a recipe reads some of its rows."""
-    source = load(artifacts.recipe_path).data.source
-    if not isinstance(source, RowsFromFiles) or all(
-        any(glob.iglob(p, recursive=True))  # noqa: PTH207
-        for p in source.patterns.values()
-    ):
+    sources = [one for one in load(artifacts.recipe_path).data.sources.values() if isinstance(one, RowsFromFiles)]
+    patterns = [pattern for source in sources for pattern in source.patterns.values()]
+    if all(any(glob.iglob(pattern, recursive=True)) for pattern in patterns):  # noqa: PTH207
         return
-    if source.refresh:
+    if any(source.refresh for source in sources):
         update_imports_and_check_ingest(artifacts, log)
     else:
         dvc_stage.restore_inputs(f"ingest@{artifacts.recipe}")
@@ -81,7 +79,14 @@ def _age_of_kept_rows_h(artifacts: Artifacts) -> float | None:
     return age_h if is_unfinished else None
 
 
-def _has_new_commit(source: RowsFromHubDataset, artifacts: Artifacts, log: Logger) -> bool:
+def _is_unwatched(source: Source) -> bool:
+    """Whether a source may have new rows although no file has changed; others have those of the last ingest."""
+    if isinstance(source, RowsFromHubDataset):
+        return not source.is_pinned
+    return isinstance(source, RowsFromSql) or source.refresh
+
+
+def _have_new_commit(branches: Sequence[RowsFromHubDataset], artifacts: Artifacts, log: Logger) -> bool:
     from tasks.ingestion.hub_dataset import HubSource
 
     report = artifacts.report("ingest")
@@ -89,7 +94,10 @@ def _has_new_commit(source: RowsFromHubDataset, artifacts: Artifacts, log: Logge
         dvc_stage.restore_inputs(f"publish@{artifacts.recipe}", report)
     except EvergreenError as error:
         log.warning("ingest@%s: may read the dataset again: %s", artifacts.recipe, error)
-    return not report.exists() or HubSource(source).revision != read_report(artifacts, IngestReport).revision
+    if not report.exists():
+        return True
+    found = read_report(artifacts, IngestReport)
+    return not {HubSource(branch).revision for branch in branches} <= {found.revision, found.corpus_revision}
 
 
 def keep_rows_until_trained(stage: str, artifacts: Artifacts, error: EvergreenError | None) -> None:

@@ -22,12 +22,10 @@ from typing import Any
 from params import EvergreenError, Problem
 from params.dvc_files import RECIPES, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts
-from params.importing import find_named_source_files, import_with_arguments, is_project_file
+from params.importing import import_with_arguments, is_project_file
 from params.loading import Document, Key, parse, read_yaml_document, suggestion, valid_sections
-from params.schema import Evaluation, Launch, ObjectiveChoice, RowsFromFiles, RowsFromFunction, Training
-from tasks.diagnostics import model_checks
-from tasks.ingestion.batches import rename_reserved_columns
-from tasks.ingestion.function import find_imports_beyond_ingest
+from params.schema import Evaluation, Launch, ObjectiveChoice, RowsFromFiles, Training
+from tasks.diagnostics import model_checks, source_checks
 from tasks.ingestion.source import open_source
 from tasks.publishing.secrets import find_secrets
 from trainer import objectives
@@ -103,30 +101,6 @@ def _in_time(find_problems: Callable[..., Iterable[Problem]], *arguments: object
     return problems
 
 
-def _column_problems(objective: ObjectiveChoice, data: Any, evaluation: Evaluation) -> Iterator[Problem]:
-    """Find columns that the first rows of the source do not have."""
-    try:
-        source = open_source(data.source)
-        if not isinstance(data.source, RowsFromFiles | RowsFromFunction):
-            return  # reading its first rows takes a query or a download
-        head = next(iter(source.batches("train")), None)
-    except EvergreenError as error:
-        default = {"files": "train", "function": "function", "sql": "url"}.get(data.source.kind, "repo_id")
-        yield Problem.of(error, ("data", "source", default))
-        return
-    columns = rename_reserved_columns(head).rows.schema.names if head else []
-    slices = enumerate(evaluation.slices)
-    needed: list[tuple[Key, str | None]] = [(("evaluation", "slices", i), slice_by.column) for i, slice_by in slices]
-    needed += [(("data", "group_by"), column) for column in data.group_by]
-    needed += [(("data", "split", "stratify"), data.split.stratify)]
-    if not objectives.find_option_problems(objective):
-        needed += [(("objective",), column) for column in objectives.build_objective(objective).columns()]
-    for key, column in needed:
-        if column is not None and column not in columns:
-            hint = "; the objective's `..._column` options name it" if key == ("objective",) else ""
-            yield Problem(key, f"the source has no column `{column}`", suggestion(column, columns, "columns") + hint)
-
-
 def _warn_of_long_warmup(training: Training, data: Any, objective: ObjectiveChoice) -> tuple[()]:
     """Say if a training ends before its warm-up. Without `max_steps`, the steps follow from the rows of local files."""
     rows, warmup = 0, int(training.warmup_steps)
@@ -185,11 +159,11 @@ def _metric_problems(training: Training, objective: ObjectiveChoice, evaluation:
                 )
     if objective.name not in objectives.objective_names():
         return
-    if not objectives.find_option_problems(objective):
-        yield from extensions.find_extension_problems(
-            training, objectives.import_objective_class(objective.name).trainer_class
-        )
     known = list(objectives.import_objective_class(objective.name).metrics)
+    if not objectives.find_option_problems(objective):
+        built = objectives.build_objective(objective)
+        known = list(built.metrics)  # its options may decide which
+        yield from extensions.find_extension_problems(training, built.trainer_class)
     for name in own.directions if own else ():
         if name in known:
             key = ("evaluation", "metrics", "directions", name)
@@ -289,18 +263,11 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
     for section, what, fix in find_unwatched_code(artifacts, keys):
         yield Problem((section,), f"{RECIPES} {what}", fix)
     yield from model_checks.find_unwatched_base_models(root, name, entry["base"], sections)
-    source = sections["data"].source if "data" in sections else None
-    read: dict[str, str] = {}
-    if isinstance(source, RowsFromFiles):
-        read = {pattern: split for split, pattern in source.patterns.items()}
-    elif isinstance(source, RowsFromFunction):
-        code = [path for _, path in find_named_source_files(source.function)]
-        code += [path for module in code for path in find_imports_beyond_ingest(module).values()]
-        read = {path.relative_to(root).as_posix(): "function" for path in code if path.is_relative_to(root)}
-    for path, key in read.items():
-        if not (root / path).resolve().is_relative_to((root / entry["data"]).resolve()):
-            what = f"{RECIPES} watches {entry['data']} for this recipe, which does not contain {path}"
-            yield Problem(("data", "source", key), what, "set `data:` there to the file or folder that does")
+    for place, source in sections["data"].sources.items() if "data" in sections else ():
+        for path, key in source_checks.find_read_paths(root, source).items():
+            if not (root / path).resolve().is_relative_to((root / entry["data"]).resolve()):
+                what = f"{RECIPES} watches {entry['data']} for this recipe, which does not contain {path}"
+                yield Problem(("data", place, key), what, "set `data:` there to the file or folder that does")
 
 
 def _error(key: Key, function: Callable[..., object], *args: object) -> list[Problem]:
@@ -319,7 +286,8 @@ def _closest(name: str, known: list[str]) -> str:
 
 _CHECKS: list[Callable[..., Iterable[Problem]]] = [
     lambda objective: objectives.find_option_problems(objective),  # noqa: PLW0108 - its own parameter has another name
-    _column_problems,
+    source_checks.find_missing_columns,
+    source_checks.find_corpus_problems,
     _warn_of_long_warmup,
     _tell_of_run_of_other_length,
     _expectation_problems,

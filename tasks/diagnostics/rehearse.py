@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params import DataError, InterruptedTrainingError, Recipe, load
-from params.foundation.artifacts import STAGES, Artifacts
+from params.foundation.artifacts import CORPUS, STAGES, Artifacts
 from params.resolve import write_complete_recipe
 from tasks import stages
 from tasks.diagnostics.check import check
@@ -129,17 +129,22 @@ def rehearse(recipe_path: Path) -> None:
             source = open_source(recipe.data.source)
             kinds = objectives.build_objective(recipe.objective).columns()
             rows = {split: _read(source, split, kinds) for split in source.splits}
+            space = objectives.build_objective(recipe.objective).vector_space
+            corpus: dict[str, pa.Table] = {}
+            if recipe.data.corpus and space and space.document_column:
+                found = _read(open_source(recipe.data.corpus), "train", {space.document_column: "string"})
+                corpus = {CORPUS: found.table(found.usual(_ROWS))}
             read = [f"{split} {'' if one.is_whole else 'more than '}{one.total:,}" for split, one in rows.items()]
             logger.info("rehearse: rows of the source: %s", ", ".join(read))
             hardest, steps = None, _TIMED_STEPS[0]
             count = recipe.training.global_batch_size + 2 * recipe.launch.eval_batch_size
             if len(rows["train"].pool) > count:
                 longest = sorted(rows["train"].pool, key=_length, reverse=True)[:count]
-                dealt = _dealt(recipe, longest, {"train": rows["train"]})
+                dealt = _dealt(recipe, longest, {"train": rows["train"]}) | corpus
                 hardest = _run("the longest rows", recipe, dealt, folder / "longest", names=_UP_TO_TRAIN, steps=2)
                 fitting = round(_TIMED_S / hardest.clock.steps_s[-1])
                 steps = min(max(fitting, _TIMED_STEPS[0]), _TIMED_STEPS[1])
-            some = _dealt(recipe, rows["train"].usual(_ROWS), rows)
+            some = _dealt(recipe, rows["train"].usual(_ROWS), rows) | corpus
             usual = _run("usual rows", recipe, some, folder / "usual", names=STAGES, steps=_WARM_UP + steps)
         except (KeyboardInterrupt, InterruptedTrainingError):
             raise KeyboardInterrupt("a rehearsal keeps nothing\n  start again, or start the real run") from None
@@ -217,7 +222,7 @@ def _run(
             stages.call_stage_function(stage, artifacts, small)
         seconds[stage] = time.monotonic() - start
     return _Pass(
-        rows=sum(map(len, rows.values())),
+        rows=sum(len(own) for name, own in rows.items() if name != CORPUS),
         seconds=seconds,
         clock=ProcessMeasurements(**json.loads((root / _CLOCK).read_text(encoding="utf-8"))),
         report=read_report(artifacts, TokenizationReport),
@@ -231,7 +236,8 @@ def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Rec
     content: dict[str, Any] = recipe.model_dump(mode="json")
     files = {split: str(root / "data" / f"{split}.parquet") for split in splits}
     # rows are dealt one by one, and would be set aside as groups in two splits
-    content["data"] |= {"source": {"kind": "files", **files}, "group_by": []}
+    corpus = files.pop(CORPUS, None)
+    content["data"] |= {"source": {"kind": "files", **files}, "group_by": [], "corpus": corpus}
     content["validation"] |= {"max_quarantined": 0.99, "drift": "off"}
     for expectation in content["validation"]["expectations"]:
         if expectation["type"] not in ROW_BY_ROW | BY_KEY:  # few rows say nothing about a whole column

@@ -86,9 +86,10 @@ def trace_sections(artifacts: Artifacts, recipe: Recipe, row_id: int) -> Iterato
                 yield f"loss  (sequence {i + 1}, in nats)", _loss_lines(encoder, examples[i], losses)
         scores = objective.score_batch(model, inputs, tokenizer)
         prediction = objective.prediction_lines(row, model, tokenizer, encoder.max_length, state)
-    for row_scores in scores.tolist():
+    for row_scores in objective.scores_of_split(scores.double().cpu().numpy(), state).tolist():
         named = zip(objective.score_names(state), row_scores, strict=True)
-        yield "score", [f"{name}: {value:.6g}" for name, value in named]
+        alone = "  (as if the split were this row)" if objectives.overrides_method(objective, "scores_of_split") else ""
+        yield f"score{alone}", [f"{name}: {value:.6g}" for name, value in named]
     if prediction:
         yield "answer  (of the model)", prediction
 

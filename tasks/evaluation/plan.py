@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import ModelError
-from params.foundation.artifacts import Artifacts
+from params.foundation.artifacts import CORPUS, Artifacts
 from params.schema import Direction, Evaluation, Launch, Model, ObjectiveChoice
 from tasks.drift.report import DriftReport
 from tasks.evaluation import champion
@@ -30,6 +30,8 @@ from trainer.model.network import build_untrained_model, load_trained_model
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from trainer.objectives.bases.objective import Example
+
 logger = logging.getLogger(__name__)
 
 
@@ -45,6 +47,14 @@ class PlannedModel:
     reader: ModelTokenization
     sequences: Path
     """The rows as it reads them."""
+
+    def documents(self, texts: Sequence[str]) -> list[Example]:
+        """Return the documents of a corpus as the model reads them, the longest first."""
+        objective, limit = self.reader.objective, self.reader.max_length
+        if not texts or objective.vector_space is None:
+            return []
+        found = objective.vector_space.encode_documents(texts, self.reader.tokenizer, limit)
+        return sorted(found, key=objective.length, reverse=True)
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,8 @@ class EvaluationPlan:
     groups: RowGroups | None
     models: tuple[PlannedModel, ...]
     """In this order, the candidate first."""
+    documents: list[str]
+    """Those of `data.corpus`; empty without one."""
     text: ComparableInputs
     """What candidate and champion both read."""
     new_rows: DriftReport | None
@@ -137,6 +149,10 @@ def plan_evaluation_and_encode(
         models.append(PlannedModel("champion", network, other, text.champion or sequences))
     for one in models:
         one.reader.objective.set_reference(load_untrained)
+    documents = list[str]()
+    if (artifacts.rows / CORPUS).exists() and built.vector_space and (column := built.vector_space.document_column):
+        of_corpus = SplitRows(artifacts.rows / CORPUS)
+        documents = [str(row[column]) for row in of_corpus.reading({column: "string"}).rows([column])]
     has_report = artifacts.report("validate").exists()
     drift = read_report(artifacts, ValidationReport).drift if has_report else None
     reason = champion.why_confidence_not_comparable(built, drift, published)
@@ -150,6 +166,7 @@ def plan_evaluation_and_encode(
         rows=rows,
         groups=groups,
         models=tuple(models),
+        documents=documents,
         text=text,
         new_rows=None if reason else drift,
         not_measured=reason,

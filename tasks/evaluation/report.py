@@ -247,6 +247,25 @@ class DifferingRow(Report):
     champion_notes: dict[str, str]
 
 
+class VectorSpaceChange(Report):
+    """How far the vectors of the same texts are from those of the champion."""
+
+    texts: int
+    cosine: Number | None
+    """Mean cosine of the two vectors of each text; None if they have other sizes."""
+    rotated: Number | None
+    """The same after the best rotation of one of the spaces."""
+
+    @property
+    def sentence(self) -> str:
+        """What that means for whoever has an index of vectors."""
+        found = f"the vectors of {self.texts:,} held-out texts have another size than those of the published model"
+        if self.cosine is not None:
+            found = f"the vectors of {self.texts:,} held-out texts have a mean cosine of {self.cosine:.3f} with those of the published model"
+            found += f", {self.rotated:.3f} after the best rotation"
+        return f"{found}; an index of vectors must be rebuilt: those of two models cannot be compared"
+
+
 class EvaluationDetails(Report):
     """What an evaluation reports beside the metrics."""
 
@@ -268,6 +287,10 @@ class EvaluationDetails(Report):
     """None in a report of an earlier version."""
     labels: LabelReport | None = None
     """None in a report of an earlier version, and for an objective without labels."""
+    documents: int = 0
+    """How many documents `data.corpus` adds to those that the queries of the split search."""
+    vectors: VectorSpaceChange | None = None
+    """None without a champion, and for models that are not there to make vectors."""
 
 
 class ChampionReference(Report):

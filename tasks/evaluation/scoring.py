@@ -44,6 +44,8 @@ class RowScores:
     """Each (N,), by `Objective.score_names` and `example_counts`."""
     groups: NDArray[np.int64] | None = None
     """(N,), equal for rows that belong together, or that a metric looks at together; None if each row is on its own."""
+    measured: NDArray[np.float64] | None = None
+    """What `score_batch` returned of all rows, (N, M), if that is vectors of a space that can be compared with another."""
 
     def __len__(self) -> int:
         return len(self.row_ids)
@@ -142,8 +144,9 @@ def score_rows(
     name: str,
     batch_tokens: int | None = None,
     groups: RowGroups | None = None,
+    documents: list[Example] | None = None,
 ) -> RowScores:
-    """Score every row of a split, whose groups are `groups`.
+    """Score every row of a split, whose groups are `groups`; `documents` are those of a corpus.
 
     Raises:
         ModelError: a score is not finite.
@@ -151,14 +154,24 @@ def score_rows(
     names = (*objective.score_names(metrics.state), *objective.example_counts)
     row_ids: list[NDArray[np.int64]] = []
     measured: list[NDArray[np.float64]] = []  # (B, K) each
+    counted: list[NDArray[np.float64]] = []
     batches = metrics.batches(model, sequences, batch_size=batch_size, batch_tokens=batch_tokens)
     total = math.ceil(len(sequences) / batch_size)  # more, if there are long ones
     for examples, parts in iterate_with_progress(batches, what=f"evaluate: {name} batches", total=total):
         metrics.update(parts)
         known = [[example.get(key, 0) for key in objective.example_counts] for example in examples]
         row_ids.append(np.array([example["row_id"] for example in examples]))
-        measured.append(np.concatenate([parts[0].double().numpy(), np.array(known, float)], axis=1))
-    ids, table = np.concatenate(row_ids), np.concatenate(measured)
+        measured.append(parts[0].double().numpy())
+        counted.append(np.array(known, float))
+    corpus = None
+    if documents:
+        batches = metrics.batches(model, documents, batch_size=batch_size, batch_tokens=batch_tokens)
+        total = math.ceil(len(documents) / batch_size)
+        progress = iterate_with_progress(batches, what=f"evaluate: {name} batches of documents", total=total)
+        corpus = np.concatenate([parts[0].double().numpy() for _, parts in progress])
+    whole = np.concatenate(measured)
+    of_split = objective.scores_of_split(whole, metrics.state, corpus)
+    ids, table = np.concatenate(row_ids), np.concatenate([of_split, np.concatenate(counted)], axis=1)
     order = np.lexsort((*table.T, ids))  # the windows of a row in the same order for every batch size: equal sums
     rows, starts = np.unique(ids[order], return_index=True)
     sums = np.add.reduceat(table[order], starts)
@@ -168,4 +181,5 @@ def score_rows(
         raise ModelError(name, what, "inspect one of them with `evergreen trace`; lower training.learning_rate")
     columns = dict(zip(names, sums.T, strict=True))
     belonging = groups.of(rows) if groups else None
-    return RowScores(rows, columns, resampling_units(belonging, columns.get(objective.group_score or "")))
+    units = resampling_units(belonging, columns.get(objective.group_score or ""))
+    return RowScores(rows, columns, units, whole[order] if objective.vector_space else None)

@@ -131,7 +131,8 @@ def evaluate(
         save_report(blessing, folder / artifacts.blessing.name)
         save_report(report, folder / artifacts.report("evaluate").name)
         log_verdict(artifacts, "verdict", blessing, report, repo_id=repo_id, endpoint=where, row_sketch=sketch)
-    logger.info("evaluate: %s", confidence.sentence)
+    for sentence in filter(None, (confidence.sentence, details.vectors and details.vectors.sentence)):
+        logger.info("evaluate: %s", sentence)
     for reason in reasons:
         logger.info("evaluate: %s: %s", verdict, reason)
     return report
@@ -163,6 +164,7 @@ def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str
             batch_tokens=plan.batch_tokens,
             name=one.name,
             groups=plan.groups,
+            documents=one.documents(plan.documents),
         )
         if one.name == "champion" and plan.new_rows:
             confidence = champion.measure_champion_confidence(

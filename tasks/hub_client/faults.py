@@ -10,14 +10,15 @@ import re
 
 import httpx2
 from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
-from params.foundation.errors import EvergreenError, HubRefusedError
+from params.foundation.errors import EvergreenError, HubRefusedError, StorageError
 from params.foundation.secrets import without_secrets
 from tasks.hub_client.time_limits import HubBusyError, RequestDeadlineError
 
 _UNCLEAR_STATUSES = frozenset({408, 409, 412, 425, 429})
 """With these, and all from 500 on, the request may have landed, or may succeed on the next attempt."""
+_DISK_FULL = 507
 _EXPIRED_STATUSES = frozenset({400, 403, 404, 410})
 """Worth another attempt in an upload: its URL is signed for a limited time, and the parts of a large file are gone once
 they were joined, perhaps by an earlier attempt whose answer was lost. The next attempt asks for new URLs."""
@@ -37,11 +38,13 @@ CLIENT_ERRORS = (*_NETWORK_ERRORS, InconsistentStateError, HubBusyError, Request
 def as_permanent_error(error: BaseException, api: HfApi, repo_id: str) -> EvergreenError | None:
     """Return the error for what the Hub would refuse again; None when another attempt may succeed."""
     cause, uploading = _root_cause(error)
-    namespace, fix = repo_id.partition("/")[0], ""
+    where, (namespace, _, _), fix = f"{api.endpoint}/{repo_id}", repo_id.partition("/"), ""
     if isinstance(cause, EvergreenError):
         return cause
     if isinstance(cause, HfHubHTTPError):
         status = cause.response.status_code
+        if status == _DISK_FULL:
+            return StorageError(where, describe_without_secrets(error, api), "free space there, then run this again")
         expired = uploading and status in _EXPIRED_STATUSES
         if status not in _UNCLEAR_STATUSES and status < 500 and not expired:
             fixes = {
@@ -56,12 +59,13 @@ def as_permanent_error(error: BaseException, api: HfApi, repo_id: str) -> Evergr
         fix = "correct the endpoint (HF_ENDPOINT) or the token (HF_TOKEN)"
     elif isinstance(cause, ValueError) and not isinstance(cause, json.JSONDecodeError):
         fix = "correct what the message names"
-    where = f"{api.endpoint}/{repo_id}"
     return HubRefusedError(where, describe_without_secrets(error, api), fix) if fix else None
 
 
 def _root_cause(error: BaseException) -> tuple[BaseException, bool]:
-    """Return the error behind an upload's RuntimeError, and whether it is from an upload."""
+    """Return the error behind an upload's RuntimeError or a download's missing file, and whether it is from an upload."""
+    if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, HfHubHTTPError):
+        return error.__cause__, False
     if isinstance(error, RuntimeError) and error.__cause__ is not None:
         return error.__cause__, True
     return error, False

@@ -6,6 +6,9 @@ browser of a user of this machine, what a local server answers. The Host header 
 
 from __future__ import annotations
 
+import errno
+import shutil
+import tempfile
 from urllib.parse import unquote
 
 from fastapi import FastAPI, Request
@@ -30,6 +33,7 @@ from tasks.hub_server.page_templates import render_page
 from tasks.hub_server.requests import PAGES, HubState, get_repository_kind, get_token_user, open_visible_repository
 from tasks.hub_server.store import KINDS
 
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NOT_HERE = frozenset({"-", "api", "buckets", "kernels", "papers", "spaces", "uploads"})
 """How the paths begin of what a Hub can have."""
 
@@ -79,16 +83,22 @@ def _as_hub_error(request: Request, error: Exception) -> HubError:
             return HubError(400, "The request contains text that is not valid Unicode")
         case TimeoutError() | ClientDisconnect():
             return HubError(408, "The request's body did not arrive in time")
-        case HTTPException(status_code=404 | 405):
-            return _unknown_route(request, error.status_code)
         case HTTPException():
-            return HubError(error.status_code, str(error.detail))
+            is_unknown = error.status_code in (404, 405)
+            return (
+                _unknown_route(request, error.status_code)
+                if is_unknown
+                else HubError(error.status_code, str(error.detail))
+            )
     # A repository may be deleted while its large files are read or written.
     parts = {name: unquote(value) for name, value in request.path_params.items()}
     store = request.app.state.hub.store
     if "namespace" in parts and not store.exists(get_repository_kind(request), parts["namespace"], parts["name"]):
         return repository_not_found_error()
-    raise error
+    if not (isinstance(error, OSError) and error.errno in _FULL):
+        raise error
+    free = min(shutil.disk_usage(folder).free for folder in (store.root, tempfile.gettempdir())) // 2**20
+    return HubError(507, f"A file of the Hub cannot be written: {error.strerror} ({free} MiB free there)")
 
 
 def _unknown_route(request: Request, status: int) -> HubError:

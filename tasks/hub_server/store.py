@@ -28,7 +28,7 @@ class RepositoryStore:
     """All repositories under one folder."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self.root = root
 
     def open(self, kind: str, namespace: str, name: str) -> BareRepository:
         """Return the repository of this name. HubError 404 RepoNotFound without one."""
@@ -86,7 +86,7 @@ class RepositoryStore:
         """Delete what killed processes left: deleted repositories, and new ones that are a day old."""
         oldest = time.time() - STALE_AFTER_S
         for kind in KINDS:
-            folder = self._root / kind
+            folder = self.root / kind
             for leftover in (*folder.glob(f"*/{_DELETED}*"), *folder.glob(f"*/{_NEW}*")):
                 with contextlib.suppress(FileNotFoundError):  # another process may just have renamed it
                     if leftover.name.startswith(_DELETED) or leftover.stat().st_mtime < oldest:
@@ -105,10 +105,10 @@ class RepositoryStore:
         """Yield namespace, name and repository of all repositories of a kind, by name. HubError 501 for an unknown kind."""
         if kind not in KINDS:
             raise not_implemented_error(kind)
-        for path in sorted((self._root / kind).glob("[!.]*/[!.]*.git")):
+        for path in sorted((self.root / kind).glob("[!.]*/[!.]*.git")):
             yield path.parent.name, path.name.removesuffix(".git"), BareRepository(path)
 
     def _path(self, kind: str, namespace: str, name: str) -> Path | None:
         if kind not in KINDS or not is_valid_namespace(namespace) or not is_valid_repository_name(name):
             return None
-        return self._root / kind / namespace / f"{name}.git"
+        return self.root / kind / namespace / f"{name}.git"

@@ -1,4 +1,4 @@
-"""What a model answers to a text: generated text, classes with probabilities, or spans of the text."""
+"""What a model answers to a text: generated text, classes with probabilities, numbers, near texts, or spans of the text."""
 
 from __future__ import annotations
 
@@ -15,6 +15,19 @@ class PredictedLabel:
 
 
 @dataclass(frozen=True)
+class PredictedNumber:
+    """A number, in the units of the rows that the model learned from."""
+
+    name: str
+    value: float
+
+    @property
+    def shown(self) -> str:
+        """The number for people."""
+        return f"{self.value:.6g}" if abs(self.value) < 1e6 else f"{self.value:,.0f}"
+
+
+@dataclass(frozen=True)
 class PredictedSpan:
     """A part of the text that the model has found something in."""
 
@@ -28,8 +41,16 @@ class PredictedSpan:
 
 
 @dataclass(frozen=True)
+class NearText:
+    """A text that is near to the one that was asked for."""
+
+    text: str
+    cosine: float
+
+
+@dataclass(frozen=True)
 class ModelAnswer:
-    """An answer, of one of three kinds."""
+    """An answer, of one of four kinds."""
 
     text: str
     """What was asked."""
@@ -37,8 +58,11 @@ class ModelAnswer:
     """Text that follows the prompt."""
     labels: Sequence[PredictedLabel] | None = None
     """The likeliest classes, the likeliest first."""
+    numbers: Sequence[PredictedNumber] | None = None
     spans: Sequence[PredictedSpan] | None = None
     """In the order of the text; they do not overlap."""
+    near: Sequence[NearText] | None = None
+    """The nearest texts, the nearest first."""
     note: str | None = None
     """What the model did not read of the text, and which of several labels it predicts."""
     predicted: Sequence[str] | None = None
@@ -46,11 +70,15 @@ class ModelAnswer:
 
     @property
     def said(self) -> object:
-        """What makes two answers the same one: the generated text, the likeliest class or those that are predicted, or the spans."""
+        """What makes two answers the same one: the text, the classes that are predicted or the likeliest one, numbers, the nearest text, or spans."""
         if self.predicted is not None:
             return list(self.predicted)
         if self.labels is not None:
             return self.labels[0].name
+        if self.numbers is not None:
+            return [(number.name, f"{number.value:.4g}") for number in self.numbers]
+        if self.near is not None:
+            return self.near[0].text
         if self.spans is not None:
             return [(span.label, span.start, span.end) for span in self.spans]
         return self.generated
@@ -71,6 +99,10 @@ class ModelAnswer:
         if self.labels is not None:
             width = max(len(label.name) for label in self.labels)
             found = [f"{label.name.ljust(width)}  {label.probability:.3f}" for label in self.labels]
+        elif self.numbers is not None:
+            found = [f"{number.name}  {number.shown}" for number in self.numbers]
+        elif self.near is not None:
+            found = [f"{one.cosine:6.3f}  {' '.join(one.text.split())}" for one in self.near]
         elif self.spans is not None:
             marked = "".join(f"[{piece}]({label})" if label else piece for piece, label in self.pieces())
             listed = [

@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,22 @@ def try_model(
     if not any(_needs_more(one.folder) for one in files):
         hide_packages("peft", "torchao")
     models = [AnsweringModel.load(one.folder, one.where) for one in files]
+    if all(model.task == "sentence-similarity" for model in models) and not options.among and len(texts) > 1:
+        texts, options = texts[:1], replace(options, among=tuple(texts[1:]))
     for text in texts or _standard_input():
         answers = [model.answer(text, options) for model in models]
         print(json.dumps(_as_json(files, answers)) if as_json else "\n".join(_shown(files, answers)), flush=True)
+
+
+def read_lines(path: Path) -> tuple[str, ...]:
+    """Return the lines of a file that hold text; DataError if there are none."""
+    try:
+        found = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(str(path), f"cannot be read: {error}", "name a text file in UTF-8") from error
+    if not found:
+        raise DataError(str(path), "holds no text", "write one text per line")
+    return found
 
 
 def _needs_more(folder: Path) -> bool:

@@ -71,10 +71,12 @@ def _answer(models: dict[str, Any], request: Mapping[str, str]) -> dict[str, Any
         return {"error": f"{request['where']}: {type(error).__name__}: {error}"}
     rows = [(label.name, label.probability) for label in answer.labels or ()]
     rows += [(f"{span.label}: {span.text}", span.probability) for span in answer.spans or ()]
+    rows += [(one.text, one.cosine) for one in answer.near or ()]
+    numbers = [(number.name, number.shown) for number in answer.numbers or ()]
     pieces = [] if answer.spans is None else list(answer.pieces())
     if answer.generated is not None:
         pieces = [(answer.generated, "")]
-    return {"pieces": pieces, "rows": [(name, f"{p:.3f}") for name, p in rows], "note": answer.note or ""}
+    return {"pieces": pieces, "rows": [(name, f"{p:.3f}") for name, p in rows] + numbers, "note": answer.note or ""}
 
 
 if __name__ == "__main__":

@@ -9,18 +9,20 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from params import DataError, ModelError
 from tasks.digests import PROVENANCE
-from tasks.inference.answer import ModelAnswer, PredictedLabel, PredictedSpan
+from tasks.inference.answer import ModelAnswer, NearText, PredictedLabel, PredictedNumber, PredictedSpan
 from trainer import objectives
 from trainer.model.adapters import TASKS, BaseModelReference, is_adapter_folder
 from trainer.model.limits import NO_LIMIT, find_position_limits, window_overlap
 from trainer.model.network import load_trained_model
 from trainer.objectives.bases.objective import PromptForm
+from trainer.objectives.bases.sentence_transformers_files import MODULES, embed_texts, set_prompts
+from trainer.objectives.bases.text_pairs import read_pair
 from trainer.objectives.bases.texts import strip_repeated_special_tokens
 from trainer.runtime.library_errors import as_remote_code_error
 from trainer.runtime.model_files import check_safe_to_load
@@ -28,7 +30,9 @@ from trainer.runtime.model_files import check_safe_to_load
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Task = Literal["text-generation", "text2text-generation", "text-classification", "token-classification"]
+Task = Literal[
+    "text-generation", "text2text-generation", "text-classification", "token-classification", "sentence-similarity"
+]
 _AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
     "text-generation": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
     "text2text-generation": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
@@ -38,6 +42,8 @@ _AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
 """The class that loads a model for a task, and transformers' table of the architectures that it knows."""
 _MAX_LABELS: Final = 5
 """Labels that are shown; more only if more of several labels are predicted."""
+_NEAR: Final = 10
+"""Texts that are shown of those that were searched."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
 
 
@@ -49,6 +55,8 @@ class AnswerOptions:
     """Maximum length of a generated text, in tokens."""
     temperature: float = 0.0
     """Logits are divided by it before a token is drawn; 0 takes the likeliest token, so that an answer repeats."""
+    among: tuple[str, ...] = ()
+    """Texts of which an embedding finds the nearest; by default the lines of the text after its first."""
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -69,7 +77,9 @@ class AnsweringModel:
     positions: int | None
     """Most tokens that the model can read and write together; None without a limit."""
     _pipeline: Any
-    """transformers' own; None for sequence to sequence, for which it has none any more."""
+    """transformers' own; None for sequence to sequence and for embeddings, for which it has none."""
+    _vectors: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    """Those of the texts that were searched."""
 
     @classmethod
     def load(cls, folder: Path, where: str) -> AnsweringModel:
@@ -81,7 +91,11 @@ class AnsweringModel:
         from transformers import AutoConfig, AutoTokenizer, pipeline
 
         check_safe_to_load(folder, where=where, adapter=True)
-        if is_adapter_folder(folder):
+        if (folder / MODULES).exists():
+            task: Task = "sentence-similarity"
+            with _load_errors(where):
+                config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        elif is_adapter_folder(folder):
             named = BaseModelReference.of(folder).task
             task = _task([named] if named else [], where, "adapter_config.json")
         else:
@@ -103,7 +117,9 @@ class AnsweringModel:
             section = dict(json.loads((folder / PROVENANCE).read_bytes())["objective"])
         form = objectives.prompt_form(section, has_template=bool(tokenizer.chat_template))
         made = None
-        if task != "text2text-generation":
+        if task == "sentence-similarity":
+            set_prompts(tokenizer, None, None)
+        elif task != "text2text-generation":
             made = pipeline(task, model=network, tokenizer=tokenizer, trust_remote_code=False)
         return cls(where, task, form, network.eval(), tokenizer, positions, made)
 
@@ -123,6 +139,7 @@ class AnsweringModel:
             "token-classification": self._find_spans,
             "text2text-generation": self._rewrite,
             "text-generation": self._continue,
+            "sentence-similarity": self._find_near,
         }[self.task]
         try:
             with torch.inference_mode():
@@ -133,15 +150,28 @@ class AnsweringModel:
             raise ModelError(self.where, what, fix) from error
 
     def _classify(self, text: str, _: AnswerOptions) -> ModelAnswer:
-        found = self._pipeline(text, top_k=None, truncation=True)
-        labels = [PredictedLabel(str(one["label"]), float(one["score"])) for one in found]
-        thresholds, note, reached = getattr(self.network.config, "label_thresholds", None), self._unread(text), None
+        given, is_number = self._text_or_pair(text), self.network.config.problem_type == "regression"
+        found = self._pipeline(given, top_k=None, truncation=True)
+        own = [(str(one["label"]), float(one["score"])) for one in found]
+        if is_number:
+            return ModelAnswer(text, numbers=[PredictedNumber(*one) for one in own], note=self._unread(given))
+        labels = [PredictedLabel(*one) for one in own]
+        thresholds, note, reached = getattr(self.network.config, "label_thresholds", None), self._unread(given), None
         if thresholds:
             reached = [one.name for one in labels if one.probability >= thresholds.get(one.name, 0.5)]
             told = f"predicted, by the threshold of each label: {', '.join(reached) or 'none'}"
             note = f"{told}; {note}" if note else told
         labels = [one for place, one in enumerate(labels) if place < _MAX_LABELS or one.name in (reached or ())]
         return ModelAnswer(text, labels=labels, note=note, predicted=reached)
+
+    def _text_or_pair(self, text: str) -> str | dict[str, str]:
+        if self.form.is_pair and read_pair(text) is None:
+            what, fix = (
+                "is one text, and the model reads two together",
+                """write '{"text": "...", "text_pair": "..."}'""",
+            )
+            raise DataError("the text", what, fix)
+        return read_pair(text) or text
 
     def _find_spans(self, text: str, _: AnswerOptions) -> ModelAnswer:
         """As the pipeline groups sub-words, without the spaces that some tokenizers count to a word."""
@@ -157,6 +187,18 @@ class AnsweringModel:
                 label, end = str(one["entity_group"]), start + len(words.strip())
                 spans.append(PredictedSpan(label, start, end, words.strip(), float(one["score"])))
         return ModelAnswer(text, spans=spans, note=None if in_windows else self._unread(text))
+
+    def _find_near(self, text: str, options: AnswerOptions) -> ModelAnswer:
+        query, *others = [text] if options.among else text.splitlines()
+        among = tuple(one for one in options.among or others if one.strip() and one != query)
+        if not among:
+            what, fix = "is searched among other texts, and there are none", "give several texts, or --among FILE"
+            raise DataError("the text", what, fix)
+        if among not in self._vectors:
+            self._vectors[among] = embed_texts(self.network, self.tokenizer, among, "document")
+        cosines = self._vectors[among] @ embed_texts(self.network, self.tokenizer, [query], "query")[0]
+        found = [NearText(among[i], float(cosines[i])) for i in cosines.argsort(descending=True, stable=True)[:_NEAR]]
+        return ModelAnswer(query, near=found, note=self._unread(query))
 
     def _continue(self, text: str, options: AnswerOptions) -> ModelAnswer:
         prompt, longest = self._prompt(text), options.max_new_tokens
@@ -182,16 +224,19 @@ class AnsweringModel:
         prompt = self.form.prompt(text)
         return prompt if not isinstance(prompt, str) else strip_repeated_special_tokens([prompt], self.tokenizer)[0]
 
-    def _tokens(self, prompt: str | list[dict[str, str]]) -> int:
-        if isinstance(prompt, str):
-            return len(self.tokenizer(prompt, verbose=False)["input_ids"])
+    def _tokens(self, prompt: str | dict[str, str] | list[dict[str, str]]) -> int:
+        if isinstance(prompt, str | dict):
+            given = prompt if isinstance(prompt, dict) else {"text": prompt}
+            return len(self.tokenizer(**given, verbose=False)["input_ids"])
         encoded = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)
         return len(encoded["input_ids"])
 
-    def _unread(self, text: str) -> str | None:
+    def _unread(self, text: str | dict[str, str]) -> str | None:
         """Return a sentence about the end of a text that is too long; None if the model reads all of it."""
         count, limit = self._tokens(text), self.tokenizer.model_max_length
-        return f"the model read the first {limit} of {count} tokens" if count > limit else None
+        read = f"the model read {limit} of {count} tokens, without the end of the longer text"
+        read = f"the model read the first {limit} of {count} tokens" if isinstance(text, str) else read
+        return read if count > limit else None
 
 
 def _task(names: Collection[str], where: str, file: str) -> Task:
@@ -211,7 +256,7 @@ def _task(names: Collection[str], where: str, file: str) -> Task:
 def _load_network(folder: Path, task: Task, where: str) -> PreTrainedModel:
     import transformers
 
-    auto_class = getattr(transformers, _AUTO_CLASSES[task][0])
+    auto_class = getattr(transformers, _AUTO_CLASSES[task][0] if task in _AUTO_CLASSES else "AutoModel")
     network: PreTrainedModel
     with _load_errors(where):
         if is_adapter_folder(folder):

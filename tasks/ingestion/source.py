@@ -8,9 +8,12 @@ cannot be reached.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from params import EvergreenError
 from params.schema import RowsFromFiles, RowsFromFunction, RowsFromHubDataset, RowsFromSql
 
 if TYPE_CHECKING:
@@ -46,3 +49,13 @@ def open_source(
     from tasks.ingestion.function import FunctionSource
 
     return FunctionSource(source)
+
+
+@contextlib.contextmanager
+def naming_corpus() -> Iterator[None]:
+    """Let errors of a source name the keys of `data.corpus` instead of those of `data.source`."""
+    try:
+        yield
+    except EvergreenError as error:
+        texts = {name: getattr(error, name).replace("data.source", "data.corpus") for name in ("where", "fix", "key")}
+        raise error.replace(**texts) from error

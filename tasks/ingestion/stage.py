@@ -1,6 +1,7 @@
 """ingest: a source's rows in, the three splits out; the rows are unchanged, but for a `row_id`.
 
     runs/<recipe>/raw/{train,validation,test}/      Parquet shards, see tasks.shards.split_rows
+    runs/<recipe>/raw/corpus/                       the documents of `data.corpus`, if there is one
     runs/<recipe>/raw/source.json                   the report: the source's revision, the columns, the number of rows
 
 `row_id` is a row's position in the source, counted over all of its splits. If the source lacks a split, some of its
@@ -15,24 +16,19 @@ how the source divides its rows into files and batches nor on the rows that come
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
-import math
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
-from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomically
+from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folder_atomically
 from params.loading import suggestion
 from params.schema import Data, Launch, SplitFractions
 from tasks.ingestion.batches import Batches, SourceBatch, to_readable_batch
@@ -46,11 +42,12 @@ from tasks.ingestion.parquet import (
     write_split_schema,
 )
 from tasks.ingestion.report import IngestReport
-from tasks.ingestion.source import OpenedSource, open_source
+from tasks.ingestion.source import OpenedSource, naming_corpus, open_source
+from tasks.ingestion.split_assigner import SplitAssigner, row_position
 from tasks.ingestion.stratify import give_each_value_a_training_row
 from tasks.progress import iterate_with_progress
 from tasks.shards.kept_work import ShardTask, ShardWorkers
-from tasks.shards.split_rows import JSON, SplitRows, as_text, group_values_of_row, type_name, values_of_column
+from tasks.shards.split_rows import JSON, SplitRows, type_name, values_of_column
 from tasks.stages import save_report
 from trainer.data.shards import Manifest, Shard, folder_sha256
 
@@ -59,8 +56,6 @@ PART_ROWS = 65_536
 """The most rows of a part."""
 _PART_BYTES = 64 << 20
 _MEASURED_ROWS = 512
-_ZEROS = re.compile(r"^(-?\d+)(?:\.0+|(\.\d*[1-9])0+)$")
-"""A number with zeros at its end: integers beside numbers with decimals have one, and a file of numbers is read without those it writes."""
 
 
 def ingest(
@@ -103,12 +98,18 @@ def ingest(
             for split in SPLITS:
                 Manifest.write(folder / split, shards[split])
         rows = {split: SplitRows(folder / split) for split in SPLITS}
+        with naming_corpus():
+            documents = open_source(data.corpus, artifacts.root) if data.corpus else None
+            if documents:
+                _write_corpus(documents, folder, workers, seed)
+        written = (*SPLITS, *([CORPUS] if documents else []))
         report = IngestReport(
             source=data.source.kind,
             revision=source.revision,
+            corpus_revision=documents.revision if documents else "",
             rows={split: len(rows[split]) for split in SPLITS},
             columns={field.name: type_name(field.type) for field in rows["train"].schema},
-            data_sha256={split: folder_sha256(folder / split, shards[split]) for split in SPLITS},
+            data_sha256={split: folder_sha256(folder / split, shards.get(split, ())) for split in written},
         )
         _refuse_empty_splits(report.rows, source.splits, data.split)
         save_report(report, folder / artifacts.report("ingest").name)
@@ -143,6 +144,16 @@ def _write_rows(
                 shards[name].append(shard.model_copy(update={"first_row_id": row_id}))
             row_id += part.rows
     return columns, shards
+
+
+def _write_corpus(source: OpenedSource, folder: Path, workers: ShardWorkers, seed: int) -> None:
+    staging = folder / f".{CORPUS}"
+    (staging / "train").mkdir(parents=True)
+    columns, shards = _write_rows(source, SplitAssigner("train", {}, [], seed), staging, workers)
+    write_split_schema(staging / "train", columns, [])
+    Manifest.write(staging / "train", shards["train"])
+    (staging / "train").rename(folder / CORPUS)
+    staging.rmdir()
 
 
 def _write_parts(
@@ -270,72 +281,3 @@ def _values_bytes(column: pa.Array) -> int:
         with contextlib.suppress(pa.ArrowException, ArithmeticError, TypeError):
             column = pa.array(values_of_column(column))
     return int(column.nbytes)
-
-
-@dataclass(frozen=True)
-class SplitAssigner:
-    """How the rows of one split of the source are divided."""
-
-    source_split: str
-    """Where rows go that `shares` sends nowhere else."""
-    shares: Mapping[str, float]
-    """The share of the rows for each split that the source lacks."""
-    group_by: Sequence[str]
-    """The columns by which rows belong together; empty if each row is on its own."""
-    seed: int
-    group_as_text: Sequence[str] = ()
-    """Those columns of `group_by` that have several types, and are read as text."""
-
-    def of(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return the split of each row."""
-        if not self.shares:
-            return [self.source_split] * len(rows)
-        return [assign_split(self._group(row) or row, self.shares, self.seed) for row in rows]
-
-    def _group(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
-        if group := group_values_of_row(row, self.group_by):
-            texts = {name: as_text(group[name]) for name in self.group_as_text}
-            group |= {name: text and _ZEROS.sub(r"\1\2", text) for name, text in texts.items()}
-        return group
-
-
-def assign_split(row: Mapping[str, Any], shares: Mapping[str, float], seed: int) -> str:
-    """Return the split of a training row, which depends on its values, the shares and the seed only.
-
-    The shares divide the interval of positions, starting at 0; the rest of it is `train`.
-    """
-    position = row_position(row, seed)
-    for split, share in shares.items():
-        if position < share:
-            return split
-        position -= share
-    return "train"
-
-
-def row_position(row: Mapping[str, Any], seed: int) -> float:
-    """Return the number in [0, 1) that SHA-256 makes of the seed and the row's canonical JSON."""
-    digest = hashlib.sha256(f"{seed}\n{canonical_json(row)}".encode()).digest()
-    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
-
-
-def canonical_json(value: object) -> str:
-    """Return JSON that is equal for equal values: keys are sorted, nulls in objects left out, and 1.0 is written as 1.
-
-    So older rows keep their split when a column is added, or when it becomes double.
-    """
-    return _ENCODER.encode(_canonical(value))
-
-
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str)
-
-
-def _canonical(value: object) -> object:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict):
-        return {str(key): _canonical(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [_canonical(item) for item in value]
-    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
-        return int(value)
-    return value

@@ -68,6 +68,7 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_METRICS: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
     **{name: (name, name, {}) for name in ("accuracy", "precision", "recall", "f1", "perplexity", "exact_match")},
     **{f"{average}_f1": ("f1", f"{average} F1", {"average": average}) for average in ("micro", "macro")},
+    **{name: (f"{name}r", f"{name.title()} correlation", {}) for name in ("pearson", "spearman")},
     **{f"rouge{kind}": ("rouge", f"ROUGE-{kind}", {"rouge_type": f"rouge{kind}"}) for kind in ("1", "2", "L", "Lsum")},
 }
 """Type (from https://huggingface.co/metrics), name for readers and arguments of a metric on the Hub, by our name."""
@@ -90,6 +91,7 @@ def render_model_card(
 
     artifacts, publish, evaluated = candidate.artifacts, candidate.publish, candidate.evaluated
     recipe, objective = load(artifacts.recipe_path), objectives.build_objective(candidate.objective)
+    own_format = objective.release_format
     ingested, details = read_report(artifacts, IngestReport), read_report(artifacts, EvaluationDetails)
     drift = read_report(artifacts, ValidationReport).drift if artifacts.report("validate").exists() else None
     metrics = dict(sorted(evaluated.model.items(), key=lambda one: one[0] != evaluated.metric))  # what decides first
@@ -116,6 +118,7 @@ def render_model_card(
         publish=publish,
         is_local=candidate.endpoint == LOCAL,
         objective=objective,
+        own_code=own_format.code(publish.repo_id, artifacts.model) if own_format else None,
         call=", ".join(f"{name}={value!r}" for name, value in objective.call_arguments.items()),
         form=objectives.prompt_form(record["objective"], has_template=_has_chat_template(artifacts.model)),
         recipe_name=artifacts.recipe,
@@ -154,7 +157,7 @@ def render_model_card(
     metadata = ModelCardData(
         license=publish.license if is_listed else "other",
         license_name=None if is_listed else publish.license,
-        library_name="peft" if is_adapter else "transformers",
+        library_name="peft" if is_adapter else own_format.library if own_format else "transformers",
         pipeline_tag=objective.pipeline_tag,
         base_model=base,
         base_model_relation="adapter" if is_adapter else None,

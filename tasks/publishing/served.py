@@ -126,12 +126,13 @@ def load_with_card_code(folder: Path, repo_id: str, card: str) -> Iterator[Model
             fix = f"correct the model's or the tokenizer's files; this code of {folder / 'README.md'} must run"
             raise ModelError(str(folder), what, fix) from error
         pipeline = next((value for value in names.values() if isinstance(value, Pipeline)), None)
-        tokenizer = pipeline.tokenizer if pipeline else names.get("tokenizer", tokenizer)
+        whole = pipeline or names["model"]  # a SentenceTransformer, too, holds its network and its tokenizer
+        tokenizer = getattr(whole, "tokenizer", None) or names.get("tokenizer", tokenizer)
         assert tokenizer is not None, "the first piece of code loads a tokenizer"
-        network = pipeline.model if pipeline else names["model"]
+        network = pipeline.model if pipeline else getattr(whole, "transformers_model", whole)
         names.clear()
         yield ModelLoadedByCard(network.eval(), tokenizer, pipeline)
-        del network, pipeline
+        del network, pipeline, whole
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,8 @@ class AnswerChecker:
             raise ValueError("the tokenizer of the release makes no tokens of it")
         metrics = EvaluationMetrics(objective, state=self.state, tokenizer=reader.tokenizer, metrics=None)
         parts = [parts[0][0] for _, parts in metrics.batches(reader.network, encoded.examples, batch_size=1)]
-        found = dict(zip(objective.score_names(self.state), torch.stack(parts).double().sum(0).tolist(), strict=True))
+        scores = objective.scores_of_split(torch.stack(parts).double().numpy(), self.state).sum(0).tolist()
+        found = dict(zip(objective.score_names(self.state), scores, strict=True))
         return {name: found[name] for name in objective.served_scores}
 
     def _answer_scores(self, reader: ModelLoadedByCard, one: EvaluatedRow) -> Mapping[str, float]:

@@ -124,7 +124,9 @@ def choose_vocabulary_size(characters: int) -> AdvisedValue:
 def choose_global_batch_size(proposal: ObjectiveProposal, sequences: int) -> AdvisedValue:
     """Return the sequences of an optimizer step: the usual number, or fewer where an epoch would have under 50 steps."""
     usual = proposal.advice.batch
-    fitting = 2 ** int(math.log2(max(1, sequences / 50)))
+    fitting, least = 2 ** int(math.log2(max(1, sequences / 50))), proposal.advice.least_batch
+    if fitting <= least > 2:
+        return AdvisedValue(max(2, min(least, sequences)), "the fewest whose rows can be told from each other")
     if fitting >= usual:
         return AdvisedValue(usual, f"usual for {proposal.objective}")
     why = (

@@ -22,15 +22,20 @@ def new(
     query: Annotated[str | None, Option(help="SELECT that gives the rows of a database.")] = None,
     test: Annotated[str | None, Option(metavar="FILE", help="Held-out rows. By default a file named test.")] = None,
     validation: Annotated[str | None, Option(metavar="FILE", help="Rows that choose the best checkpoint.")] = None,
+    corpus: Annotated[
+        str | None, Option(metavar="FILE", help="Documents that held-out queries search, for an embedding.")
+    ] = None,
     model: Annotated[
         str | None, Option(metavar="WHERE", help="Folder; owner/name[@revision] on the Hub; or new, a small one.")
     ] = None,
     objective: Annotated[str | None, Option(metavar="NAME", help="What to learn.")] = None,
     text: Annotated[str | None, Option(metavar="COLUMN", help="Column with the text.")] = None,
+    text_pair: Annotated[str | None, Option(metavar="COLUMN", help="Column with a second text, of pairs.")] = None,
     label: Annotated[str | None, Option(metavar="COLUMN", help="Column with the label.")] = None,
     labels: Annotated[
         str | None, Option(metavar="COLUMN", help='Column with several labels, or a column for each: "{a} {b}".')
     ] = None,
+    score: Annotated[list[str] | None, Option(metavar="COLUMN", help="Column with the number to predict.")] = None,
     spans: Annotated[str | None, Option(metavar="COLUMN", help="Column with spans.")] = None,
     prompt: Annotated[
         str | None, Option(metavar="COLUMN", help='Column with the prompt or the input, or several: "{a} {b}".')
@@ -53,16 +58,35 @@ def new(
     Looks at a sample of the rows and at the model, and writes params/NAME.yaml with a reason for every choice, its item in
     recipes.yaml and its deployment in prefect.yaml. The same call again changes nothing; `remove` undoes it.
     """
+    from params import RecipeError
     from params.foundation import command_result
     from tasks.scaffold.new import create_recipe
     from tasks.scaffold.request import COLUMN_FLAGS, NewRecipeRequest
 
-    own = (text, label, labels, spans, prompt, completion, messages, chosen, rejected)
-    given = dict(zip(COLUMN_FLAGS, own, strict=True))
-    columns = {flag: column for flag, column in given.items() if column}
+    if len(scores := score or []) > 1:
+        line = f"label_column: [{', '.join(scores)}]"
+        fix = (
+            f"give --score {scores[0]} alone, and then write `{line}` into the section objective of params/{name}.yaml"
+        )
+        raise RecipeError("--score", "names several columns, and a recipe is proposed for one", fix)
+    number = next(iter(scores), None)
+    given = (text, text_pair, label, labels, number, spans, prompt, completion, messages, chosen, rejected)
+    columns = {flag: column for flag, column in zip(COLUMN_FLAGS, given, strict=True) if column}
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     request = NewRecipeRequest(
-        name, data, query, test, validation, model, objective, columns, repo_id, schedule, may_ask, max_quarantined
+        name,
+        data,
+        query,
+        test,
+        validation,
+        model,
+        objective,
+        columns,
+        repo_id,
+        schedule,
+        may_ask,
+        max_quarantined,
+        corpus,
     )
     kept = f"the recipe {name} is written as a whole or not at all\n  start again"
     with command_result.explain_keyboard_interrupt(kept):

@@ -232,7 +232,7 @@ _RATED: Final = "seems to say how good the answers are ({found}), and no objecti
 _TAGS: Final = "holds the tags of the words in `{found.words}`, and spans of a text are read"
 _PARTS: Final = "holds the messages that answer `{found}`, and a conversation is read from one column"
 _WHOLE: Final = "holds whole numbers with decimals, which are no names of classes"
-_DECIMAL: Final = "holds numbers with decimals, which no objective here predicts"
+_DECIMAL: Final = "holds numbers with decimals, which are no names of classes"
 FORMS: Final = (
     _Other(
         *_JSON,
@@ -276,8 +276,8 @@ FORMS: Final = (
     ),
     _Label(
         _DECIMAL,
-        "write a name for each range, for example low, medium and high",
-        lambda c, _: c.is_decimal and not (c.kind == "text" and c.is_label),
+        "name it with --score {found} to predict the number; or, for classes, write a name for each range, for example low, medium and high",
+        lambda c, _: not (c.kind == "text" and c.is_label) and c.is_decimal and shlex.quote(c.name),
     ),
     _Label(
         "holds lists",

@@ -19,7 +19,7 @@ from tasks.ingestion.batches import SourceBatch, to_rows_with_texts
 from tasks.ingestion.files import FileRowIndex
 from tasks.ingestion.source import open_source
 from tasks.scaffold.sources import list_matching_files
-from tasks.shards.split_rows import as_text
+from tasks.shards.split_rows import NUMBER, as_text
 from trainer.objectives.bases.chat import looks_like_conversation
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ Row = Mapping[str, Any]
 Kind = Literal["text", "json", "integer", "number", "boolean", "messages", "spans", "list", "record", "other", "empty"]
 _TYPES: Final[Mapping[Kind, set[type]]] = {"text": {str}, "boolean": {bool}, "integer": {int}, "number": {int, float}}
 _NUMBER: Final = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
+_SAID_NUMBER: Final = re.compile(NUMBER)
 _PLACE_OR_TIME: Final = re.compile(
     r"((https?|s3|gs|file)://|www\.)\S+|[\w/\\ .~-]{0,200}\w\.(txt|jsonl?|csv|tsv|md|html?|pdf|docx?|xlsx?|png|jpe?g|gif|wav|mp[34]|eml|xml|gz)"
     r"|\d{4}[-/.]\d\d?([-/.]\d\d?([T ]+\d.*)?)?|\d\d?[-/.]\d\d?[-/.]\d{4}([T ]+\d.*)?|\d\d?:\d\d(:\d\d)?"
@@ -50,18 +51,25 @@ _MAX_LABELS: Final = 1000
 _MAX_LABEL: Final = 60
 """Characters of a label."""
 _YES_OR_NO: Final = ({"0", "1"}, {"true", "false"}, {"yes", "no"})
+RELEVANCE: Final = ("relevance", "relevant")
+"""Usual names of a column that says how relevant a document is to a query."""
 USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "text": ("text", "sentence", "content", "body", "message", "question", "review", "utterance", "document"),
+    "text-pair": ("text_pair", "hypothesis", "passage"),
     "label": ("label", "labels", "category", "class", "intent", "topic", "sentiment", "target", "tag", "type"),
     "labels": ("labels", "cats", "tags", "topics", "categories", "genres", "emotions", "intents", "label"),
+    "score": ("score", "similarity", "relatedness", "rating", "grade", "label", "target", *RELEVANCE),
     "spans": ("spans", "entities"),
-    "prompt": ("prompt", "question", "instruction", "input", "query", "source", "article", "document", "problem"),
+    "prompt": (
+        *("prompt", "question", "instruction", "input", "query", "source", "article", "document", "problem", "anchor"),
+    ),
     "completion": (
         *("completion", "answer", "response", "output", "target", "summary", "translation", "solution", "reply"),
+        "positive",
     ),
     "messages": ("messages", "conversation", "conversations", "chat"),
     "chosen": ("chosen", "preferred", "accepted", "better"),
-    "rejected": ("rejected", "dispreferred", "worse"),
+    "rejected": ("rejected", "dispreferred", "worse", "negative"),
 }
 """Usual names of the columns that a flag of `new` names, most usual first."""
 
@@ -149,7 +157,7 @@ class SampledColumn:
         """Whether the values are few, short, and each occurs several times."""
         least = 1 if self.is_called_label else 2  # `tag` and `type` are often constant
         few = least <= self.distinct <= min(_MAX_LABELS, max(2, len(self.filled) / 3))
-        return few and self.mean_characters <= _MAX_LABEL
+        return few and self.mean_characters <= _MAX_LABEL and not self.has_fractions
 
     @cached_property
     def has_label_sets(self) -> bool:
@@ -178,7 +186,7 @@ class SampledColumn:
     @property
     def is_id(self) -> bool:
         """Whether the values only number or name the rows."""
-        if self.name.lower() in USUAL_NAMES["text"] or self.is_decimal:
+        if self.name.lower() in USUAL_NAMES["text"] or self.is_decimal or self.not_numbers:
             return False
         unique = self.distinct > 0.95 * len(self.filled)
         by_name = re.fullmatch(r"(.*[_.-])?(id|idx|index|uuid|guid|key|row|number|no|nr)", self.name.lower())
@@ -210,6 +218,26 @@ class SampledColumn:
         return self.is_numeric and (self.kind == "number" or any("." in str(value) for value in self.filled))
 
     @property
+    def not_numbers(self) -> list[str]:
+        """The texts that are no numbers, if most are."""
+        found = (
+            [value for value in self.filled if not _SAID_NUMBER.fullmatch(value.strip())] if self.kind == "text" else []
+        )
+        return found if len(found) < len(self.filled) / 2 else []
+
+    @property
+    def says_numbers(self) -> bool:
+        """Whether most values are numbers, or say them."""
+        return bool(self.is_numeric or self.not_numbers)
+
+    @property
+    def has_fractions(self) -> bool:
+        """Whether the values are numbers, and not all of them whole; some texts such as n/a may be among them."""
+        if self.not_numbers:
+            return any("." in value for value in self.filled)
+        return self.kind == "number" and not all(float(value).is_integer() for value in self.filled)
+
+    @property
     def is_incidental(self) -> bool:
         """Whether the values say nothing about a row: there are none, or they are all the same, or names, numbers or addresses of rows."""
         if self.is_label and self.is_called_label:
@@ -221,6 +249,13 @@ class SampledColumn:
 def most(test: Callable[[Any], object], values: Sequence[Any]) -> bool:
     """Whether nine of ten values pass a test: what a column holds, although some rows are bad."""
     return 10 * sum(bool(test(value)) for value in values) >= 9 * len(values)
+
+
+def _number_said(value: Any) -> Any:
+    """Return the number that a text says, null for a blank one, and else the value."""
+    if not isinstance(value, str):
+        return value
+    return float(value) if _SAID_NUMBER.fullmatch(value.strip()) else value if value.strip() else None
 
 
 def _parsed(text: str) -> Any:
@@ -254,12 +289,14 @@ class RowSample:
 
     def reading(self, kinds: Mapping[str, ColumnKind]) -> RowSample:
         """Return the sample as an objective with these columns reads it: see `SplitRows.reading`."""
+        numbers = [column for column, kind in kinds.items() if kind == "number"]
         texts = {column for column, kind in kinds.items() if kind in ("string", "optional", "label")}
         integers = {column for column, kind in kinds.items() if kind in ("string", "optional")}
         rows = {
             split: [
                 {name: str(v) if name in integers and type(v) is int else v for name, v in row.items()}
                 | {name: text for name, text in own.items() if name in texts}
+                | {name: _number_said(row.get(name)) for name in numbers}
                 for row, own in zip(rows, self.written.get(split) or [{}] * len(rows), strict=True)
             ]
             for split, rows in self.rows.items()

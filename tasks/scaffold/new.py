@@ -17,6 +17,7 @@ from params.schema import repo_id_problem
 from tasks.diagnostics.check import check
 from tasks.diagnostics.trace import token_lines
 from tasks.scaffold import choices, project, proposal
+from tasks.scaffold.corpus import add_corpus, choose_document_column
 from tasks.scaffold.forms import rating_column
 from tasks.scaffold.look import RowSample, read_source_sample
 from tasks.scaffold.model_facts import ModelFacts, read_model_facts
@@ -48,7 +49,7 @@ def create_recipe(request: NewRecipeRequest) -> None:
     """
     _check_request(request)
     root = project.require_project_root()
-    found = find_source(request, root)
+    found = add_corpus(find_source(request, root), request, root)
     sample = read_source_sample(found.source, root)
     facts, kind = _model(request, sample, root)
     chosen = proposal.choose_objective_and_columns(request, sample, kind)
@@ -57,7 +58,8 @@ def create_recipe(request: NewRecipeRequest) -> None:
     # transformers notes at its import what is installed
     unused = [] if "transformers" in sys.modules else ["peft", "torchao"]
     with hide_packages_in_block(*unused):
-        plan = plan_recipe(found, chosen, sample, facts, request)
+        documents = choose_document_column(found, chosen, root)
+        plan = plan_recipe(found, chosen, sample, facts, request, more=documents)
     for note in plan.quality.notes():
         print(f"  note: {note}")
     _check_set_aside(request, plan)
@@ -107,6 +109,8 @@ def _seen(
     more = {split: "" if total else " or more" for split, total in sample.totals.items()}
     yield f"  rows: {', '.join(f'{sample.estimated(split):,}{more[split]} {split}' for split in sample.rows)}"
     yield from (f"  {note}" for note in found.notes)
+    if found.corpus:
+        yield f"  documents that are searched: {found.corpus}"
     for flag, column in chosen.columns.items():
         yield f"  {flag}: column `{column}`" if column in sample.columns else f"  {flag}: columns {column!r}"
     if unused := [name for name in sample.columns if name not in chosen.read_columns()]:

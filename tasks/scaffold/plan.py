@@ -75,11 +75,16 @@ def plan_recipe(
     sample: RowSample,
     facts: ModelFacts | None,
     request: NewRecipeRequest,
+    *,
+    more: Mapping[str, AdvisedValue],
 ) -> RecipePlan:
-    """Choose everything that a recipe says; `facts` are None for a model from random weights. The errors are those of `create_recipe`."""
+    """Choose everything that a recipe says, beside some options of the objective. `facts` are None for a model from random weights.
+
+    The errors are those of `create_recipe`.
+    """
     advice, positions = proposal.advice, facts.positions if facts else None
     model = _model_keys(proposal, facts)
-    options = _options(proposal, sample, facts)
+    options = {**_options(proposal, sample, facts), **more}
     objective = _build(proposal, options)
     sample = sample.reading(objective.columns())
     quality = assess_sample_quality(sample, proposal, objective)
@@ -124,6 +129,8 @@ def plan_recipe(
     packs = advice.reads_running_text or ("packing" in options and options["packing"].value)
     why = "packed sequences are full" if packs else "batches rows of similar length, which need less padding"
     best_metric = advice.best_metric(quality.labels)
+    if best_metric.value not in objective.metrics:  # its options decide which metrics it has
+        best_metric = AdvisedValue(objective.main_metric, "what the gate compares")
     sections = {
         "seed": SEED,
         "data": _data_keys(found, proposal, quality, shares),
@@ -280,7 +287,8 @@ def _data_keys(found: FoundSource, proposal: ObjectiveProposal, quality: SampleQ
     source: dict[str, Any] = dict(found.keys)
     if len(source.get("revision", "")) in range(1, 40):
         source["revision"] = AdvisedValue(source["revision"], "a branch: every run asks whether it has a new commit")
-    data: dict[str, Any] = {"source": source} | ({"split": shares} if shares else {})
+    corpus = {"corpus": AdvisedValue(found.corpus, "what held-out queries search")} if found.corpus else {}
+    data: dict[str, Any] = {"source": source, **corpus} | ({"split": shares} if shares else {})
     columns = input_columns(proposal)
     if columns and shares and quality.repeated and not quality.known:
         smallest = min(share.value for share in shares.values())
@@ -300,7 +308,7 @@ def _objective_keys(proposal: ObjectiveProposal, quality: SampleQuality) -> dict
     keys = {"name": AdvisedValue(proposal.objective, proposal.advice.meaning)}
     for flag, column in proposal.columns.items():
         facts, labels = "", quality.labels.most_common()
-        if flag in ("label", "labels"):
+        if flag in ("label", "labels") and labels:
             (most, rows), (least, few) = labels[0], labels[-1]
             facts = f"{len(labels)} labels, from {few:,} rows ({least[:40]}) to {rows:,} ({most[:40]})"
         elif flag == "spans":

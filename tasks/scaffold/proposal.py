@@ -13,13 +13,14 @@ from params.foundation.errors import see_limits
 from params.loading import suggestion
 from params.schema import ObjectiveChoice
 from tasks.scaffold.forms import RowForm, find_row_forms, rating_column
-from tasks.scaffold.look import USUAL_NAMES, Kind, RowSample, SampledColumn, columns_named, most
+from tasks.scaffold.look import RELEVANCE, USUAL_NAMES, Kind, RowSample, SampledColumn, columns_named, most
 from tasks.scaffold.request import NewRecipeRequest
 from trainer import objectives
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.preferences import begin_with_prompt
 from trainer.objectives.bases.prompt_template import column_or_template, names_columns
 from trainer.objectives.bases.rows import ColumnKind
+from trainer.objectives.bases.text_pairs import find_usual_pair
 
 _CONTEXT: Final = ("input", "context")
 """Usual names of columns that belong to a prompt."""
@@ -32,6 +33,8 @@ _FITTING: Final[Mapping[ColumnKind, tuple[str, set[Kind]]]] = {
 }
 """What the columns of an objective may hold, in words and as a sample shows it."""
 _MEANINGS: Final = {
+    "text-pair": "second text",
+    "score": "number",
     "completion": "answer",
     "messages": "conversation",
     "chosen": "better answer",
@@ -88,6 +91,8 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
         _check_named(request.objective, kind)
     objective = request.objective or _choose_objective(request, sample, kind)
     advice, columns = proposable_objectives()[objective], dict[str, str]()
+    if "text-pair" in advice.columns and given.keys().isdisjoint({"text", "text-pair"}):
+        given = {**_pair(sample), **given}
     for flag in advice.asked(_seen(sample, given)):
         chosen = {**columns, **given}
         if flag not in chosen and not _candidates(flag, sample, chosen):
@@ -162,7 +167,7 @@ def _check_kinds(proposal: ObjectiveProposal, sample: RowSample) -> None:
                     raise form.error(sample.patterns)
             if kind is None or (is_text and (column.can_be_text or (reads_messages and column.kind == "messages"))):
                 continue
-            if column.kind in _FITTING[kind][1] | {"empty"}:
+            if column.kind in _FITTING[kind][1] | {"empty"} or (kind == "number" and column.says_numbers):
                 continue
             if flag == "label" and column.has_label_sets:
                 what = f"column `{column.name}` holds several labels of each row"
@@ -198,11 +203,15 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
     prompts, texts = _usual(sample, "prompt"), _candidates("text", sample, given)
     answers = [c for c in _usual(sample, "completion") if c not in prompts[:1]]
     answers = [c for c in answers if not c.is_label or c.is_numeric or c.name.lower() not in USUAL_NAMES["label"]]
+    pair = {} if "text" in given else _pair(sample)
+    grades = [c for c in columns_named(sample.columns, RELEVANCE) if c.is_numeric or c.kind == "boolean"]
     found = {
         "text": len(texts) == 1 and not _forms(sample),
-        "label": [c for c in _candidates("label", sample, given) if not (answers and c in prompts[:1])],
+        "label": [c for c in _candidates("label", sample, {**pair, **given}) if not (answers and c in prompts[:1])],
         "labels": texts and _candidates("labels", sample, given),
         "completion": answers,
+        "text-pair": pair,
+        "score": texts and [c for c in _usual(sample, "score") if c.has_fractions or c in grades],
         **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages")},
         **{flag: _usual(sample, flag) for flag in ("prompt", "chosen", "rejected")},
     }
@@ -216,7 +225,12 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         is_text_alone=all(c.is_incidental for c in sample.columns.values() if c.name != own),
         answers_have_prompt=not is_chat and most(lambda pair: begin_with_prompt(*pair), pairs),
         rates_answers=rating_column(sample.columns) is not None,
+        ranks_documents=bool(grades) and any(c.distinct < len(c.filled) for c in prompts[:1]),
     )
+
+
+def _pair(sample: RowSample) -> dict[str, str]:
+    return find_usual_pair(c.name for c in sample.columns.values() if c.kind == "text")
 
 
 def _choose_column(
@@ -275,6 +289,8 @@ def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
         if "text" not in chosen and len(texts := _candidates("text", sample, chosen)) == 1:
             taken.add(texts[0].name)  # the only one that can be the text
         return [c for c in columns if c.name not in taken and c.is_target]
+    if flag == "score":
+        return [c for c in columns if c.name not in taken and c.says_numbers and not c.is_id]
     kinds: set[Kind] = {"text"}
     kinds |= {"messages"} if any(flag in advice.conversations for advice in proposable_objectives().values()) else set()
     by_name = [c for c in _usual(sample, flag) if c.kind in kinds or c.can_be_text or c.is_numeric]
@@ -327,6 +343,7 @@ def _choose_text_alone(request: NewRecipeRequest, sample: RowSample, kind: Model
     others = [c for c in sample.columns.values() if c is not texts[0] and not c.is_incidental]
     what = f"no objective reads {', '.join(f'`{c.name}` ({_KINDS.get(c.kind, c.kind)})' for c in others)} of these rows"
     fix = f"to learn from `{texts[0].name}` alone, add --objective {alone}; or name the columns of another objective"
+    fix += next((f", such as --score {c.name}" for c in others if c.says_numbers), "")
     request.confirm(
         f"Learn {known[alone].meaning} from `{texts[0].name}` alone?", RecipeError("--objective", what, fix)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from params import DataError
@@ -66,6 +67,8 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     Raises:
         DataError: no row can be used, or all rows have the same label.
     """
+    if objective.columns().get(proposal.columns.get("label", "")) == "number":  # numbers are no labels to count
+        proposal = replace(proposal, columns={flag: own for flag, own in proposal.columns.items() if flag != "label"})
     unusable, examples, held_out, train = Counter[str](), dict[str, str](), list[Row](), list[Row]()
     for split in sorted(sample.rows, key=lambda split: split == "train"):
         for number, found in enumerate(sample.rows[split], start=1):
@@ -136,7 +139,7 @@ def _parts(label: str) -> set[str]:
 
 def input_columns(proposal: ObjectiveProposal) -> list[str]:
     """Return the columns of the input: rows that have the same one are alike, whatever their label or answer is."""
-    return proposal.read_columns("text") or proposal.read_columns("prompt")
+    return proposal.read_columns("text", "text-pair") or proposal.read_columns("prompt")
 
 
 def _input(row: Row, columns: Sequence[str]) -> str:
@@ -151,6 +154,8 @@ def _reason(row: Row, objective: Objective[Any]) -> str | None:
             if checks.get(("expect_column_values_to_not_be_null", column)) != "quarantine":
                 continue
             return f"no `{column}`"
+        if kind == "number" and isinstance(row[column], str):
+            return f"`{column}` is no number"
         if kind in ("string", "label") and not str(row[column]).strip():
             return f"an empty `{column}`"
     reason = objectives.why_row_unusable(objective, row)

@@ -13,7 +13,10 @@ from params.foundation.errors import see_limits
 
 NEW_MODEL = "new"
 """`--model new`: a small model from random weights."""
-COLUMN_FLAGS = ("text", "label", "labels", "spans", "prompt", "completion", "messages", "chosen", "rejected")
+COLUMN_FLAGS = (
+    *("text", "text-pair", "label", "labels", "score", "spans"),
+    *("prompt", "completion", "messages", "chosen", "rejected"),
+)
 """The flags that name a column."""
 
 
@@ -36,6 +39,8 @@ class NewRecipeRequest:
     """Whether somebody at a terminal can answer; else an open question is an error that names the flag."""
     max_quarantined: float | None = None
     """The share of rows that may be set aside."""
+    corpus: str | None = None
+    """File or glob of the documents that the queries search."""
 
     @property
     def published_repo_id(self) -> str:

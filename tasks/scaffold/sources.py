@@ -39,6 +39,8 @@ class FoundSource(NamedTuple):
     """The file or folder that DVC watches."""
     notes: Sequence[str] = ()
     """What else was found, for people."""
+    corpus: str | None = None
+    """The path or glob of `data.corpus`."""
 
 
 def find_source(request: NewRecipeRequest, root: Path = Path()) -> FoundSource:
@@ -97,7 +99,7 @@ def _hub(request: NewRecipeRequest, repo_id: str, revision: str) -> FoundSource:
 
 
 def _files(request: NewRecipeRequest, root: Path) -> FoundSource:
-    data = _relative(request.data, root)
+    data = path_in_project(request.data, root)
     if (root / data).is_file():
         patterns, notes = {"train": data}, list[str]()
         if not request.test and _split_of(Path(data).name) == "train":
@@ -106,7 +108,7 @@ def _files(request: NewRecipeRequest, root: Path) -> FoundSource:
             notes = [f"{one} is not used: add --test {one}, or give the folder as --data" for one in held_out]
     else:
         patterns, notes = _patterns(request, _local_names(data, root), where=data)
-    patterns |= {split: _relative(path, root) for split, path in _named(request).items()}
+    patterns |= {split: path_in_project(path, root) for split, path in _named(request).items()}
     files = {split: list_matching_files(pattern, root) for split, pattern in patterns.items()}
     for split, names in files.items():
         if not names:
@@ -118,7 +120,7 @@ def _files(request: NewRecipeRequest, root: Path) -> FoundSource:
     if format_suffix(files["train"][0]) == ".txt":
         keys["text_unit"], why = guess_text_unit([root / name for name in files["train"]])
         notes = [*notes, why]
-    return FoundSource(keys, RowsFromFiles.model_validate(keys), _watched(patterns.values(), root), notes)
+    return FoundSource(keys, RowsFromFiles.model_validate(keys), watched_path(patterns.values(), root), notes)
 
 
 def _in_order(patterns: Mapping[str, str]) -> dict[str, str]:
@@ -146,7 +148,7 @@ def _local_names(data: str, root: Path) -> list[str]:
 
 def _patterns(request: NewRecipeRequest, names: Sequence[str], *, where: str) -> tuple[dict[str, str], list[str]]:
     """Return a path or glob for each split that files are named after, and notes about the others."""
-    readable = [name for name in names if format_suffix(name) in SUFFIXES]
+    readable = [name for name in names if format_suffix(name) in SUFFIXES and name != request.corpus]
     by_split: dict[str, list[str]] = {}
     for name in readable:
         by_split.setdefault(_split_of(name, where), []).append(name)
@@ -199,14 +201,14 @@ def list_matching_files(pattern: str, root: Path) -> list[str]:
     return sorted(name for name in found if (root / name).is_file())
 
 
-def _relative(path: str, root: Path) -> str:
+def path_in_project(path: str, root: Path) -> str:
     """Return a path in the project relative to its root; another path as it is given."""
     absolute = Path(os.path.normpath((root / path).absolute()))
     inside = absolute.is_relative_to(root.absolute())
     return absolute.relative_to(root.absolute()).as_posix() if inside else path
 
 
-def _watched(patterns: Iterable[str], root: Path) -> str:
+def watched_path(patterns: Iterable[str], root: Path) -> str:
     """Return the file that DVC watches, or the folder of the files; DataError if that would hold the whole project."""
     listed = list(patterns)
     if len(listed) == 1 and (root / listed[0]).is_file():

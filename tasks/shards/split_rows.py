@@ -5,7 +5,7 @@ there, integers are doubles if another shard has doubles, and text if another sh
 
 Values that no Arrow type holds as they were written are stored as JSON: nested ones with keys, which Arrow would unite over all rows,
 columns of several types, and numbers of a CSV file, such as 12.50. Rows have the values themselves (`values_of_rows`); if the
-split's type of such a column is text or a number, they have that.
+split's type of such a column is text or a number, they have that. Of a text that says no number, they have null.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ SEEN: Final = b"seen"
 """Metadata of a column that was found with several types: each with the address of its first value."""
 AS_WRITTEN: Final = b"as written"
 """Metadata of a column of numbers with decimals whose values are stored as they were written."""
+NUMBER: Final = r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
+"""A text that says a number."""
 _BATCH_ROWS: Final = 8192
 _TOLD_BY_TEXT: Final = (bytes, dt.date, dt.time, dt.timedelta, decimal.Decimal, uuid.UUID)
 """Types of values that JSON lacks; inside of nested values, their text stands for them."""
@@ -67,14 +69,28 @@ class SplitRows:
         self.manifest = Manifest.read(folder)
         self.schema: pa.Schema = _read(folder / SCHEMA, pq.read_schema)
         """The columns of the rows, `row_id` first."""
+        self.said: Mapping[str, pa.Field] = {}
+        """The columns of texts that are read as the numbers that they say."""
 
     def reading(self, kinds: Mapping[str, ColumnKind]) -> Self:
         """Return the same rows as an objective with these columns reads them: where it reads text, integers are text.
 
-        Numbers with decimals are text or labels only if they are stored as they were written: 12.50 must not become 12.5.
+        Numbers with decimals are text or labels only if they are stored as they were written: 12.50 must not become 12.5. Where it reads
+        numbers, texts are the numbers that they say.
         """
         found = copy.copy(self)
         found.schema = schema_as_read(self.schema, kinds)
+        found.said = {
+            field.name: field
+            for field, read in zip(self.schema, found.schema, strict=True)
+            if types.is_string(field.type) and types.is_floating(read.type)
+        }
+        return found
+
+    def with_said(self) -> Self:
+        """Return the same rows with the texts that say numbers, as they are."""
+        found = copy.copy(self)
+        found.schema = pa.schema([self.said.get(field.name, field) for field in self.schema], self.schema.metadata)
         return found
 
     @property
@@ -178,7 +194,9 @@ def schema_as_read(schema: pa.Schema, kinds: Mapping[str, ColumnKind]) -> pa.Sch
     for place, field in enumerate(schema):
         kind = kinds.get(field.name)
         is_text = kind in ("string", "optional")
-        if (is_text and types.is_integer(field.type)) or (
+        if kind == "number" and types.is_string(field.type):
+            schema = schema.set(place, field.with_type(pa.float64()))
+        elif (is_text and types.is_integer(field.type)) or (
             (is_text or kind == "label") and AS_WRITTEN in (field.metadata or {})
         ):
             schema = schema.set(place, field.with_type(pa.string()))
@@ -238,22 +256,29 @@ def _told_by_text(value: Any) -> Any:
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=_told_by_text)
 
 
+def read_numbers(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the numbers that texts say, null for one that says none."""
+    trimmed = pc.utf8_trim_whitespace(texts)
+    is_number = pc.match_substring_regex(trimmed, f"^{NUMBER}$")
+    return pc.if_else(is_number, trimmed, pa.scalar(None, trimmed.type)).cast(pa.float64())
+
+
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """Return a column with another type, none of whose values changes."""
     if column.type.equals(kind):
         return column
     if kind.equals(JSON):
         return pa.chunked_array([store_as_json(column.to_pylist())])
-    is_text = types.is_string(kind) or types.is_large_string(kind)
+    is_text, says_numbers = types.is_string(kind) or types.is_large_string(kind), types.is_string(column.type)
     if column.type.equals(JSON):
-        written = column.cast(pa.string())
-        if is_text and pc.any(pc.starts_with(written, '"')).as_py():
-            texts = [json.loads(text) if text and text[0] in '"n' else text for text in written.to_pylist()]
-            written = pa.chunked_array([pa.array(texts, pa.string())])  # numbers stay as they are written: 2.50
-        return written.cast(kind)
-    if is_text and not (types.is_integer(column.type) or types.is_large_string(column.type)):
-        return pa.chunked_array([pa.array(map(as_text, column.to_pylist()), kind)])
-    return column.cast(kind)
+        column = column.cast(pa.string())
+        if (is_text or types.is_floating(kind)) and pc.any(pc.starts_with(column, '"')).as_py():
+            texts = [json.loads(text) if text and text[0] in '"n' else text for text in column.to_pylist()]
+            column = pa.chunked_array([pa.array(texts, pa.string())])  # numbers stay as they are written: 2.50
+            says_numbers = True
+    elif is_text and not (types.is_integer(column.type) or types.is_large_string(column.type)):
+        column = pa.chunked_array([pa.array(map(as_text, column.to_pylist()), kind)])
+    return read_numbers(column) if says_numbers and types.is_floating(kind) else column.cast(kind)
 
 
 def group_values_of_row(row: Mapping[str, Any], group_by: Sequence[str]) -> dict[str, Any] | None:

@@ -90,17 +90,20 @@ def read_rows(rows: SplitRows) -> Iterator[Row]:
     return itertools.chain.from_iterable(read_row_batches(rows))
 
 
-def collect_labels(rows: SplitRows, objective: Objective[Any], workers: ShardWorkers, *, settings: str) -> set[str]:
-    """Return the `row_labels` of all rows of a split; `settings` is a hash of the objective's options."""
-    if not objectives.overrides_method(objective, "row_labels"):
-        return set()
+def collect_state(
+    rows: SplitRows, objective: Objective[Any], workers: ShardWorkers, *, settings: str
+) -> ObjectiveState:
+    """Return what the objective learns from all rows of the train split; `settings` is a hash of its options."""
+    if not any(objectives.overrides_method(objective, name) for name in ("row_labels", "summarize")):
+        return objective.state_of_summaries([])
     works = [ShardTask(own, f"labels {own.shard.sha256} {rows.schema} {settings}") for own in rows.shards]
-    found: set[str] = set()
-    return found.union(*workers.run(partial(_labels_of_shard, objective), works, what="shards (labels)"))
+    return objective.state_of_summaries(
+        workers.run(partial(_summary_of_shard, objective), works, what="shards (labels)")
+    )
 
 
-def _labels_of_shard(objective: Objective[Any], rows: SplitRows) -> set[str]:
-    return {label for row in rows.rows(list(objective.columns())) for label in objective.row_labels(row)}
+def _summary_of_shard(objective: Objective[Any], rows: SplitRows) -> Any:
+    return objective.summarize(rows.rows(list(objective.columns())))
 
 
 def encode_and_write_splits(

@@ -22,7 +22,7 @@ from params.schema import Launch, ObjectiveChoice, Tokenization, TrainTokenizer
 from tasks.shards.kept_work import ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import save_report
-from tasks.tokenization.encoding import RowEncoder, collect_labels, encode_and_write_splits, read_rows
+from tasks.tokenization.encoding import RowEncoder, collect_state, encode_and_write_splits, read_rows
 from tasks.tokenization.report import TokenizationReport
 from tasks.tokenization.tokenizers import sample_texts, train_or_load_tokenizer
 from trainer import objectives
@@ -64,8 +64,7 @@ def tokenize(
         method.prepare_tokenizer(tokenizer)
         tokenizer.save_pretrained(folder / "tokenizer")
         options = objective.model_dump(mode="json")
-        labels = collect_labels(rows["train"], method, workers, settings=hash_settings(objective=options))
-        state = method.state_of(labels)
+        state = collect_state(rows["train"], method, workers, settings=hash_settings(objective=options))
         (folder / STATE).write_text(json.dumps(state, indent=1, ensure_ascii=False), encoding="utf-8")
 
         settings = hash_settings(

@@ -89,6 +89,7 @@ def load_tokenizer(path: str, revision: str | None) -> PreTrainedTokenizerBase:
         raise as_remote_code_error(path, error) or ModelError(
             path, f"no tokenizer can be loaded: {error}", fix
         ) from error
+    tokenizer.loaded_revision = revision  # of other files in its repository; not saved
     tokenizer.init_kwargs.pop("auto_map", None)  # what is saved must not ask others to run code
     if not tokenizer.is_fast:
         raise ModelError(path, "has only a slow tokenizer", "use a model whose repository holds tokenizer.json")

@@ -22,21 +22,29 @@ from trainer.model import network
 from trainer.model.limits import find_reading_limit, write_reading_limit
 from trainer.model.use_settings import read_number_format, restore_use_settings
 from trainer.model.weights_header import write_chosen_settings
+from trainer.objectives.bases.release_format import ReleaseFormat
+from trainer.objectives.bases.standardization import restore_units
 
 _EXACT: Final = 1e-3
 _ROUNDED: Final = 0.1
 """How far a metric may be from that of the training, relative to it where it is above 1: rounding in 16 bits moves it, and single rows."""
 
 
-def complete_model_folder(folder: Path, artifacts: Artifacts, model: Model) -> None:
-    """Add the tokenizer to the weights in a folder, and undo what only training needs.
+def complete_model_folder(
+    folder: Path, artifacts: Artifacts, model: Model, release_format: ReleaseFormat | None = None
+) -> None:
+    """Add to the weights in a folder the tokenizer and the files of a format, and undo what only training needs.
 
     The tokenizer cuts a text where the base model's does, or where a new model's positions end, and not where training has cut it.
     """
     shutil.copytree(artifacts.tokenizer, folder, dirs_exist_ok=True)
+    for own in (folder, folder / artifacts.adapter.name):
+        restore_units(own)
     longest = read_report(artifacts, TokenizationReport).splits["train"].longest
     write_reading_limit(folder, find_reading_limit(folder, at_least=longest, is_new=model.pretrained is None))
     restore_use_settings(folder, model)
+    if release_format:
+        release_format.write_files(folder)
 
 
 def check_same_metrics(folder: Path, job: Job, trained: Mapping[str, float]) -> None:

@@ -136,7 +136,7 @@ def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingRepo
             )
         else:
             shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=not_weights)
-        complete_model_folder(target, artifacts, job.model)
+        complete_model_folder(target, artifacts, job.model, objectives.build_objective(job.objective).release_format)
         check_same_metrics(target, job, next(one for one in reversed(history) if _is_evaluation(one, best.step)))
     report = TrainingReport(
         run=job.folder.name,

@@ -39,9 +39,11 @@ class CheckResult:
     expectation: Expectation
     found: ExpectationResult
     explain: Callable[[Row], str | None] | None = None
-    """Returns the objective's reason for a failing row, if it checked the rows itself."""
+    """Returns the reason for a failing row, if it is not the expectation."""
     sentence: str = ""
     """What it found, for people; without it, its name and the first failing rows say it."""
+    reads_said: bool = False
+    """Whether `explain` gets a row with the texts that say numbers."""
 
     @property
     def failing(self) -> Positions:
@@ -89,7 +91,7 @@ class CheckResult:
 
     def _first(self, rows: RawRows, limit: int) -> list[FailingRow]:
         columns, found = columns_named_by_expectations([self.expectation]), list[FailingRow]()
-        picked = rows.pick(self.failing[:limit].tolist(), None if self.explain else columns)
+        picked = rows.pick(self.failing[:limit].tolist(), None if self.explain else columns, said=self.reads_said)
         for position, row in picked.items():
             values = {column: row[column] for column in columns if column in row}
             value = ", ".join(f"{column}={shorten_value(value, 40)}" for column, value in values.items())
@@ -164,7 +166,7 @@ def reasons_at_positions(results: Sequence[CheckResult], rows: RawRows, position
             repeats = result.found.repeats[:, first + of].T.tolist()
             details = [f", repeats row {row_id} of {rows.split_of(position)}" for position, row_id in repeats]
         elif result.explain:
-            picked = rows.pick(own.tolist())
+            picked = rows.pick(own.tolist(), said=result.reads_said)
             details = [f": {result.explain(picked[position])}" for position in own.tolist()]
         for place, detail in zip(places.tolist(), details, strict=True):
             found[place].append(expectation_as_call(result.expectation) + detail)

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -59,6 +59,10 @@ class ShardWithPositions:
     def stop(self) -> int:
         """Position after the last row."""
         return self.start + len(self.rows)
+
+    def with_said(self) -> Self:
+        """Return the rows with the texts that say numbers, as they are."""
+        return replace(self, rows=self.rows.with_said())
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows, with all columns or with `row_id` and those of `columns` that the source has."""
@@ -215,12 +219,17 @@ class RawRows:
                 found.append(part.table([])[ROW_ID].to_numpy()[chosen - part.start])
         return np.concatenate(found)
 
-    def pick(self, positions: Sequence[int], columns: Sequence[str] | None = None) -> dict[int, dict[str, Any]]:
-        """Return a few rows by position, with all columns or with `row_id` and those of `columns` that the rows have."""
+    def pick(
+        self, positions: Sequence[int], columns: Sequence[str] | None = None, *, said: bool = False
+    ) -> dict[int, dict[str, Any]]:
+        """Return a few rows by position, with all columns or with `row_id` and those of `columns` that the rows have.
+
+        `said`: with the texts that say numbers.
+        """
         found, wanted = dict[int, dict[str, Any]](), np.unique(np.array(positions, np.int64))
         for part in self.parts:
             if len(own := positions_in_range(wanted, part.start, part.stop)):
-                rows = values_of_rows(part.table(columns).take(own - part.start))
+                rows = values_of_rows((part.with_said() if said else part).table(columns).take(own - part.start))
                 found.update(zip(own.tolist(), rows, strict=True))
         return found
 

@@ -45,6 +45,21 @@ class CheckReport(Report):
         return not self.success and (self.on_failure == "fail" or names_no_rows)
 
 
+class CorpusReport(Report):
+    """What the rows of `data.corpus` are."""
+
+    rows: int
+    documents: int
+    """Different texts."""
+    blank: int
+
+    @property
+    def sentence(self) -> str:
+        """Return, for example, `data.corpus has 998 documents; of its 1000 rows, 1 are blank and 1 repeat others`."""
+        repeated = self.rows - self.blank - self.documents
+        return f"data.corpus has {self.documents} documents; of its {self.rows} rows, {self.blank} are blank and {repeated} repeat others"
+
+
 class ValidationReport(Report):
     """What the validate stage found and did."""
 
@@ -60,6 +75,7 @@ class ValidationReport(Report):
     checks: list[CheckReport]
     drift: DriftReport | None = None
     """How the new rows compare with those of the published model; None if the recipe turns that off."""
+    corpus: CorpusReport | None = None
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def write_failing_rows_and_page(folder: Path, recipe: str, plan: SeparationPlan,
 
 
 def _write_quarantine(path: Path, rows: RawRows, results: Sequence[CheckResult], positions: Positions) -> None:
-    empty = _table(rows.schema.empty_table(), "", [])
+    empty = _table(rows.splits["train"].with_said().schema.empty_table(), "", [])
     with pq.ParquetWriter(path, empty.schema) as writer:
         pending = empty
         for table in _tables(rows, results, positions):
@@ -119,7 +119,8 @@ def _tables(rows: RawRows, results: Sequence[CheckResult], positions: Positions)
     for part in (part for split in SPLITS for part in rows.parts_of(split)):
         if len(own := positions_in_range(positions, part.start, part.stop)):
             reset_idle_timer()
-            yield _table(part.table().take(own - part.start), part.split, reasons_at_positions(results, rows, own))
+            bad = part.with_said().table().take(own - part.start)
+            yield _table(bad, part.split, reasons_at_positions(results, rows, own))
 
 
 def _table(bad: pa.Table, split: str, why: list[list[str]]) -> pa.Table:
@@ -136,7 +137,7 @@ def _shown(rows: RawRows, results: Sequence[CheckResult], positions: Positions) 
     columns = [c for c in rows.schema.names if c != "row_id"][:12]
     ordered = np.sort(positions)
     why = dict(zip(ordered.tolist(), reasons_at_positions(results, rows, ordered), strict=True))
-    picked = rows.pick(positions.tolist(), columns)
+    picked = rows.pick(positions.tolist(), columns, said=True)
     return [
         ShownRow(
             row_id=picked[position]["row_id"],

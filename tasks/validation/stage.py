@@ -2,6 +2,7 @@
 
     runs/<recipe>/raw/<split>/ -> runs/<recipe>/validated/
         rows/<split>/           the good rows, in source order and in the shards of the raw rows
+        rows/corpus/            the documents of `data.corpus`, if there is one
         quarantine.parquet      the rows that were set aside, each with the reasons
         validation.json         the report
         report.html             the report as a page that needs no network
@@ -31,7 +32,7 @@ from pyarrow import types
 
 from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
-from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomically
+from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folder_atomically
 from params.schema import (
     Expectation,
     Launch,
@@ -52,8 +53,10 @@ from tasks.validation.check_results import (
     quarantined_positions,
     run_checks,
 )
+from tasks.validation.documents import write_good_documents
 from tasks.validation.expectations import columns_named_by_expectations, expectation_problems
 from tasks.validation.label_checks import ROW_IS_KNOWN, check_labels
+from tasks.validation.number_checks import check_numbers
 from tasks.validation.raw_rows import RawRows, open_raw_rows
 from tasks.validation.report import ValidationReport, expectation_as_call
 from tasks.validation.separated_rows import SeparationPlan, write_failing_rows_and_page, write_good_rows
@@ -85,7 +88,7 @@ def validate(
     The template of `tokenizer` may refuse conversations, which are then set aside.
 
     Raises:
-        RecipeError: an expectation does not exist or has wrong arguments.
+        RecipeError: an expectation does not exist or has wrong arguments, or the objective takes no `data.corpus`.
         ModelError: the tokenizer cannot be used.
         DataError: columns are missing, a check with `on_failure: fail` failed, too many rows would be set aside, or, with
             `drift: fail`, the new rows have drifted.
@@ -119,6 +122,9 @@ def validate(
             _fail(artifacts, plan, failures, f"{fix}; ")
         with replace_folder_atomically(artifacts.validated) as folder:
             write_good_rows(folder / artifacts.rows.name, plan)
+            space, documents = method.vector_space, folder / artifacts.rows.name / CORPUS
+            column = space.document_column if space else None
+            corpus = write_good_documents(artifacts.raw / CORPUS, documents, column, validation.max_quarantined)
             drift = write_profile_and_measure_drift(
                 artifacts,
                 folder,
@@ -129,7 +135,7 @@ def validate(
                 repo_id=repo_id,
                 endpoint=endpoint,
             )
-            plan = replace(plan, report=plan.report.model_copy(update={"drift": drift}))
+            plan = replace(plan, report=plan.report.model_copy(update={"drift": drift, "corpus": corpus}))
             if drift and drift.moved and validation.drift.on_drift == "fail":
                 _fail(artifacts, plan, [drift.sentence], _DRIFT_FIX, shows="examples")
             write_failing_rows_and_page(folder, artifacts.recipe, plan, failures=[])
@@ -147,7 +153,9 @@ def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation],
     """
     texts = {field.name for field in rows.schema if types.is_string(field.type) or types.is_large_string(field.type)}
     checks: list[Check] = [("objective", e) for e in method.expectations(texts)]
-    results = run_checks([*checks, *(("recipe", e) for e in expectations)], rows, objective=method)
+    results = check_numbers(rows)
+    set_aside = quarantined_positions(results)
+    results += run_checks([*checks, *(("recipe", e) for e in expectations)], rows, set_aside, method)
     if rows.splits["train"].group_by:
         results.append(check_groups_across_splits(rows, quarantined_positions(results)))
     return results + check_labels(method, rows, quarantined_positions(results))

@@ -121,19 +121,10 @@ ERRORS: dict[str, Callable[[], object]] = {
     "slow tokenizers": lambda: new(
         texts(label=lambda i: CLASSES[i % 2]), model=without(model_folder("bert"), "tokenizer.json")
     ),
-    "two texts for one label: entailment, paraphrase, question and passage": lambda: new(
-        [
-            {"premise": f"It rains in place {i}.", "hypothesis": f"The place {i} is wet.", "label": CLASSES[i % 2]}
-            for i in range(120)
-        ]
-    ),
-    "scores and other numbers (regression)": lambda: new(texts(label=lambda i: i % 7 / 7 + 0.01)),
     "good and bad answers (KTO)": lambda: new(answers(liked=lambda i: i % 2 == 0), model="llama"),
     **{
         what: lambda name=name: checks({}, objective={"name": name})
         for what, name in {
-            "embeddings": "embedding",
-            "rankings and rerankers": "ranking",
             "reward models": "reward",
             "masked language models": "masked_lm",
             "answers as spans of a context (SQuAD)": "question_answering",
@@ -225,13 +216,11 @@ QUERIES = [query for _, _, around in ROWS.values() for query in quoted(around) i
 @pytest.mark.parametrize("query", QUERIES)
 def test_the_queries_on_the_page_are_read(query: str, project: Path) -> None:
     with contextlib.closing(sqlite3.connect(project / "data/rows.db")) as connection:
-        connection.execute("CREATE TABLE rows (id, day, text, premise, hypothesis, label)")
-        every = ((i, f"what about {i}?", f"premise {i}", f"so {i}", CLASSES[i % 2]) for i in range(120))
-        connection.executemany("INSERT INTO rows VALUES (?1, date('now'), ?2, ?3, ?4, ?5)", every)
+        connection.execute("CREATE TABLE rows (id, day, text, label)")
+        every = ((i, f"what about {i}?", CLASSES[i % 2]) for i in range(120))
+        connection.executemany("INSERT INTO rows VALUES (?1, date('now'), ?2, ?3)", every)
         connection.execute("UPDATE rows SET day = date('now', '-40 day') WHERE id < 20")
         connection.commit()
     create_recipe(NewRecipeRequest("another", "sqlite:///data/rows.db", query, model=model_folder("bert")))
     sample = read_source_sample(load(Path("params/another.yaml")).data.source).rows["train"]
     assert len(sample) == (100 if "WHERE" in query else 120)
-    if "premise" in query:
-        assert sample[0]["text"] == "premise 0 [SEP] so 0"

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig
@@ -57,7 +58,9 @@ class ObjectiveCase:
             **SMALL,
             **self.objective.model_config(self.state),
         )
-        return self.objective.model_class().from_config(config).eval()
+        model = self.objective.model_class().from_config(config)
+        self.objective.prepare_model(model, self.tokenizer, self.state, list(model.state_dict()))
+        return model.eval()
 
 
 @pytest.fixture(scope="module", params=[*objectives.objective_names(), *new_objectives.NAMES])
@@ -131,9 +134,11 @@ def scores(case, batch_size):
 
 def test_scores_are_finite_doubles(case):
     for batch, found in scores(case, 2):
-        assert found.shape == (len(batch["input_ids"]), len(case.objective.score_names(case.state)))
         assert found.dtype == torch.float64
         assert found.isfinite().all()
+        of_split = case.objective.scores_of_split(found.numpy(), case.state)
+        assert of_split.shape == (len(batch["input_ids"]), len(case.objective.score_names(case.state)))
+        assert np.isfinite(of_split).all()
 
 
 def test_token_losses_sum_to_the_score(case):
@@ -224,6 +229,7 @@ def test_input_of_a_row_is_its_columns_without_targets_and_options(case):
         "answer",
         "similarity",
         "relevant",
+        "positive",
     }
     assert not changed & targets
     forms = {"prefix": "do: ", "separator": " => ", "max_target_length": 5, "chat": False}
@@ -256,9 +262,9 @@ def test_slices_have_metrics_instead_of_those_that_need_all_rows(case):
 
 
 def test_metrics_have_directions_and_options_have_defaults(case):
-    # what a model says is judged by rewards: there is no text whose likelihood would count
-    judged_otherwise = isinstance(case.objective, GenerativeObjective) or case.name == "contrast"
-    assert ("loss" in case.objective.metrics) is not judged_otherwise
+    # what a model says is judged by rewards: there is no text whose likelihood would count; a loss of a batch is none of rows
+    judged_otherwise = isinstance(case.objective, GenerativeObjective) or hasattr(case.objective, "global_loss")
+    assert "loss" in case.objective.metrics or judged_otherwise
     assert set(case.objective.metrics.values()) <= {"min", "max"}
     assert type(case.objective).options_class() == case.objective.options
     assert type(case.objective).__module__ == f"trainer.objectives.{case.objective.__module__.split('.')[-1]}"

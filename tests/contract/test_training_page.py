@@ -21,7 +21,7 @@ from transformers import Seq2SeqTrainingArguments
 
 from params import Recipe
 from params.loading import read_yaml_document
-from params.schema import Training
+from params.schema import ObjectiveChoice, Training
 from tasks.diagnostics.check import find_recipe_problems
 from tests.support import tiny
 from tests.support.project import ROOT
@@ -90,8 +90,11 @@ def test_check_accepts_the_recipe_lines_of_a_row(row: list[str], tmp_path: Path,
         section, key = other.split(".")
         if given in changes:
             del content[section][key]
-    columns = {"text": "a text", "label": "a label"} | dict(
-        objectives.import_objective_class(content["objective"]["name"]).example_rows[0]
+    choice = ObjectiveChoice.model_validate(content["objective"])
+    named = objectives.build_objective(choice).columns()
+    columns = {name: 1.5 if kind == "number" else "a text" for name, kind in named.items()}
+    columns |= {"text": "a text", "label": "a label"} | dict(
+        objectives.import_objective_class(choice.name).example_rows[0]
     )
     (tmp_path / "rows.jsonl").write_text(json.dumps(columns) + "\n")
     monkeypatch.chdir(tmp_path)

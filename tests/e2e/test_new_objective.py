@@ -132,7 +132,7 @@ CASES: dict[str, dict[str, Any]] = {
         "new": ("--prompt", "first", "--completion", "second", "--label", "similarity"),
         "try": ("bread", None),  # one text is not what the model compares
     },
-    "ranking": {
+    "first_relevant": {
         "rows": ranking,
         "count": 200,
         "metric": "reciprocal_rank",
@@ -177,7 +177,7 @@ def test_other_labels_texts_and_metrics_are_judged_and_published(name, tmp_path,
         recipe = load(tiny.write(tmp_path / "params/tiny.yaml", content))
         artifacts = Artifacts("tiny", tmp_path)
         columns = {split: {key: [row[key] for row in rows] for key in rows[0]} for split, rows in splits.items()}
-        tiny.write_splits(artifacts.raw, columns, group_by=["query"] if name == "ranking" else [])
+        tiny.write_splits(artifacts.raw, columns, group_by=["query"] if name == "first_relevant" else [])
         save_report(releases.SOURCE, artifacts.report("ingest"))
         run_validation(artifacts, objective=recipe.objective)
         tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
@@ -187,7 +187,7 @@ def test_other_labels_texts_and_metrics_are_judged_and_published(name, tmp_path,
         assert report.model[case["metric"]] > report.untrained[case["metric"]]
         (gain,) = (one for one in read_report(artifacts, EvaluationDetails).comparisons if one.metric == case["metric"])
         assert gain.low > 0
-        assert (gain.rows, gain.groups) == ((240, 60) if name == "ranking" else (60, None))
+        assert (gain.rows, gain.groups) == ((240, 60) if name == "first_relevant" else (60, None))
         assert releases.publish(artifacts, recipe).status == "published"
         if case["try"][1] is None:
             with pytest.raises(ModelError, match="there is no way to try it"):
@@ -203,7 +203,7 @@ def test_other_labels_texts_and_metrics_need_one_file(project, name, tmp_path) -
     case = CASES[name]
     write_rows(project.root / f"data/{name}.jsonl", name)
     groups = {"{validation: 0.1, test: 0.1}": "{validation: 0.15, test: 0.2}"}
-    if name == "ranking":
+    if name == "first_relevant":
         groups = {key: f"{value}\n  group_by: [query]" for key, value in groups.items()}
     recipe = put(
         project,
@@ -220,8 +220,8 @@ def test_other_labels_texts_and_metrics_need_one_file(project, name, tmp_path) -
     assert evaluated["model"][case["metric"]] > evaluated["untrained"][case["metric"]]
     (gain,) = (one for one in details["comparisons"] if one["metric"] == case["metric"])
     assert gain["low"] > 0
-    assert (gain["groups"] is None) is (name != "ranking")
-    if name == "ranking":
+    assert (gain["groups"] is None) is (name != "first_relevant")
+    if name == "first_relevant":
         assert gain["rows"] == 4 * gain["groups"]
     assert json.loads((project.root / f"runs/{name}/release/receipt.json").read_text())["status"] == "published"
     assert "label of the sequence" in project.run("python", "-m", "tasks", "trace", recipe, "--row", "3")

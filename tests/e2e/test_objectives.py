@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from tests.support import preferences
 from tests.support.project import STAGES, Project
@@ -82,6 +82,14 @@ def completions(count: int) -> Rows:
         yield {"prompt": f"Capital of {country}, question {i}:", "completion": f" {CAPITALS[country]}"}
 
 
+def neighbours(count: int) -> Rows:
+    """Questions, with the capital that answers them."""
+    chance = random.Random(3)
+    for i in range(count):
+        country = chance.choice(sorted(CAPITALS))
+        yield {"query": f"Capital of {country}? ({i})", "answer": CAPITALS[country]}
+
+
 def polite(count: int) -> Rows:
     """Pairs of answers, and one of equal ones."""
     columns = preferences.pairs(count)
@@ -95,6 +103,28 @@ def digits(count: int) -> Rows:
     chance = random.Random(5)
     for i in range(count):
         yield {"number": i, "digit": str(chance.randrange(10))}
+
+
+def documents(count: int) -> Rows:
+    """Queries with four documents each, of which one is a whole answer and one a part of it."""
+    chance, grades = random.Random(5), {"all about": 2, "something about": 1, "not": 0, "hardly": 0}
+    for i in range(count):
+        word = chance.choice(WORDS["food"])
+        for how in chance.sample(list(grades), 4):
+            yield {"query": f"{word}? ({i})", "document": f"{how} {word}", "relevance": grades[how]}
+
+
+def related(count: int) -> Rows:
+    """Pairs of texts, and a number in the hundreds that follows from what each is about."""
+    chance, topics = random.Random(5), sorted(WORDS)
+    for i in range(count):
+        one, other = chance.randrange(3), chance.randrange(3)
+        texts = (chance.choice(WORDS[topics[topic]]) for topic in (one, other))
+        yield {
+            "one": f"the {next(texts)} is {i}",
+            "other": f"some {next(texts)}",
+            "related": 200.25 + 100 * one + 40 * other,
+        }
 
 
 @dataclass(frozen=True)
@@ -122,6 +152,15 @@ def steps(count: int, evaluations: int = 2, **training: Any) -> dict[str, Any]:
 def topics(project: Project, metrics: Mapping[str, Any]) -> None:
     config = project.json("runs/topics/model/config.json")
     assert config["id2label"] == {"0": "food", "1": "travel", "2": "weather"}
+
+
+def in_units(project: Project, metrics: Mapping[str, Any]) -> None:
+    answer = pipeline("text-classification", model=str(project.root / "runs/relatedness/model"))
+    least, most = (
+        answer({"text": f"the {one} is 7", "text_pair": f"some {other}"}, function_to_apply="none")["score"]
+        for one, other in (("soup", "rice"), ("rain", "snow"))
+    )
+    assert 150 < least < 300 < most < 530, "the rows have 200.25 and 480.25"
 
 
 def thresholds(project: Project, metrics: Mapping[str, Any]) -> None:
@@ -191,6 +230,15 @@ def rounds(project: Project, metrics: Mapping[str, Any]) -> None:
     assert all(line["round_selected"] == line["round_reward"] for line in found), "here a reward is 0 or 1"
 
 
+def vectors(project: Project, metrics: Mapping[str, Any]) -> None:
+    """sentence-transformers loads what is published, and finds the right answer."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(project.root / "runs/neighbours/model"))
+    found = model.similarity(model.encode(["Capital of Japan? (7)"]), model.encode(sorted(CAPITALS.values())))
+    assert sorted(CAPITALS.values())[int(found.argmax())] == "Tokyo"
+
+
 BERT = {
     "model_type": "bert",
     "hidden_size": 32,
@@ -253,6 +301,36 @@ JOURNEYS = {
         quarantined=1,
         also=spans,
     ),
+    "relatedness": Journey(
+        related(600),
+        {
+            "objective": {
+                "name": "regression",
+                "text_column": "one",
+                "text_pair_column": "other",
+                "label_column": "related",
+            },
+            "model.config": BERT,
+            "tokenization.max_length": 24,
+            **steps(150, 3, logging_steps=50, learning_rate=3e-3, group_by_length=True),
+        },
+        learned={"spearman": (0.5, 0.8), "pearson": (0.5, 0.8)},
+        loss=1 / 2,
+        traced={17: ["related: ", "answer  (of the model)\n  related: "]},
+        also=in_units,
+    ),
+    "documents": Journey(
+        documents(250),
+        {
+            "objective": {"name": "ranking", "loss": "lambda"},
+            "data.group_by": ["query"],
+            "model.config": BERT,
+            "tokenization.max_length": 24,
+            **steps(150, 3, logging_steps=50, learning_rate=3e-3, best_metric="ndcg_at_10"),
+        },
+        learned={"ndcg_at_10": (0.8, 0.95), "mrr_at_10": (0.8, 0.95)},
+        traced={17: ["relevance: ", "answer  (of the model)\n  relevance: "]},
+    ),
     "pairs": Journey(
         ({"say": f"row {i} {w}", "write": f"{w} {w}"} for i in range(120) for w in DIGITS),
         {
@@ -307,6 +385,17 @@ JOURNEYS = {
         traced={17: ["same text"], 18: ["rejected_input_ids: (1,", "chosen_reward: "]},
         quarantined=1,
         also=preferred,
+    ),
+    "neighbours": Journey(
+        neighbours(300),
+        {
+            "objective": {"name": "embedding", "anchor_column": "query", "positive_column": "answer"},
+            "model.config": BERT,
+            **steps(40, best_metric="ndcg_at_10"),
+        },
+        learned={"ndcg_at_10": (0.9, 0.95), "recall_at_1": (0.6, 0.9)},
+        traced={17: ["positive_input_ids: (1,", "cosine: "]},
+        also=vectors,
     ),
     "rewards": Journey(
         digits(400),

@@ -79,11 +79,17 @@ def test_snippets_of_the_card_run(hub, name, capsys, monkeypatch, tmp_path):
             assert re.match(r"\[\{'label': '(cat|dog|friend|king)', 'score': [01]\.\d+\}\]$", said)
         case "token_classification":
             assert re.match(r"\[(\{'entity_group': 'who', |\]$)", said)
+        case "regression":
+            assert re.match(r"\{'label': 'number', 'score': \d{2,3}\.\d+\}$", said), "in its units"
+        case "ranking":
+            assert re.match(r"\{'label': 'relevance', 'score': 0\.\d+\}$", said)
         case "conversations":
             assert "[user]" not in said, "only the answer"
             assert not said.startswith("Once upon a time"), "it is asked a question"
         case "seq2seq":
             assert "The input text" not in said
+        case "embedding":
+            assert re.match(r"tensor\(\[\[-?[01]\.\d+, +-?[01]\.\d+\]\]\)$", said)
 
 
 def tried(capsys, *arguments: str) -> str:
@@ -107,6 +113,25 @@ def test_spans_are_marked_and_listed(hub, capsys):
     out = tried(capsys, "tests/token_classification", TEXT)
     assert "The [king](who) likes the rain: number 7." in out
     assert re.search(r"who: 4 to 8, 'king', 0\.\d{3}", out)
+
+
+PAIR = json.dumps({"text": TEXT, "text_pair": "king"})
+
+
+def test_a_pair_is_written_as_json_and_a_number_is_in_its_units(hub, capsys):
+    question, answer, *_ = tried(capsys, "tests/regression", PAIR).splitlines()
+    assert question == f"> {PAIR}"
+    assert re.fullmatch(r"number  \d{2,3}\.?\d*", answer)
+    ours, adapters = (
+        json.loads(tried(capsys, name, PAIR, "--against", "main", "--json"))
+        for name in ("tests/regression", "tests/regression-adapter")
+    )
+    assert ours["differ"] is False
+    assert [one["name"] for one in ours["answers"][0]["numbers"]] == ["number"]
+    assert 0 < adapters["answers"][0]["numbers"][0]["value"] < 700
+    assert main(["try", "tests/regression", TEXT]) != 0
+    said = capsys.readouterr().err
+    assert 'is one text, and the model reads two together\n  fix: write \'{"text": "...", "text_pair": "..."}\'' in said
 
 
 @pytest.mark.parametrize("kind", ["causal_lm", "sft", "conversations", "seq2seq", "dpo", "grpo", "iterative_sft"])

@@ -18,6 +18,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "sft": ("llama", {"objective": SFT}),
     "sequence_classification": ("bert", tiny.CLASSES),
     "token_classification": ("bert", tiny.TAGS),
+    "regression": ("bert", tiny.NUMBERS),
     "seq2seq": ("t5", tiny.TARGETS),
 }
 """The type of the base model, and the sections of a recipe."""

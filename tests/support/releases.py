@@ -75,7 +75,7 @@ def learn(artifacts: Artifacts, recipe: Recipe, steps: int, *, seed: int = 11, r
         write_merged_and_adapter(trained, artifacts.model, artifacts.adapter, recipe.model, **parts)
     else:
         network.save_pretrained(artifacts.model)
-    complete_model_folder(artifacts.model, artifacts, recipe.model)
+    complete_model_folder(artifacts.model, artifacts, recipe.model, objective.release_format)
     trained = TrainingReport(
         run=Job.of(recipe, artifacts).folder.name,
         steps=12,

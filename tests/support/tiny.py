@@ -73,6 +73,16 @@ TAGS = {
     "model": CLASSES["model"],
     "training": RECIPE["training"] | {"best_metric": "f1"},
 }
+NUMBERS = {
+    "objective": {
+        "name": "regression",
+        "text_column": "text",
+        "text_pair_column": "label",
+        "label_column": "number",
+    },
+    "model": CLASSES["model"],
+    "training": RECIPE["training"],
+}
 LABEL_SETS = {
     "objective": {"name": "multi_label_classification"},
     "model": CLASSES["model"],
@@ -172,7 +182,7 @@ def write_some(rows: SplitRows, folder: Path, keep: Sequence[bool]) -> None:
 
 
 def write_sentences(artifacts: Artifacts, sizes: dict[str, int] = SIZES, *, label_sets: bool = False) -> None:
-    """Sentences with a label that can be read off them, and the span that says it, in every split.
+    """Sentences with a label and a number that can be read off them, and the span that says the label, in every split.
 
     With `label_sets`, also the list of those words that some sentences have: none, one or several.
     """
@@ -185,7 +195,8 @@ def write_sentences(artifacts: Artifacts, sizes: dict[str, int] = SIZES, *, labe
             [{"label": "who", "start": start, "end": start + len(label)}]
             for start, label in zip(starts, labels, strict=True)
         ]
-        splits[split] = {"text": texts, "label": labels, "spans": spans}
+        numbers = [200.5 + 100 * text.count(", again") for text in texts]
+        splits[split] = {"text": texts, "label": labels, "spans": spans, "number": numbers}
         if label_sets:
             splits[split]["labels"] = [[one for one in ("again", "cat", "rain") if one in text] for text in texts]
     write_rows(artifacts, **splits)

@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "conversations": (10, {"objective": {"name": "sft", "messages_column": "messages", "chat_template": CHAT}}),
     "sequence_classification": (60, tiny.CLASSES),
     "token_classification": (60, tiny.TAGS),
+    "regression": (60, tiny.NUMBERS),
     "seq2seq": (10, {**tiny.TARGETS, "objective": {**tiny.TARGETS["objective"], "prefix": "who: "}}),
     "dpo": (
         0,
@@ -39,6 +40,25 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
         },
     ),
     "grpo": (0, {"objective": {"name": "grpo", **_PROMPTS}}),
+    "embedding": (
+        0,
+        {
+            "objective": {"name": "embedding", "anchor_column": "text", "positive_column": "label"},
+            "model": tiny.CLASSES["model"],
+        },
+    ),
+    "ranking": (
+        20,
+        {
+            "objective": {
+                "name": "ranking",
+                "query_column": "label",
+                "document_column": "text",
+                "relevance_column": "number",
+            },
+            "model": tiny.CLASSES["model"],
+        },
+    ),
     "iterative_sft": (0, {"objective": {"name": "iterative_sft", **_PROMPTS}}),
 }
 """How many steps each learns, and the sections of its recipe."""

@@ -28,6 +28,8 @@ _STORED: Final = 2**24
 
 Lengths: TypeAlias = "Sequence[int] | NDArray[np.int64]"
 """Tokens of each row, (N,)."""
+Groups: TypeAlias = "NDArray[np.int64]"
+"""A number for each row, (N,)."""
 SampleKey = tuple[int, int]
 """An epoch and a row number; in a stream, 0 and the number of sequences before this one."""
 
@@ -37,20 +39,34 @@ class EpochOrder:
 
     The rows that are left over differ from epoch to epoch. Dropping them gives every optimizer step the same number of
     sequences, on any number of processes. With `lengths`, the tokens of each row, a global batch holds sequences of similar
-    length, and the batches come in random order. The permutation of very many rows is computed batch by batch.
+    length, and the batches come in random order. The permutation of very many rows is computed batch by batch. With `groups`, a
+    number for each row, the groups are permuted, and the rows of each one follow each other.
     """
 
-    def __init__(self, rows: int, *, seed: int, global_batch_size: int, lengths: Lengths | None = None) -> None:
+    def __init__(
+        self,
+        rows: int,
+        *,
+        seed: int,
+        global_batch_size: int,
+        lengths: Lengths | None = None,
+        groups: Groups | None = None,
+    ) -> None:
         self.batches = rows // global_batch_size
         """Global batches of an epoch."""
         self._rows = rows
         self._seed = seed
         self._size = global_batch_size
         self._lengths = None if lengths is None else torch.as_tensor(lengths)
+        self._groups = None if groups is None else torch.from_numpy(np.unique(groups, return_inverse=True)[1])
 
     def rows(self, epoch: int) -> _EpochRows:
         """Return the rows of an epoch, (batches * global batch size,) int64, which are read by slices."""
         seed = (self._seed * 1_000_003 + epoch) % 2**63
+        if self._groups is not None:
+            places = torch.randperm(int(self._groups.max()) + 1, generator=torch.Generator().manual_seed(seed))
+            by_group = torch.argsort(places[self._groups], stable=True)
+            return _EpochRows(by_group, torch.arange(self.batches), self._size, None)
         order: Any = ComputedPermutation(self._rows, seed)
         batches: Any = ComputedPermutation(self.batches, seed + 1)
         if self._rows <= _STORED:

@@ -20,7 +20,9 @@ class GlobalBatchTrainer(EvergreenTrainer):
     """Computes the loss of the whole global batch before the backward passes of its micro-batches.
 
     In place of `batch_loss`, its objective has `embed(model, batch)`, what the loss compares of each of B rows, (B, ...), and
-    `global_loss(embeddings, labels)`, of all G rows of a global batch, (G, ...); without labels, these are None.
+    `global_loss(embeddings, labels)`, of all G rows of a global batch, (G, ...); without labels, these are None. An objective with a
+    `label_name` gets what is called so in a batch as labels. The rows of an objective with a `batch_group`, the name of an integer of
+    its examples, are trained on group by group: rows with the same integer are in one global batch, unless they fill it.
     """
 
     objective: Any
@@ -34,14 +36,14 @@ class GlobalBatchTrainer(EvergreenTrainer):
     ) -> tuple[list[Any], Any]:
         """Return the micro-batches of one optimizer step, and compute the gradients of its loss with respect to their embeddings."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        embeddings, labels = [], []
+        embeddings, labels, name = [], [], getattr(self.objective, "label_name", "labels")
         model = cast("Any", self.model_wrapped).train()
         for i, batch in enumerate(batches):
             self.heartbeat.beat("training", self.state.global_step)
             inputs = self._prepare_inputs(batch)
             with self.micro_batch_seed(i), torch.no_grad(), self.compute_loss_context_manager():
                 embeddings.append(self.objective.embed(model, inputs).float())
-            labels += [inputs["labels"]] if "labels" in inputs else []
+            labels += [inputs[name]] if name in inputs else []
         with torch.enable_grad():
             every = self._in_order(torch.stack(embeddings)).requires_grad_()
             self._loss = self.objective.global_loss(every, self._in_order(torch.stack(labels)) if labels else None)

@@ -40,7 +40,7 @@ class MetricAccumulator:
         """Return the metrics of all sequences so far."""
         found: dict[str, Any] = {}
         if self._keeps_scores:
-            columns = self._columns(np.concatenate(self._kept))
+            columns = self._columns(self._objective.scores_of_split(np.concatenate(self._kept), self._state))
             self._totals = self._sums(columns)
             found = self._objective.whole_metrics(columns, self._state)
         found |= self._objective.compute_metrics(self._totals, self._state)

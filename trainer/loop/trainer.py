@@ -28,7 +28,7 @@ from transformers.trainer_utils import EvalPrediction
 from params import CheckpointError
 from trainer.checkpoints.sealed import identity_to_json
 from trainer.data.loading import ResumableBatchSampler, make_plain_data_loader
-from trainer.data.order import GlobalBatchShard, Lengths
+from trainer.data.order import GlobalBatchShard, Groups, Lengths
 from trainer.data.randomness import seeded
 from trainer.loop import optimizers, sharding
 from trainer.loop.checkpoints import Checkpoints
@@ -50,6 +50,7 @@ class EvergreenTrainer(Trainer):
         keep_checkpoints: number of checkpoints to keep.
         save_minutes: save after this many minutes, too, in addition to every `args.save_steps` steps.
         lengths: tokens of each training sequence, to train on batches of similar length.
+        groups: a number for each training sequence; those with the same one are trained on one after the other.
         identity: what decides the weights of this run; written into its checkpoints.
         heartbeat: shows that this process is alive.
         stop_requested: called at every optimizer step; True on one process stops all of them, with a checkpoint.
@@ -68,6 +69,7 @@ class EvergreenTrainer(Trainer):
         keep_checkpoints: int,
         save_minutes: float | None = None,
         lengths: Lengths | None = None,
+        groups: Groups | None = None,
         identity: Mapping[str, str],
         heartbeat: Heartbeat,
         stop_requested: Callable[[], bool],
@@ -97,7 +99,7 @@ class EvergreenTrainer(Trainer):
         self.training_data: ResumableBatchSampler
         """This process's part of the rows; set by `get_train_dataloader`."""
         self._metrics = metrics
-        self._lengths = lengths
+        self._lengths, self._groups = lengths, groups
         self._in_backward: optimizers.BackwardGradientHooks | None = None
         self.add_callback(self.guard)
 
@@ -125,7 +127,8 @@ class EvergreenTrainer(Trainer):
             processes=self.args.world_size,
             process=self.args.process_index,
         )
-        self.training_data = ResumableBatchSampler(loader, shard, seed=self.args.seed, lengths=self._lengths)
+        own = {"seed": self.args.seed, "lengths": self._lengths, "groups": self._groups}
+        self.training_data = ResumableBatchSampler(loader, shard, **own)
         return self.training_data.loader
 
     def get_batch_samples(

@@ -171,7 +171,7 @@ def _untrained(  # noqa: PLR0917
         network = _build(dict(model.config or {}), objective, state, tokenizer)
     if network.config.model_type == "gpt2" and network.loss_type is None:
         network.loss_type = "ForCausalLM"  # its own loss is scaled by (T-1)/T under accumulation
-    objective.prepare_model(network, tokenizer)
+    objective.prepare_model(network, tokenizer, state, new if model.pretrained else [*network.state_dict()])
     return network, new
 
 

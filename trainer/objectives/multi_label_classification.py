@@ -170,7 +170,9 @@ class MultiLabelClassification(ClassifierObjective[Options]):
                 raise RecipeError("objective.positive_weights", what, suggestion(label, labels, "labels"))
         return {**super().model_config(state), "problem_type": _KIND}
 
-    def prepare_model(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
+    def prepare_model(
+        self, model: PreTrainedModel, tokenizer: Tokenizer, state: ObjectiveState, new: Collection[str]
+    ) -> None:
         """Let each new label begin with the probability 1 / L: Lin et al. 2017, https://arxiv.org/abs/1708.02002, section 3.3.
 
         From 0.5 on, the encoder would first learn to make all labels rare, whatever the text, and not come back from that soon.

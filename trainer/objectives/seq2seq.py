@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -153,7 +153,9 @@ class Seq2Seq(TokenLikelihood[Options]):
             setattr(tokenizer, name, language)
             tokenizer.init_kwargs[name] = language  # what is saved has it, too
 
-    def prepare_model(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
+    def prepare_model(
+        self, model: PreTrainedModel, tokenizer: Tokenizer, state: ObjectiveState, new: Collection[str]
+    ) -> None:
         """Let generated texts begin with the language of targets.
 
         The labels of the first mBART end with it, and its decoder begins with the last label; others have it as their first label.

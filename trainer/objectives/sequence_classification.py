@@ -1,6 +1,8 @@
-"""Sequence classification: one label per text.
+"""Sequence classification: one label per text, or per pair of texts.
 
     {"text": "I am still waiting on my card?", "label": "card_arrival"}
+
+With `text_pair_column`, a pair such as premise and hypothesis is read together.
 
 The labels are the sorted labels of the train split. The loss is the mean negative log-likelihood per row, in nats.
 """
@@ -13,29 +15,33 @@ from typing import Any, ClassVar
 
 from params import DataError
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Section
+from params.schema import Direction
 from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
-from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
+from trainer.objectives.bases.text_pairs import (
+    TEXT_FLAGS,
+    TextOrPairObjective,
+    TextOrPairOptions,
+    asked_of_text_or_pair,
+)
+from trainer.objectives.bases.texts import Tokenizer
 
 _BINS = 15
 """Bins of confidence, of equal width."""
 
 
-class Options(Section):
+class Options(TextOrPairOptions):
     """Keys of the recipe's `objective` section."""
 
-    text_column: str = "text"
-    """The column with the text."""
     label_column: str = "label"
     """The column with the label, text or integer."""
 
 
 class _Advice(ClassifierNewRecipeAdvice):
     meaning = "one label per text"
-    columns: ClassVar[Mapping[str, str]] = {"text": "text_column", "label": "label_column"}
+    columns: ClassVar[Mapping[str, str]] = {**TEXT_FLAGS, "label": "label_column"}
     place = 2
     epochs: ClassVar[UpTo] = ((1_000, 10), (5_000, 6), (50_000, 4), (500_000, 2), (math.inf, 1))
     gates_on_best_metric = True
@@ -45,6 +51,9 @@ class _Advice(ClassifierNewRecipeAdvice):
             return ObjectiveFit.NAMED
         is_pair = seen.names_pair or seen.rates_answers
         return ObjectiveFit.COLUMNS if "label" in seen.found and not is_pair else ObjectiveFit.NOT
+
+    def asked(self, seen: SeenColumns) -> Sequence[str]:
+        return asked_of_text_or_pair(self, seen)
 
     def best_metric(self, labels: Mapping[str, int]) -> AdvisedValue:
         label = max(labels, key=labels.__getitem__)
@@ -56,8 +65,8 @@ class _Advice(ClassifierNewRecipeAdvice):
         )
 
 
-class SequenceClassification(ClassifierObjective[Options]):
-    """One label per text."""
+class SequenceClassification(TextOrPairObjective[Options], ClassifierObjective[Options]):
+    """One label per text or pair of texts."""
 
     options_class = Options
     # Devlin et al. 2019 (https://arxiv.org/abs/1810.04805, A.3)
@@ -75,10 +84,6 @@ class SequenceClassification(ClassifierObjective[Options]):
     # and not even a calibrated model is calibrated there.
     slice_metrics: ClassVar[Mapping[str, str]] = {"macro_f1": "accuracy", "calibration_error": "loss"}
     served_scores = ("nll", "confidence")
-    reader_cuts = True
-    cut_texts_are_easier = False
-    auto_class = "AutoModelForSequenceClassification"
-    pipeline_tag = "text-classification"
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"text": "I am still waiting on my card?", "label": "card_arrival"},
         {"text": "How do I reset my passcode?", "label": "passcode_forgotten"},
@@ -86,10 +91,7 @@ class SequenceClassification(ClassifierObjective[Options]):
     )
 
     def columns(self) -> Mapping[str, ColumnKind]:
-        return {self.options.text_column: "string", self.options.label_column: "label"}
-
-    def text(self, row: Row) -> str:
-        return str(row[self.options.text_column])
+        return {**self.text_columns(), self.options.label_column: "label"}
 
     def row_labels(self, row: Row) -> Iterable[str]:
         return (str(row[self.options.label_column]),)
@@ -104,10 +106,10 @@ class SequenceClassification(ClassifierObjective[Options]):
         labels = [self._label(row) for row in rows]
         if unknown := next((label for label in labels if label not in numbers), None):
             raise ValueError(f"no training row has the label {unknown!r}")
-        encoded = tokenize_texts_truncated([self.text(row) for row in rows], tokenizer, max_length)
+        encoded = self.encode_inputs(rows, tokenizer, max_length)
         return [
-            EncodedRow([{"row_id": row["row_id"], "input_ids": ids, "labels": numbers[label]}], is_truncated)
-            for row, label, (ids, is_truncated) in zip(rows, labels, encoded, strict=True)
+            EncodedRow([example | {"labels": numbers[label]}], is_truncated)
+            for label, (example, is_truncated) in zip(labels, encoded, strict=True)
         ]
 
     def model_config(self, state: ObjectiveState) -> dict[str, Any]:
@@ -119,17 +121,10 @@ class SequenceClassification(ClassifierObjective[Options]):
             )
         return {**super().model_config(state), "problem_type": "single_label_classification"}
 
-    @property
-    def call_arguments(self) -> Mapping[str, Any]:
-        return {"truncation": True}
-
-    def reader_input(self, row: Row) -> str:
-        return self.text(row)
-
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
     ) -> Mapping[str, float]:
-        found = {str(one["label"]): float(one["score"]) for one in ask(self.text(row), top_k=None)}
+        found = {str(one["label"]): float(one["score"]) for one in ask(self.reader_input(row), top_k=None)}
         known = found.get(self._label(row), 0.0)
         return {"nll": -math.log(known) if known else math.inf, "confidence": max(found.values())}
 

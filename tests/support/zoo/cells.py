@@ -19,15 +19,15 @@ from tests.support.zoo.architectures import ARCHITECTURES, Architecture
 
 SIZES: Final = {"train": 24, "validation": 4, "test": 8}
 _OBJECTIVES: Final[dict[str, tuple[str, ...]]] = {
-    "encoder": ("sequence_classification", "token_classification"),
+    "encoder": ("sequence_classification", "token_classification", "regression"),
     "decoder": (
         *("causal_lm", "sft", "dpo", "grpo", "iterative_sft"),
-        *("sequence_classification", "token_classification"),
+        *("sequence_classification", "token_classification", "regression"),
     ),
-    "encoder-decoder": ("seq2seq", "sequence_classification"),
+    "encoder-decoder": ("seq2seq", "sequence_classification", "regression"),
 }
 _TABLES: Final = {
-    "sequence_classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    **dict.fromkeys(("sequence_classification", "regression"), "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"),
     "token_classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
 }
 """transformers' tables of the architectures that have a head."""
@@ -100,7 +100,7 @@ def _try(cell: Cell, root: Path, changes: dict[str, Any]) -> Artifacts:
 
     base = cell.of.write(root / "base")
     (root / "data").mkdir()
-    row = {"text": "A cat", "label": "cat", "spans": [{"label": "who", "start": 2, "end": 5}]}
+    row = {"text": "A cat", "label": "cat", "number": 1.5, "spans": [{"label": "who", "start": 2, "end": 5}]}
     (root / "data/rows.jsonl").write_text(f"{json.dumps(row)}\n")
     path = tiny.write(root / "params" / "tiny.yaml", tiny.changed(cell.recipe(base), changes))
     found = find_recipe_problems(read_yaml_document(path))

@@ -50,6 +50,8 @@ DEFAULTS = {
     "dpo": (1e-6, 1.0, 32, 4, "loss", False),
     "grpo": (1e-6, 1.0, 16, 4, "reward", False),
     "iterative_sft": (1e-5, 1.0, 16, 4, "reward", False),
+    "ranking": (2e-5, 1.0, 32, 32, "ndcg_at_10", False),
+    "regression": (5e-5, 4.0, 32, 32, "loss", True),
     "seq2seq": (5e-5, 3.0, 32, 8, "loss", True),
     "sequence_classification": (5e-5, 4.0, 32, 32, "accuracy", True),
     "sft": (2e-5, 3.0, 32, 8, "loss", False),

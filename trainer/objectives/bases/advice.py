@@ -51,6 +51,8 @@ class SeenColumns:
     """Whether the better and the worse answer are whole conversations, which begin with the prompt."""
     rates_answers: bool = False
     """Whether a column seems to say of each answer how good it is."""
+    ranks_documents: bool = False
+    """Whether a column says how relevant documents are, several to each query."""
 
     def has(self, flag: str) -> bool:
         """Whether there is a column for a flag."""
@@ -95,6 +97,8 @@ class NewRecipeAdvice(ABC):
     """The learning rate of a small model from random weights."""
     batch: ClassVar[int] = 32
     """Sequences of an optimizer step."""
+    least_batch: ClassVar[int] = 2
+    """The fewest, however few rows there are."""
     epochs: ClassVar[UpTo] = ((50_000, 3), (500_000, 2), (math.inf, 1))
     """Passes over the training rows by their number."""
     scheduler: ClassVar[Literal["linear", "cosine"]] = "cosine"

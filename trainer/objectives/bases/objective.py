@@ -16,8 +16,10 @@ from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, 
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
 from trainer.objectives.bases.padding import count_labels, pad_batch, token_column_names
 from trainer.objectives.bases.prompt_template import names_columns
+from trainer.objectives.bases.release_format import ReleaseFormat
 from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.vector_space import VectorSpace
 
 __all__ = ["ColumnKind", "EncodedRow", "Example", "Objective", "ObjectiveState", "PromptForm", "Row", "ScoreColumns"]
 
@@ -37,7 +39,7 @@ class Objective(ABC, Generic[OptionsT]):
     """Options that limit a text in tokens; null stands for `tokenization.max_length`."""
     pipeline_tag: ClassVar[str] = "text-generation"
     """The Hub's name of the task, for the model card."""
-    served_scores: ClassVar[tuple[str, ...]] = ()
+    served_scores: tuple[str, ...] = ()
     """Which of `score_names` follow from the probabilities of one model for one row: whoever loads a release can compute them."""
     reader_cuts: ClassVar[bool] = False
     """Whether the call on the model card cuts a text that is longer than the tokenizer's limit, as `encode` does."""
@@ -74,6 +76,10 @@ class Objective(ABC, Generic[OptionsT]):
     """Whether `batch_loss` heeds `label_smoothing_factor`; a recipe with it is refused if not."""
     trainer_class: ClassVar[str] = "trainer.loop.trainer:EvergreenTrainer"
     """The Trainer subclass, as `package.module:Class`."""
+    release_format: ClassVar[ReleaseFormat | None] = None
+    """How another library than transformers loads a release."""
+    vector_space: ClassVar[VectorSpace | None] = None
+    """What the vectors of texts are, if the model makes some: `score_batch` measures them."""
     defaults: ClassVar[ObjectiveDefaults] = ObjectiveDefaults()
     """Values of a recipe that does not give them."""
     advice: ClassVar[NewRecipeAdvice | str] = "has no `advice`, from which a recipe could be written"
@@ -106,16 +112,24 @@ class Objective(ABC, Generic[OptionsT]):
         return None
 
     def row_labels(self, row: Row) -> Iterable[str]:
-        """Return the labels in a row of the train split that encoding needs to know, as they stand there; `state_of` says which are one."""
+        """Return the labels in a row of the train split that encoding needs, as they stand there; `state_of` says which are one."""
         return ()
 
     def state_of(self, labels: Collection[str]) -> ObjectiveState:
         """Return what encoding needs to know about the whole train split, whose rows have these `row_labels`."""
         return {}
 
+    def summarize(self, rows: Iterable[Row]) -> Any:
+        """Return what `state_of_summaries` needs of a part of the train split; by default the `row_labels`."""
+        return {label for row in rows for label in self.row_labels(row)}
+
+    def state_of_summaries(self, summaries: Iterable[Any]) -> ObjectiveState:
+        """Return what encoding needs to know about the train split, from the summaries of its parts, in their order."""
+        return self.state_of(set[str]().union(*summaries))
+
     def collect_state(self, rows: Iterable[Row]) -> ObjectiveState:
         """Return the same from the rows of the train split."""
-        return self.state_of({label for row in rows for label in self.row_labels(row)})
+        return self.state_of_summaries([self.summarize(rows)])
 
     def unseen_label(self, row: Row, state: ObjectiveState) -> str | None:
         """Return which label of a row the train split lacks, as a message. The validate stage sets the row aside, or fails."""
@@ -147,10 +161,7 @@ class Objective(ABC, Generic[OptionsT]):
         return (self.text(row),)
 
     def input_text(self, row: Row) -> str:
-        """Return what a model is given of a row, as it is in its columns: a row stays the same when its target is corrected.
-
-        It depends on no option that changes how the model reads the row, such as a prefix.
-        """
+        """Return what of a row's columns a model is given, without what options add, such as a prefix: a corrected target does not change it."""
         return self.text(row)
 
     @abstractmethod
@@ -212,8 +223,10 @@ class Objective(ABC, Generic[OptionsT]):
         """Return keys of a trained model's config.json that follow from its scores of the validation split, such as thresholds."""
         return {}
 
-    def prepare_model(self, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
-        """Set what of a model before training follows from its tokenizer, such as the token that every translation begins with."""
+    def prepare_model(
+        self, model: PreTrainedModel, tokenizer: Tokenizer, state: ObjectiveState, new: Collection[str]
+    ) -> None:
+        """Set what else of a model before training follows from tokenizer or data; `new` are the weights that no base model has."""
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Raise a RecipeError if this model cannot be trained; for what only the built model can show."""
@@ -243,6 +256,12 @@ class Objective(ABC, Generic[OptionsT]):
     def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
         """Return the scores of a model on a batch: (B, K) float64, one row per sequence, columns as in `score_names`."""
 
+    def scores_of_split(
+        self, measured: NDArray[np.float64], state: ObjectiveState, documents: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        """Return the scores (N, K) of a split's rows; where they depend on others, both, and `documents` (V, L), were only measured, (N, M)."""
+        return measured
+
     @abstractmethod
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """Return S numbers for each of N sequences, (N, S), whose sums over any set of rows determine its metrics.
@@ -271,10 +290,7 @@ class Objective(ABC, Generic[OptionsT]):
         return next(iter(scores.values())) / scores.get("tokens", 1)
 
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64] | None:
-        """Return how sure the model is of each of N rows, (N,) from 0 to 1; None if the scores do not say.
-
-        It may not depend on labels that people gave: of new rows they may be unknown to the model.
-        """
+        """Return how sure the model is of each of N rows, (N,) from 0 to 1, whatever their labels are; None if the scores do not say."""
         return None
 
     def calibration_bins(self, totals: NDArray[np.float64], state: ObjectiveState) -> list[dict[str, float]]:
@@ -308,10 +324,7 @@ class Objective(ABC, Generic[OptionsT]):
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        """Return how a text is put to a model that learned by these options; of a release, they may be anything.
-
-        By default it is a user's message, if the tokenizer has a chat template.
-        """
+        """Return how a text is put to a model that learned by these options, in a release anything; by default as a user's message."""
         return PromptForm(is_chat=True)
 
     @property

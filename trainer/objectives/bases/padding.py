@@ -28,13 +28,15 @@ def token_column_names(names: Iterable[str]) -> list[str]:
 def pad_batch(examples: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
     """Return the padded tokens (B, T) of each text of a batch, with a mask, and the `labels`, if there are any.
 
-    `input_ids` has `attention_mask`, `other_input_ids` has `other_attention_mask`.
+    `input_ids` has `attention_mask`, `other_input_ids` has `other_attention_mask`. `token_type_ids` are padded as the tokenizer does it.
     """
     batch: dict[str, torch.Tensor] = {}
     for name in token_column_names(examples[0]):
         ids = [e[name] for e in examples]
         batch[name] = pad_to_tensor(ids, tokenizer.pad_token_id)
         batch[name.replace("input_ids", "attention_mask")] = pad_to_tensor([[1] * len(row) for row in ids], 0)
+    if "token_type_ids" in examples[0]:
+        batch["token_type_ids"] = pad_to_tensor([e["token_type_ids"] for e in examples], tokenizer.pad_token_type_id)
     if "labels" in examples[0]:
         batch["labels"] = label_tensor([e["labels"] for e in examples])
     return batch

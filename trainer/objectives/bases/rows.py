@@ -18,7 +18,7 @@ Example = dict[str, Any]
 
 `labels` has one integer per token; or is one integer, the class; or one float, or a list of floats, such as 1.0 for each label that a
 row has and 0.0 for the others; or there are none. Where a model reads several texts, further ones are called `<name>_input_ids`.
-Further values are lists of integers, numbers or text. One row can become several examples.
+`token_type_ids` has which of two texts that are read together each token is of. Further values are lists of integers, numbers or text. One row can become several examples.
 """
 
 
@@ -50,6 +50,8 @@ class PromptForm:
     """Whether the prompt is a user's message, which the chat template renders."""
     template: str = ""
     """The template of several columns that prompts were made of, of which a text takes the place of the first."""
+    is_pair: bool = False
+    """Whether the model reads two texts together, `{"text": ..., "text_pair": ...}`."""
 
     def wrap(self, text: str) -> str:
         """Return a text with what stands around it."""

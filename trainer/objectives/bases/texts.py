@@ -74,14 +74,14 @@ def tokenize_texts_truncated(
 
 
 def encode_texts(
-    texts: Sequence[str],
+    texts: Sequence[str | tuple[str, str]],
     tokenizer: Tokenizer,
     *,
     offsets: bool = False,
     add_special_tokens: bool = True,
     **options: Any,
 ) -> list[Encoding]:
-    """Return the encoding of each of one or more texts; the tokenizer's call would copy all of it to Python's lists, too.
+    """Return the encoding of each of one or more texts, or pairs of them; the tokenizer's call would copy all of it to Python's lists, too.
 
     With `offsets`, the encodings know the place of each token in its text, which takes a fifth of the time. `options` are
     those of the tokenizer, for example truncation.

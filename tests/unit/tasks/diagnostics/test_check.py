@@ -20,8 +20,8 @@ from params.foundation.artifacts import Artifacts
 from params.loading import read_yaml_document
 from params.schema import Launch, Recipe, Training
 from tasks.commands import main
-from tasks.diagnostics import model_checks
-from tasks.diagnostics.check import _column_problems, check, find_recipe_problems
+from tasks.diagnostics import model_checks, source_checks
+from tasks.diagnostics.check import check, find_recipe_problems
 from tasks.evaluation.report import Blessing
 from tasks.hub_server.server import LocalHub
 from tasks.stages import run_stage, save_report
@@ -407,7 +407,7 @@ def test_slow_code_does_not_stop_the_check(project, monkeypatch, caplog):
     (project / "slow_rows.py").write_text("import time\ndef rows():\n    time.sleep(20)\n    yield {'text': 'x'}\n")
     monkeypatch.syspath_prepend(project)
     monkeypatch.setattr("tasks.diagnostics.check.LIMIT_S", 0.5)
-    monkeypatch.setattr("tasks.diagnostics.check._CHECKS", [_column_problems])
+    monkeypatch.setattr("tasks.diagnostics.check._CHECKS", [source_checks.find_missing_columns])
     started = time.monotonic()
     assert problems({"data.source": {"kind": "function", "function": "slow_rows:rows"}}) == {}
     assert time.monotonic() - started < 15
@@ -420,6 +420,18 @@ def test_function_that_fails_is_a_problem_of_the_recipe(project, monkeypatch):
     found = problems({"data.source": {"kind": "function", "function": "broken_rows:rows"}})
     assert list(found) == ["data.source.function"]
     assert "division by zero" in found["data.source.function"]
+
+
+def test_corpus_is_read_by_the_objective_and_watched(project):
+    (project / "documents").mkdir()
+    (project / "documents/all.jsonl").write_text('{"answers": "a"}')
+    pairs = {"name": "embedding", "anchor_column": "text", "positive_column": "answer"}
+    changes = {"data.corpus": "documents/all.jsonl", "training.best_metric": "ndcg_at_10"}
+    assert "ranks no documents" in problems({"data.corpus": "documents/all.jsonl"})["data.corpus"]
+    found = problems(changes, objective=pairs)["data.corpus"]
+    assert "has no column `answer`; did you mean `answers`?; objective.document_column names it" in found
+    found = problems(changes | {"data.corpus": "documents/none.jsonl"}, objective=pairs)
+    assert any("none.jsonl" in one for key, one in found.items() if key.startswith("data.corpus"))
 
 
 def test_pretrained_folders():

@@ -57,7 +57,8 @@ OWN_DAYS: dict[str, dict[str, dict[str, Any]]] = {
     "dpo": {"separator": {"objective.separator": "\n\nThe better one:"}},
     "grpo": {"prompt": {"objective.prompt": "Say who does it. {text}"}, "answers": {"objective.max_new_tokens": 1}},
     "iterative_sft": {"prompt": {"objective.prompt": "{text} Who?"}, "answers": {"objective.max_new_tokens": 1}},
-    "sequence_classification": {"labels": {}},
+    "sequence_classification": {"labels": {}, "pairs": {"objective.text_pair_column": "label"}},
+    "regression": {"one text": {"objective.text_pair_column": None}},
     "token_classification": {"labels": {}},
 }
 FAST = {
@@ -70,6 +71,8 @@ FAST = {
     ("grpo", "prompt"),
     ("grpo", "answers"),
     ("sequence_classification", "labels"),
+    ("sequence_classification", "pairs"),
+    ("regression", "one text"),
     ("token_classification", "labels"),
     ("causal_lm", "tokenizer"),
 }

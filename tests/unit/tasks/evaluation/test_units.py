@@ -15,7 +15,7 @@ from tests.support import new_objectives
 from trainer import objectives
 
 with new_objectives.known():
-    RANKING = objectives.build_objective(ObjectiveChoice(name="ranking"))
+    RANKING = objectives.build_objective(ObjectiveChoice(name="first_relevant"))
     SIMILARITY = objectives.build_objective(ObjectiveChoice(name="similarity"))
 
 

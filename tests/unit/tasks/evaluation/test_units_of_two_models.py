@@ -16,7 +16,7 @@ QUERIES, DOCUMENTS = 60, 4
 ROWS = QUERIES * DOCUMENTS
 QUERY = np.repeat(np.arange(QUERIES), DOCUMENTS)
 with new_objectives.known():
-    RANKING = objectives.build_objective(ObjectiveChoice(name="ranking"))
+    RANKING = objectives.build_objective(ObjectiveChoice(name="first_relevant"))
 
 
 def scored(customers: NDArray[np.int64], lacks: int | None) -> RowScores:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from params.foundation.errors import HubRefusedError, TransientError
+from params.foundation.errors import HubRefusedError, StorageError, TransientError
 from tasks.digests import weight_file_hashes, weights_digest
 from tasks.hub_client.repository import HubRepository, PublishedModel
 from tests.support.faulty_hub import Fault, FaultyHub
@@ -35,6 +35,10 @@ def test_head_is_the_model_on_main(api: HfApi, hub: FaultyHub, folder: Path) -> 
     assert patient(api, log=lines.append).head() is not None
     hub.faults.append(Fault("refs", "before", 503, times=99))
     with pytest.raises(TransientError, match="no clear answer after 3 attempts"):
+        patient(api, attempts=3, log=lines.append).head()
+    assert len(lines) == 3
+    hub.faults[:] = [Fault("refs", "before", 507, times=99)]  # the disk of the Hub is full
+    with pytest.raises(StorageError, match="507"):
         patient(api, attempts=3, log=lines.append).head()
     assert len(lines) == 3
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.inference.answer import ModelAnswer, PredictedLabel, PredictedSpan
+from tasks.inference.answer import ModelAnswer, PredictedLabel, PredictedNumber, PredictedSpan
 
 SPANS = (PredictedSpan("who", 4, 8, "king", 0.9), PredictedSpan("when", 12, 15, "now", 0.5))
 
@@ -22,6 +22,15 @@ def test_spans_are_marked_and_listed():
     ]
     assert list(answer.pieces()) == [("The ", ""), ("king", "who"), (" is ", ""), ("now", "when")]
     assert ModelAnswer("The\nend", spans=()).lines() == ["The", "end", "no spans"]
+
+
+def test_numbers_are_the_same_up_to_rounding():
+    answer, near, other = (
+        ModelAnswer("x", numbers=[PredictedNumber("price", v)]) for v in (1234567.8, 1234567.9, 1234.5)
+    )
+    assert answer.lines() == ["price  1,234,568"]
+    assert other.lines() == ["price  1234.5"]
+    assert answer.said == near.said != other.said
 
 
 def test_answers_are_the_same_if_they_say_the_same():

@@ -18,7 +18,8 @@ from params import DataError, InputsChangedError, RecipeError
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Data, Launch
 from tasks.ingestion import stage
-from tasks.ingestion.stage import assign_split, canonical_json, ingest
+from tasks.ingestion.split_assigner import assign_split, canonical_json
+from tasks.ingestion.stage import ingest
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
 

@@ -18,7 +18,8 @@ from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Data, Launch
 from tasks.ingestion import stage
 from tasks.ingestion.batches import SourceBatch, to_readable_batch
-from tasks.ingestion.stage import assign_split, ingest
+from tasks.ingestion.split_assigner import assign_split
+from tasks.ingestion.stage import ingest
 from tasks.shards.split_rows import SplitRows, as_text
 
 SHARES = {"test": 0.3, "validation": 0.3}

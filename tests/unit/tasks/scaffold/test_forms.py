@@ -139,7 +139,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def proposed(path: str, **columns: str) -> Any:
     request = NewRecipeRequest("x", path, columns=columns)
     found = find_source(request)
-    rows, kinds = read_source_sample(found.source), ("encoder", "decoder")
+    rows, kinds = read_source_sample(found.source), ("decoder", "encoder")
     errors = list[EvergreenError]()
     for kind in kinds:
         try:

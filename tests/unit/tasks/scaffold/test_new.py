@@ -20,6 +20,7 @@ from params.foundation.artifacts import Artifacts
 from tasks.commands import main
 from tasks.diagnostics.check import check
 from tasks.scaffold import new as new_module
+from tasks.scaffold.commands import new as new_command
 from tasks.scaffold.new import create_recipe
 from tasks.scaffold.project import remove_recipe
 from tasks.scaffold.request import NewRecipeRequest
@@ -167,6 +168,14 @@ SMALL: dict[str, tuple[list[dict[str, Any]], str | None, str]] = {
         None,
         "causal_lm",
     ),
+    "pairs with a score": (
+        [
+            {"sentence1": f"the place {i}", "sentence2": f"place {i % 7}", "score": round(i % 7 / 3, 3)}
+            for i in range(120)
+        ],
+        "bert",
+        "regression",
+    ),
     "numbers as labels": (
         [{"text": f"a text about {i}", "label": i % 3} for i in range(120)],
         "llama",
@@ -207,6 +216,26 @@ def test_repeated_and_messy_rows_show_in_the_recipe(project: Path, models: Path)
     text = (project / "params/topics.yaml").read_text(encoding="utf-8")
     assert "1 of 201 rows will be set aside: an empty `text`" in text
     assert "100 training rows repeat a text; they are kept" in text
+
+
+def test_cells_that_are_no_numbers_are_named(project: Path, models: Path) -> None:
+    path = project / "data/rows.csv"
+    cells = ["n/a", "1,5", "", *(f"{i % 9 / 2}" for i in range(197))]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([["text", "stars"], *([f"a text about {i}", own] for i, own in enumerate(cells))])
+    make(data="data/rows.csv", model=str(models / "bert"), columns={"score": "stars"})
+    text = (project / "params/topics.yaml").read_text(encoding="utf-8")
+    assert load(project / "params/topics.yaml").objective.name == "regression"
+    assert "2 of 200 rows will be set aside: `stars` is no number" in text
+    assert "1 of 200 rows will be set aside: no `stars`" in text
+
+
+def test_several_scores_get_the_line_that_learns_them(project: Path) -> None:
+    path = project / "params/topics.yaml"
+    with pytest.raises(RecipeError, match="--score: names several columns") as error:
+        new_command("topics", data="data/rows.csv", score=["price", "stars"])
+    assert "write `label_column: [price, stars]` into" in error.value.fix
+    assert not path.exists()
 
 
 MANY_BAD = [{"text": f"a text about {i}" if i % 3 else "", "label": f"label {i % 2}"} for i in range(120)]

@@ -33,6 +33,7 @@ def proposed(rows: RowSample, kind: ModelKind = "encoder", **request: Any) -> Ob
 
 TEXTS = [f"a text about the number {i}" for i in range(60)]
 LABELS = [f"label {i % 4}" for i in range(60)]
+SCORES = [i / 7 for i in range(60)]
 DATA_SETS = {
     "banking77": ("encoder", "sequence_classification", {"text": "text", "label": "category"}),
     "goemotions": ("encoder", "multi_label_classification", {"text": "text", "labels": "labels"}),
@@ -50,7 +51,9 @@ def test_data_sets(name: str, data: Kind, tmp_path: Path) -> None:
     assert proposed(rows, kind) == ObjectiveProposal(objective, columns)  # type: ignore[arg-type]
     if name == "gsm8k":
         assert proposed(rows, "encoder-decoder").objective == "seq2seq"
-        with pytest.raises(RecipeError, match="for sft or seq2seq, which does not work with this encoder model"):
+        assert proposed(rows, "encoder").objective == "embedding"
+    if name == "gsm8k-preferences":
+        with pytest.raises(RecipeError, match="for dpo, which does not work with this encoder model"):
             proposed(rows, "encoder")
 
 
@@ -130,14 +133,67 @@ FORMS: dict[str, tuple[dict[str, list[Any]], ModelKind, str, dict[str, str]]] = 
         "sft",
         {"prompt": "instruction", "completion": "output"},
     ),
+    "pairs with negatives": (
+        {"anchor": TEXTS, "positive": [f"{text}, too" for text in TEXTS], "negative": TEXTS[::-1]},
+        "encoder",
+        "embedding",
+        {"prompt": "anchor", "completion": "positive", "rejected": "negative"},
+    ),
     "one text that repeats": (
         {"command": ["yes, please", "no, thanks"] * 30},
         "decoder",
         "causal_lm",
         {"text": "command"},
     ),
+    "two texts with usual names": (
+        {"idx": list(range(60)), "Premise": TEXTS, "Hypothesis": TEXTS[::-1], "label": [i % 3 for i in range(60)]},
+        "encoder",
+        "sequence_classification",
+        {"text": "Premise", "text-pair": "Hypothesis", "label": "label"},
+    ),
+    "a question and a passage": (
+        {"passage": TEXTS, "question": TEXTS[::-1], "answer_is_there": [True, False] * 30},
+        "encoder",
+        "sequence_classification",
+        {"text": "question", "text-pair": "passage", "label": "answer_is_there"},
+    ),
+    "documents of queries": (
+        {"query": [text for text in TEXTS[:20] for _ in range(3)], "document": TEXTS, "relevant": [1, 0, 0] * 20},
+        "encoder",
+        "ranking",
+        {"prompt": "query", "completion": "document", "score": "relevant"},
+    ),
+    "a score": (
+        {"text": TEXTS, "score": SCORES},
+        "encoder",
+        "regression",
+        {"text": "text", "score": "score"},
+    ),
+    "a label that is a number with decimals": (
+        {"text": TEXTS, "label": SCORES, "id": list(range(60))},
+        "decoder",
+        "regression",
+        {"text": "text", "score": "label"},
+    ),
+    "how alike two sentences are": (
+        {"sentence1": TEXTS, "sentence2": TEXTS[::-1], "similarity": SCORES, "pair_id": list(range(60))},
+        "encoder",
+        "regression",
+        {"text": "sentence1", "text-pair": "sentence2", "score": "similarity"},
+    ),
     "one text": ({"anything": TEXTS}, "decoder", "causal_lm", {"text": "anything"}),
 }
+
+
+def test_columns_of_embeddings_that_the_user_names() -> None:
+    """Scored pairs, and texts with classes, which nothing else tells from other rows."""
+    pairs = sample(one=TEXTS, other=TEXTS[::-1], alike=[i / 7 for i in range(60)])
+    named = {"prompt": "one", "completion": "other", "label": "alike"}
+    found = proposed(pairs, objective="embedding", columns=named)
+    assert found.options == {"anchor_column": "one", "positive_column": "other", "label_column": "alike"}
+    classes = sample(body=TEXTS, topic=LABELS)
+    found = proposed(classes, objective="embedding", columns={"label": "topic"})
+    assert found.options == {"anchor_column": "body", "label_column": "topic"}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -152,6 +208,52 @@ def test_two_texts_need_a_choice() -> None:
         proposed(rows)
     assert error.value.fix.startswith("add --text summary_text or --text title;")
     assert proposed(rows, columns={"text": "title"}).columns == {"text": "title", "label": "label"}
+
+
+def test_a_label_and_a_score_need_a_choice() -> None:
+    rows = sample(sentence_a=TEXTS, sentence_b=TEXTS[::-1], relatedness=SCORES, entailment=LABELS)
+    with pytest.raises(RecipeError, match=r"not clear: sequence_classification .*, regression "):
+        proposed(rows)
+    with pytest.raises(RecipeError, match=r"not clear: sequence_classification .*, regression "):
+        proposed(sample(text=TEXTS, score=SCORES, source=["web", "mail"] * 30))
+    pair = {"text": "sentence_a", "text-pair": "sentence_b"}
+    for objective, own in (
+        ("sequence_classification", {"label": "entailment"}),
+        ("regression", {"score": "relatedness"}),
+    ):
+        for request in ({"columns": own}, {"objective": objective}):
+            assert proposed(rows, **request) == ObjectiveProposal(objective, pair | own)
+
+
+def test_flags_say_which_texts_are_read() -> None:
+    rows = sample(sentence1=TEXTS, sentence2=TEXTS[::-1], title=[f"my {text}" for text in TEXTS], label=LABELS)
+    assert proposed(rows, columns={"text": "sentence2"}).columns == {"text": "sentence2", "label": "label"}
+    named = {"text": "title", "text-pair": "sentence1"}
+    assert proposed(rows, columns=named).columns == named | {"label": "label"}
+
+
+def test_whole_numbers_are_predicted_if_a_flag_says_so() -> None:
+    rows = sample(text=TEXTS, stars=[i % 5 for i in range(60)], likes=[i * 7 % 50 for i in range(60)])
+    assert proposed(rows).objective == "sequence_classification"
+    for name in ("stars", "likes"):
+        assert proposed(rows, columns={"score": name}) == ObjectiveProposal(
+            "regression", {"text": "text", "score": name}
+        )
+    with pytest.raises(RecipeError, match=r"column `text` holds text, and regression reads numbers there"):
+        proposed(sample(text=TEXTS, other=TEXTS[::-1]), columns={"text": "other", "score": "text"})
+
+
+def test_a_few_cells_that_are_no_numbers_hide_no_score() -> None:
+    found = ObjectiveProposal("regression", {"text": "text", "score": "score"})
+    for numbers in (SCORES, [i % 4 / 2 for i in range(60)]):
+        rows = sample(text=TEXTS, score=["n/a", "1,5", "", *map(str, numbers[3:])])
+        assert proposed(rows) == proposed(rows, "decoder") == proposed(rows, columns={"score": "score"}) == found
+    written = sample(text=TEXTS, score=[str(one) for one in SCORES])  # in quotes, they may be names, such as versions
+    assert proposed(written, columns={"score": "score"}) == found
+    with pytest.raises(RecipeError, match="--score: column `score` holds text, and regression reads numbers"):
+        proposed(
+            sample(text=TEXTS, score=["high", "low", *map(str, SCORES[:20]), *["?"] * 38]), columns={"score": "score"}
+        )
 
 
 def test_two_labels_need_a_choice() -> None:
@@ -307,7 +409,6 @@ def test_answers_alone_need_the_prompt_beside_them() -> None:
     ("labels", "what", "fix"),
     [
         ([float(i % 3) for i in range(60)], "holds whole numbers with decimals", "writes 1 for 1.0"),
-        ([i / 7 for i in range(60)], "no objective here predicts", "a name for each range"),
         ([["a"], ["b"]] * 30, "holds lists", "writes the one label of each"),
         ([[f"word {i}", "a"] for i in range(60)], "lists of something else than labels", "write lists of labels"),
         ([[{"name": "a"}], [{"name": "b"}]] * 30, "lists of something else than labels", "write lists of labels"),
@@ -434,7 +535,7 @@ def test_a_label_is_never_taken_for_the_text() -> None:
 @pytest.mark.parametrize(
     ("labels", "what"),
     [
-        ([i / 7 for i in range(60)], "numbers with decimals"),
+        (SCORES, "numbers with decimals.*\n.*--score mark to predict the number"),
         ([float(i % 2) for i in range(60)], "whole numbers with decimals"),
         ([["a"], ["a", "b"]] * 30, "several labels"),
         ([{"a": 1, "b": 0}] * 60, "several labels"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from params import DataError, RecipeError
+from tasks.scaffold.corpus import add_corpus, choose_document_column
+from tasks.scaffold.proposal import ObjectiveProposal
 from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.sources import find_source
 
@@ -127,3 +130,52 @@ def test_a_query(root: Path) -> None:
     url = "postgresql://me:${PASSWORD}@host/db"
     found = find_source(NewRecipeRequest("x", url, query="SELECT * FROM t ORDER BY id"), root)
     assert (found.watched, found.notes) == ("tasks/ingestion/sql.py", [])
+
+
+PAIRS = ObjectiveProposal("embedding", {"prompt": "query", "completion": "answer"})
+
+
+@pytest.mark.parametrize(
+    ("data", "corpus", "watched"),
+    [
+        ("data/q/a.csv", "data/q/docs.jsonl", "data/q"),
+        ("data/q/a.csv", "data/d/*.jsonl", "data"),
+        ("data/q", "data/q/docs.csv", "data/q"),
+        ("sqlite:///data/q/a.csv", "data/d/docs.jsonl", "data"),
+        ("sqlite:///${DB}", "data/d/docs.jsonl", "data/d/docs.jsonl"),
+    ],
+)
+def test_documents_are_watched_beside_the_rows(root: Path, data: str, corpus: str, watched: str) -> None:
+    write(root, "data/q/a.csv", corpus.replace("*", "docs"))
+    query = "SELECT 1 ORDER BY 1" if "://" in data else None
+    request = NewRecipeRequest("x", data, query=query, corpus=corpus)
+    source = add_corpus(find_source(request, root), request, root)
+    assert (source.corpus, source.watched) == (corpus, watched)
+    if "://" not in data:
+        assert source.source.patterns == {"train": "data/q/a.csv"}, "documents are no rows"
+
+
+@pytest.mark.parametrize(
+    ("documents", "column"),
+    [
+        ({"answer": "a", "text": "b"}, None),
+        ({"id": "1", "body": "the text"}, "body"),
+        ({"id": 1, "words": "the text"}, "words"),
+    ],
+)
+def test_column_of_the_documents_is_found(root: Path, monkeypatch, documents: dict[str, object], column: str) -> None:
+    monkeypatch.chdir(root)
+    (root / "data/docs.jsonl").write_text(json.dumps(documents))
+    (root / "data/a.csv").write_text("query,answer\na,b\n")
+    request = NewRecipeRequest("x", "data/a.csv", corpus="data/docs.jsonl")
+    source = add_corpus(find_source(request, root), request, root)
+    option = choose_document_column(source, PAIRS, root)
+    assert {name: own.value for name, own in option.items()} == ({"document_column": column} if column else {})
+    with pytest.raises(RecipeError, match="sequence_classification ranks no documents"):
+        choose_document_column(source, ObjectiveProposal("sequence_classification", {"text": "query"}), root)
+    (root / "data/docs.jsonl").write_text(json.dumps({"one": "some words", "other": "more words"}))
+    with pytest.raises(RecipeError, match=r"is not clear: one, other\n  fix: call it `text` there"):
+        choose_document_column(source, PAIRS, root)
+    missing = NewRecipeRequest("x", "data/a.csv", corpus="data/none.jsonl")
+    with pytest.raises(DataError, match="there is no such file"):
+        add_corpus(find_source(missing, root), missing, root)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import pyarrow.parquet as pq
 import pytest
 
 from params import DataError
-from params.schema import ObjectiveChoice
+from params.schema import Expectation, ObjectiveChoice
 from tasks.drift.rows import ComparedColumns
 from tasks.shards.split_rows import SplitRows
 from tests.support import new_objectives
@@ -108,18 +109,55 @@ def test_what_is_no_number_is_set_aside(tmp_path):
     assert good_rows(artifacts) == [0, 5]
 
 
+def test_texts_are_the_numbers_that_they_say_and_others_are_set_aside_with_what_they_say(tmp_path):
+    said = ["0.5", "1,5", " 1e-3 ", "n/a", "-.25", "nan", "1e999", "", None, "+2."]
+    texts = [f"text {i}" for i in range(len(said))]
+    one = {"first": ["a"], "second": ["b"], "similarity": ["1"]}
+    rows = {"first": texts, "second": texts, "similarity": said}
+    artifacts = write_raw(tmp_path, train=rows, validation=one, test={**one, "first": ["c"]})
+    bounded = Expectation(type="expect_column_values_to_be_between", column="similarity", min_value=0)
+    report = run_validation(artifacts, bounded, objective=SIMILARITY)
+    assert good_rows(artifacts) == [0, 2, 9]
+    assert good_rows(artifacts, column="similarity") == [0.5, 0.001, 2.0]
+    reasons = {row: own for (split, row), own in quarantine_reasons(artifacts).items() if split == "train"}
+    for row in (1, 3, 5):
+        (reason,) = reasons[row]
+        assert reason.startswith(f"value_is_a_number(column='similarity'): {said[row]!r} is no number")
+    assert all("to_be_between" in reasons[row][0] for row in (4, 6))
+    assert all("to_not_be_null" in reasons[row][0] for row in (7, 8))
+    kept = pq.read_table(artifacts.validated / "quarantine.parquet").to_pylist()
+    assert [row["similarity"] for row in kept] == [said[row["row_id"]] for row in kept]
+    assert "1,5" in (artifacts.validated / "report.html").read_text()
+    (check,) = (check for check in report.checks if check.type == "value_is_a_number")
+    assert (check.unexpected_count, check.examples[0].row_id) == (3, 1)
+
+
+def test_a_file_whose_numbers_are_texts_says_the_same_as_one_of_numbers(tmp_path):
+    pair = {"first": TEXTS, "second": TEXTS[::-1]}
+    columns = []
+    for name, values in (("a", [0.5, 1.0, 2.0, 3.0, 4.0, 4.5]), ("b", ["0.5", "1.0", "2", "3.0", "4.", "4.50"])):
+        one = {"first": ["a"], "second": ["b"], "similarity": values[:1]}
+        artifacts = write_raw(
+            tmp_path / name, train={**pair, "similarity": values}, validation=one, test={**one, "first": ["c"]}
+        )
+        run_validation(artifacts, objective=SIMILARITY)
+        columns.append(SplitRows(artifacts.rows / "train").table(["similarity"]))
+    assert columns[0].equals(columns[1])
+
+
 @pytest.mark.parametrize(
     ("choice", "column", "values", "must"),
     [
         (TOPICS, "topics", ["a"] * 6, "must hold lists of text or integers"),
         (TOPICS, "topics", [[0.5]] * 6, "must hold lists of text or integers"),
-        (SIMILARITY, "similarity", ["high"] * 6, "must hold numbers"),
+        (SIMILARITY, "similarity", [True, False] * 3, "must hold numbers, but holds bool"),
+        (SIMILARITY, "similarity", ["high"] * 6, "8 rows: value_is_a_number.*row 0 of train: 'high' is no number"),
     ],
 )
 def test_column_of_another_type_is_refused(tmp_path, choice, column, values, must):
     rows = {"text": TEXTS, "first": TEXTS, "second": TEXTS, column: values}
     one = {name: values[:1] for name, values in rows.items()}
-    with pytest.raises(DataError, match=must):
+    with pytest.raises(DataError, match=f"(?s){must}"):
         run_validation(write_raw(tmp_path, train=rows, validation=one, test=one), objective=choice)
 
 

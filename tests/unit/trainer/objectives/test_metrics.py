@@ -24,7 +24,13 @@ from trainer.objectives.bases.label_results import precision_recall_f1
 
 LABELS = {"labels": ["a", "b", "c", "d", "e"]}
 TAGS = {"labels": ["O", "B-x", "I-x", "B-y", "I-y"]}
-STATES = {"sequence_classification": LABELS, "token_classification": TAGS, "multi_label_classification": LABELS}
+NUMBERS = {"numbers": ["label"], "mean": [2.0], "std": [1.5]}
+STATES = {
+    "sequence_classification": LABELS,
+    "multi_label_classification": LABELS,
+    "token_classification": TAGS,
+    "regression": NUMBERS,
+}
 NAMES = objectives.objective_names()
 
 
@@ -129,6 +135,8 @@ def test_weighted_rows_equal_repeated_rows(name: str) -> None:
     times = np.random.default_rng(2).poisson(1.0, 30)
     weighted = objective.compute_metrics(times @ objective.additive_statistics(scores, state), state)
     repeated = {key: np.repeat(values, times) for key, values in scores.items()}
+    if group := objective.group_score:  # a group that is drawn again counts again
+        repeated[group] = np.arange(len(repeated[group]), dtype=float)
     counted = objective.compute_metrics(objective.additive_statistics(repeated, state).sum(0), state)
     for metric, value in counted.items():
         assert weighted[metric] == pytest.approx(value, rel=1e-12), metric

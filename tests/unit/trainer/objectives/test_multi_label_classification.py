@@ -260,7 +260,7 @@ def test_a_new_label_begins_as_rare_and_one_that_the_base_knows_as_it_was():
     model = network(["anger", "joy", "love", "fear"])
     with torch.no_grad():
         model.classifier.bias[1] = 0.7
-    build().prepare_model(model, WORDS)
+    build().prepare_model(model, WORDS, {}, [])
     expected = [-1.0986, 0.7, -1.0986, -1.0986]  # log(1 / 3): a probability of 1 / 4
     assert model.classifier.bias.tolist() == pytest.approx(expected, abs=1e-4)
 

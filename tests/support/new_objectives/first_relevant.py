@@ -1,4 +1,4 @@
-"""Ranking: which of a query's documents are relevant.
+"""First relevant: which of a query's documents are relevant.
 
     {"query": "rain", "document": "it will rain", "relevant": 1}
 
@@ -37,7 +37,7 @@ class _Advice(NewRecipeAdvice):
         return ObjectiveFit.NOT
 
 
-class Ranking(Objective[Options]):
+class FirstRelevant(Objective[Options]):
     """A score for a query with a document."""
 
     options_class = Options

@@ -1,0 +1,79 @@
+"""Whether a recipe's sources can be read, and have the columns that it names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from params import EvergreenError, Problem
+from params.importing import find_named_source_files
+from params.loading import Key, suggestion
+from params.schema import Evaluation, ObjectiveChoice, RowsFromFiles, RowsFromFunction
+from tasks.ingestion.batches import rename_reserved_columns
+from tasks.ingestion.function import find_imports_beyond_ingest
+from tasks.ingestion.source import naming_corpus, open_source
+from trainer import objectives
+
+
+def _first_columns(source: Any, key: str) -> list[str] | Problem | None:
+    """Return the columns of the first rows of a source, or why it cannot be read; None if that takes a query or a download."""
+    try:
+        with naming_corpus() if key == "corpus" else contextlib.nullcontext():
+            opened = open_source(source)
+            if not isinstance(source, RowsFromFiles | RowsFromFunction):
+                return None
+            head = next(iter(opened.batches("train")), None)
+    except EvergreenError as error:
+        default = {"files": "train", "function": "function", "sql": "url"}.get(source.kind, "repo_id")
+        return Problem.of(error, ("data", key, default))
+    return rename_reserved_columns(head).rows.schema.names if head else []
+
+
+def find_corpus_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Problem]:
+    """Find what is wrong with `data.corpus`: an objective that takes none, or a column that its first rows do not have."""
+    if data.corpus is None or objectives.find_option_problems(objective):
+        return
+    space = objectives.build_objective(objective).vector_space
+    if space is None or space.document_column is None:
+        what = "has no effect: the objective, with these options, ranks no documents"
+        yield Problem(("data", "corpus"), what, "remove it")
+        return
+    columns, name = _first_columns(data.corpus, "corpus"), space.document_column
+    if isinstance(columns, Problem):
+        yield columns
+    elif columns is not None and name not in columns:
+        hint = "; objective.document_column names it"
+        yield Problem(
+            ("data", "corpus"), f"has no column `{name}`", suggestion(name, columns, "columns of the documents") + hint
+        )
+
+
+def find_missing_columns(objective: ObjectiveChoice, data: Any, evaluation: Evaluation) -> Iterator[Problem]:
+    """Find columns that the first rows of the source do not have."""
+    columns = _first_columns(data.source, "source")
+    if columns is None or isinstance(columns, Problem):
+        yield from [] if columns is None else [columns]
+        return
+    slices = enumerate(evaluation.slices)
+    needed: list[tuple[Key, str | None]] = [(("evaluation", "slices", i), slice_by.column) for i, slice_by in slices]
+    needed += [(("data", "group_by"), column) for column in data.group_by]
+    needed += [(("data", "split", "stratify"), data.split.stratify)]
+    if not objectives.find_option_problems(objective):
+        needed += [(("objective",), column) for column in objectives.build_objective(objective).columns()]
+    for key, column in needed:
+        if column is not None and column not in columns:
+            hint = "; the objective's `..._column` options name it" if key == ("objective",) else ""
+            yield Problem(key, f"the source has no column `{column}`", suggestion(column, columns, "columns") + hint)
+
+
+def find_read_paths(root: Path, source: Any) -> dict[str, str]:
+    """Return the paths of the files or the code that a source reads, with the keys that name them."""
+    if isinstance(source, RowsFromFiles):
+        return {pattern: split for split, pattern in source.patterns.items()}
+    if not isinstance(source, RowsFromFunction):
+        return {}
+    code = [path for _, path in find_named_source_files(source.function)]
+    code += [path for module in code for path in find_imports_beyond_ingest(module).values()]
+    return {path.relative_to(root).as_posix(): "function" for path in code if path.is_relative_to(root)}

@@ -1,0 +1,66 @@
+"""An embedding finds the nearest texts, by the vectors that sentence-transformers gives."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import transformers
+
+from params import DataError, ModelError
+from tasks.inference.command import read_lines
+from tasks.inference.tried_model import AnsweringModel, AnswerOptions
+from tests.support.pretrained import CONFIGS, write_model
+from trainer.objectives.bases import sentence_transformers_files as files
+
+TEXTS = ("the rain in this place", "bread, soup and rice", " ", "a train", "How do I get there?")
+
+
+@pytest.fixture
+def embedding(tmp_path):
+    """A release of embeddings with prompts, whose tokenizer cuts texts."""
+    write_model(tmp_path / "masked")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "masked")
+    tokenizer.model_max_length = 12
+    files.set_prompts(tokenizer, "find: ", "read: ")
+    tokenizer.save_pretrained(tmp_path / "release")
+    network = transformers.BertModel(transformers.BertConfig(vocab_size=len(tokenizer), **CONFIGS["bert"]))
+    files.parts_of(network.config, "mean")
+    network.save_pretrained(tmp_path / "release")
+    files.write_files(tmp_path / "release")
+    return tmp_path / "release"
+
+
+def test_nearest_texts_come_first_with_the_cosines_of_sentence_transformers(embedding):
+    from sentence_transformers import SentenceTransformer
+
+    model, query = AnsweringModel.load(embedding, "here"), "what about the rain"
+    answer = model.answer(query, AnswerOptions(among=(*TEXTS, query)))
+    assert {one.text for one in answer.near} == {text for text in TEXTS if text.strip()}, "not the query itself"
+    theirs = SentenceTransformer(str(embedding))
+    found = theirs.similarity(theirs.encode_query([query]), theirs.encode_document([one.text for one in answer.near]))
+    assert [one.cosine for one in answer.near] == pytest.approx(found[0].tolist(), abs=1e-5)
+    assert [one.cosine for one in answer.near] == sorted(found[0].tolist(), reverse=True)
+    assert answer.said == answer.near[0].text
+    assert answer.lines()[0].split(maxsplit=1)[1] == answer.near[0].text
+    below = model.answer("\n".join([query, *TEXTS]), AnswerOptions())
+    assert below.near == answer.near, "on a page, the lines below the first"
+    assert model.answer("the rain " * 20, AnswerOptions(among=TEXTS)).note.startswith("the model read the first 12 of")
+
+
+def test_what_cannot_be_searched_is_said(embedding, tmp_path):
+    with pytest.raises(DataError, match=r"there are none\n  fix: give several texts, or --among FILE"):
+        AnsweringModel.load(embedding, "here").answer("alone", AnswerOptions())
+    (tmp_path / "none.txt").write_text(" \n")
+    for name, said in (("none.txt", "holds no text"), ("missing.txt", "cannot be read")):
+        with pytest.raises(DataError, match=said):
+            read_lines(tmp_path / name)
+    (tmp_path / "some.txt").write_text("one\n\n two \n")
+    assert read_lines(tmp_path / "some.txt") == ("one", "two")
+    modules = json.loads((embedding / files.MODULES).read_text())
+    (embedding / files.MODULES).write_text(json.dumps([*modules, {"type": "a.Dense", "path": "2_Dense"}]))
+    content = json.loads((embedding / "config.json").read_text())
+    del content[files.KEY]
+    (embedding / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ModelError, match="Dense"):
+        AnsweringModel.load(embedding, "here").answer("a\nb", AnswerOptions())

@@ -1,0 +1,136 @@
+"""Embeddings through tokenizing and training: the same weights however a global batch is spread, and a folder that two libraries load."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from params import load
+from params.foundation.artifacts import Artifacts
+from tasks.tokenization.stage import tokenize
+from tasks.training.model_folder import complete_model_folder
+from tests.support import in_process, tiny
+from tests.support.training import plan_job, run_train, run_train_with_kills
+from trainer import objectives
+from trainer.data.tokens import read_tokenizer
+from trainer.model.network import load_trained_model
+
+MODEL = tiny.CLASSES["model"]["config"] | {"max_position_embeddings": 64}
+NO_DROPOUT = {"model.config.hidden_dropout_prob": 0.0, "model.config.attention_probs_dropout_prob": 0.0}
+FEW = {"training.max_steps": 4, "training.eval_steps": 2, "training.save_steps": 2}
+FORMS = {
+    "pairs": ({"both_directions": True, "negative_columns": "negative"}, "ndcg_at_10"),
+    "scored pairs": ({"positive_column": "positive", "label_column": "score"}, "spearman"),
+    "classes": ({"label_column": "topic"}, "ndcg_at_10"),
+}
+
+
+def made(root, objective, changes):
+    """A recipe with its rows tokenized; the best metric is that of the form."""
+    metric = changes.pop("metric", "ndcg_at_10")
+    sections = {"objective": {"name": "embedding", **objective}, "model": {"config": MODEL}}
+    content = tiny.recipe(FEW | {"training.best_metric": metric} | changes, **sections)
+    recipe, artifacts = load(tiny.write(root / "params/tiny.yaml", content)), Artifacts("tiny", root)
+    splits = {}
+    for seed, split in enumerate(("train", "validation", "test")):
+        texts = tiny.sentences(32 if split == "train" else 8, seed)
+        splits[split] = {
+            "anchor": texts,
+            "positive": [f"{text.split()[1]} {i}" for i, text in enumerate(texts)],
+            "negative": [text.split()[-1] for text in texts],
+            "score": [float(len(text) % 5) for text in texts],
+            "topic": [text.split()[1] for text in texts],
+        }
+    tiny.write_rows(artifacts, **splits)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
+    return artifacts, recipe
+
+
+@pytest.mark.parametrize(
+    ("options", "metric", "lora"),
+    [*((*form, {}) for form in FORMS.values()), (*FORMS["pairs"], {"model.lora": {"r": 4}})],
+    ids=[*FORMS, "adapters"],
+)
+def test_steps_do_not_depend_on_the_micro_batch(tmp_path, options, metric, lora):
+    found = []
+    for size in (8, 2):
+        changes = {**NO_DROPOUT, **lora, "metric": metric, "launch.micro_batch_size": size}
+        trainer = in_process.trained(plan_job(*made(tmp_path / str(size), options, changes)))
+        found.append([(e["loss"], e["grad_norm"]) for e in trainer.state.log_history if "grad_norm" in e])
+    assert len(found[0]) == 4
+    for whole, parts in zip(*found, strict=True):
+        assert parts == pytest.approx(whole, rel=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "metric"), FORMS.values(), ids=FORMS)
+def test_two_processes_end_with_the_weights_of_one(tmp_path, options, metric):
+    weights = []
+    for processes, size in ((1, 8), (2, 2)):
+        launch = {"launch.num_processes": processes, "launch.micro_batch_size": size, "training.optimizer": "sgd"}
+        artifacts, recipe = made(tmp_path / str(processes), options, {**NO_DROPOUT, **launch, "metric": metric})
+        run_train(artifacts, recipe)
+        weights.append(load_file(artifacts.model / "model.safetensors"))
+    for name, value in weights[0].items():
+        np.testing.assert_allclose(weights[1][name], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_killed_run_ends_with_the_same_bits(tmp_path):
+    changes = {"training.max_steps": 6, "launch.micro_batch_size": 2}  # with dropout
+    golden, recipe = made(tmp_path / "golden", FORMS["pairs"][0], changes)
+    killed = run_train_with_kills(golden, recipe, "checkpoint.renamed:2")
+    one, other = (load_file(artifacts.model / "model.safetensors") for artifacts in (golden, killed))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def released(root, objective, changes):
+    """A model's folder as the train stage leaves it, after one step in this process."""
+    artifacts, recipe = made(root, objective, changes | {"training.max_steps": 1, "training.eval_steps": 1})
+    trainer = in_process.trained(plan_job(artifacts, recipe))
+    trainer.model.save_pretrained(artifacts.model)
+    complete_model_folder(artifacts.model, artifacts, recipe.model, trainer.objective.release_format)
+    return artifacts, recipe
+
+
+def test_trained_folder_gives_sentence_transformers_the_same_vectors(tmp_path):
+    """Prompts, pooling, normalization and the limit of tokens are those of the base model's repository."""
+    from sentence_transformers import SentenceTransformer
+
+    artifacts, _ = released(tmp_path / "first", {"query_prompt": "query: ", "pooling": "cls"}, {})
+    base = shutil.copytree(artifacts.model, tmp_path / "base")
+    modules = json.loads((base / "modules.json").read_text())
+    normalize = {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
+    (base / "modules.json").write_text(json.dumps([*modules, normalize]))
+    (base / "sentence_bert_config.json").write_text('{"max_seq_length": 12, "do_lower_case": false}')
+
+    changes = {
+        "tokenization.tokenizer": {"kind": "pretrained", "path": str(base)},
+        "model": {"pretrained": str(base)},
+    }
+    artifacts, recipe = released(tmp_path / "second", {}, changes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        published = SentenceTransformer(str(artifacts.model))
+    texts = ["The cat sees a bird", "A dog hears the rain, again and again and again and again"]
+    objective = objectives.build_objective(recipe.objective)
+    tokenizer = read_tokenizer(artifacts.tokens)
+    rows = [{"row_id": i, "anchor": text, "positive": text} for i, text in enumerate(texts)]
+    encoded = objective.encode(rows, tokenizer, 32, {})
+    assert [len(one.examples[0]["input_ids"]) for one in encoded][1] == 12
+    model = load_trained_model(artifacts.model, objective.model_class()).eval()
+    with torch.inference_mode():
+        batch = objective.collate([one.examples[0] for one in encoded], tokenizer)
+        own = torch.nn.functional.normalize(objective.embed(model, batch), dim=-1)
+    np.testing.assert_allclose(published.encode_query(texts), own[:, 0].numpy(), atol=1e-6)
+    np.testing.assert_allclose(published.encode_document(texts), own[:, 1].numpy(), atol=1e-6)
+    assert not np.allclose(own[:, 0], own[:, 1], atol=1e-3), "the prompt makes a difference"
+    assert published[1].pooling_mode == "cls"
+    assert len(published) == 3
+    assert published.max_seq_length == 12

@@ -1,0 +1,351 @@
+"""Embedding: a vector for each text, so that texts that belong together are close to each other.
+
+    {"anchor": "how do I sort a list?", "positive": "sorted() returns a new list."}                     pairs
+    {"anchor": "a man plays", "positive": "a person plays", "negative": "nobody plays"}                 with `negative_columns`
+    {"anchor": "a man plays", "positive": "a man sings", "label": 2.5}                                  scored pairs
+    {"anchor": "where is my card?", "label": "card_arrival"}                                            texts with classes
+
+Pairs are learned by the multiple negatives ranking loss: the positives of all other rows of the global batch are negatives, however
+many processes and micro-batches it is spread over. Scored pairs (`label_column` beside `positive_column`) are learned by CoSENT, and
+classes (`label_column` alone) by the supervised contrastive loss (bases/contrastive_loss.py).
+
+Evaluation looks for the positives of each query among all positives and negatives of the split, and the documents of `data.corpus`, if
+there is one; the training's own validation leaves the corpus out. Of texts with classes, it looks among all other texts. The metrics are
+means over queries: a query is one anchor with all its positives (bases/retrieval.py). Of scored pairs, it is Spearman's rank
+correlation of cosines and scores. A release is a repository of sentence-transformers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field, PositiveInt
+
+from params import ModelError, Problem, RecipeError
+from params.defaults import ObjectiveDefaults
+from params.schema import Direction, Launch, Model, Section, Training
+from trainer.objectives.bases.advice import AdvisedValue, ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.bases.contrastive_loss import (
+    cosent_loss,
+    multiple_negatives_loss,
+    over_dimensions,
+    supervised_contrastive_loss,
+)
+from trainer.objectives.bases.groups import group_statistics, hash_group_value
+from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
+from trainer.objectives.bases.padding import concatenate_texts_along_batch, pad_batch, token_column_names
+from trainer.objectives.bases.rank_correlation import rank_distance, spearman
+from trainer.objectives.bases.retrieval import NAMES, measure_classes, measure_pairs
+from trainer.objectives.bases.rows import ScoreColumns
+from trainer.objectives.bases.sentence_transformers_files import (
+    FORMAT,
+    KEY,
+    Pooling,
+    parts_of,
+    pool,
+    prompt_before,
+    read_parts,
+    set_prompts,
+)
+from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
+from trainer.objectives.bases.vector_space import VectorSpace
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_ListOfNames = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+
+
+class Options(Section):
+    """Keys of the recipe's `objective` section."""
+
+    anchor_column: str = "anchor"
+    """The column with the text to find others for, such as a query."""
+    positive_column: str | None = None
+    """The column with a text that belongs to it; by default `positive`, and none where there is a label_column: then rows are texts with classes."""
+    negative_columns: _ListOfNames = Field(default=[])
+    """A column, or several, with texts that do not belong to it, although they seem to."""
+    document_column: str | None = None
+    """The column of `data.corpus` with a document; by default the name of `positive_column`."""
+    label_column: str | None = None
+    """Beside a `positive_column`, the column with a number that says how alike both texts are; alone, the column with the class."""
+    scale: float = Field(default=20.0, gt=0)
+    """Cosines are multiplied by it in the loss: 1 / temperature."""
+    both_directions: bool = False
+    """Each positive has to find its anchor, too."""
+    matryoshka_dims: list[PositiveInt] = Field(default=[])
+    """Dimensions, such as [384, 128, 64], whose losses are summed, so that the first numbers of a vector can be used alone."""
+    pooling: Pooling | None = None
+    """How the vectors of all tokens become one; by default as the base model's repository says, else `mean`."""
+    query_prompt: str | None = None
+    """Text before each anchor; by default as the base model's repository says, else none."""
+    document_prompt: str | None = None
+    """Text before each positive and negative of a pair. Both texts of a scored pair have `query_prompt`."""
+
+
+class _Advice(NewRecipeAdvice):
+    meaning = "vectors, close to each other for texts that belong together"
+    columns: ClassVar[Mapping[str, str]] = {
+        "prompt": "anchor_column",
+        "text": "anchor_column",
+        "completion": "positive_column",
+        "rejected": "negative_columns",
+        "label": "label_column",
+    }
+    models: ClassVar[tuple[ModelKind, ...]] = ("encoder",)
+    place = 2
+    rates: ClassVar[UpTo] = ((60e6, 5e-5), (200e6, 2e-5), (math.inf, 1e-5))
+    batch = 64
+    least_batch = 32
+    scheduler = "linear"
+
+    def fit(self, seen: SeenColumns) -> ObjectiveFit:
+        is_other = seen.has("label") or seen.has("chosen")
+        return ObjectiveFit.COLUMNS if seen.has_pairs and not is_other else ObjectiveFit.NOT
+
+    def asked(self, seen: SeenColumns) -> Sequence[str]:
+        if "label" in seen.named:
+            return ("prompt", "completion", "label") if seen.names_pair else ("text", "label")
+        return ("prompt", "completion", *(["rejected"] if seen.has("rejected") else []))
+
+    def best_metric(self, labels: Mapping[str, int]) -> AdvisedValue:
+        return AdvisedValue("ndcg_at_10", "how high relevant texts are ranked among all of the validation rows")
+
+
+class Embedding(Objective[Options]):
+    """A vector for each text."""
+
+    options_class = Options
+    defaults = ObjectiveDefaults(2e-5, epochs=1.0, global_batch_size=64, best_metric="ndcg_at_10")
+    advice = _Advice()
+    metrics: ClassVar[Mapping[str, Direction]] = dict.fromkeys(NAMES, "max")
+    shares = frozenset(NAMES)
+    main_metric = "ndcg_at_10"
+    group_score: ClassVar[str | None] = "query"
+    trainer_class = "trainer.loop.global_batch_trainer:GlobalBatchTrainer"
+    cut_texts_are_easier = False
+    reader_cuts = True
+    auto_class = "AutoModel"
+    pipeline_tag = "sentence-similarity"
+    release_format = FORMAT
+    example_rows: ClassVar[tuple[Row, ...]] = (
+        {"anchor": "what does the cat see?", "positive": "a bird"},
+        {"anchor": "it will rain", "positive": "the rain comes again and again"},
+        {"anchor": "who sings?", "positive": "the king of the birds"},
+    )
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        if options.label_column and options.positive_column:
+            self.metrics, self.main_metric = {"spearman": "max"}, "spearman"  # type: ignore[misc]
+            self.split_metrics, self.group_score = frozenset({"spearman"}), None  # type: ignore[misc]
+
+    @property
+    def _has_scores(self) -> bool:
+        return bool(self.options.label_column and self.options.positive_column)
+
+    @property
+    def served_scores(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The cosine of a pair, which depends on no other row."""
+        return ("predicted",) if self._has_scores else () if self.options.label_column else ("cosine",)
+
+    @property
+    def label_name(self) -> str:
+        """What of a batch `global_loss` gets as labels."""
+        return "labels" if self._has_scores else "texts"
+
+    # Rows
+
+    def _text_columns(self) -> list[str]:
+        o = self.options
+        positive = o.positive_column or (None if o.label_column else "positive")
+        return [o.anchor_column, *([positive] if positive else []), *o.negative_columns]
+
+    def columns(self) -> Mapping[str, ColumnKind]:
+        found: dict[str, ColumnKind] = dict.fromkeys(self._text_columns(), "string")
+        if self.options.label_column:
+            found[self.options.label_column] = "number" if self._has_scores else "label"
+        return found
+
+    def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
+        yield from super().conflicts(model=model, training=training, launch=launch)
+        o = self.options
+        for name in ("negative_columns", "both_directions"):
+            if getattr(o, name) and o.label_column:
+                what = "has no effect beside label_column"
+                yield Problem(("objective", name), what, "remove one of the two")
+        if importlib.util.find_spec("sentence_transformers") is None:
+            what = "needs sentence-transformers, which loads a release before it is published"
+            yield Problem(("objective", "name"), what, "pip install 'evergreen[embedding]'")
+        if training.loss:
+            what = "has no effect: the loss compares all rows of the global batch"
+            yield Problem(("training", "loss"), what, "remove it")
+        if training.global_batch_size < 2:
+            what = "is 1: a row has nothing to be compared with"
+            yield Problem(("training", "global_batch_size"), what, "use 16 or more")
+        try:
+            read_parts(model.pretrained, None) if model.pretrained and Path(model.pretrained).is_dir() else None
+        except ModelError as error:
+            yield Problem(("model", "pretrained"), error.what, error.fix)
+
+    def texts(self, row: Row) -> Sequence[str]:
+        return [str(row[name]) for name in self._text_columns()]
+
+    def text(self, row: Row) -> str:
+        return "\n".join(self.texts(row))
+
+    def input_text(self, row: Row) -> str:
+        return self.text(row) if self.options.label_column else str(row[self.options.anchor_column])
+
+    def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Let the tokenizer keep the prompts, and cut texts where the base model's repository says."""
+        set_prompts(tokenizer, self.options.query_prompt, self.options.document_prompt)
+
+    def encode(
+        self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
+    ) -> list[EncodedRow]:
+        query, document = prompt_before(tokenizer, "query"), prompt_before(tokenizer, "document")
+        by_column, limit = [], min(max_length, tokenizer.model_max_length)
+        for i, name in enumerate(self._text_columns()):
+            before = query if i == 0 or self._has_scores else document
+            texts = [before + str(row[name]).strip() for row in rows]
+            by_column.append(tokenize_texts_truncated(texts, tokenizer, limit))
+        return [
+            EncodedRow([self._example(row, [ids for ids, _ in own])], any(is_cut for _, is_cut in own))
+            for row, own in zip(rows, zip(*by_column, strict=True), strict=True)
+        ]
+
+    def _example(self, row: Row, ids: Sequence[list[int]]) -> Example:
+        names = ["input_ids", "positive_input_ids", *(f"negative{i}_input_ids" for i in range(len(ids) - 2))]
+        example: Example = {"row_id": row["row_id"], **dict(zip(names, ids, strict=False))}
+        if self._has_scores:
+            return example | {"labels": float(row[str(self.options.label_column)])}
+        names = [*self._text_columns(), *([self.options.label_column] if self.options.label_column else [])]
+        return example | {f"text_{i}": hash_group_value(str(row[name]).strip()) for i, name in enumerate(names)}
+
+    def collate(self, examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
+        batch = pad_batch(examples, tokenizer)
+        names = [name for name in examples[0] if name.startswith("text_")]
+        return batch | ({"texts": torch.tensor([[e[name] for name in names] for e in examples])} if names else {})
+
+    # Model and training
+
+    def prepare_model(
+        self, model: PreTrainedModel, tokenizer: Tokenizer, state: ObjectiveState, new: Collection[str]
+    ) -> None:
+        """Keep in the model's configuration how its tokens become a vector."""
+        parts_of(model.config, self.options.pooling)
+
+    def check_model(self, model: PreTrainedModel) -> None:
+        size = getattr(model.config, KEY)["dimension"]
+        if too_large := [one for one in self.options.matryoshka_dims if one > size]:
+            what = f"has {', '.join(map(str, too_large))}, and the model's vectors have {size} numbers"
+            raise RecipeError("objective.matryoshka_dims", what, f"use at most {size}")
+
+    def embed(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return the vectors of the M texts of B rows, (B, M, D)."""
+        config = getattr(model, "module", model).config
+        parts = getattr(config, KEY, None) or parts_of(config)  # of a release that was not trained here
+        texts = [name.removesuffix("input_ids") for name in token_column_names(batch)]
+        inputs = [{name: batch[text + name] for name in ("input_ids", "attention_mask")} for text in texts]
+        if hasattr(model, "module"):  # of several processes, whose gradients come from one forward pass
+            inputs = [concatenate_texts_along_batch(batch, model)]
+        found = [
+            pool(model(**own).last_hidden_state.float(), own["attention_mask"], parts["pooling"]) for own in inputs
+        ]
+        return torch.stack(torch.cat(found).chunk(len(texts)), 1)
+
+    def global_loss(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the loss of G rows, a sum over `matryoshka_dims`; `labels` are the scores (G,), or numbers of texts and class (G, L)."""
+        o, losses = self.options, []
+        for vectors in over_dimensions(embeddings, o.matryoshka_dims):
+            if self._has_scores:
+                losses.append(cosent_loss(vectors, labels, scale=o.scale))
+            elif o.label_column:
+                losses.append(supervised_contrastive_loss(vectors[:, 0], labels[:, -1], scale=o.scale))
+            else:
+                ways = o.both_directions
+                losses.append(multiple_negatives_loss(vectors, labels, scale=o.scale, both_directions=ways))
+        return torch.stack(losses).sum()
+
+    # Scores and metrics
+
+    def score_names(self, state: ObjectiveState) -> Sequence[str]:
+        return ("predicted", "given") if self._has_scores else (*NAMES, "counted", "cosine", "query")
+
+    def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
+        """Return what `scores_of_split` needs: vectors of length 1, and the scores of pairs or the numbers of texts."""
+        vectors = F.normalize(self.embed(model, batch), dim=-1)
+        given = batch["labels"][:, None] if self._has_scores else batch["texts"]
+        return torch.cat([vectors.flatten(1).double(), given.double()], 1)
+
+    def _divide(self, measured: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the vectors (N, T, D) of the T texts of rows, and what else `score_batch` measured."""
+        texts, own = len(self._text_columns()), self.options.label_column
+        size = (measured.shape[1] - (1 if self._has_scores else texts + bool(own))) // texts
+        return measured[:, : texts * size].reshape(-1, texts, size), measured[:, texts * size :]
+
+    def scores_of_split(
+        self, measured: NDArray[np.float64], state: ObjectiveState, documents: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        vectors, given = self._divide(measured)
+        cosines = vectors[:, :2].prod(1).sum(1, keepdims=True)
+        if self._has_scores:
+            return np.concatenate([cosines, given], 1)
+        if self.options.label_column:
+            found = measure_classes(vectors[:, 0], given[:, 1])
+            return np.concatenate([found, found[:, :1], np.arange(len(given))[:, None]], 1)
+        return np.concatenate([measure_pairs(vectors, given, documents), cosines, given[:, :1]], 1)
+
+    @property
+    def vector_space(self) -> VectorSpace:  # type: ignore[override]
+        """How documents are embedded, and which vectors of two models can be compared."""
+        ranks_documents = self.options.label_column is None
+        column = self.options.document_column or self._text_columns()[1] if ranks_documents else None
+        return VectorSpace(column, self._encode_documents, self._vectors_of_texts)
+
+    def _encode_documents(self, texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[Example]:
+        before, limit = prompt_before(tokenizer, "document"), min(max_length, tokenizer.model_max_length)
+        found = tokenize_texts_truncated([before + text.strip() for text in texts], tokenizer, limit)
+        return [
+            {"row_id": i, "input_ids": ids, "text_0": hash_group_value(text.strip())}
+            for i, (text, (ids, _)) in enumerate(zip(texts, found, strict=True))
+        ]
+
+    def _vectors_of_texts(self, measured: NDArray[np.float64]) -> NDArray[np.float64]:
+        vectors, given = self._divide(measured)
+        if self._has_scores:  # which has no numbers of texts
+            return vectors.reshape(-1, vectors.shape[2])
+        place = np.unique(given[:, : vectors.shape[1]], return_index=True)[1]
+        return vectors.reshape(-1, vectors.shape[2])[place]
+
+    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
+        if self._has_scores:
+            return np.ones((len(scores["given"]), 1))
+        names = ("counted", *NAMES)
+        return group_statistics(scores, "query", lambda own: [float(own[name][0]) for name in names])
+
+    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
+        if self._has_scores:
+            return {}
+        count = np.maximum(totals[..., 0], 1)
+        return {name: totals[..., i] / count for i, name in enumerate(NAMES, 1)}
+
+    def whole_metrics(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, float]:
+        return {"spearman": spearman(scores["predicted"], scores["given"])} if self._has_scores else {}
+
+    def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
+        """How far the ranks of cosine and score are from each other; else how far a query is from NDCG 1, and then from its positive."""
+        if not self._has_scores:
+            return 1 - scores["ndcg_at_10"] + 1e-3 * (1 - scores["cosine"])
+        return rank_distance(scores["predicted"], scores["given"])
+
+    def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
+        if self._has_scores:
+            return {"expected": f"{scores['given']:g}", "predicted": f"cosine {scores['predicted']:.3f}"}
+        return {"predicted": f"NDCG@10 {scores['ndcg_at_10']:.3f}, cosine {scores['cosine']:.3f}"}

@@ -1,0 +1,261 @@
+"""Ranking: which documents are most relevant to a query, by a model that reads a query and a document together (a cross-encoder).
+
+    {"query": "who worships nature?", "document": "Wicca is a form of nature worship.", "relevance": 1}
+
+`relevance` is a grade from 0, or 1 and 0. A row is one document; a query is all rows with the same text. Rows of a query belong into one
+split (`data.group_by`). The loss is the binary cross-entropy of each row, the grades divided by the highest one; or LambdaLoss, which
+compares the documents of a query (bases/listwise_loss.py). Metrics are means over queries with a relevant document: NDCG@10 with
+the grades as gains, the mean average precision (`map`) and the reciprocal rank of the first relevant one (`mrr_at_10`); and `loss`, the
+mean cross-entropy of the rows.
+Of documents with the same score, to six decimals, the least relevant is ranked first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from params import DataError, Problem
+from params.defaults import ObjectiveDefaults
+from params.schema import Direction, Launch, Model, Section, Training
+from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.bases.groups import group_statistics, hash_group_value
+from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
+from trainer.objectives.bases.likelihood import compute_logits, without_labels
+from trainer.objectives.bases.listwise_loss import lambda_loss
+from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row
+from trainer.objectives.bases.retrieval import DEPTH
+from trainer.objectives.bases.rows import ScoreColumns
+from trainer.objectives.bases.text_pairs import TextOrPairObjective
+from trainer.objectives.bases.texts import Tokenizer
+
+_HIGHEST_GAIN = 30
+"""The highest grade of LambdaLoss, whose gains are 2 to the power of the grades."""
+
+
+class Options(Section):
+    """Keys of the recipe's `objective` section."""
+
+    query_column: str = "query"
+    """The column with the query."""
+    document_column: str = "document"
+    """The column with a document. Of a query and a document that are too long together, the longer one loses its end."""
+    relevance_column: str = "relevance"
+    """The column with the grade of the document for the query, from 0; or with 1 for relevant and 0 for others."""
+    loss: Literal["bce", "lambda"] = "bce"
+    """The binary cross-entropy of each row, or LambdaLoss, for which the documents of a query are put into the same global batch."""
+
+
+class _Advice(ClassifierNewRecipeAdvice):
+    meaning = "how relevant each document is to its query"
+    columns: ClassVar[Mapping[str, str]] = {
+        "prompt": "query_column",
+        "completion": "document_column",
+        "score": "relevance_column",
+    }
+    place = 3
+    epochs: ClassVar[UpTo] = ((5_000, 4), (50_000, 3), (500_000, 2), (math.inf, 1))
+
+    def fit(self, seen: SeenColumns) -> ObjectiveFit:
+        is_named = seen.names_pair and "score" in seen.named
+        return ObjectiveFit.PREFERENCES if seen.ranks_documents or is_named else ObjectiveFit.NOT
+
+    def best_metric(self, labels: Mapping[str, int]) -> AdvisedValue:
+        return AdvisedValue("ndcg_at_10", "how high the relevant documents of each query are ranked")
+
+
+class Ranking(TextOrPairObjective[Options]):
+    """A score of relevance for a query with a document."""
+
+    options_class = Options
+    text_options: ClassVar[tuple[str, str]] = ("query_column", "document_column")
+    own_options = frozenset()
+    defaults = ObjectiveDefaults(2e-5, 1.0, 32, 32, best_metric="ndcg_at_10")
+    advice = _Advice()
+    metrics: ClassVar[Mapping[str, Direction]] = {
+        "loss": "min",
+        "ndcg_at_10": "max",
+        "map": "max",
+        "mrr_at_10": "max",
+    }
+    shares = frozenset(metrics.keys() - {"loss"})
+    main_metric = "ndcg_at_10"
+    group_score: ClassVar[str | None] = "query"
+    served_scores = ("probability",)
+    label_name = "ranked"
+    """What of a batch `global_loss` gets as labels."""
+    example_rows: ClassVar[tuple[Row, ...]] = (
+        {"query": "rain", "document": "it will rain", "relevance": 1},
+        {"query": "rain", "document": "a king", "relevance": 0},
+        {"query": "bird", "document": "a bird, again and again", "relevance": 2},
+    )
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        if options.loss == "lambda":
+            self.trainer_class = "trainer.loop.global_batch_trainer:GlobalBatchTrainer"  # type: ignore[misc]
+            self.batch_group = "query"
+
+    # Rows
+
+    def columns(self) -> Mapping[str, ColumnKind]:
+        return {**self.text_columns(), self.options.relevance_column: "number"}
+
+    def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
+        yield from super().conflicts(model=model, training=training, launch=launch)
+        if self.options.loss == "lambda" and training.loss:
+            what = "has no effect: LambdaLoss compares the rows of the global batch"
+            yield Problem(("training", "loss"), what, "remove it, or set `objective.loss: bce`")
+        for key in ("streaming", "group_by_length") if self.options.loss == "lambda" else ():
+            if getattr(training, key):
+                what = "would tear the documents of a query apart, which LambdaLoss compares"
+                yield Problem(("training", key), what, "set it to false, or set `objective.loss: bce`")
+
+    def reject_reason(self, row: Row) -> str | None:
+        grade = float(row[self.options.relevance_column])
+        return super().reject_reason(row) or (
+            f"{self.options.relevance_column} is {grade:g}, and grades begin at 0" if grade < 0 else None
+        )
+
+    def input_text(self, row: Row) -> str:
+        return str(row[self.options.query_column])
+
+    def summarize(self, rows: Iterable[Row]) -> float:
+        """Return the highest grade."""
+        return max((float(row[self.options.relevance_column]) for row in rows), default=0.0)
+
+    def state_of_summaries(self, summaries: Iterable[float]) -> ObjectiveState:
+        highest = max(summaries, default=0.0)
+        if not highest:
+            what = "is 0 in every row of the train split, so there is nothing to learn"
+            raise DataError(self.options.relevance_column, what, "add rows with documents that are relevant")
+        if self.options.loss == "lambda" and highest > _HIGHEST_GAIN:
+            what = f"is up to {highest:g}, and LambdaLoss takes 2 to the power of it"
+            raise DataError(
+                self.options.relevance_column, what, "write grades such as 0 to 4, or set `objective.loss: bce`"
+            )
+        return {"highest": highest}
+
+    def encode(
+        self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
+    ) -> list[EncodedRow]:
+        return [
+            EncodedRow([example | self._ranked(row, state)], is_truncated)
+            for row, (example, is_truncated) in zip(rows, self.encode_inputs(rows, tokenizer, max_length), strict=True)
+        ]
+
+    def _ranked(self, row: Row, state: ObjectiveState) -> Example:
+        grade = float(row[self.options.relevance_column])
+        return {
+            "labels": min(grade / state["highest"], 1.0),
+            "relevance": grade,
+            "query": hash_group_value(str(row[self.options.query_column]).strip()),
+        }
+
+    def collate(self, examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
+        """As the base class, with `ranked`, (B, 2): the grade of each document and the number of its query."""
+        ranked = [[float(one["relevance"]), float(one["query"])] for one in examples]
+        return super().collate(examples, tokenizer) | {"ranked": torch.tensor(ranked, dtype=torch.float64)}
+
+    # Model and training
+
+    def model_config(self, state: ObjectiveState) -> dict[str, Any]:
+        return {"num_labels": 1, "id2label": {0: "relevance"}, "label2id": {"relevance": 0}}
+
+    def embed(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return the score of each of B rows, (B, 1), before the sigmoid."""
+        scores: torch.Tensor = model(**_inputs(batch)).logits.float()
+        return scores
+
+    def global_loss(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return LambdaLoss of the G rows of a global batch, whose scores are (G, 1) and whose `ranked` are (G, 2)."""
+        return lambda_loss(embeddings[:, 0], labels[:, 0], labels[:, 1])
+
+    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
+        outputs = model(**_inputs(batch))
+        losses = F.binary_cross_entropy_with_logits(outputs.logits[:, 0].float(), batch["labels"], reduction="sum")
+        return BatchLoss(losses / share.items * share.processes, outputs)
+
+    # Scores and metrics
+
+    def score_names(self, state: ObjectiveState) -> Sequence[str]:
+        return ("nll", "probability", "score", "relevance", "query")
+
+    def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
+        """The loss, the score as a probability and before the sigmoid, the grade and the number of the query, (B, 5)."""
+        scores = compute_logits(model, _inputs(batch)).double()
+        losses = F.binary_cross_entropy_with_logits(scores[:, 0], batch["labels"].double(), reduction="none")
+        return torch.cat([losses[:, None], scores.sigmoid(), scores, batch["ranked"]], 1)
+
+    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
+        """One and the loss of each row; of the first row of a query, what `measure_ranking` says of it, (N, 6)."""
+        rows = np.stack([np.ones_like(scores["nll"]), scores["nll"]], 1)
+        of_queries = group_statistics(scores, "query", lambda own: measure_ranking(own["score"], own["relevance"]))
+        return np.concatenate([rows, of_queries], 1)
+
+    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
+        rows, nll, queries, *sums = np.moveaxis(totals, -1, 0)
+        found = {name: one / np.maximum(queries, 1) for name, one in zip(list(self.metrics)[1:], sums, strict=True)}
+        return {"loss": nll / rows, **found}
+
+    def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:
+        """Those of rankings, if no query has a relevant document."""
+        return frozenset() if totals[2] else self.shares
+
+    def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
+        """How far the probability is from what the grade says, in the order of the scores: the worst are ranked wrongly for sure."""
+        is_relevant = scores["relevance"] > 0
+        return np.where(is_relevant, -scores["score"], scores["score"])
+
+    # Released models
+
+    @classmethod
+    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
+        return PromptForm(is_pair=True)
+
+    def answer_scores(
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
+    ) -> Mapping[str, float]:
+        (answer,) = ask(self.reader_input(row), top_k=None)
+        return {"probability": float(answer["score"])}
+
+    def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
+        return {"expected": f"relevance {scores['relevance']:g}", "predicted": f"{scores['probability']:.3f}"}
+
+    def prediction_lines(
+        self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
+    ) -> list[str]:
+        """The probability that the document is relevant."""
+        ((example,), _), *_ = self.encode([row], tokenizer, max_length, state)
+        batch = _inputs(self.collate([example], tokenizer))
+        return [f"relevance: {compute_logits(model, batch)[0, 0].sigmoid().item():.3f}"]
+
+
+def measure_ranking(scores: NDArray[np.float64], relevance: NDArray[np.float64]) -> list[float]:
+    """Return 1, NDCG@10, average precision and reciprocal rank of a query's N documents; zeros if none is relevant.
+
+    The gain of a document is its grade, as in trec_eval, and the discount 1 / log2(rank + 1) (Järvelin and Kekäläinen 2002,
+    https://doi.org/10.1145/582415.582418). NaN if a score is not finite.
+
+    Args:
+        scores: those of the model, (N,).
+        relevance: the grades, (N,).
+    """
+    if not (relevance > 0).any():
+        return [0.0] * 4
+    if not np.isfinite(scores).all():
+        return [1.0, *[math.nan] * 3]
+    gains = relevance[np.lexsort((relevance, -np.round(scores, 6)))]
+    ranks = np.arange(1, len(gains) + 1)
+    discounts = 1 / np.log2(ranks[:DEPTH] + 1)
+    best = -np.sort(-relevance)[:DEPTH]
+    found = ranks[gains > 0]
+    precision = np.arange(1, len(found) + 1) / found
+    reciprocal = 1 / found[0] if found[0] <= DEPTH else 0.0
+    return [1.0, float(gains[:DEPTH] @ discounts / (best @ discounts)), float(precision.mean()), float(reciprocal)]
+
+
+def _inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in without_labels(batch).items() if name != "ranked"}

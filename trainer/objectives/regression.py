@@ -1,0 +1,249 @@
+"""Regression: a number for a text, or for a pair of texts; or several numbers.
+
+    {"text": "The battery died after two days.", "label": 1.5}
+
+The model learns the numbers less their mean and divided by their standard deviation, both of the train split, and answers in their own
+units. The loss is the mean squared error of the standardized numbers, or Huber's (1964, https://doi.org/10.1214/aoms/1177703732).
+`mae` is the mean absolute error in units; `pearson` and `spearman` are the correlations of numbers, and of their ranks, with what the model
+predicts, 0 if it predicts the same for all. With several numbers, each metric is the mean over them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import PositiveFloat
+
+from params import DataError, Problem
+from params.defaults import ObjectiveDefaults
+from params.schema import Direction, Launch, Model, Training
+from trainer.objectives.bases.advice import ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.bases.labels import are_unnamed, match_labels
+from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
+from trainer.objectives.bases.likelihood import compute_logits, without_labels
+from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
+from trainer.objectives.bases.standardization import (
+    Moments,
+    measure_moments,
+    read_standard_deviation,
+    standardization_of,
+    standardize_head,
+)
+from trainer.objectives.bases.text_pairs import (
+    TEXT_FLAGS,
+    TextOrPairObjective,
+    TextOrPairOptions,
+    asked_of_text_or_pair,
+)
+from trainer.objectives.bases.texts import Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_NO_SPREAD = 1e-12
+"""A variance of standardized numbers that is only rounding."""
+
+
+class Options(TextOrPairOptions):
+    """Keys of the recipe's `objective` section."""
+
+    label_column: str | list[str] = "label"
+    """The column with the number, or a list of columns with a number each."""
+    loss: Literal["mse", "huber"] = "mse"
+    """The squared error, or Huber's loss, which single numbers that are far off move less."""
+    huber_delta: PositiveFloat = 1.0
+    """How many standard deviations an error has from which on Huber's loss grows no faster than the error."""
+
+
+class _Advice(ClassifierNewRecipeAdvice):
+    meaning = "a number for each text"
+    columns: ClassVar[Mapping[str, str]] = {**TEXT_FLAGS, "score": "label_column"}
+    place = 3
+    epochs: ClassVar[UpTo] = ((1_000, 10), (5_000, 6), (50_000, 4), (500_000, 2), (math.inf, 1))
+
+    def fit(self, seen: SeenColumns) -> ObjectiveFit:
+        if "score" in seen.named:
+            return ObjectiveFit.NAMED
+        is_pair = seen.names_pair or seen.rates_answers
+        return ObjectiveFit.COLUMNS if "score" in seen.found and not is_pair else ObjectiveFit.NOT
+
+    def asked(self, seen: SeenColumns) -> Sequence[str]:
+        return asked_of_text_or_pair(self, seen)
+
+
+class Regression(TextOrPairObjective[Options]):
+    """One or several numbers."""
+
+    options_class = Options
+    defaults = ObjectiveDefaults(5e-5, 4.0, 32, 32, group_by_length=True)
+    advice = _Advice()
+    metrics: ClassVar[Mapping[str, Direction]] = {"loss": "min", "mae": "min", "pearson": "max", "spearman": "max"}
+    main_metric = "mae"
+    split_metrics = frozenset({"spearman"})
+    example_rows: ClassVar[tuple[Row, ...]] = (
+        {"text": "The battery died after two days.", "label": 1.5},
+        {"text": "It does what it should, and the battery lasts for a week.", "label": 4},
+        {"text": "Fine.", "label": 3.25},
+    )
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        named = options.label_column
+        self.names = (named,) if isinstance(named, str) else tuple(named)
+        """The columns of the T numbers."""
+        self.served_scores = tuple(f"predicted {name}" for name in self.names)
+
+    def columns(self) -> Mapping[str, ColumnKind]:
+        return {**self.text_columns(), **dict.fromkeys(self.names, "number")}
+
+    def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
+        if not self.names or len(set(self.names)) < len(self.names):
+            what = "names no column" if not self.names else "names a column twice"
+            yield Problem(("objective", "label_column"), what, "name each column with a number once")
+        if "huber_delta" in self.options.model_fields_set and self.options.loss != "huber":
+            yield Problem(("objective", "huber_delta"), "has no effect on this loss", "remove it, or set `loss: huber`")
+        yield from super().conflicts(model=model, training=training, launch=launch)
+
+    def summarize(self, rows: Iterable[Row]) -> Moments:
+        values = [self._numbers(row) for row in rows]
+        return measure_moments(np.array(values, float).reshape(-1, len(self.names)))
+
+    def state_of_summaries(self, summaries: Iterable[Moments]) -> ObjectiveState:
+        means, deviations = standardization_of(summaries)
+        for name, mean, deviation in zip(self.names, means, deviations, strict=True):
+            if not deviation:
+                what = f"every row of the train split has the number {mean:g}, so there is nothing to learn"
+                raise DataError(name, what, "add rows with other numbers, or name another column")
+        return {"numbers": list(self.names), "mean": means, "std": deviations}
+
+    def encode(
+        self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
+    ) -> list[EncodedRow]:
+        encoded = self.encode_inputs(rows, tokenizer, max_length)
+        return [
+            EncodedRow([example | {"labels": self._numbers(row)}], is_truncated)
+            for row, (example, is_truncated) in zip(rows, encoded, strict=True)
+        ]
+
+    def model_config(self, state: ObjectiveState) -> dict[str, Any]:
+        names = dict(enumerate(state["numbers"]))
+        label2id = {name: i for i, name in names.items()}
+        return {"num_labels": len(names), "id2label": names, "label2id": label2id, "problem_type": "regression"}
+
+    def prepare_model(
+        self, model: PreTrainedModel, tokenizer: Tokenizer, state: ObjectiveState, new: Collection[str]
+    ) -> None:
+        standardize_head(model, state["mean"], state["std"], new)
+
+    def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
+        outputs = model(**without_labels(batch))
+        errors = (outputs.logits - batch["labels"]) / read_standard_deviation(model)
+        return BatchLoss(self._losses(errors).sum().float() / share.items * share.processes, outputs)
+
+    def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
+        """Return a model whose logits are this run's numbers, by their names; ValueError if it does not predict one of them."""
+        config, wanted = model.config, state["numbers"]
+        if config.problem_type not in {None, "regression"}:
+            raise ValueError(f"it predicts no numbers: its problem_type is {config.problem_type}")
+        known = [str(config.id2label[i]) for i in range(config.num_labels)]
+        if known == wanted or (len(known) == len(wanted) and (len(wanted) == 1 or are_unnamed(known))):
+            return model
+        places = match_labels(known, wanted)
+        if lacking := [name for name, place in zip(wanted, places, strict=True) if place is None]:
+            raise ValueError(f"it does not predict {lacking[0]!r}")
+
+        def rearrange(_: Any, __: Any, outputs: Any) -> Any:
+            outputs.logits = outputs.logits[..., places]
+            return outputs
+
+        model.register_forward_hook(rearrange)
+        return model
+
+    def score_names(self, state: ObjectiveState) -> Sequence[str]:
+        return [f"{what} {name}" for what in ("predicted", "given") for name in self.names]
+
+    def score_batch(self, model: PreTrainedModel, batch: Mapping[str, Any], tokenizer: Tokenizer) -> torch.Tensor:
+        """What is predicted and given for each number, in units, (B, 2 T)."""
+        return torch.cat([compute_logits(model, batch).double(), batch["labels"].double()], 1)
+
+    def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
+        """One and the loss; for each number the absolute error in units, and, standardized: p, g, p², g² and p g, (N, 2 + 6 T)."""
+        predicted, given = self._columns(scores)
+        with np.errstate(invalid="ignore", over="ignore"):  # a model that has diverged
+            p, g = ((values - state["mean"]) / state["std"] for values in (predicted, given))
+            row = np.stack([np.ones(len(p)), self._losses(torch.from_numpy(p - g)).numpy()], 1)
+            return np.concatenate([row, np.abs(predicted - given), p, g, p * p, g * g, p * g], 1)
+
+    def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
+        """The loss; the others from the moments of predicted (p) and given (g) numbers."""
+        rows, loss = totals[..., :1], totals[..., 1]
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            error, p, g, pp, gg, pg = np.split(totals[..., 2:] / rows, 6, axis=-1)  # (..., T)
+            spread = np.clip(pp - p * p, 0, None) * np.clip(gg - g * g, 0, None)
+            pearson = np.where(spread > _NO_SPREAD**2, (pg - p * g) / np.sqrt(np.maximum(spread, _NO_SPREAD**2)), 0.0)
+            return {"loss": loss / rows[..., 0], "mae": error.mean(-1), "pearson": pearson.mean(-1)}
+
+    def whole_metrics(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, float]:
+        """Spearman's rank correlation, equal numbers having the mean of their ranks."""
+        from scipy.stats import rankdata
+
+        found = []
+        for pair in zip(*(values.T for values in self._columns(scores)), strict=True):
+            p, g = (ranks - ranks.mean() for ranks in map(rankdata, pair))
+            spread = math.sqrt((p @ p) * (g @ g))
+            found.append(float(p @ g) / spread if spread else 0.0)
+        return {"spearman": sum(found) / len(found)}
+
+    def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:
+        """The correlations, if all rows have the same number."""
+        *_, g, _, gg, _ = np.split(totals[2:] / max(totals[0], 1), 6)
+        return frozenset() if (gg - g * g > _NO_SPREAD).all() else frozenset({"pearson", "spearman"})
+
+    def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
+        predicted, given = self._columns(scores)
+        error: NDArray[np.float64] = np.abs(predicted - given).mean(1)
+        return error
+
+    @property
+    def call_arguments(self) -> Mapping[str, Any]:
+        several = {"top_k": None} if len(self.names) > 1 else {}
+        return {**super().call_arguments, "function_to_apply": "none", **several}
+
+    def answer_scores(
+        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
+    ) -> Mapping[str, float]:
+        answers = ask(self.reader_input(row), top_k=None)
+        return {f"predicted {one['label']}": float(one["score"]) for one in answers}
+
+    def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
+        def listed(what: str) -> str:
+            return ", ".join(f"{scores[f'{what} {name}']:.6g}" for name in self.names)
+
+        return {"expected": listed("given"), "predicted": listed("predicted")}
+
+    def prediction_lines(
+        self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
+    ) -> list[str]:
+        """The numbers that the model predicts."""
+        ((example,), _), *_ = self.encode([row], tokenizer, max_length, state)
+        numbers = compute_logits(model, self.collate([example], tokenizer))[0].tolist()
+        return [f"{name}: {number:.6g}" for name, number in zip(self.names, numbers, strict=True)]
+
+    def _numbers(self, row: Row) -> list[float]:
+        return [float(row[name]) for name in self.names]
+
+    def _columns(self, scores: ScoreColumns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return what is predicted and what is given, (N, T) each."""
+        predicted, given = (
+            np.stack([scores[f"{what} {name}"] for name in self.names], 1) for what in ("predicted", "given")
+        )
+        return predicted, given
+
+    def _losses(self, errors: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each row, (B,), of errors in standard deviations, (B, T)."""
+        if self.options.loss == "mse":
+            return (errors**2).mean(-1)
+        return F.huber_loss(errors, torch.zeros_like(errors), reduction="none", delta=self.options.huber_delta).mean(-1)
