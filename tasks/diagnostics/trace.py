@@ -141,7 +141,7 @@ def _loss_lines(encoder: RowEncoder, example: Example, losses: Any) -> list[str]
     if isinstance(example["labels"][0], float):
         names = encoder.state.get("labels") or range(len(losses))
         return [f"{loss:9.4f} {name}" for loss, name in zip(losses.tolist(), names, strict=True)]
-    targets = example["labels"] if encoder.objective.has_target_text else example["input_ids"]
+    targets = example["input_ids"] if encoder.state.get("labels") else example["labels"]
     pairs = [(loss, token) for loss, token in zip(losses.tolist(), targets, strict=False) if not math.isnan(loss)]
     return _shortened([f"{loss:9.4f} {encoder.tokenizer.decode([token])!r}" for loss, token in pairs])
 

@@ -88,7 +88,7 @@ def report_labels(
         low, high = None, None
         if i in judged:
             seen = min(own.observations, int(rows[i]))  # of a label that is always right, its rows say how sure that is
-            low, high = by_label.interval(resampled[f"f1 {i}"], seen, is_share=True)
+            low, high = by_label.interval(resampled[f"f1 {i}"], seen, [seen])
         gain = gains.get(f"f1 {i}")
         results.append(
             LabelResult(

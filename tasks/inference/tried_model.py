@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from params import DataError, ModelError
+from params import DataError, ModelError, RecipeError
+from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE
 from tasks.inference.answer import ModelAnswer, NearText, PredictedLabel, PredictedNumber, PredictedSpan
 from trainer import objectives
 from trainer.model.adapters import TASKS, BaseModelReference, is_adapter_folder
 from trainer.model.limits import NO_LIMIT, find_position_limits, window_overlap
 from trainer.model.network import load_trained_model
-from trainer.objectives.bases.objective import PromptForm
+from trainer.objectives.bases.objective import Objective, PromptForm
 from trainer.objectives.bases.sentence_transformers_files import MODULES, embed_texts, set_prompts
 from trainer.objectives.bases.text_pairs import read_pair
 from trainer.objectives.bases.texts import strip_repeated_special_tokens
@@ -31,17 +32,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Task = Literal[
-    "text-generation", "text2text-generation", "text-classification", "token-classification", "sentence-similarity"
+    "text-generation",
+    "text2text-generation",
+    "text-classification",
+    "token-classification",
+    "sentence-similarity",
+    "fill-mask",
+    "question-answering",
+    "multiple-choice",
 ]
 _AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
     "text-generation": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
     "text2text-generation": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
     "text-classification": ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"),
     "token-classification": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES"),
+    "fill-mask": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
+    "question-answering": ("AutoModelForQuestionAnswering", "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES"),
+    "multiple-choice": ("AutoModelForMultipleChoice", "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES"),
 }
 """The class that loads a model for a task, and transformers' table of the architectures that it knows."""
 _MAX_LABELS: Final = 5
 """Labels that are shown; more only if more of several labels are predicted."""
+_OF_ROWS: Final = ("question-answering", "multiple-choice")
+"""Tasks whose input is several columns, for which transformers has no pipeline: the objective that a release records answers."""
 _NEAR: Final = 10
 """Texts that are shown of those that were searched."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
@@ -78,6 +91,8 @@ class AnsweringModel:
     """Most tokens that the model can read and write together; None without a limit."""
     _pipeline: Any
     """transformers' own; None for sequence to sequence and for embeddings, for which it has none."""
+    _objective: Objective[Any] | None = None
+    """That of a task of rows."""
     _vectors: dict[tuple[str, ...], Any] = field(default_factory=dict)
     """Those of the texts that were searched."""
 
@@ -116,12 +131,14 @@ class AnsweringModel:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a release need not record its objective
             section = dict(json.loads((folder / PROVENANCE).read_bytes())["objective"])
         form = objectives.prompt_form(section, has_template=bool(tokenizer.chat_template))
-        made = None
+        made = objective = None
         if task == "sentence-similarity":
             set_prompts(tokenizer, None, None)
+        elif task in _OF_ROWS:
+            objective = _recorded_objective(section, task, where)
         elif task != "text2text-generation":
             made = pipeline(task, model=network, tokenizer=tokenizer, trust_remote_code=False)
-        return cls(where, task, form, network.eval(), tokenizer, positions, made)
+        return cls(where, task, form, network.eval(), tokenizer, positions, made, objective)
 
     def answer(self, text: str, options: AnswerOptions) -> ModelAnswer:
         """Return the model's answer to a text.
@@ -139,6 +156,8 @@ class AnsweringModel:
             "token-classification": self._find_spans,
             "text2text-generation": self._rewrite,
             "text-generation": self._continue,
+            "fill-mask": self._fill,
+            **dict.fromkeys(_OF_ROWS, self._answer_row),
             "sentence-similarity": self._find_near,
         }[self.task]
         try:
@@ -188,6 +207,20 @@ class AnsweringModel:
                 spans.append(PredictedSpan(label, start, end, words.strip(), float(one["score"])))
         return ModelAnswer(text, spans=spans, note=None if in_windows else self._unread(text))
 
+    def _answer_row(self, text: str, _: AnswerOptions) -> ModelAnswer:
+        assert self._objective is not None
+        row, columns = None, self._objective.columns()
+        names = [name for name, kind in columns.items() if kind in ("string", "labels")]  # and not the target
+        with contextlib.suppress(ValueError):
+            row = json.loads(text)
+        if not isinstance(row, dict) or any(row.get(name) in (None, "") for name in names):
+            what = f"the model reads {', '.join(names)}"
+            raise DataError("the text", what, f"write them as JSON: {json.dumps(dict.fromkeys(names, '...'))}")
+        row = dict.fromkeys(columns) | row | {"row_id": 0}
+        limit = min(self.tokenizer.model_max_length, NO_LIMIT)
+        lines = self._objective.prediction_lines(row, self.network, self.tokenizer, limit, {})
+        return ModelAnswer(text, generated="\n".join(lines))
+
     def _find_near(self, text: str, options: AnswerOptions) -> ModelAnswer:
         query, *others = [text] if options.among else text.splitlines()
         among = tuple(one for one in options.among or others if one.strip() and one != query)
@@ -199,6 +232,16 @@ class AnsweringModel:
         cosines = self._vectors[among] @ embed_texts(self.network, self.tokenizer, [query], "query")[0]
         found = [NearText(among[i], float(cosines[i])) for i in cosines.argsort(descending=True, stable=True)[:_NEAR]]
         return ModelAnswer(query, near=found, note=self._unread(query))
+
+    def _fill(self, text: str, _: AnswerOptions) -> ModelAnswer:
+        mask = self.tokenizer.mask_token
+        if text.count(mask) != 1:
+            raise DataError(
+                "the text", f"has {text.count(mask)} masks", f"write {mask} once, for what the model is to tell"
+            )
+        found = self._pipeline(text, top_k=5, tokenizer_kwargs={"truncation": True})
+        labels = [PredictedLabel(str(one["token_str"]).strip(), float(one["score"])) for one in found]
+        return ModelAnswer(text, labels=labels, note=self._unread(text))
 
     def _continue(self, text: str, options: AnswerOptions) -> ModelAnswer:
         prompt, longest = self._prompt(text), options.max_new_tokens
@@ -234,8 +277,9 @@ class AnsweringModel:
     def _unread(self, text: str | dict[str, str]) -> str | None:
         """Return a sentence about the end of a text that is too long; None if the model reads all of it."""
         count, limit = self._tokens(text), self.tokenizer.model_max_length
+        end = "last" if self.tokenizer.truncation_side == "left" else "first"
         read = f"the model read {limit} of {count} tokens, without the end of the longer text"
-        read = f"the model read the first {limit} of {count} tokens" if isinstance(text, str) else read
+        read = f"the model read the {end} {limit} of {count} tokens" if isinstance(text, str) else read
         return read if count > limit else None
 
 
@@ -244,13 +288,25 @@ def _task(names: Collection[str], where: str, file: str) -> Task:
     from transformers.models.auto import modeling_auto as auto
 
     for task, (_, table) in _AUTO_CLASSES.items():
-        known = {TASKS[task]}
+        known = {TASKS.get(task)}
         for value in getattr(auto, table).values():
             known.update([value] if isinstance(value, str) else value)
         if known.intersection(names):
             return task
     what = f"its {file} names {', '.join(sorted(names)) or 'no task'}, for which there is no way to try it"
     raise ModelError(where, what, f"try a model for {', '.join(_AUTO_CLASSES)}")
+
+
+def _recorded_objective(section: Any, task: Task, where: str) -> Objective[Any]:
+    """Return the objective that a release records; ModelError if it records none for its task."""
+    try:
+        found = objectives.build_objective(ObjectiveChoice.model_validate(section))
+    except (ValueError, RecipeError):
+        found = None
+    if found is None or found.pipeline_tag != task:
+        fix = "load it as its model card says"
+        raise ModelError(where, f"does not say which columns it reads, as a model for {task}", fix)
+    return found
 
 
 def _load_network(folder: Path, task: Task, where: str) -> PreTrainedModel:

@@ -11,6 +11,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Collection, Mapping
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +34,7 @@ from tasks.tokenization.report import TokenizationReport
 from tasks.training.report import TrainingReport
 from tasks.validation.report import ValidationReport
 from trainer import objectives
+from trainer.data import tokens
 from trainer.model.adapters import BaseModelReference
 from trainer.model.limits import window_overlap
 from trainer.model.use_settings import read_number_format
@@ -119,6 +121,7 @@ def render_model_card(
         is_local=candidate.endpoint == LOCAL,
         objective=objective,
         own_code=own_format.code(publish.repo_id, artifacts.model) if own_format else None,
+        read_tokenizer=partial(tokens.read_tokenizer, artifacts.tokens),
         call=", ".join(f"{name}={value!r}" for name, value in objective.call_arguments.items()),
         form=objectives.prompt_form(record["objective"], has_template=_has_chat_template(artifacts.model)),
         recipe_name=artifacts.recipe,

@@ -7,10 +7,11 @@ from pathlib import Path
 from params import DataError, RecipeError
 from params.schema import RowsFromFiles
 from tasks.scaffold.file_heads import refuse_misreadable_file
-from tasks.scaffold.look import USUAL_NAMES, columns_named, read_source_sample
+from tasks.scaffold.look import columns_named, read_source_sample
 from tasks.scaffold.proposal import ObjectiveProposal
 from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.sources import FoundSource, list_matching_files, path_in_project, watched_path
+from tasks.scaffold.usual_names import USUAL_NAMES
 from trainer import objectives
 from trainer.objectives.bases.advice import AdvisedValue
 

@@ -14,9 +14,11 @@ from typing import Any, Final, NamedTuple
 
 from params import DataError
 from tasks.ingestion.encodings import clean_name
-from tasks.scaffold.look import USUAL_NAMES, Row, SampledColumn, columns_named, most
+from tasks.scaffold.look import Row, SampledColumn, columns_named, most
 from tasks.scaffold.sources import common_folder, converted_name, is_glob
-from trainer.objectives.bases.chat import looks_like_conversation, read_turns
+from tasks.scaffold.usual_names import USUAL_NAMES
+from trainer.objectives.bases.feedback import BAD, GOOD
+from trainer.objectives.bases.messages import looks_like_conversation, read_turns
 
 Columns = Mapping[str, SampledColumn]
 NewRow = dict[str, Any]
@@ -24,8 +26,6 @@ _RATINGS: Final = re.compile(
     r"(.*_)?(label|feedback|rating|score|reward|thumbs?(_up)?|votes?|quality|correct|stars|good|accepted|liked|helpful)"
 )
 """Names of columns that say of each answer how good it is."""
-_GOOD: Final = {"true", "1", "1.0", "good", "yes", "positive", "up", "thumbs_up", "correct", "accept", "accepted"}
-_BAD: Final = {"false", "0", "0.0", "-1", "bad", "no", "negative", "down", "thumbs_down", "wrong", "reject", "rejected"}
 _FLAGS: Final = {"train": "--data", "validation": "--validation", "test": "--test"}
 
 
@@ -77,6 +77,11 @@ def rating_column(columns: Columns) -> str | None:
     return next((name for name, column in columns.items() if _ratings(column, columns)), None)
 
 
+def feedback_columns(columns: Columns) -> list[SampledColumn]:
+    """Return the columns that say of each answer or conversation that it is good, or that it is bad."""
+    return [column for column in columns.values() if _ratings(column, columns, in_words=True)]
+
+
 def _changed(change: Callable[[Any], Any]) -> Callable[[Row, str, Any], list[NewRow]]:
     return lambda row, name, _: [{**row, name: None if row.get(name) is None else change(row[name])}]
 
@@ -88,13 +93,14 @@ def _only(values: Sequence[Any]) -> Any:
 
 
 def _good(row: Row, name: str, _: Any) -> list[NewRow]:
-    return [_without(row, name)] if str(row.get(name)).strip().lower() in _GOOD else []
+    return [_without(row, name)] if str(row.get(name)).strip().lower() in GOOD else []
 
 
 def _one_conversation(row: Row, name: str, prompt: str) -> list[NewRow]:
     before = row.get(prompt) or []
     before = [{"role": "user", "content": before}] if isinstance(before, str) else before
-    return [_without(row, name, prompt) | {"messages": [*before, *(row.get(name) or ())]}]
+    known = [{**one, "weight": 0} if read_turns([one])[0]["role"] == "assistant" else one for one in before]
+    return [_without(row, name, prompt) | {"messages": [*known, *(row.get(name) or ())]}]
 
 
 def _without(row: Row, *names: str) -> NewRow:
@@ -113,7 +119,7 @@ def _ratings(column: SampledColumn, columns: Columns, *, in_words: bool = False)
     if not are_answers or column in _pair(columns) or not _RATINGS.fullmatch(column.name.lower()):
         return ""
     values = {str(value).strip().lower() for value in column.filled}
-    is_rating = values <= _GOOD | _BAD or (column.is_numeric and not in_words)
+    is_rating = values <= GOOD | BAD or (column.is_numeric and not in_words)
     return ", ".join(sorted(values)[:5]) if is_rating else ""
 
 
@@ -123,7 +129,8 @@ def _prompt_of_messages(column: SampledColumn, columns: Columns) -> str:
     others = (own for own in columns.values() if own not in (prompt, answer))
     is_answer = column is answer and column.kind == "messages" and all(own.kind != "messages" for own in others)
     is_answer = is_answer and most(_begins_with_answer, list(filter(None, column.filled)))
-    return prompt.name if is_answer and prompt.kind in ("messages", "text") else ""
+    kinds = ("text",) if feedback_columns(columns) else ("messages", "text")
+    return prompt.name if is_answer and prompt.kind in kinds else ""
 
 
 def _begins_with_answer(messages: Any) -> bool:
@@ -229,6 +236,9 @@ _Label = partial(RowForm, role="label")
 _Other = partial(RowForm, is_proposed=False)
 _JSON: Final = ("holds JSON as text", "what it says")
 _RATED: Final = "seems to say how good the answers are ({found}), and no objective reads that"
+_LIKED: Final = (
+    "seems to say how good the answers are ({found}), and no objective for these rows and this model reads that"
+)
 _TAGS: Final = "holds the tags of the words in `{found.words}`, and spans of a text are read"
 _PARTS: Final = "holds the messages that answer `{found}`, and a conversation is read from one column"
 _WHOLE: Final = "holds whole numbers with decimals, which are no names of classes"
@@ -249,8 +259,8 @@ FORMS: Final = (
         lambda c, _: c.name == "answer" and {*map(str, c.filled)} <= {"accept", "reject", "ignore"},
         _good,
     ),
-    _Other(_RATED, "the rows with good answers", _rated_messages, _good),
-    RowForm(_RATED, "the rows with good answers", partial(_ratings, in_words=True), _good),
+    _Other(_LIKED, "the rows with good answers", _rated_messages, _good),
+    RowForm(_LIKED, "the rows with good answers", partial(_ratings, in_words=True), _good),
     RowForm(_RATED, "keep the rows with good answers, and remove this column", _ratings),
     _Other(_PARTS, "both as `messages`", _prompt_of_messages, _one_conversation),
     RowForm(

@@ -19,8 +19,9 @@ from tasks.ingestion.batches import SourceBatch, to_rows_with_texts
 from tasks.ingestion.files import FileRowIndex
 from tasks.ingestion.source import open_source
 from tasks.scaffold.sources import list_matching_files
+from tasks.scaffold.usual_names import USUAL_NAMES
 from tasks.shards.split_rows import NUMBER, as_text
-from trainer.objectives.bases.chat import looks_like_conversation
+from trainer.objectives.bases.messages import looks_like_conversation
 
 if TYPE_CHECKING:
     from trainer.objectives.bases.rows import ColumnKind
@@ -51,27 +52,6 @@ _MAX_LABELS: Final = 1000
 _MAX_LABEL: Final = 60
 """Characters of a label."""
 _YES_OR_NO: Final = ({"0", "1"}, {"true", "false"}, {"yes", "no"})
-RELEVANCE: Final = ("relevance", "relevant")
-"""Usual names of a column that says how relevant a document is to a query."""
-USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "text": ("text", "sentence", "content", "body", "message", "question", "review", "utterance", "document"),
-    "text-pair": ("text_pair", "hypothesis", "passage"),
-    "label": ("label", "labels", "category", "class", "intent", "topic", "sentiment", "target", "tag", "type"),
-    "labels": ("labels", "cats", "tags", "topics", "categories", "genres", "emotions", "intents", "label"),
-    "score": ("score", "similarity", "relatedness", "rating", "grade", "label", "target", *RELEVANCE),
-    "spans": ("spans", "entities"),
-    "prompt": (
-        *("prompt", "question", "instruction", "input", "query", "source", "article", "document", "problem", "anchor"),
-    ),
-    "completion": (
-        *("completion", "answer", "response", "output", "target", "summary", "translation", "solution", "reply"),
-        "positive",
-    ),
-    "messages": ("messages", "conversation", "conversations", "chat"),
-    "chosen": ("chosen", "preferred", "accepted", "better"),
-    "rejected": ("rejected", "dispreferred", "worse", "negative"),
-}
-"""Usual names of the columns that a flag of `new` names, most usual first."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from params.schema import repo_id_problem
 from tasks.diagnostics.check import check
 from tasks.diagnostics.trace import token_lines
 from tasks.scaffold import choices, project, proposal
+from tasks.scaffold.advised_objectives import proposable_objectives
 from tasks.scaffold.corpus import add_corpus, choose_document_column
 from tasks.scaffold.forms import rating_column
 from tasks.scaffold.look import RowSample, read_source_sample
@@ -88,7 +89,7 @@ def _check_request(request: NewRecipeRequest) -> None:
 def _model(request: NewRecipeRequest, sample: RowSample, root: Path) -> tuple[ModelFacts | None, ModelKind]:
     """Return the pretrained model, None for a new one, and its kind. Plain text alone gets a new one without being asked."""
     model = request.model
-    known = proposal.proposable_objectives()
+    known = proposable_objectives()
     named = [request.objective] if request.objective else proposal.best_fitting_objectives(sample, request.columns)
     found = [known[name] for name in named if name in known]
     if model is None and found and all(advice.reads_running_text for advice in found):

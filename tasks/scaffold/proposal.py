@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Final
 
 from params import RecipeError
 from params.foundation.errors import see_limits
 from params.loading import suggestion
 from params.schema import ObjectiveChoice
-from tasks.scaffold.forms import RowForm, find_row_forms, rating_column
-from tasks.scaffold.look import RELEVANCE, USUAL_NAMES, Kind, RowSample, SampledColumn, columns_named, most
+from tasks.scaffold.advised_objectives import proposable_objectives
+from tasks.scaffold.candidates import NESTED, find_candidates, find_usual_columns, list_row_forms
+from tasks.scaffold.forms import find_row_forms, rating_column
+from tasks.scaffold.look import Kind, RowSample, SampledColumn, columns_named, most
 from tasks.scaffold.request import NewRecipeRequest
+from tasks.scaffold.usual_names import RELEVANCE, USUAL_NAMES
 from trainer import objectives
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.preferences import begin_with_prompt
@@ -30,6 +32,7 @@ _FITTING: Final[Mapping[ColumnKind, tuple[str, set[Kind]]]] = {
     "labels": ("lists of labels", {"list", "record"}),
     "number": ("numbers", {"integer", "number"}),
     "records": ("lists of records", {"messages", "spans", "list"}),
+    "record": ("records", {"record", "spans", "list"}),
 }
 """What the columns of an objective may hold, in words and as a sample shows it."""
 _MEANINGS: Final = {
@@ -39,6 +42,7 @@ _MEANINGS: Final = {
     "messages": "conversation",
     "chosen": "better answer",
     "rejected": "worse answer",
+    "liked": "feedback",
 }
 """What a flag stands for, where its name does not say it."""
 
@@ -70,13 +74,6 @@ class ObjectiveProposal:
         return list(dict.fromkeys(itertools.chain.from_iterable(names)))
 
 
-def proposable_objectives() -> dict[str, NewRecipeAdvice]:
-    """Return the objectives that can be proposed, in the order in which those that fit as well are."""
-    found = {name: objectives.import_objective_class(name).advice for name in objectives.objective_names()}
-    known = {name: advice for name, advice in found.items() if isinstance(advice, NewRecipeAdvice)}
-    return dict(sorted(known.items(), key=lambda item: item[1].place))
-
-
 def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, kind: ModelKind) -> ObjectiveProposal:
     """Return the objective that the user names, or that fits rows and model, with its columns.
 
@@ -95,12 +92,12 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
         given = {**_pair(sample), **given}
     for flag in advice.asked(_seen(sample, given)):
         chosen = {**columns, **given}
-        if flag not in chosen and not _candidates(flag, sample, chosen):
-            for form in _forms(sample):
+        if flag not in chosen and not find_candidates(flag, sample, chosen):
+            for form in list_row_forms(sample):
                 if form.column.lower() in USUAL_NAMES[flag]:
                     raise form.error(sample.patterns)
         columns[flag] = chosen[flag] if flag in chosen else _choose_column(flag, sample, chosen, request, objective)
-    for flag in advice.templates.intersection(columns).difference(given, {"labels"}):
+    for flag in advice.templates.intersection(columns).difference(given, {"labels", "choices"}):
         columns[flag] = _with_context(columns, flag, sample)
     for flag, column in columns.items():
         if names_columns(column) and (flag in advice.templates) == (column in sample.columns):
@@ -114,7 +111,7 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
 
 
 def _choose_objective(request: NewRecipeRequest, sample: RowSample, kind: ModelKind) -> str:
-    for form in _forms(sample):
+    for form in list_row_forms(sample):
         if not (form.is_proposed or request.columns):
             raise form.error(sample.patterns)
     known = proposable_objectives()
@@ -200,22 +197,25 @@ def best_fitting_objectives(sample: RowSample, given: Mapping[str, str]) -> list
 
 
 def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
-    prompts, texts = _usual(sample, "prompt"), _candidates("text", sample, given)
-    answers = [c for c in _usual(sample, "completion") if c not in prompts[:1]]
+    prompts, texts = find_usual_columns(sample, "prompt"), find_candidates("text", sample, given)
+    answers = [c for c in find_usual_columns(sample, "completion") if c not in prompts[:1]]
     answers = [c for c in answers if not c.is_label or c.is_numeric or c.name.lower() not in USUAL_NAMES["label"]]
     pair = {} if "text" in given else _pair(sample)
     grades = [c for c in columns_named(sample.columns, RELEVANCE) if c.is_numeric or c.kind == "boolean"]
     found = {
-        "text": len(texts) == 1 and not _forms(sample),
-        "label": [c for c in _candidates("label", sample, {**pair, **given}) if not (answers and c in prompts[:1])],
-        "labels": texts and _candidates("labels", sample, given),
+        "text": len(texts) == 1 and not list_row_forms(sample),
+        "label": [c for c in find_candidates("label", sample, {**pair, **given}) if not (answers and c in prompts[:1])],
+        "labels": texts and find_candidates("labels", sample, given),
         "completion": answers,
         "text-pair": pair,
-        "score": texts and [c for c in _usual(sample, "score") if c.has_fractions or c in grades],
-        **{flag: _candidates(flag, sample, given) for flag in ("spans", "messages")},
-        **{flag: _usual(sample, flag) for flag in ("prompt", "chosen", "rejected")},
+        "score": texts and [c for c in find_usual_columns(sample, "score") if c.has_fractions or c in grades],
+        **{flag: find_candidates(flag, sample, given) for flag in (*NESTED, "liked")},
+        **{flag: find_usual_columns(sample, flag) for flag in ("prompt", "chosen", "rejected", "question", "context")},
     }
-    both = [given.get(flag) or next((c.name for c in _usual(sample, flag)), "") for flag in ("chosen", "rejected")]
+    both = [
+        given.get(flag) or next((c.name for c in find_usual_columns(sample, flag)), "")
+        for flag in ("chosen", "rejected")
+    ]
     pairs = [[row.get(name) for name in both] for row in sample.rows["train"][:1000]]
     is_chat = any(c.kind == "messages" for c in prompts[:1])
     own = given.get("text") or next((c.name for c in texts), None)
@@ -237,8 +237,8 @@ def _choose_column(
     flag: str, sample: RowSample, chosen: Mapping[str, str], request: NewRecipeRequest, objective: str
 ) -> str:
     """Return the column for a flag: the only one that fits, the one with the usual name, or the one that the user chooses."""
-    candidates = [c for c in _candidates(flag, sample, chosen) if c.name not in chosen.values()]
-    usual = [c for c in _usual(sample, flag) if c in candidates]
+    candidates = [c for c in find_candidates(flag, sample, chosen) if c.name not in chosen.values()]
+    usual = [c for c in find_usual_columns(sample, flag) if c in candidates]
     if len(usual) == 1 or (usual and flag != "label"):
         candidates = usual = usual[:1]
     if not candidates:
@@ -255,67 +255,13 @@ def _facts(column: SampledColumn) -> str:
     return f"{column.mean_characters:.0f} characters on average" if column.kind == "text" else column.kind
 
 
-def _usual(sample: RowSample, flag: str) -> list[SampledColumn]:
-    """Return the columns with a usual name for a flag, most usual first."""
-    return columns_named(sample.columns, USUAL_NAMES[flag])
-
-
-@lru_cache(maxsize=1)
-def _forms(sample: RowSample) -> list[RowForm]:
-    return list(find_row_forms(sample.columns))
-
-
-def _candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list[SampledColumn]:
-    """Return the columns that can be what a flag names."""
-    columns, taken = list(sample.columns.values()), set(chosen.values())
-    if flag in ("spans", "messages"):
-        return [c for c in columns if c.kind == flag]
-    if flag == "text":  # neither labels nor names, longest texts first
-        said = [c for c in _usual(sample, flag) if c.has_spaces]  # such as: open notes.txt
-        texts = [c for c in columns if c in said or not c.is_place_or_time]
-        texts = [c for c in texts if c.kind == "text" or c.is_numbered_text]
-        texts = [c for c in texts if c.name not in taken and not (c.is_id and c.names_rows)]
-        unnamed = [c for c in texts if c.name.lower() not in USUAL_NAMES["label"]]
-        found = [c for c in texts if not c.is_id and not (c.is_label and not (c.has_spaces and c in unnamed))]
-        found = found or [c for c in texts if not c.is_label] or [c for c in texts if c in unnamed or c.has_spaces]
-        return sorted([c for c in found if c.has_spaces] or found, key=lambda c: -c.mean_characters)
-    if flag == "labels":
-        own = {form.column for form in _forms(sample)}
-        found = [c for c in columns if c.name not in taken | own and c.has_label_sets and not _is_parallel(c, columns)]
-        marked = [c for c in columns if c.name not in taken and c.says_yes_or_no]
-        has_label = any(c.is_label for c in _usual(sample, "label"))
-        return found or ([_joined(marked)] if len(marked) > 1 and not has_label else [])
-    if flag == "label":
-        if "text" not in chosen and len(texts := _candidates("text", sample, chosen)) == 1:
-            taken.add(texts[0].name)  # the only one that can be the text
-        return [c for c in columns if c.name not in taken and c.is_target]
-    if flag == "score":
-        return [c for c in columns if c.name not in taken and c.says_numbers and not c.is_id]
-    kinds: set[Kind] = {"text"}
-    kinds |= {"messages"} if any(flag in advice.conversations for advice in proposable_objectives().values()) else set()
-    by_name = [c for c in _usual(sample, flag) if c.kind in kinds or c.can_be_text or c.is_numeric]
-    other = {c.name for own in ("chosen", "rejected") if own != flag for c in _usual(sample, own)}
-    return by_name or [c for c in columns if c.kind in kinds and not c.is_incidental and c.name not in other]
-
-
-def _is_parallel(column: SampledColumn, columns: Sequence[SampledColumn]) -> bool:
-    """Whether another column has lists of the same lengths, as words and their tags have."""
-    others = [one for one in columns if one is not column and one.kind == column.kind == "list"]
-    return any([*map(len, one.filled)] == [*map(len, column.filled)] for one in others)
-
-
-def _joined(columns: Sequence[SampledColumn]) -> SampledColumn:
-    """Return columns that say yes or no of a label each as one, whose name is a template of them."""
-    return SampledColumn(" ".join(f"{{{column.name}}}" for column in columns), [])
-
-
 _OWN: Final = "; or write an objective (docs/objectives.md), and name it with --objective"
 _KINDS: Final = {"integer": "whole numbers", "number": "numbers", "boolean": "true or false", "json": "JSON as text"}
 
 
 def _instead(sample: RowSample, kind: ModelKind) -> str:
     """Return the flags with which a recipe is written all the same."""
-    text = {"text"} if len(_candidates("text", sample, {})) == 1 else set()
+    text = {"text"} if len(find_candidates("text", sample, {})) == 1 else set()
     seen = _seen(sample, {})
     seen = replace(seen, found=seen.found | text, rates_answers=False, is_text_alone=True)
     known = {name: advice for name, advice in proposable_objectives().items() if kind in advice.models}
@@ -328,10 +274,10 @@ def _choose_text_alone(request: NewRecipeRequest, sample: RowSample, kind: Model
     """Return the objective that learns from the texts alone, if somebody wants that; else say why nothing fits."""
     given, known = request.columns, proposable_objectives()
     seen = _seen(sample, given)
-    possible, texts = best_fitting_objectives(sample, given), _candidates("text", sample, given)
+    possible, texts = best_fitting_objectives(sample, given), find_candidates("text", sample, given)
     columns = [f"{c.name} ({c.kind})" for c in sample.columns.values()]
     alone = next((name for name, advice in known.items() if advice.reads_running_text and kind in advice.models), None)
-    for form in _forms(sample):
+    for form in list_row_forms(sample):
         raise form.error(sample.patterns, _instead(sample, kind) + (_OWN if form.convert is None else ""))
     if possible:
         what = f"these rows are for {' or '.join(possible)}, which does not work with this {kind} model"

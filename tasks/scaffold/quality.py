@@ -12,8 +12,8 @@ from params import DataError
 from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
 from trainer import objectives
-from trainer.objectives.bases.chat import read_turns
 from trainer.objectives.bases.labels import FEW_ROWS, as_learned, describe_look_alikes, list_labels
+from trainer.objectives.bases.messages import read_turns
 from trainer.objectives.bases.objective import Objective
 
 
@@ -139,7 +139,8 @@ def _parts(label: str) -> set[str]:
 
 def input_columns(proposal: ObjectiveProposal) -> list[str]:
     """Return the columns of the input: rows that have the same one are alike, whatever their label or answer is."""
-    return proposal.read_columns("text", "text-pair") or proposal.read_columns("prompt")
+    kinds = (("text", "text-pair"), ("prompt",), ("context",))
+    return next((found for flags in kinds if (found := proposal.read_columns(*flags))), [])
 
 
 def _input(row: Row, columns: Sequence[str]) -> str:
@@ -159,6 +160,8 @@ def _reason(row: Row, objective: Objective[Any]) -> str | None:
         if kind in ("string", "label") and not str(row[column]).strip():
             return f"an empty `{column}`"
     reason = objectives.why_row_unusable(objective, row)
+    if reason and reason.startswith("an answer is not where it says"):
+        return "an answer is not where it says"
     return "overlapping spans" if reason and " overlaps the span before it" in reason else reason
 
 

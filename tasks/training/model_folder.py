@@ -80,6 +80,7 @@ def check_same_metrics(folder: Path, job: Job, trained: Mapping[str, float]) -> 
         what = f"{name} of the validation split is {now:.6g} as saved, and was {before:.6g} at the end of training"
         fix = "change the model section, such as model.lora.target_modules, and train again"
         raise ModelError("train", f"the saved model is not the one that was trained: {what}", fix)
-    columns = dict(zip(objective.score_names(state), np.concatenate(scores).T, strict=True))
+    of_split = objective.scores_of_split(np.concatenate(scores), state)
+    columns = dict(zip(objective.score_names(state), of_split.T, strict=True))
     if chosen := objective.config_from_validation(columns, state):
         write_chosen_settings(folder, chosen)

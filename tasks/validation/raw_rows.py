@@ -295,6 +295,7 @@ def _require_types(raw: Path, schema: pa.Schema, kinds: Mapping[str, ColumnKind]
         ),
         "number": ("numbers", lambda kind: types.is_integer(kind) or types.is_floating(kind)),
         "records": ("lists", lambda kind: is_list(kind) or kind.equals(JSON)),
+        "record": ("records", lambda kind: types.is_struct(kind) or is_list(kind) or kind.equals(JSON)),
     }
     wrong = []
     for column, required in kinds.items():

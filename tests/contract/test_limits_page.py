@@ -121,16 +121,6 @@ ERRORS: dict[str, Callable[[], object]] = {
     "slow tokenizers": lambda: new(
         texts(label=lambda i: CLASSES[i % 2]), model=without(model_folder("bert"), "tokenizer.json")
     ),
-    "good and bad answers (KTO)": lambda: new(answers(liked=lambda i: i % 2 == 0), model="llama"),
-    **{
-        what: lambda name=name: checks({}, objective={"name": name})
-        for what, name in {
-            "reward models": "reward",
-            "masked language models": "masked_lm",
-            "answers as spans of a context (SQuAD)": "question_answering",
-            "multiple choice (SWAG)": "multiple_choice",
-        }.items()
-    },
     "recipes for `grpo` and `iterative_sft` by `evergreen new`": lambda: new(
         answers(), model="llama", objective="grpo"
     ),

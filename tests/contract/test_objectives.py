@@ -37,6 +37,7 @@ class ObjectiveCase:
         self.rows = [{"row_id": i, **row} for i, row in enumerate(self.objective.example_rows)]
         texts = [self.objective.text(row) for row in self.rows]
         self.tokenizer = train_tokenizer(texts, TrainTokenizer(kind="train", vocab_size=280))
+        self.objective.prepare_tokenizer(self.tokenizer)
         self.state = self.objective.collect_state(self.rows)
         self.examples = [e for examples, _ in self.encode(self.rows) for e in examples]
         self.objective.set_reference(self.model)
@@ -227,9 +228,11 @@ def test_input_of_a_row_is_its_columns_without_targets_and_options(case):
         "chosen",
         "rejected",
         "answer",
+        "answers",
         "similarity",
         "relevant",
         "positive",
+        "liked",
     }
     assert not changed & targets
     forms = {"prefix": "do: ", "separator": " => ", "max_target_length": 5, "chat": False}
@@ -241,6 +244,8 @@ def test_input_of_a_row_is_its_columns_without_targets_and_options(case):
 def _edited(value):
     if isinstance(value, list):
         return [*value, value[-1] if value else {}]
+    if isinstance(value, dict):
+        return {name: _edited(own) for name, own in value.items()}
     return f"{value} edited" if isinstance(value, str) else value + 1
 
 

@@ -96,7 +96,8 @@ def test_check_accepts_the_recipe_lines_of_a_row(row: list[str], tmp_path: Path,
     columns |= {"text": "a text", "label": "a label"} | dict(
         objectives.import_objective_class(choice.name).example_rows[0]
     )
-    (tmp_path / "rows.jsonl").write_text(json.dumps(columns) + "\n")
+    for name in ("rows", "documents"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(columns) + "\n")
     monkeypatch.chdir(tmp_path)
     check_settings_in_this_process(monkeypatch)
     found = find_recipe_problems(read_yaml_document(tiny.write(tmp_path / "row.yaml", content)))

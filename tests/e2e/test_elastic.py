@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +18,18 @@ from tests.support.training import ElasticTraining
 from trainer.checkpoints.sealed import list_checkpoints
 from trainer.data.tokens import read_split
 
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+MASKED = {
+    "objective": {"name": "masked_lm", "packing": False},
+    "model": {"config": tiny.CLASSES["model"]["config"] | NO_DROPOUT},
+}
 
-def test_two_then_one_then_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
-    whole = ElasticTraining(tmp_path / "whole", {})
+
+@pytest.mark.parametrize("changes", [{}, pytest.param(MASKED, marks=pytest.mark.slow)], ids=["next tokens", "masks"])
+def test_two_then_one_then_two_processes_take_the_steps_of_one(tmp_path: Path, changes: dict[str, Any]) -> None:
+    whole = ElasticTraining(tmp_path / "whole", changes)
     whole.start()
-    elastic = ElasticTraining(tmp_path / "elastic", {})
+    elastic = ElasticTraining(tmp_path / "elastic", changes)
     elastic.start(processes=2, until=4)
     elastic.start(processes=1, until=7)
     elastic.start(processes=2)

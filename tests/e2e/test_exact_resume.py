@@ -34,6 +34,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "launch.micro_batch_size": 2,
         "training.gradient_checkpointing": True,
     },
+    "masked tokens, others in each epoch, two processes": {
+        "objective": {"name": "masked_lm", "whole_words": True},
+        "model": tiny.CLASSES["model"],
+        "training.max_steps": ...,
+        "training.epochs": 3,
+        "launch.num_processes": 2,
+        "launch.micro_batch_size": 2,
+    },
     "early stopping": {"training.learning_rate": 3.0, "training.early_stopping_patience": 3, "training.eval_steps": 2},
 }
 FINE_TUNED = {"name": "sft", "prompt_column": "text", "completion_column": "label", "packing": True}

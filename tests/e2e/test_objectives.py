@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,28 @@ def questions(count: int) -> Rows:
     for i in range(count):
         topic = chance.choice(sorted(WORDS))
         yield {"question": f"what about the {chance.choice(WORDS[topic])} in place {i}?", "topic": topic}
+
+
+def answers(count: int) -> Rows:
+    """Questions with the answer somewhere in a context of several windows, or without; one answer is not where it says."""
+    chance = random.Random(5)
+    for i in range(count):
+        city, before, behind = chance.choice(sorted(CAPITALS.values())), chance.randrange(9), chance.randrange(9)
+        is_there = chance.random() < 0.7
+        context = f"{'so ' * before}page {i}{f' capital {city}' if is_there else ''}{' and' * behind}"
+        starts = [context.index(city)] if is_there else []
+        if i == 3:
+            context, starts = f"capital {city}", [3]
+        found = [city] * len(starts)
+        yield {"question": "capital?", "context": context, "answers": {"text": found, "answer_start": starts}}
+
+
+def choices(count: int) -> Rows:
+    chance = random.Random(5)
+    for i in range(count):
+        right = chance.randrange(3)
+        own = {name: f"{'this' if n == right else 'no'} {chance.choice(WORDS['food'])}" for n, name in enumerate("abc")}
+        yield {"said": f"number {i}", **own, "label": "abc"[right].upper()}
 
 
 def topic_sets(count: int) -> Rows:
@@ -96,6 +119,14 @@ def polite(count: int) -> Rows:
     for i, values in enumerate(zip(*columns.values(), strict=True)):
         row = dict(zip(columns, values, strict=True))
         yield row | ({"rejected": row["chosen"]} if i == 17 else {})
+
+
+def feedback(count: int) -> Rows:
+    """Single answers, of which people liked the polite ones; somebody did not say what he means."""
+    columns = preferences.feedback(count)
+    for i, values in enumerate(zip(*columns.values(), strict=True)):
+        row = dict(zip(columns, values, strict=True))
+        yield row | {"liked": "maybe" if i == 17 else "good" if row["liked"] else "bad"}
 
 
 def digits(count: int) -> Rows:
@@ -190,6 +221,12 @@ def spans(project: Project, metrics: Mapping[str, Any]) -> None:
     assert found >= 4
 
 
+def filled(project: Project, metrics: Mapping[str, Any]) -> None:
+    fill = pipeline("fill-mask", model=str(project.root / "runs/masks/model"))
+    said = fill(f"the capital of Japan{fill.tokenizer.mask_token} Tokyo, says book 7")
+    assert len({one["token_str"] for one in said}) == 5
+
+
 def assistant(project: Project, metrics: Mapping[str, Any]) -> None:
     folder = project.root / "runs/assistant/model"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -212,6 +249,16 @@ def packed(project: Project, metrics: Mapping[str, Any]) -> None:
 def preferred(project: Project, metrics: Mapping[str, Any]) -> None:
     untrained = metrics["untrained"]
     assert (untrained["loss"], untrained["reward_accuracy"], untrained["reward_margin"]) == (math.log(2), 0.5, 0.0)
+
+
+def scored(project: Project, metrics: Mapping[str, Any]) -> None:
+    """As anybody reads a reward model."""
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(project.root / "runs/scores/model")
+    assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
+    tried = project.run("python", "-m", "tasks", "try", "scores", "What comes after 10? It is 11, thank you.")
+    assert re.search(r"^reward +-?\d+\.\d{3}$", tried, re.MULTILINE)
 
 
 def rewarded(project: Project, metrics: Mapping[str, Any]) -> None:
@@ -300,6 +347,46 @@ JOURNEYS = {
         traced={3: ["row_is_usable(): 'name' from 2 to 5 overlaps the span before it"]},
         quarantined=1,
         also=spans,
+    ),
+    "masks": Journey(
+        (
+            {"text": f"the capital of {country} is {city}, says book {i}"}
+            for i in range(150)
+            for country, city in CAPITALS.items()
+        ),
+        {
+            "objective": {"name": "masked_lm", "whole_words": True},
+            "model.config": BERT,
+            **steps(150, 3, logging_steps=50),
+        },
+        learned={"token_accuracy": (0.05, 0.1)},
+        loss=0.9,
+        traced={17: [" * ", "nll: "]},
+        also=filled,
+    ),
+    "answers": Journey(
+        answers(500),
+        {
+            "objective": {"name": "question_answering", "stride": 8},
+            "model.config": BERT,
+            "tokenization.max_length": 32,
+            **steps(200, 2, logging_steps=50, learning_rate=3e-3, best_metric="f1", group_by_length=True),
+        },
+        learned={"f1": (0.5, 0.7), "exact_match": (0.5, 0.6)},
+        loss=0.7,
+        traced={3: ["is not at character 3 of the context, but at 8"], 17: ["exact_match: ", "answer  (of the model)"]},
+        quarantined=1,
+    ),
+    "choices": Journey(
+        choices(500),
+        {
+            "objective": {"name": "multiple_choice", "context_column": "said", "choices_column": "{a} {b} {c}"},
+            "model.config": BERT,
+            **steps(100, 2, logging_steps=50, learning_rate=3e-3, best_metric="accuracy", group_by_length=True),
+        },
+        learned={"accuracy": (0.8, 0.9)},
+        loss=1 / 2,
+        traced={17: ["label of the sequence", "correct: "]},
     ),
     "relatedness": Journey(
         related(600),
@@ -396,6 +483,30 @@ JOURNEYS = {
         learned={"ndcg_at_10": (0.9, 0.95), "recall_at_1": (0.6, 0.9)},
         traced={17: ["positive_input_ids: (1,", "cosine: "]},
         also=vectors,
+    ),
+    "scores": Journey(
+        polite(300),
+        {
+            "objective": {"name": "reward"},
+            "tokenization.max_length": 64,
+            **steps(20, learning_rate=3e-3, best_metric="reward_accuracy"),
+        },
+        learned={"reward_accuracy": (0.9, 0.9)},
+        loss=1 / 2,
+        traced={17: ["same text"], 18: ["rejected_input_ids: (", "chosen_reward: "]},
+        quarantined=1,
+        also=scored,
+    ),
+    "feedback": Journey(
+        feedback(300),
+        {
+            "objective": {"name": "kto", "beta": 0.2},
+            "tokenization.max_length": 64,
+            **steps(20, learning_rate=3e-3, best_metric="roc_auc"),
+        },
+        learned={"roc_auc": (0.6, 0.9), "reward_margin": (0.1, 0.3)},
+        traced={17: ["'maybe' says neither"], 18: ["liked: ", "reward: "]},
+        quarantined=1,
     ),
     "rewards": Journey(
         digits(400),

@@ -70,6 +70,7 @@ def test_snippets_of_the_card_run(hub, name, capsys, monkeypatch, tmp_path):
         "causal_lm": "Once upon a time",
         "sft": "Once upon a time",
         "dpo": "Once upon a time =>",
+        "kto": "Once upon a time =>",
         "grpo": "Who? Once upon a time Answer:",
         "iterative_sft": "Who? Once upon a time Answer:",
     }
@@ -77,8 +78,16 @@ def test_snippets_of_the_card_run(hub, name, capsys, monkeypatch, tmp_path):
     match kind:
         case "sequence_classification":
             assert re.match(r"\[\{'label': '(cat|dog|friend|king)', 'score': [01]\.\d+\}\]$", said)
+        case "reward":
+            assert re.match(r"\[\{'label': 'reward', 'score': -?\d+\.\d+(e-\d+)?\}\]$", said)
         case "token_classification":
             assert re.match(r"\[(\{'entity_group': 'who', |\]$)", said)
+        case "question_answering":
+            assert said in "The book was written by Ada in 1843."
+        case "multiple_choice":
+            assert sum(json.loads(said)) == pytest.approx(1, abs=1e-5)
+        case "masked_lm":
+            assert re.match(r"\[\{'score': [01]\.\d+", said)
         case "regression":
             assert re.match(r"\{'label': 'number', 'score': \d{2,3}\.\d+\}$", said), "in its units"
         case "ranking":
@@ -134,7 +143,9 @@ def test_a_pair_is_written_as_json_and_a_number_is_in_its_units(hub, capsys):
     assert 'is one text, and the model reads two together\n  fix: write \'{"text": "...", "text_pair": "..."}\'' in said
 
 
-@pytest.mark.parametrize("kind", ["causal_lm", "sft", "conversations", "seq2seq", "dpo", "grpo", "iterative_sft"])
+@pytest.mark.parametrize(
+    "kind", ["causal_lm", "sft", "conversations", "seq2seq", "dpo", "kto", "grpo", "iterative_sft"]
+)
 def test_generated_text_repeats_unless_drawn(hub, capsys, kind):
     first = json.loads(tried(capsys, f"tests/{kind}", TEXT, "--json", "--max-new-tokens", "12"))
     assert first["text"] == TEXT
@@ -214,7 +225,7 @@ def test_two_revisions_side_by_side(hub, capsys, monkeypatch):
         (("a/b/c", TEXT), "a/b/c: names no repository"),
         (("tiny@", TEXT), "is not a revision"),
         (("tests/empty", TEXT), "the revision main has no weights as safetensors"),
-        (("tests/odd", TEXT), "its config.json names BertForMaskedLM, for which there is no way to try it"),
+        (("tests/odd", TEXT), "its config.json names BertForPreTraining, for which there is no way to try it"),
         (("tests/half", TEXT), "its weights lack classifier.bias, classifier.weight, so its answers would be random"),
         (("tests/mute", TEXT), "has no tokenizer, which reads the text"),
         (("tests/code", TEXT), "needs code of its own repository, which Evergreen never runs"),
@@ -248,7 +259,7 @@ def _upload_broken(api, repo_id, root):
     api.snapshot_download("tests/sequence_classification", local_dir=folder)
     config = json.loads((folder / "config.json").read_text())
     if repo_id == "tests/odd":
-        (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+        (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForPreTraining"]}))
     if repo_id == "tests/half":
         weights = load_file(folder / "model.safetensors")
         left = {name: weight for name, weight in weights.items() if not name.startswith("classifier")}
@@ -485,3 +496,22 @@ def test_box_in_a_browser(open_hub, tmp_path):
     assert (visit.status, visit.console, visit.blocked) == (200, [], [])
     assert visit.content_width <= 400
     assert "Try this model" in visit.dom
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "answer"),
+    [
+        ("question_answering", '{"question": "who?", "context": "The king likes the rain: number 7."}', "'king'"),
+        (
+            "multiple_choice",
+            '{"context": "The king likes the rain.", "choices": ["king", "cat"]}',
+            r"0\.\d{3} (king|cat)",
+        ),
+        ("masked_lm", "The<mask> likes the rain: number 7.", r".+0\.\d{3}"),
+    ],
+)
+def test_rows_and_masks_are_answered(hub, capsys, kind, asked, answer):
+    assert re.search(answer, tried(capsys, f"tests/{kind}", asked).partition("\n")[2])
+    assert main(["try", f"tests/{kind}", TEXT]) != 0
+    said = capsys.readouterr().err
+    assert ("write <mask> once" if kind == "masked_lm" else "write them as JSON: {") in said

@@ -13,7 +13,6 @@ from tests.support import tiny
 from tests.support.training import plan_job
 from trainer.job import Job
 
-OBJECTIVE = {"objective": {"name": "dpo"}}
 SIZES = {"train": 48, "validation": 12, "test": 12}
 
 
@@ -28,17 +27,28 @@ def pairs(count: int, seed: int = 0) -> dict[str, list[str]]:
     }
 
 
-def tokenized(root: Path, changes: dict[str, Any] | None = None) -> tuple[Artifacts, Recipe]:
+def feedback(count: int, seed: int = 0) -> dict[str, list[Any]]:
+    """Single answers of such pairs: two in three are polite, and liked."""
+    found, chance = pairs(count, seed), random.Random(seed)
+    liked = [chance.random() < 2 / 3 for _ in range(count)]
+    both = zip(found["chosen"], found["rejected"], liked, strict=True)
+    return {"prompt": found["prompt"], "completion": [a if good else b for a, b, good in both], "liked": liked}
+
+
+def tokenized(root: Path, changes: dict[str, Any] | None = None, objective: str = "dpo") -> tuple[Artifacts, Recipe]:
     """A project's folder with a recipe and the tokens of pairs."""
-    content = tiny.recipe({"tokenization.max_length": 64, **(changes or {})}, **OBJECTIVE)
+    content = tiny.recipe({"tokenization.max_length": 64, **(changes or {})}, objective={"name": objective})
     recipe = load(tiny.write(root / "params" / "tiny.yaml", content))
     artifacts = Artifacts("tiny", root)
-    tiny.write_rows(artifacts, **{split: pairs(count, i) for i, (split, count) in enumerate(SIZES.items())})
+    made = feedback if objective == "kto" else pairs
+    tiny.write_rows(artifacts, **{split: made(count, i) for i, (split, count) in enumerate(SIZES.items())})
     tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     return artifacts, recipe
 
 
-def job(root: Path, changes: dict[str, Any] | None = None, *, stop_at_step: int | None = None) -> Job:
+def job(
+    root: Path, changes: dict[str, Any] | None = None, objective: str = "dpo", *, stop_at_step: int | None = None
+) -> Job:
     """The training of such a recipe."""
-    artifacts, recipe = tokenized(root, changes)
+    artifacts, recipe = tokenized(root, changes, objective)
     return plan_job(artifacts, recipe, stop_at_step=stop_at_step)

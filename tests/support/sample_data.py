@@ -169,6 +169,13 @@ def _write_preferences(folder: Path) -> None:
     )
 
 
+def _write_feedback(folder: Path) -> None:
+    """Write questions with single answers, of which people liked the right ones."""
+    rows = ((_sum(i), _sum(i + i % 2)) for i in range(120))
+    liked = ({"prompt": a["question"], "completion": b["answer"], "liked": a["answer"] == b["answer"]} for a, b in rows)
+    _write_json(folder / "train.jsonl", liked)
+
+
 def _write_play(folder: Path) -> None:
     """Write the lines of a play, with an empty line after each speech."""
     speakers = ("First Citizen", "Second Citizen", "Messenger")
@@ -186,5 +193,6 @@ _WRITERS: dict[str, Callable[[Path], None]] = {
     "goemotions": _write_feelings,
     "gsm8k": _write_sums,
     "gsm8k-preferences": _write_preferences,
+    "gsm8k-feedback": _write_feedback,
     "tinyshakespeare": _write_play,
 }

@@ -19,12 +19,17 @@ _PROMPTS = {
     "num_generations": 2,
     "max_new_tokens": 4,
 }
+_ENCODER = {"model": tiny.CLASSES["model"]}
+_BEST_F1, _BEST_ACCURACY = tiny.TAGS["training"], tiny.CLASSES["training"]
 KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "causal_lm": (10, {}),
     "sft": (10, {"objective": {"name": "sft", "prompt_column": "text", "completion_column": "label"}}),
     "conversations": (10, {"objective": {"name": "sft", "messages_column": "messages", "chat_template": CHAT}}),
     "sequence_classification": (60, tiny.CLASSES),
     "token_classification": (60, tiny.TAGS),
+    "question_answering": (40, {"objective": {"name": "question_answering"}, **_ENCODER, "training": _BEST_F1}),
+    "multiple_choice": (40, {"objective": {"name": "multiple_choice"}, **_ENCODER, "training": _BEST_ACCURACY}),
+    "masked_lm": (10, {"objective": {"name": "masked_lm"}, "model": tiny.CLASSES["model"]}),
     "regression": (60, tiny.NUMBERS),
     "seq2seq": (10, {**tiny.TARGETS, "objective": {**tiny.TARGETS["objective"], "prefix": "who: "}}),
     "dpo": (
@@ -38,6 +43,22 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
                 "separator": " =>",
             }
         },
+    ),
+    "reward": (
+        5,
+        {
+            "objective": {
+                "name": "reward",
+                "prompt_column": "text",
+                "chosen_column": "label",
+                "rejected_column": "text",
+                "separator": " =>",
+            }
+        },
+    ),
+    "kto": (
+        0,
+        {"objective": {"name": "kto", "prompt_column": "text", "completion_column": "label", "separator": " =>"}},
     ),
     "grpo": (0, {"objective": {"name": "grpo", **_PROMPTS}}),
     "embedding": (
@@ -94,10 +115,10 @@ def evaluated(
     if max_length:
         changes["tokenization.max_length"] = max_length
     content, sizes = tiny.recipe(changes, **sections), SIZES
-    if kind == "conversations":
+    if kind in OWN_ROWS:
         artifacts, _ = releases.tokenized(root, tiny.recipe(), sizes)
         recipe = tiny.load(tiny.write(artifacts.recipe_path, content))
-        splits = {split: {"messages": conversations(count, split)} for split, count in sizes.items()}
+        splits = {split: OWN_ROWS[kind](count, split) for split, count in sizes.items()}
         tiny.write_rows(artifacts, **splits)
         tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     else:
@@ -109,7 +130,39 @@ def evaluated(
     return artifacts, recipe
 
 
-def conversations(count: int, split: str) -> list[list[dict[str, str]]]:
+def conversations(count: int, split: str) -> dict[str, list[Any]]:
     texts = tiny.sentences(count, len(split))
     turns = [(("user", f"Who? {text}"), ("assistant", text.split()[1])) for text in texts]
-    return [[{"role": role, "content": content} for role, content in both] for both in turns]
+    return {"messages": [[{"role": role, "content": content} for role, content in both] for both in turns]}
+
+
+def questions(count: int, split: str) -> dict[str, list[Any]]:
+    """Who it is that a sentence is about, and what nobody is told."""
+    texts = tiny.sentences(count, len(split))
+    answers = [{"text": [text.split()[1]], "answer_start": [text.index(" ") + 1]} for text in texts]
+    none = {"text": list[str](), "answer_start": list[int]()}
+    asked = ["who?" if i % 3 else "why?" for i in range(count)]
+    found = [answer if question == "who?" else none for question, answer in zip(asked, answers, strict=True)]
+    return {"question": asked, "context": texts, "answers": found}
+
+
+def choices(count: int, split: str) -> dict[str, list[Any]]:
+    texts = tiny.sentences(count, len(split))
+    every = [["cat", "dog", "friend", "king"][: 4 if "king" in text else 3] for text in texts]
+    return {"context": texts, "choices": every, "label": [text.split()[1] for text in texts]}
+
+
+def feedback(count: int, split: str) -> dict[str, list[Any]]:
+    texts = tiny.sentences(count, len(split))
+    liked = [i % 3 > 0 for i in range(count)]
+    answers = [text.split()[1 if good else 2] for text, good in zip(texts, liked, strict=True)]
+    return {"text": texts, "label": answers, "liked": liked}
+
+
+OWN_ROWS = {
+    "conversations": conversations,
+    "question_answering": questions,
+    "multiple_choice": choices,
+    "kto": feedback,
+}
+"""Rows of the kinds that read other columns."""

@@ -41,7 +41,7 @@ class ResumableBatchSampler(Sampler[list[SampleKey]]):
 
     The loader `source` gives the data, the collator, the workers and the sampler; a sampler that shuffles is replaced by the
     run's own order. With `lengths`, the tokens of each row, batches have similar length; with `groups`, rows with the same number
-    follow each other. As a sampler, it gives the keys of each
+    follow each other. `augment` changes each example. As a sampler, it gives the keys of each
     micro-batch from the position to the end of the epoch; a stream has no order, only numbers of sequences, and no end.
     RecipeError if the loader makes its batches itself.
     """
@@ -54,6 +54,7 @@ class ResumableBatchSampler(Sampler[list[SampleKey]]):
         seed: int,
         lengths: Lengths | None = None,
         groups: Groups | None = None,
+        augment: Callable[[Any], Any] | None = None,
     ) -> None:
         self.order = _order(source, shard.global_batch_size, seed, lengths, groups)
         """The rows of each epoch; None for a stream."""
@@ -68,7 +69,7 @@ class ResumableBatchSampler(Sampler[list[SampleKey]]):
         self.loader: DataLoader[Any] = DataLoader(
             self._dataset,
             batch_sampler=self,
-            collate_fn=partial(collate_with_seed, source.collate_fn, seed),
+            collate_fn=partial(collate_with_seed, source.collate_fn, seed, augment=augment),
             generator=torch.Generator(),  # otherwise every start of workers would draw from the process's random state
             num_workers=workers,
             pin_memory=source.pin_memory,
@@ -192,14 +193,22 @@ class SeededDataset(Dataset[Any]):
 
 
 def collate_with_seed(
-    collate: Callable[[list[Any]], dict[str, Any]], seed: int, keyed: list[tuple[SampleKey, Any]]
+    collate: Callable[[list[Any]], dict[str, Any]],
+    seed: int,
+    keyed: list[tuple[SampleKey, Any]],
+    augment: Callable[[Any], Any] | None = None,
 ) -> dict[str, Any]:
     """Return a micro-batch: the model's `inputs`, the `row_id` of each sequence as `rows`, and the state of a `stream` after it.
 
-    A random collator draws the same numbers for the same examples. An example without an id has its number in the data.
+    A random collator draws the same numbers for the same examples, and `augment` the same for one example, whatever the others are.
+    An example without an id has its number in the data.
     """
     examples = [example for _, example in keyed]
     stream = examples[-1].pop(STREAM_STATE, None) if isinstance(examples[-1], dict) else None
+    if augment:
+        for i, (key, example) in enumerate(keyed):
+            with seeded(seed, "augment", key):
+                examples[i] = augment(example)
     with seeded(seed, "collate", [key for key, _ in keyed]):
         inputs = collate(examples)
     rows = [e.get("row_id", k[1]) if isinstance(e, dict) else k[1] for k, e in keyed]

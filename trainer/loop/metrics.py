@@ -24,7 +24,8 @@ class MetricAccumulator:
 
     def __init__(self, objective: Objective[Any], state: ObjectiveState) -> None:
         self._objective, self._state = objective, state
-        self._keeps_scores = bool(objective.group_score or objective.split_metrics)
+        of_split = type(objective).scores_of_split is not Objective.scores_of_split
+        self._keeps_scores = bool(objective.group_score or objective.split_metrics or of_split)
         self._kept: list[Any] = []
         self._totals: Any = 0.0
 

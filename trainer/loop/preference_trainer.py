@@ -12,10 +12,9 @@ import torch
 from params import RecipeError
 from params.foundation.artifacts import write_text_atomically
 from trainer.loop.trainer import EvergreenTrainer
-from trainer.objectives.bases.preference_loss import completion_logprobs
 
 Reference = Callable[[Mapping[str, Any]], torch.Tensor]
-"""From a batch to its log-probabilities (2, B) under the start model."""
+"""From a batch to its log-probabilities under the start model, as the objective's `logprobs`: of pairs (2, B), of single answers (B,)."""
 PRECOMPUTED = "reference.json"
 """File in a run's folder with precomputed log-probabilities, by row id."""
 
@@ -27,7 +26,7 @@ class PreferenceTrainer(EvergreenTrainer):
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
         """As in EvergreenTrainer; the model before a checkpoint is loaded is the reference."""
-        if self.objective.options.reference == "precomputed":
+        if getattr(self.objective.options, "reference", "model") == "precomputed":
             self.objective.reference_logprobs = self._precomputed()
         else:
             self.keep_start_model()
@@ -36,7 +35,7 @@ class PreferenceTrainer(EvergreenTrainer):
 
     def _start_model_logprobs(self, batch: Mapping[str, Any]) -> torch.Tensor:
         with torch.no_grad(), self.accelerator.autocast(), self.start_model() as model:
-            return completion_logprobs(model, batch)
+            return cast("torch.Tensor", self.objective.logprobs(model, batch))
 
     def _precomputed(self) -> Reference:
         """Return a reference that looks up log-probabilities, computed once per run and kept for later starts."""
@@ -67,7 +66,7 @@ class PreferenceTrainer(EvergreenTrainer):
             self.heartbeat.beat("evaluating")
             batch = self.collate_on_device([split[i] for i in range(start, min(start + size, len(split)))])
             with torch.no_grad(), self.accelerator.autocast():
-                logprobs = completion_logprobs(model, batch)
+                logprobs = self.objective.logprobs(model, batch)
             found.update(zip(batch["row_id"].tolist(), logprobs.T.tolist(), strict=True))
         return found
 

@@ -127,8 +127,9 @@ class EvergreenTrainer(Trainer):
             processes=self.args.world_size,
             process=self.args.process_index,
         )
-        own = {"seed": self.args.seed, "lengths": self._lengths, "groups": self._groups}
-        self.training_data = ResumableBatchSampler(loader, shard, **own)
+        own: dict[str, Any] = {"lengths": self._lengths, "groups": self._groups}
+        own["augment"] = self.objective.augmentation(self.processing_class)
+        self.training_data = ResumableBatchSampler(loader, shard, seed=self.args.seed, **own)
         return self.training_data.loader
 
     def get_batch_samples(

@@ -34,6 +34,7 @@ TASKS: Final[Mapping[str, str]] = {
     "text-classification": "SEQ_CLS",
     "token-classification": "TOKEN_CLS",
     "text2text-generation": "SEQ_2_SEQ_LM",
+    "question-answering": "QUESTION_ANS",
 }
 """peft's names of the tasks, from which it knows which head is new and trained in full."""
 _HEADS: Final = ("classifier", "score")

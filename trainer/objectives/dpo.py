@@ -19,56 +19,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
-from params import Problem, RecipeError
+from params import Problem
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Launch, Model, Section, Training
-from trainer.objectives.bases import preferences
-from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
-from trainer.objectives.bases.chat import ConversationObjective, conversation_template
+from params.schema import Direction, Launch, Model, Training
+from trainer.objectives.bases.advice import AdvisedValue, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
-from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState
+from trainer.objectives.bases.objective import EncodedRow, Example, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.preference_loss import completion_logprobs, preference_losses
-from trainer.objectives.bases.prompt_template import (
-    ColumnOrTemplate,
-    column_or_template,
-    find_answers_in_prompt,
-    form_around_text,
-    names_columns,
-)
-from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
-from trainer.objectives.bases.texts import (
-    Tokenizer,
-    check_end_of_text_token,
-    strip_repeated_special_tokens,
-    tokenize_prompts,
-    tokenize_texts,
-)
+from trainer.objectives.bases.preferences import PairAdvice, PairObjective, PairOptions
+from trainer.objectives.bases.rows import Row, ScoreColumns
+from trainer.objectives.bases.texts import Tokenizer, check_end_of_text_token
 
 _SCORES = ("loss", "chosen_reward", "rejected_reward", "chosen_logprob", "rejected_logprob")
 _WITH_SMOOTHING = ("sigmoid", "robust", "exo_pair")
 
 
-class Options(Section):
+class Options(PairOptions):
     """Keys of the recipe's `objective` section."""
 
-    prompt_column: ColumnOrTemplate | None = "prompt"
-    """The column with the prompt of both completions, or a template of columns, such as `{instruction} {input}`
-    (trainer.objectives.bases.prompt_template); null: both begin with it. Then it is the messages that they have in common, or
-    the text up to the last `Assistant:` at the beginning of a paragraph that they have in common."""
-    chosen_column: str = "chosen"
-    """The column with the better completion, its leading space included."""
-    rejected_column: str = "rejected"
-    """The column with the worse completion."""
-    separator: str = ""
-    """Text to put between prompt and completion; it is tokenized with the prompt."""
-    chat: bool = False
-    """The columns hold messages, which the tokenizer's chat template renders; completions are messages of the assistant."""
     loss_type: Literal["sigmoid", "ipo", "hinge", "robust", "exo_pair", "apo_zero", "apo_down"] = "sigmoid"
     """How the rewards of a pair become a loss; `DPO.losses` cites the source of each."""
     beta: PositiveFloat = 0.1
@@ -80,36 +54,19 @@ class Options(Section):
     without its adapters. `precomputed` runs it once over all pairs before training, so no second model is in memory."""
 
 
-class _Advice(NewRecipeAdvice):
+class _Advice(PairAdvice):
     meaning = "the better of two answers"
-    columns: ClassVar[Mapping[str, str]] = {name: f"{name}_column" for name in ("prompt", "chosen", "rejected")}
-    templates = frozenset({"prompt"})
-    conversations = frozenset({"prompt", "chosen", "rejected"})
-    conversation_options: ClassVar[Mapping[str, Any]] = {"chat": True}
     needs_pretrained = True
     rates: ClassVar[UpTo] = ((20e6, 1e-4), (200e6, 1e-5), (math.inf, 5e-7))
     lora_rate = 5e-6
-    batch = 16
-    epochs: ClassVar[UpTo] = ((5_000, 3), (math.inf, 1))
-    scheduler = "linear"
     weight_decay: ClassVar[AdvisedValue] = AdvisedValue(0.0, "the loss itself keeps the model near its start")
 
     def fit(self, seen: SeenColumns) -> ObjectiveFit:
         is_named = not seen.named.isdisjoint({"chosen", "rejected"})
         return ObjectiveFit.PREFERENCES if is_named or {"chosen", "rejected"} <= seen.found else ObjectiveFit.NOT
 
-    def asked(self, seen: SeenColumns) -> Sequence[str]:
-        has_prompt = "prompt" in seen.named or ("prompt" in seen.found and not seen.answers_have_prompt)
-        return list(self.columns) if has_prompt else ["chosen", "rejected"]
 
-    def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, AdvisedValue]:
-        if "prompt" not in columns:
-            return {"prompt_column": AdvisedValue(None, "what chosen and rejected begin with is the prompt")}
-        is_template = names_columns(columns["prompt"])
-        return {"separator": AdvisedValue("\n\n", "between prompt and answer")} if is_template else {}
-
-
-class DPO(ConversationObjective[Options]):
+class DPO(PairObjective[Options]):
     """Preferences between two completions."""
 
     options_class = Options
@@ -127,8 +84,6 @@ class DPO(ConversationObjective[Options]):
     shares = frozenset({"reward_accuracy"})
     main_metric = "reward_accuracy"
     tokenizer_dependent = frozenset(metrics)  # the reference model reads the same tokens
-    own_options = frozenset({"separator"})
-    prompt_option = "prompt_column"
     served_scores = ("chosen_logprob", "rejected_logprob")
     trainer_class = "trainer.loop.preference_trainer:PreferenceTrainer"
     example_rows: ClassVar[tuple[Row, ...]] = (
@@ -139,49 +94,8 @@ class DPO(ConversationObjective[Options]):
     reference_logprobs: Callable[[Mapping[str, Any]], torch.Tensor] | None = None
     """From a batch to its `completion_logprobs` (2, B) under the reference; set before any pair is scored."""
 
-    def columns(self) -> Mapping[str, ColumnKind]:
-        o = self.options
-        if o.chat:
-            names = (o.prompt_column, o.chosen_column, o.rejected_column)
-            return dict.fromkeys((name for name in names if name), "records")
-        prompt = column_or_template(o.prompt_column).columns if o.prompt_column else {}
-        answers: dict[str, ColumnKind] = dict.fromkeys((o.chosen_column, o.rejected_column), "string")
-        return {**prompt, **answers}
-
-    def renders_conversations(self) -> bool:
-        return self.options.chat
-
-    def _pair(self, row: Row) -> preferences.PreferencePair:
-        o = self.options
-        chosen, rejected = row[o.chosen_column], row[o.rejected_column]
-        if o.chat:
-            return preferences.read_conversations(o.prompt_column and row[o.prompt_column], chosen, rejected)
-        prompt = o.prompt_column and column_or_template(o.prompt_column).fill(row)
-        return preferences.read_texts(prompt, chosen, rejected)
-
-    def reject_reason(self, row: Row) -> str | None:
-        if row[self.options.chosen_column] == row[self.options.rejected_column]:
-            return "chosen and rejected are the same text, so there is nothing to learn"
-        if reason := super().reject_reason(row):
-            return reason
-        try:
-            pair = self._pair(row)
-            if self._conversations:
-                preferences.render_pair(pair, self._conversations)
-        except ValueError as error:
-            return str(error)
-        return None
-
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)
-        if self.options.chat and self.options.separator:
-            what = "has no effect on messages, which the chat template puts together"
-            yield Problem(("objective", "separator"), what, "remove it, or set objective.chat to false")
-        if self.options.chat and names_columns(self.options.prompt_column or ""):
-            what = "is a template, which puts texts together and not messages"
-            yield Problem(("objective", "prompt_column"), what, "name one column of messages, or null")
-        if self.options.prompt_column and not self.options.chat:
-            yield from find_answers_in_prompt(self.options, "prompt_column", "chosen_column", "rejected_column")
         smoothing, kind = self.options.label_smoothing, self.options.loss_type
         if smoothing and kind not in _WITH_SMOOTHING:
             what = f"has no effect on {kind}"
@@ -189,76 +103,29 @@ class DPO(ConversationObjective[Options]):
         if kind == "exo_pair" and not smoothing:
             what = "is 0, with which the exo_pair loss is infinite"
             yield Problem(("objective", "label_smoothing"), what, "set it above 0, for example to 0.001")
-        if training.loss:
-            what = "replaces the preference loss, so dpo would not learn from preferences"
-            yield Problem(("training", "loss"), what, "remove it, and choose objective.loss_type")
-        if training.arguments.get("include_num_input_tokens_seen", "no") not in {"no", False}:
-            key = ("training", "arguments", "include_num_input_tokens_seen")
-            yield Problem(key, "would count the tokens of chosen completions only", "remove it")
         if training.streaming and self.options.reference == "precomputed":
             what = "`precomputed` reads all pairs before the first step, which streaming is meant to avoid"
             yield Problem(("objective", "reference"), what, "use `model`, or set training.streaming to false")
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
         check_end_of_text_token(tokenizer)
-        if self.options.chat:
-            if not conversation_template(tokenizer):
-                what = "is true, and the tokenizer has no chat template; of several, it is `default`"
-                raise RecipeError("objective.chat", what, "use a chat model's tokenizer, or texts and `chat: false`")
-            self.conversation_tokenizer(tokenizer)
-
-    def as_released(self, options: Mapping[str, Any] | None) -> Self:
-        if options is not None and bool(options.get("chat")) != self.options.chat:
-            learned, own = ("texts", "messages") if self.options.chat else ("messages", "texts")
-            raise ValueError(f"it learned from {learned}, and these rows are {own}")
-        return super().as_released(options)
-
-    def text(self, row: Row) -> str:
-        """The prompt with the chosen completion, as in `input_ids`."""
-        prompt, chosen, _ = self._pair(row)
-        return f"{preferences.as_text(prompt)}{self.options.separator}{preferences.as_text(chosen)}"
-
-    @classmethod
-    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        prompt, separator = options.get("prompt_column"), str(options.get("separator", ""))
-        return form_around_text(str(prompt or ""), after=separator, is_chat=bool(options.get("chat")))
-
-    def input_text(self, row: Row) -> str:
-        if self.options.prompt_column and not self.options.chat:
-            return column_or_template(self.options.prompt_column).values(row)
-        return preferences.as_text(self._pair(row).prompt)
+        super().prepare_tokenizer(tokenizer)
 
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         """One pair: `input_ids` of the prompt and the chosen completion, and `rejected`, the other completion alone."""
-        o, end = self.options, tokenizer.eos_token_id
-        pairs = [self._pair(row) for row in rows]
-        if o.chat:
-            known = self.conversation_tokenizer(tokenizer)
-            pairs = [preferences.render_pair(pair, known) for pair in pairs]
-            prompts = tokenize_texts([pair.prompt for pair in pairs], tokenizer, add_special_tokens=False)
-        else:
-            prompts = tokenize_prompts([f"{pair.prompt}{o.separator}" for pair in pairs], tokenizer)
-        both = ([pair.chosen for pair in pairs], [pair.rejected for pair in pairs])
-        texts = [strip_repeated_special_tokens(own, tokenizer, ends=True) for own in both]
-        completions = (tokenize_texts(own, tokenizer, add_special_tokens=False) for own in texts)
         encoded = []
-        for row, written, prompt, *pair in zip(rows, zip(*texts, strict=True), prompts, *completions, strict=True):
-            if not all(map(str.strip, written)):  # nothing but special tokens
+        for row, found in zip(rows, self.tokenize_answers(rows, tokenizer, max_length), strict=True):
+            if found is None:
                 encoded.append(EncodedRow([]))
                 continue
-            is_truncated = len(prompt) + max(map(len, pair)) + 1 > max_length
-            chosen, rejected = ([*completion, end][: max_length - 1] for completion in pair)
-            kept = prompt[-(max_length - max(len(chosen), len(rejected))) :]
-            labels = [IGNORE_INDEX] * len(kept) + chosen
-            example = {"row_id": row["row_id"], "input_ids": kept + chosen, "labels": labels, "rejected": rejected}
-            encoded.append(EncodedRow([example], is_truncated))
+            chosen, rejected = found.answers
+            labels = [IGNORE_INDEX] * len(found.prompt) + chosen
+            ids = found.prompt + chosen
+            example = {"row_id": row["row_id"], "input_ids": ids, "labels": labels, "rejected": rejected}
+            encoded.append(EncodedRow([example], found.is_truncated))
         return encoded
-
-    def reader_input(self, row: Row) -> Any:
-        prompt = self._pair(row).prompt
-        return prompt if self.options.chat else f"{prompt}{self.options.separator}"
 
     def length(self, example: Example) -> int:
         """The tokens of the longer one of its two sequences."""
@@ -280,6 +147,10 @@ class DPO(ConversationObjective[Options]):
     def set_reference(self, start: Callable[[], PreTrainedModel]) -> None:
         model = cache(lambda device: start().eval().to(device))
         self.reference_logprobs = lambda batch: completion_logprobs(model(batch["input_ids"].device), batch)
+
+    def logprobs(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return the log-probabilities of chosen and rejected completions, (2, B)."""
+        return completion_logprobs(model, batch)
 
     def losses(self, logratios: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Return the loss of each pair, (B,), from log-probabilities minus those of the reference and numbers of tokens, (2, B)."""

@@ -90,13 +90,11 @@ class Options(Section):
 
 class _Advice(NewRecipeAdvice):
     meaning = "vectors, close to each other for texts that belong together"
-    columns: ClassVar[Mapping[str, str]] = {
-        "prompt": "anchor_column",
-        "text": "anchor_column",
-        "completion": "positive_column",
-        "rejected": "negative_columns",
-        "label": "label_column",
-    }
+    columns: ClassVar[Mapping[str, str]] = (
+        dict.fromkeys(("prompt", "text"), "anchor_column")
+        | {"completion": "positive_column", "rejected": "negative_columns"}
+        | dict.fromkeys(("label", "score"), "label_column")
+    )
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder",)
     place = 2
     rates: ClassVar[UpTo] = ((60e6, 5e-5), (200e6, 2e-5), (math.inf, 1e-5))
@@ -109,6 +107,8 @@ class _Advice(NewRecipeAdvice):
         return ObjectiveFit.COLUMNS if seen.has_pairs and not is_other else ObjectiveFit.NOT
 
     def asked(self, seen: SeenColumns) -> Sequence[str]:
+        if "score" in seen.named:
+            return ("prompt", "completion", "score")
         if "label" in seen.named:
             return ("prompt", "completion", "label") if seen.names_pair else ("text", "label")
         return ("prompt", "completion", *(["rejected"] if seen.has("rejected") else []))
@@ -319,10 +319,9 @@ class Embedding(Objective[Options]):
 
     def _vectors_of_texts(self, measured: NDArray[np.float64]) -> NDArray[np.float64]:
         vectors, given = self._divide(measured)
-        if self._has_scores:  # which has no numbers of texts
-            return vectors.reshape(-1, vectors.shape[2])
+        flat = vectors.reshape(-1, vectors.shape[2])
         place = np.unique(given[:, : vectors.shape[1]], return_index=True)[1]
-        return vectors.reshape(-1, vectors.shape[2])[place]
+        return flat if self._has_scores else flat[place]  # scored pairs have no numbers of texts
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         if self._has_scores:

@@ -17,6 +17,7 @@ from params import DataError
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction
 from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
@@ -27,9 +28,6 @@ from trainer.objectives.bases.text_pairs import (
     asked_of_text_or_pair,
 )
 from trainer.objectives.bases.texts import Tokenizer
-
-_BINS = 15
-"""Bins of confidence, of equal width."""
 
 
 class Options(TextOrPairOptions):
@@ -149,27 +147,19 @@ class SequenceClassification(TextOrPairObjective[Options], ClassifierObjective[O
         correct = scores["label"] == scores["prediction"]
         classes = np.arange(len(state["labels"]))
         actual, predicted = (scores[name][:, None] == classes for name in ("label", "prediction"))  # (N, C)
-        place = (np.nan_to_num(scores["confidence"]) * _BINS).astype(int)  # NaN shows in the loss
-        bins = np.minimum(place, _BINS - 1)[:, None] == np.arange(_BINS)
-        confidence = bins * scores["confidence"][:, None]
         row = np.stack([scores["nll"], np.ones_like(correct), correct], axis=1)
-        per_label, per_bin = [actual & predicted, predicted, actual], [bins, confidence, bins & correct[:, None]]
-        return np.concatenate([row, *per_label, *per_bin], axis=1).astype(float)
+        bins = calibration_statistics(scores["confidence"], correct)
+        return np.concatenate([row, actual & predicted, predicted, actual, bins], axis=1).astype(float)
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        """Loss in nats per row; accuracy over rows; F1 averaged over the labels that occur; expected calibration error.
-
-        The expected calibration error is the mean distance between confidence and accuracy over 15 bins of confidence of
-        equal width, weighted by their rows (Guo et al. 2017, https://arxiv.org/abs/1706.04599, equation 3).
-        """
+        """Loss in nats per row; accuracy over rows; F1 averaged over the labels that occur; expected calibration error."""
         labels = len(state["labels"])
         nll, rows, correct = np.moveaxis(totals[..., :3], -1, 0)
         true_positives, predicted, actual = np.split(totals[..., 3 : 3 + 3 * labels], 3, axis=-1)  # (..., C)
         either = predicted + actual
         occurs = either > 0
         f1 = np.where(occurs, 2 * true_positives / np.maximum(either, 1), 0.0).sum(-1) / np.maximum(occurs.sum(-1), 1)
-        _, confidence, correct_in_bin = np.split(totals[..., 3 + 3 * labels :], 3, axis=-1)  # (..., bins)
-        error = np.abs(confidence - correct_in_bin).sum(-1) / rows
+        error = calibration_error(totals[..., 3 + 3 * labels :], rows)
         return {"loss": nll / rows, "accuracy": correct / rows, "macro_f1": f1, "calibration_error": error}
 
     def label_counts(self, totals: NDArray[np.float64], state: ObjectiveState) -> NDArray[np.float64]:
@@ -183,6 +173,12 @@ class SequenceClassification(TextOrPairObjective[Options], ClassifierObjective[O
 
     def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         return scores["label"] == scores["prediction"] if metric == "accuracy" else None
+
+    def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
+        """Of macro F1: for each label the mean of its rows and its predictions."""
+        _, predicted, actual = np.split(totals[3 : 3 + 3 * len(state["labels"])], 3)
+        either = (predicted + actual) / 2
+        return list(either[either > 0]) if metric == "macro_f1" else ()
 
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
         return scores["confidence"]
@@ -199,9 +195,4 @@ class SequenceClassification(TextOrPairObjective[Options], ClassifierObjective[O
         return str(row[self.options.label_column]).strip()
 
     def calibration_bins(self, totals: NDArray[np.float64], state: ObjectiveState) -> list[dict[str, float]]:
-        bins = totals[3 + 3 * len(state["labels"]) :].reshape(3, -1).T
-        return [
-            {"confidence": confidence / rows, "accuracy": correct / rows, "rows": int(rows)}
-            for rows, confidence, correct in bins
-            if rows
-        ]
+        return describe_bins(totals[3 + 3 * len(state["labels"]) :])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from params import Problem
 from params.defaults import ObjectiveDefaults
@@ -62,8 +62,7 @@ class Objective(ABC, Generic[OptionsT]):
     slice_metrics: ClassVar[Mapping[str, str]] = {}
     """Metrics that mean nothing on a slice, because they need the rows of all labels, and the metric that slices have instead."""
     group_score: ClassVar[str | None] = None
-    """The score that is the same for all rows of a group, such as the number of their query, if metrics are computed over groups. Then
-    each row is one sequence, `additive_statistics` gets whole groups, and resamples draw groups instead of rows."""
+    """The score that groups rows, such as the number of a query: a row is a sequence, and statistics and resamples take whole groups."""
     split_metrics: ClassVar[frozenset[str]] = frozenset()
     """Metrics that no sums over rows determine, such as a rank correlation: `whole_metrics` computes them of all rows at once."""
     example_counts: ClassVar[tuple[str, ...]] = ()
@@ -101,10 +100,7 @@ class Objective(ABC, Generic[OptionsT]):
         return row_checks.expect_columns(self.columns(), text_columns)
 
     def reject_reason(self, row: Row) -> str | None:
-        """Return why a row is unusable although each column alone is valid. The validate stage sets such rows aside.
-
-        It calls `prepare_tokenizer` before, if rows are rendered by a chat template; a new tokenizer has not seen any rows then.
-        """
+        """Return why a row with valid columns is unusable: it is set aside. If a chat template renders rows, the tokenizer is prepared before."""
         return row_checks.why_columns_unusable(self.columns(), row)
 
     def row_check_settings(self) -> Any:
@@ -147,6 +143,10 @@ class Objective(ABC, Generic[OptionsT]):
             fix = "set objective.label_smoothing instead" if own else "remove it"
             yield Problem(key, "has no effect on this objective's loss", fix)
 
+    def remarks(self, model: Model) -> Iterable[str]:
+        """Return what `evergreen check` says about this recipe where it does not say so itself."""
+        return ()
+
     # From rows to batches
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -168,10 +168,7 @@ class Objective(ABC, Generic[OptionsT]):
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
-        """Tokenize each row into sequences of at most `max_length` tokens; the rows are independent of each other.
-
-        A ValueError, KeyError or TypeError means that a row cannot be encoded: the rows are then encoded one by one.
-        """
+        """Tokenize each row by itself into sequences of at most `max_length` tokens; a ValueError, KeyError or TypeError: it cannot be encoded."""
 
     def encode_training(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
@@ -182,6 +179,10 @@ class Objective(ABC, Generic[OptionsT]):
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         """Yield the sequences to train on; by default the examples as they are."""
         yield from examples
+
+    def augmentation(self, tokenizer: Tokenizer) -> Callable[[Example], Example] | None:
+        """Return what changes a training sequence anew in each epoch, by random numbers of seed, epoch and sequence; None if nothing."""
+        return None
 
     def length(self, example: Example) -> int:
         """Return the tokens of an example as a model reads it: those of all its texts."""
@@ -212,8 +213,7 @@ class Objective(ABC, Generic[OptionsT]):
 
     def model_class(self) -> type[PreTrainedModel]:
         """Return the class that `auto_class` names."""
-        cls: type[PreTrainedModel] = getattr(transformers, self.auto_class)
-        return cls
+        return cast("type[PreTrainedModel]", getattr(transformers, self.auto_class))
 
     def model_config(self, state: ObjectiveState) -> dict[str, Any]:
         """Return model configuration keys that follow from the data, such as `num_labels`."""
@@ -285,6 +285,10 @@ class Objective(ABC, Generic[OptionsT]):
         """Return which of N rows are correct, (N,), if `metric` is the share of correct rows; otherwise None."""
         return None
 
+    def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
+        """Return how many rows each of the `shares` has of which `metric` is the mean, if it is one, such as a macro average."""
+        return ()
+
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """Return how badly the model does on each of N rows, (N,); by default the first score, per token."""
         return next(iter(scores.values())) / scores.get("tokens", 1)
@@ -332,6 +336,10 @@ class Objective(ABC, Generic[OptionsT]):
         """Arguments of the call on the model card, with which a release answers as it was evaluated."""
         is_generated = self.pipeline_tag in {"text-generation", "text2text-generation"}
         return {"max_new_tokens": 64, "do_sample": False} if is_generated else {}
+
+    def card_input(self, read_tokenizer: Callable[[], Tokenizer]) -> str:
+        """Return what the call on the card of a classifier is given, as Python code."""
+        return '"The text to classify."'
 
     def reader_input(self, row: Row) -> Any:
         """Return what a reader of the model card gives the model for a row: a text, or a conversation; None if nothing."""

@@ -14,13 +14,18 @@ def completion_logprobs(model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
     """Return log-probabilities in nats of chosen and rejected completions, (2, B) float64, by one forward pass."""
     labels = pad_and_concatenate([batch["labels"], batch["rejected_labels"]], IGNORE_INDEX)  # (2B, T)
     inputs = {n: pad_and_concatenate([batch[n], batch[f"rejected_{n}"]], 0) for n in ("input_ids", "attention_mask")}
+    return sequence_logprobs(model, inputs, labels).view(2, -1)
+
+
+def sequence_logprobs(model: Any, inputs: Mapping[str, Any], labels: torch.Tensor) -> torch.Tensor:
+    """Return log-probabilities in nats of the labels of each sequence, (B,) float64, from labels (B, T)."""
     logits = model(**inputs, use_cache=False).logits
     sums = []
     for row_logits, row_labels in zip(logits[:, :-1], labels[:, 1:], strict=True):
         has_loss = row_labels != IGNORE_INDEX  # (T-1,), one row at a time: the float copy of logits stays small
         losses = F.cross_entropy(row_logits[has_loss].float(), row_labels[has_loss], reduction="none")
         sums.append(-losses.double().sum())
-    return torch.stack(sums).view(2, -1)
+    return torch.stack(sums)
 
 
 def preference_losses(
@@ -56,3 +61,15 @@ def preference_losses(
         case _:
             losses = -(1.0 - flipped) * log_p - flipped * log_q
     return losses
+
+
+def unpaired_losses(
+    logratios: torch.Tensor, liked: torch.Tensor, kl: torch.Tensor | float, *, beta: float
+) -> torch.Tensor:
+    """Return the loss of each row, (B,), from log-probabilities minus those of the reference (B,), and whether answers are good (B,).
+
+    Ethayarajh et al. 2024 (https://arxiv.org/abs/2402.01306, equation 7), without weights; `kl` is its reference point, in nats. With 0,
+    it is APO-zero of rows that are no pairs (D'Oosterlinck et al. 2024, https://arxiv.org/abs/2408.06266).
+    """
+    gains = beta * (logratios - kl)
+    return (-torch.where(liked, gains, -gains)).sigmoid()

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from trainer.objectives.bases.chat import ConversationTokenizer, read_turns
+from params import Problem
+from params.schema import Launch, Model, Training
+from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, SeenColumns, UpTo
+from trainer.objectives.bases.answers import AnswersObjective, AnswersOptions
+from trainer.objectives.bases.messages import read_turns
+from trainer.objectives.bases.prompt_template import ColumnOrTemplate, names_columns
+from trainer.objectives.bases.rows import Row
 
 _QUESTION, _ANSWER = "\n\nHuman:", "\n\nAssistant:"
 """Stand before each turn in texts such as those of hh-rlhf."""
@@ -59,6 +66,29 @@ def read_conversations(prompt: Any, chosen: Any, rejected: Any) -> PreferencePai
     return pair
 
 
+def split_text(prompt: str | None, answer: str) -> tuple[str, str]:
+    """Return a prompt and its answer; without a prompt, None, it is the turns up to the last `Assistant:`. ValueError if there is none."""
+    if prompt is not None:
+        return prompt, answer
+    place = answer.rfind(_ANSWER) + len(_ANSWER)
+    if place < len(_ANSWER) or not answer[place:].strip():
+        raise ValueError(f"it has no answer behind {_ANSWER!r}, so nothing says where the prompt ends")
+    return answer[:place], answer[place:]
+
+
+def split_conversation(prompt: Any, answer: Any) -> tuple[list[Any], list[Any]]:
+    """Return the messages of a prompt and those of the assistant that answer it, at the end; ValueError if there are none."""
+    before, turns = read_turns(prompt or ()), read_turns(answer)
+    turns = turns if turns[: len(before)] == before else [*before, *turns]
+    said = len([*takewhile(lambda turn: turn["role"] == "assistant", reversed(turns))])
+    own, asked = turns[len(turns) - said :], turns[: len(turns) - said]
+    if not any(turn["content"].strip() or turn.get("tool_calls") for turn in own):
+        raise ValueError("its last message is not an answer of the assistant")
+    if not asked:
+        raise ValueError("there is no message before the answer")
+    return asked, own
+
+
 def begin_with_prompt(chosen: Any, rejected: Any) -> bool:
     """Whether two completions are whole conversations that begin with the prompt of both."""
     with contextlib.suppress(ValueError, TypeError, AttributeError):
@@ -66,17 +96,66 @@ def begin_with_prompt(chosen: Any, rejected: Any) -> bool:
     return False
 
 
-def render_pair(pair: PreferencePair, tokenizer: ConversationTokenizer) -> PreferencePair:
-    """Return a pair of messages as texts; ValueError if the template refuses them."""
-    prompt, chosen = tokenizer.prompt_and_answer(pair.prompt, pair.chosen)
-    return PreferencePair(prompt, chosen, tokenizer.prompt_and_answer(pair.prompt, pair.rejected)[1])
-
-
-def as_text(part: Any) -> str:
-    """Return a text, or what messages say."""
-    return part if isinstance(part, str) else "\n".join(f"{turn['role']}: {turn['content']}" for turn in part)
-
-
 def _shared(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:
     """Return how many characters or messages both begin with."""
     return len([*takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))])
+
+
+class PairOptions(AnswersOptions):
+    """Keys of the recipe's `objective` section."""
+
+    prompt_column: ColumnOrTemplate | None = "prompt"
+    """The column with the prompt of both completions, or a template of columns, such as `{instruction} {input}`
+    (trainer.objectives.bases.prompt_template); null: both begin with it. Then it is the messages that they have in common, or
+    the text up to the last `Assistant:` at the beginning of a paragraph that they have in common."""
+    chosen_column: str = "chosen"
+    """The column with the better completion, its leading space included."""
+    rejected_column: str = "rejected"
+    """The column with the worse completion."""
+
+
+PairOptionsT = TypeVar("PairOptionsT", bound=PairOptions)
+
+
+class PairObjective(AnswersObjective[PairOptionsT]):
+    """An objective of prompts with a better and a worse answer."""
+
+    answer_options = ("chosen_column", "rejected_column")
+
+    def parts(self, row: Row) -> PreferencePair:
+        chosen, rejected = (row[name] for name in self.answer_columns)
+        read = read_conversations if self.options.chat else read_texts
+        return read(self.prompt_of(row), chosen, rejected)
+
+    def reject_reason(self, row: Row) -> str | None:
+        if row[self.options.chosen_column] == row[self.options.rejected_column]:
+            return "chosen and rejected are the same text, so there is nothing to learn"
+        return super().reject_reason(row)
+
+    def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
+        yield from super().conflicts(model=model, training=training, launch=launch)
+        if training.arguments.get("include_num_input_tokens_seen", "no") not in {"no", False}:
+            key = ("training", "arguments", "include_num_input_tokens_seen")
+            yield Problem(key, "would count the tokens of chosen completions only", "remove it")
+
+
+class PairAdvice(NewRecipeAdvice):
+    """What `evergreen new` needs to know of pairs."""
+
+    columns: ClassVar[Mapping[str, str]] = {name: f"{name}_column" for name in ("prompt", "chosen", "rejected")}
+    templates = frozenset({"prompt"})
+    conversations = frozenset({"prompt", "chosen", "rejected"})
+    conversation_options: ClassVar[Mapping[str, Any]] = {"chat": True}
+    batch = 16
+    epochs: ClassVar[UpTo] = ((5_000, 3), (math.inf, 1))
+    scheduler = "linear"
+
+    def asked(self, seen: SeenColumns) -> Sequence[str]:
+        has_prompt = "prompt" in seen.named or ("prompt" in seen.found and not seen.answers_have_prompt)
+        return list(self.columns) if has_prompt else ["chosen", "rejected"]
+
+    def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, AdvisedValue]:
+        if "prompt" not in columns:
+            return {"prompt_column": AdvisedValue(None, "what chosen and rejected begin with is the prompt")}
+        is_template = names_columns(columns["prompt"])
+        return {"separator": AdvisedValue("\n\n", "between prompt and answer")} if is_template else {}

@@ -36,8 +36,8 @@ ObjectiveState = Mapping[str, Any]
 ScoreColumns = Mapping[str, "NDArray[np.float64]"]
 """Scores of N sequences or rows by name, each (N,): `{"nll": array([3.1, 0.4]), "tokens": array([8.0, 2.0])}`."""
 
-ColumnKind = Literal["string", "optional", "label", "labels", "number", "records"]
-"""What a column holds: text; text that may be missing or blank; one label, text or integer; a list of labels, which may be empty, or a record that says yes or no of each; a number; a list of records."""
+ColumnKind = Literal["string", "optional", "label", "labels", "number", "records", "record"]
+"""What a column holds: text; text that may be missing or blank; one label, text or integer; a list of labels, which may be empty, or a record that says yes or no of each; a number; a list of records; a record."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
 
 from params import ModelError, Problem
@@ -85,6 +85,10 @@ class TextOrPairObjective(Objective[OptionsT]):
     @property
     def call_arguments(self) -> Mapping[str, Any]:
         return {"truncation": True}
+
+    def card_input(self, read_tokenizer: Callable[[], Tokenizer]) -> str:
+        pair = '{"text": "The first text.", "text_pair": "The second text."}'
+        return pair if len(self.text_columns()) > 1 else super().card_input(read_tokenizer)
 
     def reader_input(self, row: Row) -> str | dict[str, str]:
         text, *pair = self.texts(row)

@@ -45,6 +45,12 @@ def strip_repeated_special_tokens(
     return [*map(strip, texts)]
 
 
+def end_texts(texts: Iterable[str], tokenizer: Tokenizer) -> list[str]:
+    """Return texts that a tokenizer ends with one end-of-text token, if it has such a token: it is written, unless the tokenizer adds it."""
+    end = "" if _added_special_tokens(tokenizer)[1] else tokenizer.eos_token or ""
+    return [f"{text}{end}" for text in strip_repeated_special_tokens(texts, tokenizer, ends=True)]
+
+
 def tokenize_prompts(texts: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:
     """Return the tokens of prompts, without the end-of-text token that some tokenizers add to every text."""
     found = tokenize_texts(strip_repeated_special_tokens(texts, tokenizer), tokenizer)
@@ -66,10 +72,12 @@ def first_token_at_character(encoding: Encoding, place: int, size: int) -> int:
 
 
 def tokenize_texts_truncated(
-    texts: Sequence[str], tokenizer: Tokenizer, max_length: int
+    texts: Sequence[str], tokenizer: Tokenizer, max_length: int, *, add_special_tokens: bool = True
 ) -> list[tuple[list[int], bool]]:
     """Return at most `max_length` tokens of each text, special tokens included, and whether it has more."""
-    found = encode_texts(texts, tokenizer, truncation=True, max_length=max_length)
+    found = encode_texts(
+        texts, tokenizer, add_special_tokens=add_special_tokens, truncation=True, max_length=max_length
+    )
     return [(ids := encoding.ids, len(ids) == max_length and bool(encoding.overflowing)) for encoding in found]
 
 

@@ -27,7 +27,7 @@ from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import releases, tiny
-from tests.support.tiny_releases import CHAT, KINDS, conversations
+from tests.support.tiny_releases import CHAT, KINDS, OWN_ROWS
 from trainer import objectives
 from trainer.data import tokens
 from trainer.objectives.bases.likelihood import tokens_contain_texts_in_order
@@ -89,8 +89,8 @@ def content_of(kind: str, changes: dict[str, Any]) -> dict[str, Any]:
 def prepared(root: Path, kind: str, changes: dict[str, Any], *, new_label: bool = False) -> tuple[Artifacts, Recipe]:
     """Tokens of the same held-out rows; with `new_label`, some train rows have a label that others do not have."""
     artifacts, _ = releases.tokenized(root, tiny.recipe(), SIZES)
-    if kind == "conversations":
-        tiny.write_rows(artifacts, **{s: {"messages": conversations(count, s)} for s, count in SIZES.items()})
+    if kind in OWN_ROWS:
+        tiny.write_rows(artifacts, **{split: OWN_ROWS[kind](count, split) for split, count in SIZES.items()})
     if new_label:
         splits = {split: SplitRows(artifacts.rows / split).table().drop("row_id").to_pydict() for split in SIZES}
         splits["train"]["label"][:4] = ["a new one"] * 4
@@ -204,7 +204,8 @@ def test_a_candidate_is_judged_as_far_as_its_release_reads(
 ) -> None:
     """Whatever the limit of its training was; of a model that writes text, it says how much of a row is scored."""
     before = release(kind)
-    artifacts, recipe = prepared(tmp_path, kind, {"tokenization.max_length": 44 if kind == "conversations" else 8})
+    limit = {"conversations": 44, "sft": 16}.get(kind, 8)  # in which some of an answer is left
+    artifacts, recipe = prepared(tmp_path, kind, {"tokenization.max_length": limit})
     shutil.copytree(before.artifacts.model, artifacts.model)
     monkeypatch.setattr(champion, "fetch_champion", lambda *_, **__: champion.ChampionStatus(None, None, None))
     releases.evaluate(artifacts, recipe, compare_untrained=False)
@@ -222,11 +223,12 @@ def test_a_base_has_the_scores_that_it_had_as_a_candidate(
     before = release(kind)
     changes = {"model.config": ..., "model.pretrained": str(before.folder)}
     artifacts, recipe = prepared(tmp_path, kind, changes)
-    releases.learn(artifacts, recipe, 1)
+    releases.learn(artifacts, recipe, min(1, KINDS[kind][0]))
     monkeypatch.setattr(champion, "fetch_champion", lambda *_, **__: champion.ChampionStatus(None, None, None))
     releases.evaluate(artifacts, recipe)
-    # dpo's rewards are relative to the base, which is another one than that of the release
-    but = frozenset({"loss", "chosen_reward", "rejected_reward"} if kind == "dpo" else ())
+    # these rewards are relative to the base, which is another one than that of the release
+    relative = {"dpo": {"loss", "chosen_reward", "rejected_reward"}, "kto": {"loss", "reward", "kl"}}
+    but = frozenset(relative.get(kind, ()))
     assert_equal(scores_of(artifacts, "untrained"), scores_of(before.artifacts, "model"), but=but)
 
 
@@ -525,7 +527,7 @@ def test_rows_that_the_template_of_the_champion_refuses_are_left_out(
 ) -> None:
     """Up to a tenth of them."""
     before = release("conversations")
-    questions = sorted({turns[0]["content"] for turns in conversations(SIZES["test"], "test")})
+    questions = sorted({turns[0]["content"] for turns in OWN_ROWS["conversations"](SIZES["test"], "test")["messages"]})
     other = shutil.copytree(before.folder, tmp_path / "other")
     record = json.loads((other / PROVENANCE).read_text())
     own = REFUSES.replace("REFUSED", f"messages[0].content in {questions[:refused]}")

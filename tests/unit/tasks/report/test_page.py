@@ -278,6 +278,22 @@ def test_changed_rows_show_both_answers(tmp_path):
     assert "candidate error 0.250 predicted t champion error 3.250 predicted" in text
 
 
+def test_page_says_what_is_searched_and_how_far_vectors_have_moved(tmp_path):
+    run = example.write(tmp_path, text="t")
+    vectors = {"texts": 1200, "cosine": 0.8125, "rotated": 0.954}
+    change(run.report("details"), documents=1400, vectors=vectors)
+    text = words(render_report_page(run, timings=TIMINGS))
+    assert "Each query searches the documents of its split and the 1,400 documents of data.corpus." in text
+    assert (
+        "The vectors of 1,200 held-out texts have a mean cosine of 0.812 with those of the published model, 0.954"
+        in text
+    )
+    change(run.report("details"), vectors=vectors | {"cosine": None, "rotated": None})
+    assert "have another size than those of the published model; an index of vectors must be rebuilt" in words(
+        render_report_page(run, timings=TIMINGS)
+    )
+
+
 def test_labels_are_shown_with_what_is_mixed_up(tmp_path):
     text = words(render_report_page(example.write(tmp_path, text="t"), timings=TIMINGS))
     assert "Against the champion, 3 of 3 labels are better and 0 worse by their whole interval; about 0.2 would" in text

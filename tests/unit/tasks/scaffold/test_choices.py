@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tasks.scaffold import choices
-from tasks.scaffold.proposal import ObjectiveProposal, proposable_objectives
+from tasks.scaffold.advised_objectives import proposable_objectives
+from tasks.scaffold.proposal import ObjectiveProposal
 from trainer.objectives.bases.advice import AdvisedValue
 
 CLASSES = ObjectiveProposal("sequence_classification", {})
@@ -104,6 +105,8 @@ ADVISED = {
     "seq2seq": ([3e-4, 3e-4, 3e-4, 3e-4, 1e-4, 1e-4], [1e-3, 1e-3, 32, "cosine", 0.01], [10, 3, 3, 2, 1]),
     "sft": ([1e-3, 1e-4, 1e-4, 2e-5, 2e-5, 1e-5], [2e-4, 2e-3, 16, "cosine", 0.01], [3, 3, 3, 2, 1]),
     "dpo": ([1e-4, 1e-5, 1e-5, 5e-7, 5e-7, 5e-7], [5e-6, 2e-3, 16, "linear", 0.0], [3, 3, 1, 1, 1]),
+    "kto": ([1e-4, 1e-5, 1e-5, 1e-6, 1e-6, 1e-6], [1e-5, 2e-3, 32, "linear", 0.0], [3, 3, 1, 1, 1]),
+    "reward": ([3e-4, 3e-4, 5e-5, 1e-5, 1e-5, 1e-5], [1e-4, 2e-3, 16, "linear", 0.01], [3, 3, 1, 1, 1]),
     "causal_lm": ([1e-3, 1e-4, 1e-4, 2e-5, 2e-5, 1e-5], [2e-4, 2e-3, 32, "cosine", 0.01], [3, 3, 3, 2, 1]),
 }
 """Learning rates of `SIZES`; learning rates of adapters and of a new model, batch, scheduler, weight decay; epochs of `ROWS`."""

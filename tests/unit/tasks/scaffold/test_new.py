@@ -21,6 +21,7 @@ from tasks.commands import main
 from tasks.diagnostics.check import check
 from tasks.scaffold import new as new_module
 from tasks.scaffold.commands import new as new_command
+from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.new import create_recipe
 from tasks.scaffold.project import remove_recipe
 from tasks.scaffold.request import NewRecipeRequest
@@ -34,6 +35,7 @@ DATA_SETS = {
     "restaurant8k": ("bert", "token_classification"),
     "gsm8k": ("new", "sft"),
     "gsm8k-preferences": ("llama", "dpo"),
+    "gsm8k-feedback": ("llama", "kto"),
     "tinyshakespeare": (None, "causal_lm"),
 }
 LABELS = {"weather": ["rain", "sun"], "food": ["bread", "soup"], "travel": ["train", "road"]}
@@ -163,6 +165,37 @@ SMALL: dict[str, tuple[list[dict[str, Any]], str | None, str]] = {
         "bert",
         "token_classification",
     ),
+    "questions with answers": (
+        [
+            {
+                "id": f"q{i}",
+                "question": f"Who is number {i}?",
+                "context": f"Number {i} is Ada.",
+                "answers": {"text": ["Ada"] * (i % 2), "answer_start": [len(f"Number {i} is ")] * (i % 2)},
+            }
+            for i in range(120)
+        ],
+        "bert",
+        "question_answering",
+    ),
+    "endings": (
+        [
+            {
+                "sent1": f"It is number {i}.",
+                "sent2": "It",
+                **{f"ending{n}": f"is {n + i}" for n in range(4)},
+                "label": i % 4,
+            }
+            for i in range(120)
+        ],
+        "bert",
+        "multiple_choice",
+    ),
+    "texts for an encoder": (
+        [{"text": f"This is the text with the number {i}, and it goes on." * 4} for i in range(120)],
+        "bert",
+        "masked_lm",
+    ),
     "plain text": (
         [{"text": f"This is the text with the number {i}, and it goes on." * 4} for i in range(120)],
         None,
@@ -204,6 +237,38 @@ def test_rows_of_a_database(project: Path, models: Path) -> None:
     source = load(project / "params/topics.yaml").data.source
     assert source.model_dump() == {"kind": "sql", "url": "sqlite:///data/rows.db", "query": query}
     assert read_recipes_yaml_item(Artifacts("topics", project))["data"] == "data/rows.db"
+
+
+def test_the_feedback_table_of_the_page_gets_a_sound_recipe(project: Path, models: Path) -> None:
+    page = (ROOT / "docs/own-data.md").read_text(encoding="utf-8")
+    (query,) = re.findall(r'--query "(SELECT [^"]*FROM feedback[^"]*)"', page)
+    with sqlite3.connect(project / "feedback.db") as database:
+        database.execute("CREATE TABLE feedback (id, day, prompt, completion, liked, model)")
+        rows = ((i, f"What about {i}?", f"About {i}, a lot.", i % 3 > 0) for i in range(150))
+        database.executemany("INSERT INTO feedback VALUES (?1, date('now'), ?2, ?3, ?4, 'm')", rows)
+        database.execute("UPDATE feedback SET liked = NULL WHERE id < 10")
+        database.execute("UPDATE feedback SET day = date('now', '-40 day') WHERE id >= 140")
+    make(data="sqlite:///feedback.db", query=query, model=str(models / "llama"))
+    check(project / "params/topics.yaml")
+    recipe = load(project / "params/topics.yaml")
+    expected = {"prompt_column": "prompt", "completion_column": "completion", "label_column": "liked"}
+    assert (recipe.objective.name, recipe.objective.options) == ("kto", expected)
+    assert len(read_source_sample(recipe.data.source).rows["train"]) == 130
+
+
+def test_pairs_give_a_reward_model_where_somebody_asks_for_it(project: Path, models: Path) -> None:
+    """With texts that are longer than the positions of a new model, which are cut."""
+    rows = [
+        {"prompt": f"Tell me of {i}", "chosen": f"{i} " * (600 if i < 3 else 5), "rejected": f"no {i}"}
+        for i in range(120)
+    ]
+    write_json(project / "data/rows.jsonl", rows)
+    for name, model in {"new": "new", "bert": str(models / "bert"), "llama": str(models / "llama")}.items():
+        make(f"{name}-scores", data="data/rows.jsonl", model=model, objective="reward")
+        recipe = load(project / f"params/{name}-scores.yaml")
+        check(project / f"params/{name}-scores.yaml")
+        assert recipe.objective.name == "reward"
+        assert recipe.tokenization.max_length <= 2048
 
 
 def test_repeated_and_messy_rows_show_in_the_recipe(project: Path, models: Path) -> None:
@@ -335,24 +400,36 @@ FORGETS = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content if loop.last else m.content.split('</think>')[-1] }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-REMEMBERS = (
+MARKED = (
     "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}"
     "{{ m.content if loop.last else m.content.split('</think>')[-1] }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
 
-def test_a_template_that_drops_thoughts_is_named_and_the_advice_helps(
-    project: Path, models: Path, tmp_path: Path
+@pytest.mark.parametrize("template", [FORGETS, MARKED])
+def test_a_template_that_drops_thoughts_gives_a_sequence_for_each_answer(
+    project: Path, models: Path, tmp_path: Path, template: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>b</think>c"}]
     write_json(project / "data/rows.jsonl", [{"messages": [*said, *said]} for _ in range(60)])
     model = shutil.copytree(models / "llama", tmp_path / "thinker")
-    (model / "chat_template.jinja").write_text(FORGETS)
+    (model / "chat_template.jinja").write_text(template)
+    make(data="data/rows.jsonl", model=str(model))
+    assert "60 of 60 conversations are a sequence for each answer" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_template_that_changes_what_was_said_is_named_and_the_advice_helps(
+    project: Path, models: Path, tmp_path: Path
+) -> None:
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>b</think>c"}]
+    write_json(project / "data/rows.jsonl", [{"messages": [*said, *said]} for _ in range(60)])
+    model = shutil.copytree(models / "llama", tmp_path / "counter")
+    (model / "chat_template.jinja").write_text("{{ messages | length }}" + FORGETS)
     with pytest.raises(DataError, match=r"none can be learned from: .* renders the messages before message") as error:
         make(data="data/rows.jsonl", model=str(model))
     assert "{% generation %}" in error.value.fix
-    (model / "chat_template.jinja").write_text(REMEMBERS)
+    (model / "chat_template.jinja").write_text("{{ messages | length }}" + MARKED)
     make(data="data/rows.jsonl", model=str(model))
 
 
@@ -570,15 +647,3 @@ def test_a_share_of_rows_to_set_aside_that_is_none_is_refused(project: Path, sha
     with pytest.raises(RecipeError, match="is no share of the rows") as error:
         make(data="data/questions.csv", model="new", max_quarantined=share)
     assert error.value.where == "--max-quarantined"
-
-
-def test_a_template_that_drops_earlier_thoughts_is_named(project: Path) -> None:
-    """Its conversations cannot be learned from as they are."""
-    drops = "{% for m in messages %}<{{ m.role }}>{{ m.content if loop.last else m.content.split('</think>')[-1] }}{% endfor %}"
-    model = write_model(project / "thinker", "llama", chat_template=drops)
-    turns = [{"role": role, "content": f"<think>so</think>{role}"} for role in ("user", "assistant") * 2]
-    rows = [json.dumps({"messages": turns})] * 60
-    (project / "data" / "think.jsonl").write_text("\n".join(rows))
-    request = NewRecipeRequest("thoughts", data="data/think.jsonl", model=str(model.relative_to(project)))
-    with pytest.raises(EvergreenError, match="renders the messages before message 1 differently"):
-        create_recipe(request)

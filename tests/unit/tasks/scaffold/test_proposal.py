@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from params import DataError, RecipeError
+from tasks.scaffold.advised_objectives import proposable_objectives
 from tasks.scaffold.look import RowSample, read_source_sample
 from tasks.scaffold.model_facts import ModelKind
 from tasks.scaffold.proposal import (
     ObjectiveProposal,
     best_fitting_objectives,
     choose_objective_and_columns,
-    proposable_objectives,
 )
 from tasks.scaffold.request import COLUMN_FLAGS, NewRecipeRequest
 from tasks.scaffold.sources import find_source
@@ -40,6 +40,7 @@ DATA_SETS = {
     "restaurant8k": ("encoder", "token_classification", {"text": "text", "spans": "spans"}),
     "gsm8k": ("decoder", "sft", {"prompt": "question", "completion": "answer"}),
     "gsm8k-preferences": ("decoder", "dpo", {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}),
+    "gsm8k-feedback": ("decoder", "kto", {"prompt": "prompt", "completion": "completion", "liked": "liked"}),
     "tinyshakespeare": ("decoder", "causal_lm", {"text": "text"}),
 }
 
@@ -127,6 +128,52 @@ FORMS: dict[str, tuple[dict[str, list[Any]], ModelKind, str, dict[str, str]]] = 
         "token_classification",
         {"text": "sentence", "spans": "entities"},
     ),
+    "texts for an encoder": ({"anything": TEXTS}, "encoder", "masked_lm", {"text": "anything"}),
+    "questions as in SQuAD": (
+        {
+            "id": [f"56be4db0acb8001400a50{i}" for i in range(60)],
+            "title": ["Beyoncé"] * 60,
+            "context": [f"{text}. It is long." for text in TEXTS],
+            "question": [f"which number, in row {i}?" for i in range(60)],
+            "answers": [{"text": ["a text"], "answer_start": [0]}, {"text": [], "answer_start": []}] * 30,
+        },
+        "encoder",
+        "question_answering",
+        {"question": "question", "context": "context", "answers": "answers"},
+    ),
+    "answers as records": (
+        {
+            "passage": TEXTS,
+            "query": [f"which number, in row {i}?" for i in range(60)],
+            "answers": [[{"text": "a text", "start": 0}], []] * 30,
+        },
+        "encoder",
+        "question_answering",
+        {"question": "query", "context": "passage", "answers": "answers"},
+    ),
+    "endings as in SWAG": (
+        {
+            "video-id": [f"anetv_{i}" for i in range(60)],
+            "sent1": TEXTS,
+            "sent2": ["He"] * 60,
+            **{f"ending{n}": [f"takes the number {n + i}." for i in range(60)] for n in range(4)},
+            "label": [i % 4 for i in range(60)],
+        },
+        "encoder",
+        "multiple_choice",
+        {
+            "context": "sent1",
+            "question": "sent2",
+            "choices": "{ending0} {ending1} {ending2} {ending3}",
+            "label": "label",
+        },
+    ),
+    "choices as lists": (
+        {"context": TEXTS, "choices": [["yes", "no", "both"]] * 60, "label": [i % 3 for i in range(60)]},
+        "encoder",
+        "multiple_choice",
+        {"context": "context", "choices": "choices", "label": "label"},
+    ),
     "an instruction": (
         {"instruction": TEXTS, "input": [""] * 60, "output": [f"{text}, too" for text in TEXTS]},
         "decoder",
@@ -188,9 +235,10 @@ FORMS: dict[str, tuple[dict[str, list[Any]], ModelKind, str, dict[str, str]]] = 
 def test_columns_of_embeddings_that_the_user_names() -> None:
     """Scored pairs, and texts with classes, which nothing else tells from other rows."""
     pairs = sample(one=TEXTS, other=TEXTS[::-1], alike=[i / 7 for i in range(60)])
-    named = {"prompt": "one", "completion": "other", "label": "alike"}
-    found = proposed(pairs, objective="embedding", columns=named)
-    assert found.options == {"anchor_column": "one", "positive_column": "other", "label_column": "alike"}
+    for flag in ("label", "score"):
+        named = {"prompt": "one", "completion": "other", flag: "alike"}
+        found = proposed(pairs, objective="embedding", columns=named)
+        assert found.options == {"anchor_column": "one", "positive_column": "other", "label_column": "alike"}
     classes = sample(body=TEXTS, topic=LABELS)
     found = proposed(classes, objective="embedding", columns={"label": "topic"})
     assert found.options == {"anchor_column": "body", "label_column": "topic"}
@@ -477,9 +525,6 @@ UNREAD: dict[str, tuple[dict[str, list[Any]], str, str]] = {
         "causal_lm",
     ),
     "JSON text": ({"text": TEXTS, "meta": [f'{{"at": {i}}}' for i in range(60)]}, "JSON", "causal_lm"),
-    "answers that are good or bad": ({**PAIRS, "label": [True, False] * 30}, "how good", "sft"),
-    "answers that are good or bad in words": ({**PAIRS, "feedback": ["good", "bad"] * 30}, "how good", "sft"),
-    "conversations that are good or bad": ({"messages": CHAT, "label": [True, False] * 30}, "how good", "sft"),
     "conversations with a score": ({"messages": CHAT, "quality": [i % 5 for i in range(60)]}, "how good", "sft"),
     "answers with a rating": ({**PAIRS, "score": [i / 7 for i in range(60)]}, "how good", "sft"),
 }
@@ -493,6 +538,36 @@ def test_what_no_objective_reads_is_named_with_the_flag_that_passes_over_it(form
         proposed(sample(**columns), "decoder")
     assert f"--objective {objective}" in error.value.fix
     assert proposed(sample(**columns), "decoder", objective=objective).objective == objective
+
+
+LIKED: dict[str, tuple[dict[str, list[Any]], dict[str, str]]] = {
+    "answers": (
+        {**PAIRS, "label": [True, False] * 30},
+        {"prompt": "prompt", "completion": "completion", "liked": "label"},
+    ),
+    "answers, in words": (
+        {"question": TEXTS, "answer": PAIRS["completion"], "feedback": ["good", "bad"] * 30, "at": TEXTS},
+        {"prompt": "question", "completion": "answer", "liked": "feedback"},
+    ),
+    "conversations": ({"messages": CHAT, "thumbs_up": [1, 0] * 30}, {"messages": "messages", "liked": "thumbs_up"}),
+    "messages behind messages": (
+        {"prompt": [own[:1] for own in CHAT], "completion": [own[1:] for own in CHAT], "liked": [True, False] * 30},
+        {"prompt": "prompt", "completion": "completion", "liked": "liked"},
+    ),
+}
+
+
+@pytest.mark.parametrize("form", LIKED)
+def test_feedback_is_learned_from(form: str) -> None:
+    columns, expected = LIKED[form]
+    rows = sample(**columns)
+    found = proposed(rows, "decoder")
+    assert (found.objective, found.columns) == ("kto", expected)
+    assert proposed(rows, "decoder", columns={"liked": expected["liked"]}) == found
+    if form != "messages behind messages":
+        assert proposed(rows, "decoder", objective="sft").objective == "sft"
+        with pytest.raises((DataError, RecipeError), match=r"how good|kto, which does not work with this encoder"):
+            proposed(rows, "encoder")
 
 
 def test_topics_of_answers_are_no_ratings() -> None:

@@ -141,6 +141,32 @@ def test_augmentation_depends_only_on_epoch_and_row():
     assert dict(SeededDataset(Noisy(), seed=4).__getitems__([(0, 5)])) != alone
 
 
+def draw(example):
+    return example | {"drawn": (random.random(), float(torch.rand(())))}
+
+
+@pytest.mark.parametrize("rows", [50, 0], ids=["rows", "a stream"])
+def test_changes_of_an_example_depend_only_on_seed_epoch_and_sequence(rows):
+    def drawn(shard, *, seed=3, epoch=0):
+        source = DataLoader(numbers(rows) if rows else Plain(), shuffle=True if rows else None, collate_fn=list)
+        sampler = ResumableBatchSampler(source, shard, seed=seed, augment=draw)
+        sampler.epoch = epoch
+        found = [next(iter(sampler.loader))["inputs"]] if epoch else []
+        batches = iter(sampler.loader)
+        found += [next(batches)["inputs"] for _ in range(3 * shard.accumulation)]
+        return {example["row_id"]: example["drawn"] for batch in found for example in batch}
+
+    whole = drawn(GlobalBatchShard(8, 1, 1, 0))
+    assert len(set(whole.values())) == len(whole) == 24
+    parts = drawn(GlobalBatchShard(2, 2, 2, 0)) | drawn(GlobalBatchShard(2, 2, 2, 1))
+    assert parts == whole
+    others = drawn(GlobalBatchShard(8, 1, 1, 0), seed=4)
+    assert not any(value == whole.get(row) for row, value in others.items())
+    if rows:
+        later = drawn(GlobalBatchShard(8, 1, 1, 0), epoch=1)
+        assert not any(value == whole.get(row) for row, value in later.items())
+
+
 def test_collator_randomness_depends_only_on_its_rows():
     collate = partial(collate_with_seed, lambda rows: {"x": torch.rand(len(rows))}, 3)
     batch = [((0, 4), {"row_id": 104}), ((0, 5), {})]

@@ -168,7 +168,7 @@ def test_confidence_does_not_depend_on_the_labels_of_classes(name: str) -> None:
         others = {key: values[::-1] if key.startswith("given") else values for key, values in scores.items()}
         assert objective.confidence(others).tolist() == found.tolist()
         return
-    if name not in {"sequence_classification", "causal_lm", "sft", "seq2seq"}:
+    if name not in {"sequence_classification", "causal_lm", "sft", "seq2seq", "reward"}:
         assert found is None
         return
     assert found.shape == (30,)
@@ -176,6 +176,9 @@ def test_confidence_does_not_depend_on_the_labels_of_classes(name: str) -> None:
     if name == "sequence_classification":
         others = scores | {"label": scores["label"][::-1], "nll": scores["nll"][::-1]}
         assert objective.confidence(others).tolist() == found.tolist() == scores["confidence"].tolist()
+    elif name == "reward":
+        swapped = {"chosen_reward": scores["rejected_reward"], "rejected_reward": scores["chosen_reward"]}
+        assert objective.confidence(swapped).tolist() == found.tolist()
     else:
         given = {"nll": np.array([0.0, 3 * np.log(2)]), "tokens": np.array([4.0, 3.0])}
         assert objective.confidence(given) == pytest.approx([1.0, 0.5])

@@ -65,6 +65,8 @@ def test_braces_hold_columns_and_nothing_else(template: str, what: str) -> None:
 PROMPTS = {
     "sft": "prompt_column",
     "dpo": "prompt_column",
+    "reward": "prompt_column",
+    "kto": "prompt_column",
     "seq2seq": "input_column",
     "grpo": "prompt",
     "iterative_sft": "prompt",
@@ -72,6 +74,7 @@ PROMPTS = {
 ROW = {"row_id": 0, "instruction": "Say", "input": "this", "prompt": "Say this"} | {
     **dict.fromkeys(("completion", "chosen", "target", "answer"), "this!"),
     "rejected": "no",
+    "liked": True,
 }
 
 
@@ -159,7 +162,14 @@ def test_around_a_text_stands_what_the_template_gives_a_row_with_its_first_colum
 
 @pytest.mark.parametrize(
     ("name", "answer"),
-    [("sft", "completion"), ("dpo", "chosen"), ("dpo", "rejected"), ("seq2seq", "target")],
+    [
+        ("sft", "completion"),
+        ("dpo", "chosen"),
+        ("dpo", "rejected"),
+        ("reward", "chosen"),
+        ("kto", "completion"),
+        ("seq2seq", "target"),
+    ],
 )
 def test_a_prompt_that_names_the_answer_is_refused(name: str, answer: str) -> None:
     def problems(template: str, **options: Any) -> list[Any]:

@@ -1,0 +1,109 @@
+"""Which columns of a sample can be what a flag of `evergreen new` names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Final
+
+from tasks.scaffold.advised_objectives import proposable_objectives
+from tasks.scaffold.forms import RowForm, feedback_columns, find_row_forms
+from tasks.scaffold.look import Kind, RowSample, SampledColumn, columns_named, most
+from tasks.scaffold.usual_names import USUAL_NAMES
+from trainer.objectives.bases.answer_spans import looks_like_answers
+
+NESTED: Final = ("spans", "messages", "answers", "choices")
+"""Flags of `evergreen new` that name such columns."""
+_NUMBERED_CHOICE: Final = re.compile(r"(ending|choice|option|answer|opt|sol)_?(\d|[a-e])")
+"""Names of columns with one of several choices each."""
+
+
+def find_usual_columns(sample: RowSample, flag: str) -> list[SampledColumn]:
+    """Return the columns with a usual name for a flag, most usual first."""
+    return columns_named(sample.columns, USUAL_NAMES[flag])
+
+
+@lru_cache(maxsize=1)
+def list_row_forms(sample: RowSample) -> list[RowForm]:
+    """Return what is special about the form of the rows."""
+    return list(find_row_forms(sample.columns))
+
+
+def find_candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list[SampledColumn]:
+    """Return the columns that can be what a flag names, beside those that are `chosen` for others, by flag."""
+    columns = [c for c in sample.columns.values() if c.name not in chosen.values()]
+    if flag in NESTED:
+        return _find_nested(flag, sample.columns)
+    match flag:
+        case "text":
+            found = _find_texts(sample, columns)
+        case "labels":
+            found = _find_label_sets(sample, columns)
+        case "label":
+            texts = find_candidates("text", sample, chosen) if "text" not in chosen else []
+            alone = texts if len(texts) == 1 else []  # the only one that can be the text
+            found = [c for c in columns if c not in alone and c.is_target]
+        case "score":
+            found = [c for c in columns if c.says_numbers and not c.is_id]
+        case "liked":
+            found = feedback_columns(sample.columns)
+        case _:
+            found = _find_parts(flag, sample)
+    return found
+
+
+def _find_texts(sample: RowSample, columns: Sequence[SampledColumn]) -> list[SampledColumn]:
+    """Return the columns with texts that are neither labels nor names, longest texts first."""
+    said = [c for c in find_usual_columns(sample, "text") if c.has_spaces]  # such as: open notes.txt
+    texts = [c for c in columns if c in said or not c.is_place_or_time]
+    texts = [c for c in texts if c.kind == "text" or c.is_numbered_text]
+    texts = [c for c in texts if not (c.is_id and c.names_rows)]
+    unnamed = [c for c in texts if c.name.lower() not in USUAL_NAMES["label"]]
+    found = [c for c in texts if not c.is_id and not (c.is_label and not (c.has_spaces and c in unnamed))]
+    found = found or [c for c in texts if not c.is_label] or [c for c in texts if c in unnamed or c.has_spaces]
+    return sorted([c for c in found if c.has_spaces] or found, key=lambda c: -c.mean_characters)
+
+
+def _find_label_sets(sample: RowSample, columns: Sequence[SampledColumn]) -> list[SampledColumn]:
+    """Return the columns with several labels of each row, or the columns that say yes or no as one, whose name is a template."""
+    every, special = list(sample.columns.values()), {form.column for form in list_row_forms(sample)}
+    found = [c for c in columns if c.name not in special and c.has_label_sets and not _is_parallel(c, every)]
+    marked = [c for c in columns if c.says_yes_or_no]
+    has_label = any(c.is_label for c in find_usual_columns(sample, "label"))
+    return found or ([_joined(marked)] if len(marked) > 1 and not has_label else [])
+
+
+def _find_parts(flag: str, sample: RowSample) -> list[SampledColumn]:
+    """Return the columns with a part of a row, such as a prompt: those with a usual name, or else all that hold texts."""
+    kinds: set[Kind] = {"text"}
+    kinds |= {"messages"} if any(flag in advice.conversations for advice in proposable_objectives().values()) else set()
+    by_name = [c for c in find_usual_columns(sample, flag) if c.kind in kinds or c.can_be_text or c.is_numeric]
+    other = {c.name for own in ("chosen", "rejected") if own != flag for c in find_usual_columns(sample, own)}
+    found = [c for c in sample.columns.values() if c.kind in kinds and not c.is_incidental and c.name not in other]
+    return by_name or found
+
+
+def _is_parallel(column: SampledColumn, columns: Sequence[SampledColumn]) -> bool:
+    """Whether another column has lists of the same lengths, as words and their tags have."""
+    others = [one for one in columns if one is not column and one.kind == column.kind == "list"]
+    return any([*map(len, one.filled)] == [*map(len, column.filled)] for one in others)
+
+
+def _find_nested(flag: str, columns: Mapping[str, SampledColumn]) -> list[SampledColumn]:
+    """Return the columns that a flag may name; of columns with a choice each, one whose name is a template of them."""
+    if flag == "choices":
+        usual = columns_named(columns, USUAL_NAMES[flag])
+        lists = [c for c in usual if c.kind == "list" and all(isinstance(one, str) for one in c.items)]
+        numbered = [c for name, c in columns.items() if _NUMBERED_CHOICE.fullmatch(name.lower())]
+        numbered = [c for c in numbered if c.kind in ("text", "empty")]
+        return lists or ([_joined(numbered)] if len(numbered) > 1 else [])
+    if flag == "answers":
+        hold = [c for c in columns.values() if any(map(looks_like_answers, c.filled))]
+        return [c for c in hold if most(lambda value: value == [] or looks_like_answers(value), c.filled)]
+    return [c for c in columns.values() if c.kind == flag]
+
+
+def _joined(columns: Sequence[SampledColumn]) -> SampledColumn:
+    """Return several columns as one, whose name is a template of them."""
+    return SampledColumn(" ".join(f"{{{column.name}}}" for column in columns), [])

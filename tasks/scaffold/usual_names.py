@@ -1,0 +1,33 @@
+"""What columns are usually called, by the flags of `evergreen new`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+RELEVANCE: Final = ("relevance", "relevant")
+"""Usual names of a column that says how relevant a document is to a query."""
+USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "text": ("text", "sentence", "content", "body", "message", "question", "review", "utterance", "document"),
+    "text-pair": ("text_pair", "hypothesis", "passage"),
+    "label": ("label", "labels", "category", "class", "intent", "topic", "sentiment", "target", "tag", "type"),
+    "labels": ("labels", "cats", "tags", "topics", "categories", "genres", "emotions", "intents", "label"),
+    "score": ("score", "similarity", "relatedness", "rating", "grade", "label", "target", *RELEVANCE),
+    "spans": ("spans", "entities"),
+    "prompt": (
+        *("prompt", "question", "instruction", "input", "query", "source", "article", "document", "problem", "anchor"),
+    ),
+    "completion": (
+        *("completion", "answer", "response", "output", "target", "summary", "translation", "solution", "reply"),
+        "positive",
+    ),
+    "messages": ("messages", "conversation", "conversations", "chat"),
+    "chosen": ("chosen", "preferred", "accepted", "better"),
+    "rejected": ("rejected", "dispreferred", "worse", "negative"),
+    "question": ("question", "query", "sent2"),
+    "context": ("context", "passage", "paragraph", "ctx", "article", "sent1", "premise"),
+    "answers": ("answers",),
+    "choices": ("choices", "endings", "options"),
+    "liked": (),
+}
+"""Usual names of the columns that a flag of `new` names, most usual first."""

@@ -1,0 +1,193 @@
+"""Objectives of prompts with one or several answers: texts, or messages that the tokenizer's chat template renders."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+
+from params import Problem, RecipeError
+from params.schema import Launch, Model, Section, Training
+from trainer.objectives.bases.chat import ConversationObjective, ConversationTokenizer, conversation_template
+from trainer.objectives.bases.objective import ColumnKind
+from trainer.objectives.bases.prompt_template import (
+    ColumnOrTemplate,
+    column_or_template,
+    find_answers_in_prompt,
+    form_around_text,
+    names_columns,
+)
+from trainer.objectives.bases.rows import PromptForm, Row
+from trainer.objectives.bases.texts import (
+    Tokenizer,
+    strip_repeated_special_tokens,
+    tokenize_prompts,
+    tokenize_texts,
+)
+
+
+class AnswersOptions(Section):
+    """Keys of the recipe's `objective` section; each objective adds the columns of its answers."""
+
+    prompt_column: ColumnOrTemplate | None = "prompt"
+    """The column with the prompt, or a template of columns, such as `{instruction} {input}`
+    (trainer.objectives.bases.prompt_template)."""
+    separator: str = ""
+    """Text to put between prompt and answer; it is tokenized with the prompt."""
+    chat: bool = False
+    """The columns hold messages, which the tokenizer's chat template renders; answers are messages of the assistant."""
+
+
+AnswersOptionsT = TypeVar("AnswersOptionsT", bound=AnswersOptions)
+
+
+class TokenizedAnswers(NamedTuple):
+    """A prompt and the answers that follow it, as tokens."""
+
+    prompt: list[int]
+    answers: list[list[int]]
+    is_truncated: bool
+
+
+class AnswersObjective(ConversationObjective[AnswersOptionsT]):
+    """Rows are prompts with answers; a template or a separator belongs to the model that learned by it."""
+
+    answer_options: ClassVar[tuple[str, ...]]
+    """The options that name the columns of answers."""
+    own_options = frozenset({"separator"})
+    prompt_option = "prompt_column"
+
+    @abstractmethod
+    def parts(self, row: Row) -> Sequence[Any]:
+        """Return the prompt and the answers of a row, as texts or as lists of messages; ValueError if it has others."""
+
+    @property
+    def answer_columns(self) -> Sequence[str]:
+        """The columns with answers."""
+        return [getattr(self.options, name) for name in self.answer_options]
+
+    def columns(self) -> Mapping[str, ColumnKind]:
+        o = self.options
+        if o.chat:
+            return dict.fromkeys((name for name in (o.prompt_column, *self.answer_columns) if name), "records")
+        prompt = column_or_template(o.prompt_column).columns if o.prompt_column else {}
+        answers: dict[str, ColumnKind] = dict.fromkeys(self.answer_columns, "string")
+        return {**prompt, **answers}
+
+    def renders_conversations(self) -> bool:
+        return self.options.chat
+
+    def prompt_of(self, row: Row) -> Any:
+        """Return what a row's columns say of its prompt, as text or messages; None if that is in its answers."""
+        column = self.options.prompt_column
+        if not column:
+            return None
+        return row[column] if self.options.chat else column_or_template(column).fill(row)
+
+    def reject_reason(self, row: Row) -> str | None:
+        if reason := super().reject_reason(row):
+            return reason
+        try:
+            parts = self.parts(row)
+            if self._conversations:
+                render_answers(parts, self._conversations)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
+        yield from super().conflicts(model=model, training=training, launch=launch)
+        if self.options.chat and self.options.separator:
+            what = "has no effect on messages, which the chat template puts together"
+            yield Problem(("objective", "separator"), what, "remove it, or set objective.chat to false")
+        if self.options.chat and names_columns(self.options.prompt_column or ""):
+            what = "is a template, which puts texts together and not messages"
+            yield Problem(("objective", "prompt_column"), what, "name one column of messages, or null")
+        if self.options.prompt_column and not self.options.chat:
+            yield from find_answers_in_prompt(self.options, "prompt_column", *self.answer_options)
+        if training.loss:
+            what = f"replaces the preference loss, so {self._name} would not learn from preferences"
+            has_kinds = "loss_type" in type(self.options).model_fields
+            fix = "remove it, and choose objective.loss_type" if has_kinds else "remove it"
+            yield Problem(("training", "loss"), what, fix)
+
+    def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
+        if self.options.chat:
+            if not conversation_template(tokenizer):
+                what = "is true, and the tokenizer has no chat template; of several, it is `default`"
+                raise RecipeError("objective.chat", what, "use a chat model's tokenizer, or texts and `chat: false`")
+            self.conversation_tokenizer(tokenizer)
+
+    def as_released(self, options: Mapping[str, Any] | None) -> Self:
+        if options is not None and bool(options.get("chat")) != self.options.chat:
+            learned, own = ("texts", "messages") if self.options.chat else ("messages", "texts")
+            raise ValueError(f"it learned from {learned}, and these rows are {own}")
+        return super().as_released(options)
+
+    def text(self, row: Row) -> str:
+        """The prompt with its first answer, as in `input_ids`."""
+        return self.texts_with_answers(row)[0]
+
+    def texts_with_answers(self, row: Row) -> list[str]:
+        """Return the prompt with each answer."""
+        prompt, *answers = map(as_text, self.parts(row))
+        return [f"{prompt}{self.options.separator}{answer}" for answer in answers]
+
+    @classmethod
+    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
+        prompt, separator = options.get("prompt_column"), str(options.get("separator", ""))
+        return form_around_text(str(prompt or ""), after=separator, is_chat=bool(options.get("chat")))
+
+    def input_text(self, row: Row) -> str:
+        if self.options.prompt_column and not self.options.chat:
+            return column_or_template(self.options.prompt_column).values(row)
+        return as_text(self.parts(row)[0])
+
+    def reader_input(self, row: Row) -> Any:
+        prompt = self.parts(row)[0]
+        return prompt if self.options.chat else f"{prompt}{self.options.separator}"
+
+    def tokenize_answers(
+        self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int
+    ) -> Iterator[TokenizedAnswers | None]:
+        """Yield the tokens of each row, each answer with the end-of-text token; None if the prompt or an answer says nothing.
+
+        Prompt and answers are tokenized separately, so that all answers follow the same tokens. A prompt that is too long with the
+        longest answer loses its beginning, down to one token; only then are answers cut, at their end.
+        """
+        parts = [self.parts(row) for row in rows]
+        if self.options.chat:
+            known = self.conversation_tokenizer(tokenizer)
+            parts = [render_answers(own, known) for own in parts]
+            asked = [own[0] for own in parts]
+            prompts = tokenize_texts(asked, tokenizer, add_special_tokens=False)
+        else:
+            asked = [f"{own[0]}{self.options.separator}" for own in parts]
+            asked = strip_repeated_special_tokens(asked, tokenizer)
+            prompts = tokenize_prompts(asked, tokenizer)
+        by_answer = [*zip(*(own[1:] for own in parts), strict=True)]
+        texts = [strip_repeated_special_tokens(own, tokenizer, ends=True) for own in by_answer]
+        answers = (tokenize_texts(own, tokenizer, add_special_tokens=False) for own in texts)
+        for written, prompt, *own in zip(zip(asked, *texts, strict=True), prompts, *answers, strict=True):
+            if not all(map(str.strip, written)):  # nothing but special tokens
+                yield None
+                continue
+            is_truncated = len(prompt) + max(map(len, own)) + 1 > max_length
+            ended = [[*answer, tokenizer.eos_token_id][: max_length - 1] for answer in own]
+            yield TokenizedAnswers(prompt[-(max_length - max(map(len, ended))) :], ended, is_truncated)
+
+    @property
+    def _name(self) -> str:
+        return type(self).__module__.rpartition(".")[2]
+
+
+def render_answers(parts: Sequence[Any], tokenizer: ConversationTokenizer) -> list[str]:
+    """Return a prompt and its answers, which are messages, as texts; ValueError if the template refuses them."""
+    prompt, *answers = parts
+    rendered = [tokenizer.prompt_and_answer(prompt, answer) for answer in answers]
+    return [rendered[0][0], *(answer for _, answer in rendered)]
+
+
+def as_text(part: Any) -> str:
+    """Return a text, or what messages say."""
+    return part if isinstance(part, str) else "\n".join(f"{turn['role']}: {turn['content']}" for turn in part)
