@@ -209,6 +209,20 @@ def test_loss_and_gradients_match_trl(kind: str, weights: tuple[float, float], s
         torch.testing.assert_close(gradients[name], weight.grad, rtol=1e-4, atol=1e-6)
 
 
+def test_kl_term_is_of_answers_to_the_prompts_before_in_the_global_batch(started: Any) -> None:
+    """Also across micro-batches, of which the first row of each gets the last answer of another."""
+    trainer, _ = started
+    task, rows = trainer.objective, [trainer.train_dataset[i] for i in range(8)]
+    batches = [trainer.collate_on_device(rows[i : i + 4]) for i in (0, 4)]
+    whole = trainer.collate_on_device(rows)
+    answers = task.answers(whole)
+    other = task.with_other_answers(whole, [answers[i - 1] for i in range(8)], trainer.processing_class)
+    with torch.no_grad():
+        expected = (task.logprobs(trainer.model.eval(), other) - task.reference_logprobs(other)).mean()
+    assert float(trainer._divergence(batches)) == pytest.approx(float(expected), abs=1e-6)
+    assert trainer.model.training, "dropout is on again"
+
+
 # Plain SGD: Adam would amplify the rounding errors of zero gradients
 STEPS = {"training.max_steps": 3, "training.optimizer": "sgd", "training.learning_rate": 0.1, "objective.beta": 0.5}
 STEPS |= {"objective.undesirable_weight": 0.01}  # so that the model learns to give answers, and the KL term is positive
