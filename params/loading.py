@@ -254,6 +254,14 @@ def validation_problem(error: Any, key: Key, model: type[pydantic.BaseModel] | N
     if kind == "extra_forbidden":
         known = [name for name in model.model_fields if name not in key] if model else []
         fix = suggestion(str(key[-1]), known)
+        sections = [
+            name
+            for name, field in Recipe.model_fields.items()
+            for own in _sections(field.annotation)
+            if key[-1] in own.model_fields
+        ]
+        if sections and not fix.startswith("did"):
+            fix = f"did you mean `{sections[0]}.{key[-1]}`?"
         return Problem(key, "no such key", fix + ("" if fix.startswith("did") else limits))
     if kind == "missing":
         return Problem(key, "is missing", f"add `{key[-1]}:`{_meaning(model, key)}")

@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def check(path: Path) -> None:
 
 def find_recipe_problems(document: Document) -> list[Problem]:
     """Return all problems of a recipe."""
-    _, problems = parse(document)
+    problems = [*map(_say_where_argument_belongs, parse(document)[1])]
     sections = valid_sections(document)
     config = (sections["model"].config if "model" in sections else None) or {}
     training: Training | None = sections.get("training")
@@ -74,6 +75,14 @@ def find_recipe_problems(document: Document) -> list[Problem]:
     for key, what, instead in wait_for_errors():
         problems.append(Problem(key, what, _closest(values.get(key, key[-1]), instead)))
     return problems
+
+
+def _say_where_argument_belongs(problem: Problem) -> Problem:
+    from trainer.loop.arguments import place_of_argument
+
+    is_unknown = problem.key[:-1] == ("training",) and problem.what == "no such key"
+    fix = place_of_argument(str(problem.key[-1])) if is_unknown else None
+    return replace(problem, fix=fix) if fix else problem
 
 
 def _in_time(find_problems: Callable[..., Iterable[Problem]], *arguments: object) -> list[Problem]:
@@ -233,6 +242,8 @@ def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
 def _conflict_problems(sections: dict[str, Any]) -> list[Problem]:
     choice: ObjectiveChoice | None = sections.get("objective")
     objective = objectives.build_objective(choice) if choice and not objectives.find_option_problems(choice) else None
+    for remark in objective.remarks(sections["model"]) if objective and "model" in sections else ():
+        logger.info("check: %s", remark)
     return find_training_conflicts(
         objective=objective, **{name: sections.get(name) for name in ("model", "training", "launch")}
     )

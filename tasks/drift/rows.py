@@ -62,7 +62,7 @@ class ComparedColumns:
     labels: tuple[str, ...]
     texts: tuple[str, ...]
     numbers: tuple[str, ...]
-    group_by: tuple[str, ...]
+    group_by: Mapping[str, bool]
     listed: str = ""
     """One of `texts` whose lists or records have labels, as `Objective.row_labels` finds them; empty if there is none."""
     objective: Objective[Any] | None = None
@@ -89,7 +89,7 @@ class ComparedColumns:
                 for f in rows.schema
                 if f.name not in others and (types.is_integer(f.type) or types.is_floating(f.type))
             ),
-            tuple(rows.group_by),
+            rows.group_by,
             listed,
             objective if listed else None,
             numbers,

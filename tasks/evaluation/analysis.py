@@ -22,9 +22,9 @@ from tasks.evaluation.report import (
     MetricComparison,
     Opponent,
     SliceResult,
-    VectorSpaceChange,
     WorstRow,
 )
+from tasks.evaluation.report_parts import VectorSpaceChange
 from tasks.evaluation.scoring import RowScores, ScoredModel, align_to_common_rows
 from tasks.evaluation.statistics import Gain
 from tasks.shards.split_rows import SplitRows

@@ -18,11 +18,11 @@ from tasks.drift.two_sample import holm_rejections
 from tasks.evaluation.report import (
     EvaluationDetails,
     HeldOutRowUse,
-    LabelReport,
     MetricComparison,
     SliceResult,
     Verdict,
 )
+from tasks.evaluation.report_parts import LabelReport
 
 
 def judge_candidate(

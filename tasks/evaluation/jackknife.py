@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -86,13 +87,29 @@ class Jackknife:
         return float(3 / self.skewness * (np.cbrt(inside) - 1))
 
 
-def largest_unseen_share(rows: int, confidence: float) -> float:
+def largest_unseen_share(rows: float, confidence: float) -> float:
     """Return which share s of other rows there may be, although N equal ones were drawn: (1 - s)^N is (1 - confidence) / 2.
 
     It is the length of the exact binomial interval of 0 or N of N (Clopper and Pearson 1934, https://doi.org/10.1093/biomet/26.4.404);
     at 95%, about 3.7 / N. One-sided, 3 / N, it is called the rule of three.
     """
-    return 1 - float(((1 - confidence) / 2) ** (1 / rows))
+    return largest_unseen_mean([rows], confidence)
+
+
+def largest_unseen_mean(rows: Sequence[float], confidence: float) -> float:
+    """Return how large the mean of shares s of other rows may be, although in each part c of N rows all were equal.
+
+    Parts with a likelihood of that, the product of (1 - s_c)^N_c, down to (1 - confidence) / 2 are possible; of one part, that is the exact
+    binomial interval. Of F1 with the mean of a label's rows and predictions as N_c, the product is the highest likelihood of all rows being
+    right (or wrong) that the labels' shares 1 - s_c allow. The mean of s_c is largest where 1 - s_c is min(1, level * N_c).
+    """
+    ascending = np.sort(np.asarray(rows, float))
+    for count in range(len(ascending), 0, -1):
+        few = ascending[:count]
+        level = math.exp((math.log((1 - confidence) / 2) - (few * np.log(few)).sum()) / few.sum())
+        if level * few[-1] <= 1:
+            break
+    return float((1 - level * few).sum() / len(ascending))
 
 
 def max_contribution_difference(left_out: NDArray[np.float64]) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from params import RecipeError
 from params.loading import suggestion
 from params.schema import Gate
-from tasks.evaluation.report import Confusion, LabelCurve, LabelReport, LabelResult
+from tasks.evaluation.report_parts import Confusion, LabelCurve, LabelReport, LabelResult
 from trainer.objectives.bases.label_results import precision_recall_f1
 from trainer.objectives.bases.likelihood import ClassifierObjective
 
@@ -88,7 +88,7 @@ def report_labels(
         low, high = None, None
         if i in judged:
             seen = min(own.observations, int(rows[i]))  # of a label that is always right, its rows say how sure that is
-            low, high = by_label.interval(resampled[f"f1 {i}"], seen, is_share=True)
+            low, high = by_label.interval(resampled[f"f1 {i}"], seen, [seen])
         gain = gains.get(f"f1 {i}")
         results.append(
             LabelResult(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from math import ceil, isfinite, log2, nan
-from typing import Annotated, ClassVar, Literal
+from math import ceil, isfinite, log2
+from typing import ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from params.schema import Direction
 from tasks.drift.report import ChampionConfidence
+from tasks.evaluation.report_parts import LabelReport, Number, VectorSpaceChange
 from tasks.stages import Report
 
-Number = Annotated[float, BeforeValidator(lambda value: nan if value is None else value)]
-"""A number that may be NaN, for which JSON has only null."""
 Verdict = Literal["publish", "keep", "refuse"]
 Opponent = Literal["champion", "untrained"]
 """A model that the candidate is compared with."""
@@ -160,68 +159,6 @@ class SliceResult(Report):
     """Probability of a fall at least this large, if the true one were just the margin."""
 
 
-class LabelResult(Report):
-    """What a classifier does on one label."""
-
-    label: str
-    rows: int
-    """Rows that have it."""
-    predicted: int
-    """Rows that are predicted to have it."""
-    precision: Number
-    recall: Number
-    f1: Number
-    low: Number | None = None
-    """Lower end of F1's interval; None if the label has too few rows to be judged."""
-    high: Number | None = None
-    champion: Number | None = None
-    """F1 of the champion on the rows that count for both."""
-    gain: Number | None = None
-    """How much better the candidate's F1 is there."""
-    gain_low: Number | None = None
-    gain_high: Number | None = None
-    floor_p_values: dict[str, Number]
-    """By precision, recall or F1, the probability of a value at least this bad, if the candidate were just at its floor."""
-
-
-class Confusion(Report):
-    """Rows with one label that are predicted to have another one."""
-
-    label: str
-    predicted: str
-    rows: int
-    share: Number
-    """Of the rows that have the label."""
-    champion: int | None = None
-    """Rows of the champion."""
-
-
-class LabelCurve(Report):
-    """Precision and recall of a label by threshold."""
-
-    label: str
-    average_precision: Number
-    recall: list[Number]
-    """(M,), ascending."""
-    precision: list[Number]
-    """(M,)."""
-
-
-class LabelReport(Report):
-    """What a classifier does on each label."""
-
-    results: list[LabelResult]
-    """Those with the most rows first."""
-    confusions: list[Confusion]
-    """The labels that are mixed up most often, those first; empty if rows have several labels."""
-    matrix: list[list[int]]
-    """(L, L) for few labels, in the order of `names`: rows by the label that they have and the one that is predicted."""
-    names: list[str]
-    """(L,); empty for many labels."""
-    curves: list[LabelCurve]
-    """Empty unless each label has a probability of its own."""
-
-
 class WorstRow(Report):
     """A row with one of the largest errors."""
 
@@ -245,25 +182,6 @@ class DifferingRow(Report):
     notes: dict[str, str]
     """What the candidate's scores say, such as its prediction."""
     champion_notes: dict[str, str]
-
-
-class VectorSpaceChange(Report):
-    """How far the vectors of the same texts are from those of the champion."""
-
-    texts: int
-    cosine: Number | None
-    """Mean cosine of the two vectors of each text; None if they have other sizes."""
-    rotated: Number | None
-    """The same after the best rotation of one of the spaces."""
-
-    @property
-    def sentence(self) -> str:
-        """What that means for whoever has an index of vectors."""
-        found = f"the vectors of {self.texts:,} held-out texts have another size than those of the published model"
-        if self.cosine is not None:
-            found = f"the vectors of {self.texts:,} held-out texts have a mean cosine of {self.cosine:.3f} with those of the published model"
-            found += f", {self.rotated:.3f} after the best rotation"
-        return f"{found}; an index of vectors must be rebuilt: those of two models cannot be compared"
 
 
 class EvaluationDetails(Report):

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from params.schema import Direction
-from tasks.evaluation.jackknife import ROUNDING, Jackknife, largest_unseen_share, max_contribution_difference
+from tasks.evaluation.jackknife import ROUNDING, Jackknife, largest_unseen_mean, max_contribution_difference
 from tasks.evaluation.report import min_interval_observations
 from tasks.evaluation.scoring import RowScores
 
@@ -98,19 +98,22 @@ class Resampler:
 
     def intervals(self, scores: RowScores) -> dict[str, tuple[float, float]]:
         """Ends of the interval of each metric of N rows."""
-        (resampled,), shares = self.resample([scores]), self.objective.shares
-        return {
-            name: self.interval(values, scores.observations, is_share=name in shares)
-            for name, values in resampled.items()
-        }
+        (resampled,), totals = self.resample([scores]), self.totals(scores)
+        found = {}
+        for name, values in resampled.items():
+            rows = self.objective.rows_of_shares(name, totals, self.state) or [len(scores)]
+            parts = [own * scores.observations / len(scores) for own in rows] if name in self.objective.shares else ()
+            found[name] = self.interval(values, scores.observations, parts)
+        return found
 
     def interval(
-        self, resampled: NDArray[np.float64], observations: int, *, is_share: bool = False
+        self, resampled: NDArray[np.float64], observations: int, parts: Sequence[float] = ()
     ) -> tuple[float, float]:
         """Ends of the interval of a metric, from its resamples (R,).
 
         A resample without a value may have any value: it counts against both ends. Too few observations say nothing. Where all resamples
-        are equal, they do not either: of a share, such as one of 1.0 on all rows, the interval is then as far as other rows can move it.
+        are equal, they do not either: of a share, such as one of 1.0 on all rows, the interval is then as far as other rows can move it. `parts`
+        are its observations, or those of each share that it is the mean of.
         """
         if observations < min_interval_observations(self.confidence):
             return -math.inf, math.inf
@@ -120,8 +123,8 @@ class Resampler:
         else:
             low = np.quantile(np.where(unknown, -math.inf, resampled), outside, method="lower")
             high = np.quantile(np.where(unknown, math.inf, resampled), 1 - outside, method="higher")
-        if is_share and high - low < ROUNDING:
-            reach = largest_unseen_share(observations, self.confidence)
+        if parts and high - low < ROUNDING:
+            reach = largest_unseen_mean(parts, self.confidence)
             low, high = max(low - reach, 0.0), min(high + reach, 1.0)
         return float(low), float(high)
 

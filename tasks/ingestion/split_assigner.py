@@ -5,15 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.shards.split_rows import as_text, group_values_of_row
-
-_ZEROS = re.compile(r"^(-?\d+)(?:\.0+|(\.\d*[1-9])0+)$")
-"""A number with zeros at its end: integers beside numbers with decimals have one, and a file of numbers is read without those it writes."""
+from tasks.shards.split_rows import group_values_of_row
 
 
 @dataclass(frozen=True)
@@ -24,23 +20,16 @@ class SplitAssigner:
     """Where rows go that `shares` sends nowhere else."""
     shares: Mapping[str, float]
     """The share of the rows for each split that the source lacks."""
-    group_by: Sequence[str]
-    """The columns by which rows belong together; empty if each row is on its own."""
+    group_by: Mapping[str, bool]
+    """The columns by which rows belong together, and whether they hold several types; empty if each row is on its own."""
     seed: int
-    group_as_text: Sequence[str] = ()
-    """Those columns of `group_by` that have several types, and are read as text."""
 
     def of(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """Return the split of each row."""
         if not self.shares:
             return [self.source_split] * len(rows)
-        return [assign_split(self._group(row) or row, self.shares, self.seed) for row in rows]
-
-    def _group(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
-        if group := group_values_of_row(row, self.group_by):
-            texts = {name: as_text(group[name]) for name in self.group_as_text}
-            group |= {name: text and _ZEROS.sub(r"\1\2", text) for name, text in texts.items()}
-        return group
+        groups = (group_values_of_row(row, self.group_by) for row in rows)
+        return [assign_split(group or row, self.shares, self.seed) for group, row in zip(groups, rows, strict=True)]
 
 
 def assign_split(row: Mapping[str, Any], shares: Mapping[str, float], seed: int) -> str:

@@ -76,13 +76,14 @@ def ingest(
         replace_folder_atomically(artifacts.raw) as folder,
         ShardWorkers(artifacts, "ingest", launch, inputs, imports=[__name__]) as workers,
     ):
-        division = SplitAssigner("train", shares, data.group_by, seed)
+        division = SplitAssigner("train", shares, dict.fromkeys(data.group_by, False), seed)
         columns, shards = _write_rows(source, division, folder, workers)
         mixed = [name for name, column in columns.items() if column.is_mixed]
-        if shares and (texts := sorted({*mixed} & {*data.group_by})):  # rows with 7 belong to those with "7"
+        if shares and {*mixed} & {*data.group_by}:  # rows with 7 belong to those with "7"
             for split in SPLITS:
                 shutil.rmtree(folder / split, ignore_errors=True)
-            columns, shards = _write_rows(source, replace(division, group_as_text=texts), folder, workers)
+            group_by = {name: name in mixed for name in data.group_by}
+            columns, shards = _write_rows(source, replace(division, group_by=group_by), folder, workers)
         for name in mixed:
             found, kind = columns[name].found, type_name(columns[name].type)
             logger.warning("ingest: column `%s` holds %s: it is read as %s", name, found, kind)
@@ -149,7 +150,7 @@ def _write_rows(
 def _write_corpus(source: OpenedSource, folder: Path, workers: ShardWorkers, seed: int) -> None:
     staging = folder / f".{CORPUS}"
     (staging / "train").mkdir(parents=True)
-    columns, shards = _write_rows(source, SplitAssigner("train", {}, [], seed), staging, workers)
+    columns, shards = _write_rows(source, SplitAssigner("train", {}, {}, seed), staging, workers)
     write_split_schema(staging / "train", columns, [])
     Manifest.write(staging / "train", shards["train"])
     (staging / "train").rename(folder / CORPUS)
@@ -185,7 +186,7 @@ def _write(division: SplitAssigner, folder: Path, part: tuple[int, Iterator[Sour
     def with_splits() -> Iterator[tuple[SourceBatch, list[str]]]:
         for source_batch in part[1]:
             batch, rows = to_readable_batch(source_batch)
-            _check_columns(batch.rows.schema.names, division.group_by)
+            _check_columns(batch.rows.schema.names, [*division.group_by])
             yield batch, division.of(rows)
 
     return write_part_shards(with_splits(), folder, part[0])

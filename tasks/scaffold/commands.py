@@ -51,6 +51,10 @@ def new(
         str | None, Option(metavar="COLUMN", help='Column with lists of choices, or several: "{a} {b}".')
     ] = None,
     liked: Annotated[str | None, Option(metavar="COLUMN", help="Column that says whether the answer is good.")] = None,
+    source_language: Annotated[
+        str | None, Option(metavar="CODE", help="Language of inputs, as a translation model's tokenizer names it.")
+    ] = None,
+    target_language: Annotated[str | None, Option(metavar="CODE", help="Language of targets.")] = None,
     max_quarantined: Annotated[
         float | None, Option(metavar="SHARE", help="Share of bad rows to set aside; above 0.05 only with this.")
     ] = None,
@@ -81,6 +85,8 @@ def new(
     given = (*texts, question, context, answers, choices, liked)
     columns = {flag: column for flag, column in zip(COLUMN_FLAGS, given, strict=True) if column}
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
+    languages = {"source_language": source_language, "target_language": target_language}
+    options = {name: language for name, language in languages.items() if language}
     request = NewRecipeRequest(
         name,
         data,
@@ -95,6 +101,7 @@ def new(
         may_ask,
         max_quarantined,
         corpus,
+        options,
     )
     kept = f"the recipe {name} is written as a whole or not at all\n  start again"
     with command_result.explain_keyboard_interrupt(kept):

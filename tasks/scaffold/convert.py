@@ -152,6 +152,10 @@ def _write_sheet(path: Path, to: Path, sheet: str | None) -> None:
         if cell.value is not None and values[name][cell.coordinate].value is None:
             what = f"{name}!{cell.coordinate} has a formula without its value"
             raise DataError(str(path), what, "save it again with Excel or LibreOffice, which compute values")
+    errors = [cell for cell in itertools.chain.from_iterable(values[name].iter_rows()) if cell.data_type == "e"]
+    if errors:
+        where = f"{name}!{errors[0].coordinate} ({errors[0].value})"
+        print(f"  left empty: {len(errors):,} cells with an error of Excel, the first one {where}")
     columns = [[_as_written(cell) for cell in column] for column in values[name].iter_cols()]
     rows = [row for row in zip(*filter(any, columns), strict=True) if any(row)]
     if not rows:
@@ -164,8 +168,8 @@ def _write_sheet(path: Path, to: Path, sheet: str | None) -> None:
 
 
 def _as_written(cell: Any) -> str:
-    """Return what a cell holds: dates as in ISO 8601, and whole numbers with the zeros that their format puts before them."""
-    value = cell.value
+    """Return what a cell holds, of an error nothing: dates as in ISO 8601, and whole numbers with the zeros that their format puts before them."""
+    value = None if cell.data_type == "e" else cell.value
     if isinstance(value, dt.datetime) and value.time() == dt.time():
         value = value.date()
     if isinstance(value, dt.date | dt.time):

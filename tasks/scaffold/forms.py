@@ -17,8 +17,8 @@ from tasks.ingestion.encodings import clean_name
 from tasks.scaffold.look import Row, SampledColumn, columns_named, most
 from tasks.scaffold.sources import common_folder, converted_name, is_glob
 from tasks.scaffold.usual_names import USUAL_NAMES
-from trainer.objectives.bases.chat import looks_like_conversation, read_turns
 from trainer.objectives.bases.feedback import BAD, GOOD
+from trainer.objectives.bases.messages import looks_like_conversation, read_turns
 
 Columns = Mapping[str, SampledColumn]
 NewRow = dict[str, Any]
@@ -99,7 +99,8 @@ def _good(row: Row, name: str, _: Any) -> list[NewRow]:
 def _one_conversation(row: Row, name: str, prompt: str) -> list[NewRow]:
     before = row.get(prompt) or []
     before = [{"role": "user", "content": before}] if isinstance(before, str) else before
-    return [_without(row, name, prompt) | {"messages": [*before, *(row.get(name) or ())]}]
+    known = [{**one, "weight": 0} if read_turns([one])[0]["role"] == "assistant" else one for one in before]
+    return [_without(row, name, prompt) | {"messages": [*known, *(row.get(name) or ())]}]
 
 
 def _without(row: Row, *names: str) -> NewRow:

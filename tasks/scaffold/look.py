@@ -21,7 +21,7 @@ from tasks.ingestion.source import open_source
 from tasks.scaffold.sources import list_matching_files
 from tasks.scaffold.usual_names import USUAL_NAMES
 from tasks.shards.split_rows import NUMBER, as_text
-from trainer.objectives.bases.chat import looks_like_conversation
+from trainer.objectives.bases.messages import looks_like_conversation
 
 if TYPE_CHECKING:
     from trainer.objectives.bases.rows import ColumnKind
@@ -49,8 +49,7 @@ _NO_TARGET: Final = re.compile(
 """Names of columns that say which row it is, or where and when it is from; behind a usual name of labels they may be labels."""
 _SPAN: Final = {"label", "start", "end"}
 _MAX_LABELS: Final = 1000
-_MAX_LABEL: Final = 60
-"""Characters of a label."""
+_LABEL_CHARACTERS: Final = 60
 _YES_OR_NO: Final = ({"0", "1"}, {"true", "false"}, {"yes", "no"})
 
 
@@ -137,7 +136,7 @@ class SampledColumn:
         """Whether the values are few, short, and each occurs several times."""
         least = 1 if self.is_called_label else 2  # `tag` and `type` are often constant
         few = least <= self.distinct <= min(_MAX_LABELS, max(2, len(self.filled) / 3))
-        return few and self.mean_characters <= _MAX_LABEL and not self.has_fractions
+        return few and self.mean_characters <= _LABEL_CHARACTERS and not self.has_fractions
 
     @cached_property
     def has_label_sets(self) -> bool:
@@ -154,7 +153,7 @@ class SampledColumn:
         items = [item for value in self.filled for item in value] if self.kind == "list" else []
         few = 0 < len({*map(str, items)}) <= min(_MAX_LABELS, max(2, len(items) / 3))
         kinds = (str, int) if self.name.lower() in USUAL_NAMES["labels"] else str  # other numbers may be tokens
-        are_labels = few and all(isinstance(item, kinds) and len(str(item)) <= _MAX_LABEL for item in items)
+        are_labels = few and all(isinstance(item, kinds) and len(str(item)) <= _LABEL_CHARACTERS for item in items)
         return are_labels and any(len(value) != 1 for value in self.filled)
 
     @property

@@ -10,10 +10,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from params import DataError, RecipeError
-from params.schema import Lora, Model, ObjectiveChoice, Tokenization
+from params.schema import Model, ObjectiveChoice, Tokenization
 from tasks.scaffold import choices
 from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.model_facts import ModelFacts
+from tasks.scaffold.model_keys import Keys, choose_model_keys, find_positions_of_new_model
 from tasks.scaffold.proposal import ObjectiveProposal
 from tasks.scaffold.quality import SampleQuality, assess_sample_quality, input_columns
 from tasks.scaffold.request import NewRecipeRequest
@@ -21,8 +22,8 @@ from tasks.scaffold.sources import FoundSource
 from tasks.tokenization.encoding import RowEncoder
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer import objectives
-from trainer.model.limits import NO_LIMIT, find_position_limits
-from trainer.objectives.bases.advice import AdvisedValue, ModelKind
+from trainer.model.limits import NO_LIMIT
+from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice
 from trainer.objectives.bases.chat import conversation_template
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 
@@ -39,23 +40,14 @@ _MAX_SLICES: Final = 100
 _FEW_ROWS: Final = 20
 """With fewer rows, all of a label may be held out by chance."""
 _NO_EXAMPLES: Final = (
-    "name other columns; or, if the chat template drops what was said, as those of reasoning models drop earlier thoughts: in a copy"
-    " of the model's folder, put {% generation %} and {% endgeneration %} around the assistant's text in its chat template, and"
-    " give that folder with --model"
+    "name other columns; or, if the chat template changes messages once more follow: in a copy of the model's folder, put"
+    " {% generation %} and {% endgeneration %} around the assistant's text in its chat template, and give that folder with"
+    " --model"
 )
 _MARK: Final = re.compile(r"<\|[^\s|<>{}'\"]+\|>")
 _SCHEDULERS: Final = {"linear": "down to 0, usual for fine-tuning", "cosine": "usual for language models"}
 _NEW_DECAY: Final = AdvisedValue(0.1, "usual for training from random weights")
 _TUNING_DECAY: Final = AdvisedValue(0.01, "usual for fine-tuning")
-_WIDTHS: Final = {"hidden_size": 192, "intermediate_size": 512}
-_NEW_MODELS: Final[Mapping[ModelKind, Mapping[str, Any]]] = {
-    "decoder": {"model_type": "llama", **_WIDTHS, "num_hidden_layers": 4, "num_attention_heads": 6}
-    | {"num_key_value_heads": 2, "tie_word_embeddings": True},
-    "encoder": {"model_type": "bert", **_WIDTHS, "num_hidden_layers": 3, "num_attention_heads": 6},
-    "encoder-decoder": {"model_type": "t5", "d_model": 192, "d_kv": 32, "d_ff": 512, "num_layers": 3, "num_heads": 6},
-}
-Keys = Mapping[str, Any]
-"""Keys of a recipe with a `AdvisedValue`, a plain value or further keys each; a key that begins with `#` is a comment."""
 
 
 class RecipePlan(NamedTuple):
@@ -82,14 +74,16 @@ def plan_recipe(
 
     The errors are those of `create_recipe`.
     """
-    advice, model = proposal.advice, _model_keys(proposal, facts)
-    positions = facts.positions if facts else _positions_of_new_model(model["config"])
+    advice, model = proposal.advice, choose_model_keys(proposal, facts)
+    positions = facts.positions if facts else find_positions_of_new_model(model["config"])
     options = {**_options(proposal, sample, facts), **more}
     objective = _build(proposal, options)
     sample = sample.reading(objective.columns())
     quality = assess_sample_quality(sample, proposal, objective)
     texts = [objective.text(row) for row in quality.usable]
     tokenizer_keys, tokenizer = _tokenizer(facts, objective, texts)
+    objective = _build(proposal, options := options | _ask_for_options(proposal, tokenizer, request))
+    objective.prepare_tokenizer(tokenizer)
     state = objective.collect_state(quality.usable)
     quality, inputs, targets = _lengths(quality, RowEncoder(objective, tokenizer, NO_LIMIT, state))
     if targets:
@@ -128,9 +122,7 @@ def plan_recipe(
     rate = choices.choose_learning_rate(proposal, facts.parameters if facts else None, lora="lora" in model)
     packs = advice.reads_running_text or ("packing" in options and options["packing"].value)
     why = "packed sequences are full" if packs else "batches rows of similar length, which need less padding"
-    best_metric = advice.best_metric(quality.labels)
-    if best_metric.value not in objective.metrics:  # its options decide which metrics it has
-        best_metric = AdvisedValue(objective.main_metric, "what the gate compares")
+    best_metric = _best_metric(advice, objective, quality)
     sections = {
         "seed": SEED,
         "data": _data_keys(found, proposal, quality, shares),
@@ -189,8 +181,19 @@ def _tokenizer(
             "# The template's marks are several tokens each. If the model has not learned them so, make them one each:"
         ] = ""
         keys[f"# added_tokens: {json.dumps(split)}"] = ""
-    objective.prepare_tokenizer(tokenizer)
     return keys, tokenizer
+
+
+def _ask_for_options(
+    proposal: ObjectiveProposal, tokenizer: PreTrainedTokenizerBase, request: NewRecipeRequest
+) -> dict[str, AdvisedValue]:
+    questions, given = proposal.advice.asked_options(tokenizer), request.options
+    flags = {name: f"--{name.replace('_', '-')}" for name in {**questions, **given}}
+    for name in given.keys() - questions.keys():
+        raise RecipeError(flags[name], f"has no effect on {proposal.objective} with this tokenizer", "remove it")
+    fix = f"add {' '.join(f'{flag} CODE' for name, flag in flags.items() if name not in given)}"
+    answers = {name: given.get(name) or request.ask(flags[name], questions[name], fix) for name in questions}
+    return {name: AdvisedValue(value, questions[name].partition(",")[0].lower()) for name, value in answers.items()}
 
 
 def _saying_what_is_cut(
@@ -232,7 +235,7 @@ def _encoded(rows: Sequence[Row], encoder: RowEncoder) -> Iterator[list[Example]
 
 
 def _lengths(quality: SampleQuality, encoder: RowEncoder) -> tuple[SampleQuality, list[int], list[int]]:
-    """Return the whole lengths of rows in tokens, and those of second texts such as translations, if rows have them.
+    """Return the whole lengths of rows in tokens, of several sequences that of the longest, and those of second texts such as translations, if rows have them.
 
     Rows that cannot be encoded, for example because the chat template refuses them, are then no longer usable.
     """
@@ -252,7 +255,10 @@ def _lengths(quality: SampleQuality, encoder: RowEncoder) -> tuple[SampleQuality
         raise DataError("the training rows", f"none can be learned from: {why}", _NO_EXAMPLES)
     encoded = [examples for examples in of_rows if examples]
     targets = [max(len(example["labels"]) for example in examples) for examples in encoded if objective.has_target_text]
-    return quality, [sum(map(objective.length, examples)) for examples in encoded], targets
+    if objective.renders_conversations() and (several := sum(len(examples) > 1 for examples in encoded)):
+        what = f"{several:,} of {len(rows):,} conversations are a sequence for each answer, as where templates drop earlier thoughts"
+        quality = quality._replace(remarks=[*quality.remarks, what])
+    return quality, [max(map(objective.length, examples)) for examples in encoded], targets
 
 
 def _refusal(row: Row, encoder: RowEncoder) -> str | None:
@@ -281,6 +287,12 @@ def _can_train(
     except RecipeError:
         return False
     return True
+
+
+def _best_metric(advice: NewRecipeAdvice, objective: Objective[Any], quality: SampleQuality) -> AdvisedValue:
+    if (advised := advice.best_metric(quality.labels)).value in objective.metrics:
+        return advised
+    return AdvisedValue(objective.main_metric, "what the gate compares")  # its options decide which metrics it has
 
 
 def _data_keys(found: FoundSource, proposal: ObjectiveProposal, quality: SampleQuality, shares: Keys) -> Keys:
@@ -315,28 +327,6 @@ def _objective_keys(proposal: ObjectiveProposal, quality: SampleQuality) -> dict
             facts = f"{len(labels)} labels: {', '.join(f'{label} {count:,}' for label, count in labels[:5])}"
         keys[proposal.advice.columns[flag]] = AdvisedValue(column, facts)
     return keys
-
-
-def _model_keys(proposal: ObjectiveProposal, facts: ModelFacts | None) -> Keys:
-    if facts is None:
-        if proposal.advice.needs_pretrained:
-            fix = "give one that can already answer, for example the folder runs/NAME/model of another recipe"
-            raise RecipeError("--model", f"{proposal.objective} needs a model to start from", fix)
-        why = "# random weights; for better results give a pretrained model (`pretrained`), and its tokenizer"
-        return {why: "", "config": _NEW_MODELS[proposal.advice.models[0]]}
-    keys: dict[str, Any] = {"pretrained": AdvisedValue(facts.path, f"{facts.model_type}, {facts.size} parameters")}
-    if facts.revision:
-        keys["revision"] = AdvisedValue(facts.revision, "the commit of today")
-    if reason := choices.reason_to_use_lora(facts.parameters, choices.device_memory_bytes()):
-        keys[f"# Adapters instead of all weights: {reason}."] = ""
-        keys["lora"] = {"r": AdvisedValue(Lora().r, "rank"), "alpha": AdvisedValue(Lora().alpha, "twice the rank")}
-    return keys
-
-
-def _positions_of_new_model(config: Mapping[str, Any]) -> int | None:
-    from transformers import AutoConfig
-
-    return find_position_limits(AutoConfig.for_model(**config)).most
 
 
 def _evaluation_keys(proposal: ObjectiveProposal, quality: SampleQuality, best_metric: AdvisedValue) -> Keys:

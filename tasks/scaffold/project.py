@@ -26,7 +26,8 @@ from trainer.objectives.bases.advice import AdvisedValue
 if TYPE_CHECKING:
     from tasks.scaffold.look import RowSample
     from tasks.scaffold.model_facts import ModelFacts
-    from tasks.scaffold.plan import Keys, RecipePlan
+    from tasks.scaffold.model_keys import Keys
+    from tasks.scaffold.plan import RecipePlan
     from tasks.scaffold.proposal import ObjectiveProposal
 
 PREFECT: Final = Path("prefect.yaml")

@@ -12,8 +12,8 @@ from params import DataError
 from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
 from trainer import objectives
-from trainer.objectives.bases.chat import read_turns
 from trainer.objectives.bases.labels import FEW_ROWS, as_learned, describe_look_alikes, list_labels
+from trainer.objectives.bases.messages import read_turns
 from trainer.objectives.bases.objective import Objective
 
 

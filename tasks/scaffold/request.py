@@ -42,6 +42,8 @@ class NewRecipeRequest:
     """The share of rows that may be set aside."""
     corpus: str | None = None
     """File or glob of the documents that the queries search."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """The options of the objective that the user gives, by name: `{"source_language": "en_XX"}`."""
 
     @property
     def published_repo_id(self) -> str:

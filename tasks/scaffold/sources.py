@@ -234,8 +234,9 @@ def common_folder(patterns: Iterable[str]) -> str:
 
 
 def converted_name(name: str, patterns: Iterable[str], to: str, suffix: str = ".jsonl") -> str:
-    """Return what a file of these patterns, or one of the patterns, is called once it is converted into the folder `to`."""
+    """Return what a file of these patterns, or one of the patterns, is called once it is converted into the folder `to`, and not above it."""
     path, folder = PurePosixPath(name), common_folder(patterns)
-    path = path.relative_to(folder) if folder else PurePosixPath(*path.parts[path.is_absolute() :])
+    path = path.relative_to(folder) if folder else path
+    path = PurePosixPath(*(part for part in path.parts[path.is_absolute() :] if part != ".."))
     stem = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
     return str(to / stem.with_suffix(suffix))

@@ -16,6 +16,7 @@ import decimal
 import hashlib
 import json
 import math
+import re
 import secrets
 import shutil
 import uuid
@@ -50,6 +51,8 @@ AS_WRITTEN: Final = b"as written"
 NUMBER: Final = r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
 """A text that says a number."""
 _BATCH_ROWS: Final = 8192
+_ZEROS: Final = re.compile(r"^(-?\d+)(?:\.0+|(\.\d*[1-9])0+)$")
+"""A number with zeros at its end: integers beside numbers with decimals have one, and a file of numbers is read without those it writes."""
 _TOLD_BY_TEXT: Final = (bytes, dt.date, dt.time, dt.timedelta, decimal.Decimal, uuid.UUID)
 """Types of values that JSON lacks; inside of nested values, their text stands for them."""
 _SEED: Final = secrets.randbits(64)
@@ -94,10 +97,10 @@ class SplitRows:
         return found
 
     @property
-    def group_by(self) -> list[str]:
-        """The columns by which rows belong together; empty if each row is on its own."""
+    def group_by(self) -> dict[str, bool]:
+        """The columns by which rows belong together, and whether they hold several types; empty if each row is on its own."""
         text = (self.schema.metadata or {}).get(GROUP_BY.encode())
-        return list(json.loads(text)) if text else []
+        return {name: holds_several_types(self.schema.field(name)) for name in (json.loads(text) if text else ())}
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -281,10 +284,21 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     return read_numbers(column) if says_numbers and types.is_floating(kind) else column.cast(kind)
 
 
-def group_values_of_row(row: Mapping[str, Any], group_by: Sequence[str]) -> dict[str, Any] | None:
-    """Return the values that say which rows a row belongs with; None if all are missing, or none is asked for: it is on its own."""
+def holds_several_types(field: pa.Field) -> bool:
+    """Whether a column was found with several types that have none in common but text, or JSON."""
+    return SEEN in (field.metadata or {}) and (types.is_string(field.type) or field.type.equals(JSON))
+
+
+def group_values_of_row(row: Mapping[str, Any], group_by: Mapping[str, bool]) -> dict[str, Any] | None:
+    """Return the values that say which rows a row belongs with; None if all are missing, or none is asked for: it is on its own.
+
+    In columns of several types, which `group_by` says, 7, "7" and "7.0" are one: which of them a row has, its file decides.
+    """
     values = {name: row[name] for name in group_by}
-    return None if all(map(_is_missing, values.values())) else values
+    if all(map(_is_missing, values.values())):
+        return None
+    texts = {name: as_text(values[name]) for name, is_mixed in group_by.items() if is_mixed}
+    return values | {name: text and _ZEROS.sub(r"\1\2", text) for name, text in texts.items()}
 
 
 def _is_missing(value: Any) -> bool:

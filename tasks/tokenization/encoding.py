@@ -159,6 +159,9 @@ def _describe(
     if counts["unused"] and not encoder.marks_rows:
         message = "tokenize: %d of %d %s rows are not used: their first %d tokens hold nothing to learn"
         logger.warning(message, counts["unused"], len(rows), split, encoder.max_length)
+    if counts["several"] and encoder.objective.renders_conversations():
+        message = "tokenize: %d of %d %s conversations are a sequence for each answer, as where templates drop earlier thoughts"
+        logger.info(message, counts["several"], len(rows), split)
     statistics = SplitStatistics(
         rows=len(rows),
         sequences=counts["sequences"],
@@ -186,6 +189,7 @@ def _encode_shard(encoder: RowEncoder, work: tuple[SplitRows, str, Path]) -> _En
         for row, encoded in iterate_with_progress(encoded_rows(), what=what, total=len(rows)):
             counts["truncated"] += encoded.is_truncated
             counts["unused"] += not encoded.examples
+            counts["several"] += len(encoded.examples) > 1
             counts["characters"] += sum(map(len, encoder.objective.texts(row)))
             marks = encoder.marks(row, encoded) if encoder.marks_rows else {}
             yield from (example | marks for example in encoded.examples)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from params.schema import Expectation
-from tasks.shards.split_rows import JSON, group_values_of_row, values_of_column, values_of_rows
+from tasks.shards.split_rows import JSON, group_values_of_row, holds_several_types, values_of_column, values_of_rows
 from tasks.validation.checks import (
     GROUP_IS_IN_ONE_SPLIT,
     columns_read_by_expectation,
@@ -57,7 +57,7 @@ def find_duplicate_rows(
 
 def find_groups_across_splits(rows: RawRows, skip: Positions) -> tuple[Expectation, ExpectationResult]:
     """Return the check of `data.group_by`, and the rows whose group is in an earlier split, too."""
-    columns: Any = {"column_list": rows.splits["train"].group_by}
+    columns: Any = {"column_list": [*rows.splits["train"].group_by]}
     expectation = Expectation(type=GROUP_IS_IN_ONE_SPLIT, **columns)
     ends = np.array([rows.span(split).stop for split in ORDER])
     return expectation, _find(expectation, rows, skip, NOTHING, ends)
@@ -102,8 +102,12 @@ def write_shard_key_hashes(expectation: Expectation, work: RawShardWork) -> int:
     columns, part = columns_named_by_expectations([expectation]), work.part
     table = part.table(work.columns)
     if expectation.type == GROUP_IS_IN_ONE_SPLIT:
-        is_grouped = [group_values_of_row(row, columns) is not None for row in values_of_rows(table.select(columns))]
-        compared = np.setdiff1d(np.flatnonzero(is_grouped), work.skip)
+        group_by = {name: holds_several_types(part.rows.schema.field(name)) for name in columns}
+        groups = [group_values_of_row(row, group_by) for row in values_of_rows(table.select(columns))]
+        compared = np.setdiff1d(np.flatnonzero([group is not None for group in groups]), work.skip)
+        for name in (name for name, is_mixed in group_by.items() if is_mixed):
+            texts = pa.array([group and group[name] for group in groups], pa.string())
+            table = table.set_column(table.column_names.index(name), name, texts)
     else:
         frame = drop_rows(table_to_frame(table, work.columns, part.split), work.skip)
         compared = positions_of_compared_rows(expectation, frame)

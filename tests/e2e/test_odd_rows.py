@@ -183,7 +183,7 @@ ODD = [
     Odd("silent-causal-lm/kto.jsonl", "clf3", says="how good the answers are"),
     Odd("alpaca-input/rows.jsonl", "llama-use-cache", "", "sft", r"\{instruction\}.*\{input\}"),
     Odd("new-indexerror/intans.csv", "llama-use-cache", says="--objective: .* is not clear: sft"),
-    Odd("new-indexerror/think.jsonl", "thinker", says=r"renders the messages before message"),
+    Odd("new-indexerror/think.jsonl", "thinker", "", "sft"),
     Odd("repeated-question/rows.jsonl", "llama-use-cache", "", "sft", r"\{question\}.*\{context\}"),
     Odd("repeated-question/rows.jsonl", "llama-use-cache", "--prompt question --completion answer", "sft"),
     Odd(
@@ -242,7 +242,14 @@ ODD = [
         holds=rows_without_a_group_are_on_their_own,
     ),
     Odd("head-label-order/rows.csv", "clf3", "", "sequence_classification", holds=untrained_scores(1.0)),
-    Odd("mbart-target/rows.jsonl", "mbart", "", "seq2seq", holds=targets_end_with_the_language),
+    Odd("mbart-target/rows.jsonl", "mbart", says="language of the inputs, one of .*en_XX"),
+    Odd(
+        "mbart-target/rows.jsonl",
+        "mbart",
+        "--source-language en_XX --target-language fr_XX",
+        "seq2seq",
+        holds=targets_end_with_the_language,
+    ),
     Odd(
         "rare-label/rows.csv",
         "clf3",

@@ -107,6 +107,15 @@ def training_argument_types() -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(transformers.TrainingArguments) if field.init}
 
 
+def place_of_argument(name: str) -> str | None:
+    """Return what to do about an argument of transformers' Trainer that stands as a key in `training`; None for other names."""
+    if name in _OWN_KEYS:
+        return f"set `{_OWN_KEYS[name]}` instead"
+    if name in _REFUSED:
+        return f"remove it: {_REFUSED[name]}"
+    return f"write it as `training.arguments.{name}`" if name in training_argument_types() else None
+
+
 def find_argument_problems(arguments: dict[str, Any]) -> list[Problem]:
     """Return what is wrong with `training.arguments`: unknown fields, refused fields, values of the wrong type."""
     known = training_argument_types() if arguments else {}  # it imports torch

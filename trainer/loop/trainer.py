@@ -1,7 +1,6 @@
 """transformers.Trainer with the pipeline's guarantees, added through its hooks.
 
-    order        rows, augmentation and dropout depend on seed and position only, so that a resumed run and a run on another
-                 number of processes see the same (trainer.data.loading)
+    order        rows, augmentation and dropout depend on seed and position only, whatever the processes (trainer.data.loading)
     resuming     the position in the data and the unfinished log line are part of a checkpoint (trainer.checkpoints.sealed)
     checkpoints  complete or not there at all, written in the background (trainer.loop.checkpoints)
     best         kept apart from the checkpoints, the evaluation at start included (trainer.loop.checkpoints)
@@ -49,11 +48,10 @@ class EvergreenTrainer(Trainer):
         loss: Trainer's `compute_loss_func`, in place of the objective's loss.
         keep_checkpoints: number of checkpoints to keep.
         save_minutes: save after this many minutes, too, in addition to every `args.save_steps` steps.
-        lengths: tokens of each training sequence, to train on batches of similar length.
-        groups: a number for each training sequence; those with the same one are trained on one after the other.
+        lengths, groups: tokens and a number of each training sequence; those with similar, or the same, ones are trained on together.
         identity: what decides the weights of this run; written into its checkpoints.
         heartbeat: shows that this process is alive.
-        stop_requested: called at every optimizer step; True on one process stops all of them, with a checkpoint.
+        stop_requested: called at every optimizer step; True on one process stops all, with a checkpoint.
         model, args, train_dataset, eval_dataset, processing_class, callbacks: as in Trainer.
     """
 
@@ -127,8 +125,8 @@ class EvergreenTrainer(Trainer):
             processes=self.args.world_size,
             process=self.args.process_index,
         )
-        own: dict[str, Any] = {"lengths": self._lengths, "groups": self._groups}
-        own["augment"] = self.objective.augmentation(self.processing_class)
+        augment: Any = self.objective.augmentation(self.processing_class)
+        own = {"lengths": self._lengths, "groups": self._groups, "augment": augment}
         self.training_data = ResumableBatchSampler(loader, shard, seed=self.args.seed, **own)
         return self.training_data.loader
 

@@ -20,11 +20,11 @@ _MAX_HEADER_BYTES: Final = 100_000_000
 
 
 def write_chosen_settings(folder: Path, chosen: Mapping[str, Any]) -> None:
-    """Write settings into each config.json in a folder, and into the header of the first file of weights beside it."""
+    """Write settings into each config.json of weights in a folder, and into the header of the first file of these weights."""
     for path in sorted(folder.rglob("config.json")):
-        content = json.loads(path.read_bytes()) | chosen
-        path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
         for weights in sorted(path.parent.glob("*.safetensors"))[:1]:
+            content = json.loads(path.read_bytes()) | chosen
+            path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
             new = weights.with_suffix(".new")
             with weights.open("rb") as file, new.open("wb") as changed:
                 header = _read_header(file)

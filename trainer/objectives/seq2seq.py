@@ -26,8 +26,8 @@ from pydantic import PositiveInt
 
 from params import Problem, RecipeError
 from params.defaults import ObjectiveDefaults
-from params.loading import suggestion
 from params.schema import Direction, Launch, Model, Section, Training
+from trainer.objectives.bases import languages
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
@@ -43,10 +43,6 @@ from trainer.objectives.bases.rows import PromptForm
 from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_texts_truncated
 
 _TEXT_METRICS = ("exact_match", "rouge1", "rouge2", "rougeL")
-_LANGUAGES: Mapping[str, str] = {"source_language": "src_lang", "target_language": "tgt_lang"}
-"""Options, and what transformers' tokenizers call them."""
-_WITH_LANGUAGES = frozenset({"MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer", "M2M100Tokenizer"})
-"""Tokenizers that write languages into texts; transformers takes English for the source, and the source's for the target."""
 
 
 class Options(Section):
@@ -89,6 +85,9 @@ class _Advice(NewRecipeAdvice):
     def fit(self, seen: SeenColumns) -> ObjectiveFit:
         return ObjectiveFit.COLUMNS if seen.has_pairs else ObjectiveFit.NOT
 
+    def asked_options(self, tokenizer: Tokenizer) -> Mapping[str, str]:
+        return languages.ask(tokenizer)
+
 
 class Seq2Seq(TokenLikelihood[Options]):
     """Text in, text out."""
@@ -99,7 +98,7 @@ class Seq2Seq(TokenLikelihood[Options]):
     metrics: ClassVar[Mapping[str, Direction]] = {**TokenLikelihood.metrics, **dict.fromkeys(_TEXT_METRICS, "max")}
     shares = TokenLikelihood.shares | {*_TEXT_METRICS}
     restated = frozenset({"bits_per_byte", *_TEXT_METRICS})
-    own_options = frozenset({"prefix", "max_new_tokens", "num_beams", *_LANGUAGES})
+    own_options = frozenset({"prefix", "max_new_tokens", "num_beams", *languages.OPTIONS})
     prompt_option = "input_column"
     limits = frozenset({"max_target_length"})
     reader_cuts = True
@@ -129,29 +128,23 @@ class Seq2Seq(TokenLikelihood[Options]):
                 what = f"{training.best_metric} is a metric of generated text, and `generate` is false"
                 yield Problem(("training", "best_metric"), what, "set objective.generate to true, or use loss")
         yield from _model_conflicts(model)
-        yield from _missing_languages(options, model)
+        for option, language in languages.read_folder(options, model).items():
+            if not language:
+                what, fix = "is not set, and the tokenizer writes it into every text", "as the tokenizer names it"
+                yield Problem(("objective", option), what, f"set it {fix}, such as en_XX or eng_Latn")
+
+    def remarks(self, model: Model) -> Iterable[str]:
+        named = languages.read_folder(self.options, model)
+        if all(named.values()) and named:
+            unsaid = (
+                "" if self.options.source_language and self.options.target_language else ", by the tokenizer's defaults"
+            )
+            yield "inputs are read as {source_language}, and targets as {target_language}".format(**named) + unsaid
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Set the languages of a tokenizer that has any."""
         super().prepare_tokenizer(tokenizer)
-        known = sorted(tokenizer.get_added_vocab()) if hasattr(tokenizer, "set_tgt_lang_special_tokens") else []
-        for option, name in _LANGUAGES.items():
-            language = getattr(self.options, option)
-            if language and not known:
-                what, fix = "has no effect: the tokenizer knows no languages", "remove it; a T5 takes a `prefix`"
-                raise RecipeError(f"objective.{option}", what, fix)
-            if not known:
-                continue
-            language = language or tokenizer.init_kwargs.get(name)
-            if language not in known:
-                what = (
-                    f"the tokenizer has no language {language!r}"
-                    if language
-                    else "is not set, and the tokenizer needs it"
-                )
-                raise RecipeError(f"objective.{option}", what, suggestion(language or "", known, "special tokens"))
-            setattr(tokenizer, name, language)
-            tokenizer.init_kwargs[name] = language  # what is saved has it, too
+        languages.set_languages(tokenizer, self.options)
 
     def prepare_model(
         self, model: PreTrainedModel, tokenizer: Tokenizer, state: ObjectiveState, new: Collection[str]
@@ -307,19 +300,6 @@ def exact_match_and_rouge(text: str, target: str) -> list[float]:
 
     found = rouge_score(text, target, rouge_keys=_TEXT_METRICS[1:], normalizer=words)
     return [float(text.strip() == target.strip()), *(float(found[f"{k}_fmeasure"]) for k in _TEXT_METRICS[1:])]
-
-
-def _missing_languages(options: Options, model: Model) -> Iterator[Problem]:
-    try:
-        path = Path(str(model.pretrained)) / "tokenizer_config.json"
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return  # a repository, or a folder that other checks report
-    kind = str(config.get("tokenizer_class")).removesuffix("Fast")
-    for option, name in _LANGUAGES.items():
-        if kind in _WITH_LANGUAGES and not (getattr(options, option) or config.get(name)):
-            what = f"is not set, and {kind} writes it into every text"
-            yield Problem(("objective", option), what, "set it as the tokenizer names it, such as en_XX or eng_Latn")
 
 
 def _model_conflicts(model: Model) -> Iterator[Problem]:

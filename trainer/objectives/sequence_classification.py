@@ -174,6 +174,12 @@ class SequenceClassification(TextOrPairObjective[Options], ClassifierObjective[O
     def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         return scores["label"] == scores["prediction"] if metric == "accuracy" else None
 
+    def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
+        """Of macro F1: for each label the mean of its rows and its predictions."""
+        _, predicted, actual = np.split(totals[3 : 3 + 3 * len(state["labels"])], 3)
+        either = (predicted + actual) / 2
+        return list(either[either > 0]) if metric == "macro_f1" else ()
+
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64]:
         return scores["confidence"]
 

@@ -21,6 +21,7 @@ from trainer.objectives.bases import chat, packing
 from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
+from trainer.objectives.bases.messages import is_learned, read_turns, why_conversation_unusable
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.prompt_template import (
@@ -120,7 +121,7 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
         if not self.options.messages_column:
             return super().reject_reason(row)
         messages, known = row[self.options.messages_column], self._conversations
-        return chat.why_conversation_unusable(messages) or (known.why_refused(messages) if known else None)
+        return why_conversation_unusable(messages) or (known.why_refused(messages) if known else None)
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         options = self.options
@@ -175,14 +176,14 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
         return f"{column_or_template(self.options.prompt_column).fill(row)}{self.options.separator}"
 
     def _turns(self, row: Row) -> list[dict[str, Any]]:
-        return chat.read_turns(row[str(self.options.messages_column)])
+        return read_turns(row[str(self.options.messages_column)])
 
     def _scored_texts(self, row: Row, tokenizer: Tokenizer, *, with_calls: bool = False) -> list[str]:
         """The completion or the assistant's messages; without `completion_only` the prompt or the other messages, too."""
         o = self.options
         if o.messages_column:
             turns = self.conversation_tokenizer(tokenizer).read(row[o.messages_column])
-            scored = [turn for turn in turns if turn["role"] == "assistant" or not o.completion_only]
+            scored = [t for t in turns if (t["role"] == "assistant" and is_learned(t)) or not o.completion_only]
             calls = [
                 json.dumps(t["tool_calls"], ensure_ascii=False) for t in scored if with_calls and "tool_calls" in t
             ]
@@ -197,6 +198,9 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
 
     def renders_conversations(self) -> bool:
         return bool(self.options.messages_column)
+
+    def learns_answers_only(self) -> bool:
+        return self.options.completion_only
 
     def as_released(self, options: Mapping[str, Any] | None) -> Self:
         if options is None:  # its tokenizer has its own template, if any
@@ -217,26 +221,26 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
-        """One sequence; none if no token within `max_length` has a loss."""
+        """One sequence, or one for each answer of some conversations; those of which no token within `max_length` has a loss are left out."""
         messages = self.options.messages_column
         if messages:
             tokenized = self.conversation_tokenizer(tokenizer).tokenize([row[messages] for row in rows])
         else:
-            tokenized = self._tokenize_pairs(rows, tokenizer)
-        labels = [(answers if self.options.completion_only else ids)[:max_length] for ids, answers in tokenized]
+            tokenized = [[pair] for pair in self._tokenize_pairs(rows, tokenizer)]
+        flat = [(i, *pair) for i, own in enumerate(tokenized) for pair in own]
+        labels = [(answers if self.options.completion_only else ids)[:max_length] for _, ids, answers in flat]
         for learned in labels:
             learned[:1] = [IGNORE_INDEX]  # no token before it could predict it
-        encoded = []
-        is_cut = [len(ids) > max_length for ids, _ in tokenized]
         texts = ["".join(self._scored_texts(row, tokenizer, with_calls=True)) for row in rows]
-        sizes = count_scored_bytes(texts, labels, is_cut, tokenizer)
-        for row, (ids, _), learned, size in zip(rows, tokenized, labels, sizes, strict=True):
-            if learned.count(IGNORE_INDEX) == len(learned):
-                encoded.append(EncodedRow([]))
-                continue
-            example = {"row_id": row["row_id"], "input_ids": ids[:max_length], "labels": learned, "bytes": size}
-            encoded.append(EncodedRow([example], is_truncated=len(ids) > max_length))
-        return encoded
+        is_part = [len(ids) > max_length or len(tokenized[i]) > 1 for i, ids, _ in flat]
+        sizes = count_scored_bytes([texts[i] for i, *_ in flat], labels, is_part, tokenizer)
+        examples: list[list[Example]] = [[] for _ in rows]
+        for (i, ids, _), learned, size in zip(flat, labels, sizes, strict=True):
+            if learned.count(IGNORE_INDEX) < len(learned):
+                row_id = rows[i]["row_id"]
+                examples[i].append({"row_id": row_id, "input_ids": ids[:max_length], "labels": learned, "bytes": size})
+        is_cut = [any(len(ids) > max_length for ids, _ in own) for own in tokenized]
+        return [EncodedRow(own, bool(own) and cut) for own, cut in zip(examples, is_cut, strict=True)]
 
     def _tokenize_pairs(self, rows: Sequence[Row], tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
         """Return the tokens of each row, and its labels: those of the completion. None if a text has nothing but special tokens."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar, Literal
 
+from trainer.objectives.bases.texts import Tokenizer
+
 ModelKind = Literal["encoder", "decoder", "encoder-decoder"]
 UpTo = tuple[tuple[float, float], ...]
 """A value by size: for up to so many, this one."""
@@ -117,6 +119,10 @@ class NewRecipeAdvice(ABC):
 
     def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, AdvisedValue]:
         """Return options that name no column, for the columns by flag; `has_template`: the tokenizer has a chat template."""
+        return {}
+
+    def asked_options(self, tokenizer: Tokenizer) -> Mapping[str, str]:
+        """Return the questions whose answers are options that nothing but the user knows, such as a language, by option."""
         return {}
 
     def best_metric(self, labels: Mapping[str, int]) -> AdvisedValue:

@@ -150,7 +150,7 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
     def tokenize_answers(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int
     ) -> Iterator[TokenizedAnswers | None]:
-        """Yield the tokens of each row, each answer with the end-of-text token; None if an answer says nothing.
+        """Yield the tokens of each row, each answer with the end-of-text token; None if the prompt or an answer says nothing.
 
         Prompt and answers are tokenized separately, so that all answers follow the same tokens. A prompt that is too long with the
         longest answer loses its beginning, down to one token; only then are answers cut, at their end.
@@ -159,13 +159,16 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
         if self.options.chat:
             known = self.conversation_tokenizer(tokenizer)
             parts = [render_answers(own, known) for own in parts]
-            prompts = tokenize_texts([own[0] for own in parts], tokenizer, add_special_tokens=False)
+            asked = [own[0] for own in parts]
+            prompts = tokenize_texts(asked, tokenizer, add_special_tokens=False)
         else:
-            prompts = tokenize_prompts([f"{own[0]}{self.options.separator}" for own in parts], tokenizer)
+            asked = [f"{own[0]}{self.options.separator}" for own in parts]
+            asked = strip_repeated_special_tokens(asked, tokenizer)
+            prompts = tokenize_prompts(asked, tokenizer)
         by_answer = [*zip(*(own[1:] for own in parts), strict=True)]
         texts = [strip_repeated_special_tokens(own, tokenizer, ends=True) for own in by_answer]
         answers = (tokenize_texts(own, tokenizer, add_special_tokens=False) for own in texts)
-        for written, prompt, *own in zip(zip(*texts, strict=True), prompts, *answers, strict=True):
+        for written, prompt, *own in zip(zip(asked, *texts, strict=True), prompts, *answers, strict=True):
             if not all(map(str.strip, written)):  # nothing but special tokens
                 yield None
                 continue

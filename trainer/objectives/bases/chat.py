@@ -4,8 +4,8 @@ If the template marks generated text with {% generation %}, that is the assistan
 each of its turns adds to the rendering of the turns before it, which must not change when the turn is added. The first message of
 a conversation then answers nothing, and has no loss.
 
-Messages are {role, content}, with further keys such as tool_calls, or {from, value} as ShareGPT has them. A content is a text, or a
-list of parts that are texts; beside tool calls it may be null.
+Templates of reasoning models drop the thoughts of an answer once a user's message follows. Such a conversation is one sequence for each of
+its answers, with the turns before it as the template renders them there; only that answer has a loss.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
 from trainer.objectives.bases.lazy_imports import Encoding
+from trainer.objectives.bases.messages import Turns, describe_empty_answer, is_learned, read_turns
 from trainer.objectives.bases.objective import Example, Objective, OptionsT, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.texts import (
@@ -30,12 +31,20 @@ from trainer.objectives.bases.texts import (
     tokenize_texts,
 )
 
-Turns = Sequence[Mapping[str, Any]]
-"""A conversation, as `read_turns` returns it."""
-
 _Frame = tuple[list[str], list[tuple[int, int] | None]]
 """What a template writes around messages: the texts before the first, between them and after the last one; and for each of the
 assistant's messages, how many characters before and after it belong to its span."""
+
+
+class _Sequence(NamedTuple):
+    """A rendered conversation, or its beginning up to an answer."""
+
+    text: str
+    spans: list[tuple[int, int]]
+    """Of characters that are the assistant's, and have a loss."""
+    is_answer: bool
+    """Whether it ends with the assistant's turn."""
+
 
 _START, _STOP = "\ufdd0", "\ufdd1"
 """Stand around the assistant's text where a template is rendered to find it; Unicode has them for such uses."""
@@ -43,12 +52,6 @@ _GENERATION_START = re.compile(r"(\{%[-+]?\s*generation\s*)(-%\}|\+%\}|%\}\n?)")
 _GENERATION_STOP = re.compile(r"(\{%-|\{%\+|(?:^[ \t]*)?\{%)(\s*endgeneration\s*[-+]?%\})", re.MULTILINE)
 _PLAIN = {"role", "content"}
 _PRIVATE = re.compile("\ue000[0-9]+\ue001")
-_SHAREGPT_ROLES = {
-    **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model"), "assistant"),
-    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
-    "system": "system",
-}
 _ERRORS = (ValueError, KeyError, TypeError)
 """What rendering a conversation raises if the template has no place for it."""
 
@@ -59,74 +62,15 @@ def conversation_template(tokenizer: Tokenizer) -> str | None:
     return found.get("default") if isinstance(found, Mapping) else found
 
 
-def looks_like_conversation(value: Any) -> bool:
-    """Whether a value is a list of messages in one of the forms that are read, whatever they say."""
-    forms = ({"role", "content"}, {"from", "value"}, {"role", "tool_calls"})
-    return isinstance(value, list) and all(
-        isinstance(turn, Mapping) and any(form <= turn.keys() for form in forms) for turn in value
-    )
-
-
-def read_turns(messages: Any) -> list[dict[str, Any]]:
-    """Return messages as {role, content} with text in both, and what else they have; keys that are null are left out.
-
-    Raises:
-        ValueError: a message cannot be read; the error says which.
-    """
-    return [_read_turn(i, _without_nulls(message)) for i, message in enumerate(messages)]
-
-
-def _read_turn(i: int, turn: Any) -> dict[str, Any]:
-    if isinstance(turn, dict) and "role" not in turn and "from" in turn:
-        rest = {key: value for key, value in turn.items() if key not in {"from", "value"}}
-        if (role := _SHAREGPT_ROLES.get(str(turn["from"]).lower())) is None:
-            raise ValueError(f"message {i} is from {turn['from']!r:.40}, and not from {', '.join(_SHAREGPT_ROLES)}")
-        turn = {"role": role, "content": turn.get("value"), **rest}
-    if isinstance(turn, dict) and isinstance(parts := turn.get("content"), list):
-        texts = [text for part in parts if isinstance(part, dict) and isinstance(text := part.get("text"), str)]
-        if len(texts) < len(parts):
-            raise ValueError(f"message {i} has a part that is no text, and only text is read")
-        turn = {**turn, "content": "".join(texts)}
-    if isinstance(turn, dict) and turn.get("tool_calls") and turn.get("content") is None:
-        turn = {**turn, "content": ""}
-    if not isinstance(turn, dict) or not all(isinstance(turn.get(k), str) for k in ("role", "content")):
-        raise ValueError(f"message {i} is not {{role, content}} with text in both")
-    return turn
-
-
-def _without_nulls(value: Any) -> Any:
-    """Return a value without the keys that are null, but for the arguments of a tool call, which are as somebody wrote them."""
-    if isinstance(value, Mapping):
-        return {
-            key: own if key == "arguments" else _without_nulls(own) for key, own in value.items() if own is not None
-        }
-    return [_without_nulls(own) for own in value] if isinstance(value, list) else value
-
-
-def why_conversation_unusable(messages: Any) -> str | None:
-    """Return why nothing can be learned from a conversation, or None."""
-    try:
-        turns = read_turns(messages)
-    except ValueError as error:
-        return str(error)
-    if all(turn["role"] != "assistant" for turn in turns):
-        return "no message is the assistant's, so there is nothing to learn"
-    return _describe_empty_answer(turns)
-
-
-def _describe_empty_answer(turns: Turns) -> str | None:
-    said = {i: t["content"].strip() or t.get("tool_calls") for i, t in enumerate(turns) if t["role"] == "assistant"}
-    return next((f"message {i}, of the assistant, is empty" for i, answer in said.items() if not answer), None)
-
-
 class ConversationTokenizer:
     """Tokenizes conversations, and remembers what the template writes around the messages of each sequence of roles.
 
     ModelError if the tokenizer does not say which characters its tokens are of.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, learns_answers_only: bool = True) -> None:
         self.tokenizer = tokenizer
+        self._learns_answers_only = learns_answers_only
         self._frames: dict[tuple[str, ...], _Frame | None] = {}
         template = conversation_template(tokenizer) or ""
         marked = _GENERATION_START.sub(lambda m: f"{m[1]}%}}{{{{ '{_START}' {'-' * (m[2][0] == '-')}}}}}", template)
@@ -162,33 +106,32 @@ class ConversationTokenizer:
     def why_refused(self, messages: Any) -> str | None:
         """Return why the template cannot render a conversation, or its spans cannot be found; None if nothing is wrong."""
         try:
-            [*self._texts_and_spans([turns := self.read(messages)])]
+            [*self._sequences([turns := self.read(messages)])]
         except _ERRORS as error:
             return str(error)
-        return _describe_empty_answer(turns)
+        return describe_empty_answer(turns)
 
-    def tokenize(self, conversations: Sequence[Any]) -> list[tuple[list[int], list[int]]]:
+    def tokenize(self, conversations: Sequence[Any]) -> list[list[tuple[list[int], list[int]]]]:
         """Return the tokens of each conversation, and its labels: the assistant's tokens, the end of each turn included.
 
-        Raises ValueError if the template refuses a conversation, or renders its beginning differently once more turns
-        follow.
+        It is one sequence, or one for each answer if the template renders answers differently once more turns follow. Raises ValueError
+        if the template refuses a conversation, or renders the turns before an answer differently when that follows.
         """
         if not all(conversations):
             raise ValueError("the conversation is empty")
-        read = [self.read(messages) for messages in conversations]
-        found = self._tokenize_spans(list(self._texts_and_spans(read)))
-        end, labelled = self.tokenizer.eos_token_id, []
-        for turns, (ids, spans) in zip(read, found, strict=True):
-            labels = [IGNORE_INDEX] * len(ids)
-            run: Sequence[int] = []  # the assistant's last tokens without a gap
-            for begin, stop in ((a, self._end_of_turn(ids, b)) for a, b in spans if a < b):
-                labels[begin:stop] = ids[begin:stop]
-                joined = begin > 0 and labels[begin - 1] != IGNORE_INDEX
-                run = [*(run if joined else ()), *ids[begin:stop]]
-            is_open = bool(run) and turns[-1]["role"] == "assistant" and end not in run
-            added = [end] if is_open else []
-            labelled.append((ids + added, labels + added))
-        return labelled
+        sequences = list(self._sequences([self.read(messages) for messages in conversations]))
+        found = self._tokenize_spans([*chain.from_iterable(sequences)])
+        return [[self._label(one, *next(found)) for one in own] for own in sequences]
+
+    def _label(self, sequence: _Sequence, ids: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        labels, end = [IGNORE_INDEX] * len(ids), self.tokenizer.eos_token_id
+        run: Sequence[int] = []  # the assistant's last tokens without a gap
+        for begin, stop in ((a, self._end_of_turn(ids, b)) for a, b in spans if a < b):
+            labels[begin:stop] = ids[begin:stop]
+            joined = begin > 0 and labels[begin - 1] != IGNORE_INDEX
+            run = [*(run if joined else ()), *ids[begin:stop]]
+        added = [end] if run and sequence.is_answer and end not in run else []
+        return ids + added, labels + added
 
     def _end_of_turn(self, ids: Sequence[int], stop: int) -> int:
         """Return where the assistant's tokens end, of which the last one is before `stop`: after the token that ends its turn, too.
@@ -208,24 +151,60 @@ class ConversationTokenizer:
             raise ValueError("the chat template renders the prompt differently when the answer follows")
         return before, whole[len(before) :]
 
-    def _texts_and_spans(self, conversations: Sequence[Turns]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-        """Yield the rendering of each conversation, and the spans of characters in it that are the assistant's."""
+    def _sequences(self, conversations: Sequence[Turns]) -> Iterator[list[_Sequence]]:
+        """Yield the rendering of each conversation as a whole, or those up to each of its answers."""
         texts = self._apply(list(conversations))
-        if not self._marked:
-            yield from ((text, self._spans(turns, text)) for turns, text in zip(conversations, texts, strict=True))
-            return
-        marked = self._apply(list(conversations), chat_template=self._marked)
-        yield from ((text, _marked_spans(text, own)) for text, own in zip(texts, marked, strict=True))
+        marked = self._apply(list(conversations), chat_template=self._marked) if self._marked else texts
+        for turns, text, own in zip(conversations, texts, marked, strict=True):
+            if self._marked:
+                spans: list[tuple[int, int]] | None = _marked_spans(text, own)
+                spans = spans if self._keeps_answers(turns, own) and all(map(is_learned, turns)) else None
+            else:
+                spans = self._spans(turns, text)
+            if not self._learns_answers_only and not all(map(is_learned, turns)):
+                raise ValueError("a message has `weight: 0`, which needs objective.completion_only to be true")
+            if spans is None and not self._learns_answers_only:
+                what = "the chat template drops some of what is said once more messages follow, such as thoughts"
+                raise ValueError(f"{what}: set objective.completion_only to true, which learns each answer by itself")
+            is_answer = turns[-1]["role"] == "assistant"
+            yield self._answers(turns, text) if spans is None else [_Sequence(text, spans, is_answer)]
 
-    def _tokenize_spans(
-        self, rendered: Sequence[tuple[str, list[tuple[int, int]]]]
-    ) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+    def _keeps_answers(self, turns: Turns, marked: str) -> bool:
+        """Whether a marked rendering says each answer as it is rendered before more turns follow, but for white space and its end."""
+
+        def said(text: str) -> str:
+            own = "".join(re.findall(f"{_START}(.*?){_STOP}", text, re.DOTALL))
+            return re.sub(r"\s", "", own.replace(self.tokenizer.eos_token, ""))
+
+        earlier = [turns[: i + 1] for i, turn in enumerate(turns[:-1]) if turn["role"] == "assistant"]
+        found = self._apply(earlier, chat_template=self._marked) if earlier else []
+        return all(said(marked).startswith(said(text)) for text in found)
+
+    def _answers(self, turns: Turns, text: str) -> list[_Sequence]:
+        """Return the rendering up to each answer, of which only that has a loss; `text` is that of all turns."""
+        found = []
+        for i, turn in enumerate(turns):
+            if turn["role"] != "assistant" or not is_learned(turn) or (i == 0 and not self._marked):
+                continue
+            before = "" if self._marked else self._render(turns[:i], prompt=True)
+            after = text if i + 1 == len(turns) else self._render(turns[: i + 1])
+            if not after.startswith(before):
+                what = f"the chat template renders the messages before message {i} differently when it follows"
+                raise ValueError(f"{what}, so its tokens cannot be found: mark them with {{% generation %}}")
+            spans = [(len(before), len(after))]
+            if self._marked:
+                spans = _marked_spans(after, self._apply(turns[: i + 1], chat_template=self._marked))
+                spans = spans[self._apply(turns[:i], chat_template=self._marked).count(_START) if i else 0 :]
+            found.append(_Sequence(after, spans, is_answer=True))
+        return found
+
+    def _tokenize_spans(self, rendered: Sequence[_Sequence]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
         """Yield the tokens of each conversation, and the spans of tokens that are inside of the assistant's text.
 
         No token crosses the start of a span, because none does at inference: there the prompt is tokenized alone.
         """
-        found = self._encode([text for text, _ in rendered])
-        for (text, spans), encoding in zip(rendered, found, strict=True):
+        found = self._encode([sequence.text for sequence in rendered])
+        for (text, spans, _), encoding in zip(rendered, found, strict=True):
             places = sorted({place for span in spans for place in span})
             first = {place: first_token_at_character(encoding, place, len(text)) for place in places}
             if all(_begins_at(encoding, first[place], place) for place in places):
@@ -242,8 +221,8 @@ class ConversationTokenizer:
             return found
         return encode_texts(texts, self.tokenizer, offsets=True, add_special_tokens=False)
 
-    def _spans(self, turns: Turns, text: str) -> list[tuple[int, int]]:
-        """Return the spans of characters in a rendered conversation that are the assistant's.
+    def _spans(self, turns: Turns, text: str) -> list[tuple[int, int]] | None:
+        """Return the spans of characters in a rendered conversation that are the assistant's; None if it is rendered differently up to one.
 
         Rendering a conversation up to each of its turns takes time that grows with the square of their number. So this
         is done once per sequence of roles, with placeholders as messages. A conversation that differs from its rendering
@@ -266,19 +245,11 @@ class ConversationTokenizer:
             start = end + len(after)
         return spans if "".join(pieces) == text else self._rendered_spans(turns, text)
 
-    def _rendered_spans(self, turns: Turns, text: str) -> list[tuple[int, int]]:
+    def _rendered_spans(self, turns: Turns, text: str) -> list[tuple[int, int]] | None:
         """Return what each of the assistant's turns adds to the rendering of the turns before it, as spans of `text`."""
-        spans = []
-        for i, turn in enumerate(turns):
-            if turn["role"] != "assistant" or i == 0:
-                continue
-            before = self._render(turns[:i], prompt=True)
-            after = text if i + 1 == len(turns) else self._render(turns[: i + 1])
-            if not (text.startswith(after) and after.startswith(before)):
-                what = f"the chat template renders the messages before message {i} differently when it follows"
-                raise ValueError(f"{what}, so its tokens cannot be found: mark them with {{% generation %}}")
-            spans.append((len(before), len(after)))
-        return spans
+        answers = self._answers(turns, text)
+        is_whole = all(text.startswith(answer.text) for answer in answers)
+        return [span for answer in answers for span in answer.spans] if is_whole else None
 
     def _frame(self, roles: tuple[str, ...]) -> _Frame | None:
         """Return what the template writes around messages of these roles; None if the spans cannot be found by it."""
@@ -286,11 +257,12 @@ class ConversationTokenizer:
         turns = [{"role": role, "content": message} for role, message in zip(roles, messages, strict=True)]
         try:
             text = self._render(turns)
-            spans = iter(self._rendered_spans(turns, text))
+            found = self._rendered_spans(turns, text)
         except ValueError:
             return None
-        if _PRIVATE.findall(text) != messages:
+        if found is None or _PRIVATE.findall(text) != messages:
             return None
+        spans = iter(found)
         places = [match.span() for match in _PRIVATE.finditer(text)]
         margins = []
         for i, (role, (start, end)) in enumerate(zip(roles, places, strict=True)):
@@ -320,8 +292,12 @@ class ConversationObjective(Objective[OptionsT]):
     def conversation_tokenizer(self, tokenizer: Tokenizer) -> ConversationTokenizer:
         """Return what tokenizes conversations by this tokenizer. It stays, for `reject_reason`."""
         if self._conversations is None or self._conversations.tokenizer is not tokenizer:
-            self._conversations = ConversationTokenizer(tokenizer)
+            self._conversations = ConversationTokenizer(tokenizer, learns_answers_only=self.learns_answers_only())
         return self._conversations
+
+    def learns_answers_only(self) -> bool:
+        """Whether nothing but the assistant's messages has a loss."""
+        return True
 
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer

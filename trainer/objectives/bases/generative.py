@@ -25,7 +25,13 @@ from trainer.objectives.bases.rollout import (
     sample_completions,
 )
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
-from trainer.objectives.bases.texts import Tokenizer, generate_tokens_checking_prompt, tokenize_prompts, tokenize_texts
+from trainer.objectives.bases.texts import (
+    Tokenizer,
+    generate_tokens_checking_prompt,
+    strip_repeated_special_tokens,
+    tokenize_prompts,
+    tokenize_texts,
+)
 from trainer.rewards import WeightedRewardSum
 
 _SCORES = ("reward", "completion_length", "terminated")
@@ -151,6 +157,7 @@ class GenerativeObjective(Objective[OptionsT]):
     ) -> list[EncodedRow]:
         """The prompt's tokens without an end-of-text token, and what rewards get as JSON; a long prompt keeps its end."""
         texts = [self.text(row) for row in rows]
+        said = [text.strip() for text in strip_repeated_special_tokens(texts, tokenizer)]  # more than special tokens
         if self.options.chat:
             if not conversation_template(tokenizer):
                 what = "has no default chat template"
@@ -162,8 +169,8 @@ class GenerativeObjective(Objective[OptionsT]):
             tokenized = tokenize_texts(texts, tokenizer, add_special_tokens=False)
         else:
             tokenized = tokenize_prompts(texts, tokenizer)
-        for row, text, ids in zip(rows, texts, tokenized, strict=True):
-            prompt = ids[-max_length:]
+        for row, text, ids, own in zip(rows, texts, tokenized, said, strict=True):
+            prompt = ids[-max_length:] if own else []
             references = {name: row[name] for name in self.options.reference_columns}
             reward_row = {"row_id": row["row_id"], "prompt": text} | references
             example = {

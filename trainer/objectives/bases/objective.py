@@ -4,47 +4,38 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Self, TypeVar, cast
+from typing import Any, ClassVar, cast
 
 from params import Problem
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Expectation, Launch, Model, Section, Training
+from params.schema import Direction, Expectation, Launch, Model, Training
 from trainer.objectives.bases import rows as row_checks
 from trainer.objectives.bases.advice import NewRecipeAdvice
 from trainer.objectives.bases.labels import as_learned
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch, transformers
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
 from trainer.objectives.bases.padding import count_labels, pad_batch, token_column_names
-from trainer.objectives.bases.prompt_template import names_columns
-from trainer.objectives.bases.release_format import ReleaseFormat
+from trainer.objectives.bases.release_reading import OptionsT, ReleaseReading
 from trainer.objectives.bases.rows import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer
 from trainer.objectives.bases.vector_space import VectorSpace
 
-__all__ = ["ColumnKind", "EncodedRow", "Example", "Objective", "ObjectiveState", "PromptForm", "Row", "ScoreColumns"]
+__all__ = [
+    "ColumnKind",
+    "EncodedRow",
+    "Example",
+    "Objective",
+    "ObjectiveState",
+    "OptionsT",
+    "PromptForm",
+    "Row",
+    "ScoreColumns",
+]
 
-OptionsT = TypeVar("OptionsT", bound=Section)
 
-
-class Objective(ABC, Generic[OptionsT]):
+class Objective(ReleaseReading[OptionsT], ABC):
     """One way to learn from rows: how they become batches, what the model and its loss are, and how it is scored."""
 
-    options_class: ClassVar[type[Section]]
-    """The keys that the recipe's `objective` section takes in addition to `name`."""
-    own_options: ClassVar[frozenset[str]] = frozenset()
-    """Options that belong to a model, such as a prefix or how long its answers may be: a released model keeps those that it learned by."""
-    prompt_option: ClassVar[str | None] = None
-    """The option that is a column or a template of columns. A template belongs to a model, a column to the rows."""
-    limits: ClassVar[frozenset[str]] = frozenset()
-    """Options that limit a text in tokens; null stands for `tokenization.max_length`."""
-    pipeline_tag: ClassVar[str] = "text-generation"
-    """The Hub's name of the task, for the model card."""
-    served_scores: tuple[str, ...] = ()
-    """Which of `score_names` follow from the probabilities of one model for one row: whoever loads a release can compute them."""
-    reader_cuts: ClassVar[bool] = False
-    """Whether the call on the model card cuts a text that is longer than the tokenizer's limit, as `encode` does."""
-    reader_strides: ClassVar[bool] = False
-    """Whether that call reads such a text in windows that overlap, which `encode` splits."""
     metrics: ClassVar[Mapping[str, Direction]]
     """The metrics of every evaluation, and whether the lowest or the highest value is best."""
     evaluate_only_metrics: ClassVar[Mapping[str, Direction]] = {}
@@ -75,8 +66,6 @@ class Objective(ABC, Generic[OptionsT]):
     """Whether `batch_loss` heeds `label_smoothing_factor`; a recipe with it is refused if not."""
     trainer_class: ClassVar[str] = "trainer.loop.trainer:EvergreenTrainer"
     """The Trainer subclass, as `package.module:Class`."""
-    release_format: ClassVar[ReleaseFormat | None] = None
-    """How another library than transformers loads a release."""
     vector_space: ClassVar[VectorSpace | None] = None
     """What the vectors of texts are, if the model makes some: `score_batch` measures them."""
     defaults: ClassVar[ObjectiveDefaults] = ObjectiveDefaults()
@@ -85,9 +74,6 @@ class Objective(ABC, Generic[OptionsT]):
     """What `evergreen new` writes, or why it cannot propose this objective."""
     example_rows: ClassVar[tuple[Row, ...]]
     """Two or three raw rows, for readers and for the contract tests; their columns fit the default options."""
-
-    def __init__(self, options: OptionsT) -> None:
-        self.options = options
 
     # Rows
 
@@ -143,6 +129,10 @@ class Objective(ABC, Generic[OptionsT]):
             fix = "set objective.label_smoothing instead" if own else "remove it"
             yield Problem(key, "has no effect on this objective's loss", fix)
 
+    def remarks(self, model: Model) -> Iterable[str]:
+        """Return what `evergreen check` says about this recipe where it does not say so itself."""
+        return ()
+
     # From rows to batches
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -191,11 +181,6 @@ class Objective(ABC, Generic[OptionsT]):
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
         """Whether the labels of a row's sequences say all that the row asks for; what a template leaves out, no model has to."""
         return True
-
-    @property
-    def reads_as_its_release(self) -> bool:
-        """Whether the limit of a release decides how much of a text is read: its card's call cuts a longer one, or splits it."""
-        return self.reader_cuts or self.reader_strides
 
     def renders_conversations(self) -> bool:
         """Whether rows are rendered by a chat template."""
@@ -281,6 +266,10 @@ class Objective(ABC, Generic[OptionsT]):
         """Return which of N rows are correct, (N,), if `metric` is the share of correct rows; otherwise None."""
         return None
 
+    def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
+        """Return how many rows each of the `shares` has of which `metric` is the mean, if it is one, such as a macro average."""
+        return ()
+
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """Return how badly the model does on each of N rows, (N,); by default the first score, per token."""
         return next(iter(scores.values())) / scores.get("tokens", 1)
@@ -296,63 +285,3 @@ class Objective(ABC, Generic[OptionsT]):
     def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
         """Return a model from another run whose outputs mean the labels of this run's `state`; this objective then scores it."""
         return model
-
-    # Released models, and what people see of them
-
-    def as_released(self, options: Mapping[str, Any] | None) -> Self:
-        """Return this objective as a released model reads rows; ValueError if the model cannot read these as it learned to read.
-
-        `options` are those that the model learned by; None if it does not say, or learned by another objective. The model keeps its
-        `own_options` and `limits`. The others say where a row's texts are and how they are scored.
-        """
-        own = self.own_options | self.limits if options is not None else frozenset()
-        if (name := self.prompt_option) and options is not None:
-            prompts = [str(getattr(self.options, name)), str(options.get(name, ""))]
-            own |= {name} if any(map(names_columns, prompts)) else set()
-        known = self.options_class.model_fields  # null has a meaning of its own, and what is not given the default
-        defaults = {name: known[name].get_default(call_default_factory=True) for name in own}
-        return self.with_options({name: (options or {}).get(name, defaults[name]) for name in own})
-
-    def with_options(self, changes: Mapping[str, Any]) -> Self:
-        """Return this objective with some options changed."""
-        options = {**self.options.model_dump(exclude_unset=True), **changes}
-        return type(self)(self.options_class.model_validate(options))  # type: ignore[arg-type]
-
-    @classmethod
-    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        """Return how a text is put to a model that learned by these options, in a release anything; by default as a user's message."""
-        return PromptForm(is_chat=True)
-
-    @property
-    def call_arguments(self) -> Mapping[str, Any]:
-        """Arguments of the call on the model card, with which a release answers as it was evaluated."""
-        is_generated = self.pipeline_tag in {"text-generation", "text2text-generation"}
-        return {"max_new_tokens": 64, "do_sample": False} if is_generated else {}
-
-    def card_input(self, read_tokenizer: Callable[[], Tokenizer]) -> str:
-        """Return what the call on the card of a classifier is given, as Python code."""
-        return '"The text to classify."'
-
-    def reader_input(self, row: Row) -> Any:
-        """Return what a reader of the model card gives the model for a row: a text, or a conversation; None if nothing."""
-        return None
-
-    def answer_scores(
-        self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
-    ) -> Mapping[str, float]:
-        """Return those scores of a row, by name, that follow from what a release answers to the call on its model card.
-
-        `ask` makes that call with an input, `call_arguments` and further ones. It returns what the pipeline does, of text generation all
-        tokens, the prompt's first. `example` is the row's only sequence, as evaluated. ValueError if the call gives another prompt.
-        """
-        return {}
-
-    def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
-        """Return readable facts about one row's scores: `{"expected": "bye", "predicted": "greeting"}`."""
-        return {}
-
-    def prediction_lines(
-        self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
-    ) -> list[str]:
-        """Return the model's prediction for a row as lines of text."""
-        return []

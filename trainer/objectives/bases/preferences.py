@@ -12,7 +12,7 @@ from params import Problem
 from params.schema import Launch, Model, Training
 from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, SeenColumns, UpTo
 from trainer.objectives.bases.answers import AnswersObjective, AnswersOptions
-from trainer.objectives.bases.chat import read_turns
+from trainer.objectives.bases.messages import read_turns
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, names_columns
 from trainer.objectives.bases.rows import Row
 

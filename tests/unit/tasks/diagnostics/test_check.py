@@ -332,6 +332,24 @@ def test_repo_id_that_the_client_accepts_is_sound(repo_id):
     assert problems({"publish.repo_id": repo_id}) == {}
 
 
+@pytest.mark.parametrize(
+    ("key", "fix"),
+    [
+        ("training.num_train_epochs", "set `training.epochs` instead"),
+        ("training.bf16", "set `training.precision` instead"),
+        ("training.per_device_eval_batch_size", "set `launch.eval_batch_size` instead"),
+        ("training.per_device_train_batch_size", "remove it: it follows from training.global_batch_size"),
+        ("training.output_dir", "remove it: a run's folder is named after"),
+        ("training.adam_beta2", "write it as `training.arguments.adam_beta2`"),
+        ("training.max_length", "did you mean `tokenization.max_length`?"),
+        ("tokenization.epochs", "did you mean `training.epochs`?"),
+        ("training.qqq", "keys here: epochs,"),
+    ],
+)
+def test_a_key_that_belongs_elsewhere_says_where(key, fix):
+    assert problems({key: 3})[key].startswith(f"no such key; {fix}")
+
+
 def test_valid_arguments_of_training_arguments_are_accepted():
     values = {"adam_beta1": 1, "label_smoothing_factor": 0.1, "lr_scheduler_kwargs": {"num_cycles": 2}, "tf32": None}
     values |= {"report_to": ["none"], "debug": "underflow_overflow", "eval_delay": 3, "ddp_timeout": 90}

@@ -57,7 +57,7 @@ def scores(name: str, rows: int, share: float) -> RowScores:
 @pytest.mark.parametrize("share", [0.0, 1.0], ids=["none right", "all right"])
 @pytest.mark.parametrize(("name", "metric"), CASES)
 def test_interval_at_the_boundary_is_the_exact_binomial_one(name: str, metric: str, share: float) -> None:
-    for rows, confidence in ((97, 0.95), (20, 0.99)):
+    for rows, confidence in ((96, 0.95), (24, 0.99)):  # equally many of each label
         source, one = resampler(name, confidence), scores(name, rows, share)
         assert source.metrics(one)[metric] == share
         exact = binomtest(int(share * rows), rows).proportion_ci(confidence, method="exact")
@@ -66,6 +66,34 @@ def test_interval_at_the_boundary_is_the_exact_binomial_one(name: str, metric: s
         groups = (rows + 1) // 2
         exact = binomtest(int(share * groups), groups).proportion_ci(confidence, method="exact")
         assert source.intervals(grouped)[metric] == pytest.approx((exact.low, exact.high), abs=1e-9)
+
+
+COUNTS = [(95, 2), (2, 95), (50, 1, 46), (5, 5, 5), (3, 4, 90), (40, 40)]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0], ids=["none right", "all right"])
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+def test_macro_f1_of_labels_with_few_rows_reaches_as_far_as_the_likelihood(
+    counts: tuple[int, ...], share: float
+) -> None:
+    """By a search over the F1 of each label, and not shorter than if all labels had as many rows."""
+    source = resampler("sequence_classification")
+    labels = np.repeat(np.arange(len(counts)), counts)
+    others = np.roll(np.arange(len(counts)), 1)[labels]
+    one = scores("sequence_classification", len(labels), share)
+    one.columns.update(label=labels.astype(float), prediction=(labels if share else others).astype(float))
+    low, high = source.intervals(one)["macro_f1"]
+    assert (high if share else low) == share
+    actual = np.bincount(labels, minlength=len(counts))
+    weights = (actual + (actual if share else np.bincount(others, minlength=len(counts)))) / 2
+    drawn = np.random.default_rng(1).dirichlet(np.full(len(counts), 0.5), 200_000) * np.log(
+        0.025
+    )  # of the log-likelihood
+    least = np.exp(drawn / weights).mean(1).min()
+    reach = high - low
+    assert reach >= 1 - least - 1e-9
+    assert reach == pytest.approx(1 - least, abs=2e-3)
+    assert reach >= 1 - 0.025 ** (1 / len(labels)) - 1e-9
 
 
 def test_no_calibration_error_of_few_rows_is_not_none_at_all() -> None:

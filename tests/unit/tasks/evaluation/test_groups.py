@@ -12,12 +12,13 @@ import pytest
 from params.foundation.artifacts import Artifacts
 from params.schema import Data, Launch
 from tasks.evaluation.scoring import RowGroups
-from tasks.ingestion.stage import ingest
-from tasks.shards.split_rows import SplitRows
+from tasks.ingestion.stage import assign_split, ingest
+from tasks.shards.split_rows import SplitRows, group_values_of_row
 
 
 def written(tmp_path: Path, values: list[Any], *, group_by: list[str]) -> SplitRows:
     """Test rows with these values in the column `customer`, as ingest writes them."""
+    tmp_path.mkdir(exist_ok=True)
     for name, rows in {"train": values[:1], "validation": values[:1], "test": values}.items():
         lines = (json.dumps({"text": f"text {i}", "customer": value}) for i, value in enumerate(rows))
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
@@ -38,6 +39,29 @@ def test_rows_of_equal_values_are_a_group(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.of(ids[[0, 3, 4]]).tolist() == [0, 0, 3]
     others = found.of(ids[[2, 4]])  # models with other tokenizers have scores of other rows
     assert others.tolist() == [2, 3], "a group has one number, whichever rows are asked for"
+
+
+@pytest.mark.parametrize("part", [2, 100])
+def test_a_value_of_several_types_is_one_group_in_the_split_and_in_the_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    monkeypatch.setattr("tasks.ingestion.stage.PART_ROWS", part)
+    values = [7, "7", "7.0", 8, "7.50", 7.5, "a", "7.05", [7], "[7]"]
+    rows = written(tmp_path, values, group_by=["customer"])
+    found = RowGroups.read(rows)
+    assert found is not None
+    assert found.numbers.tolist() == [0, 0, 0, 1, 2, 2, 3, 4, 5, 5]
+    for moved in (rows, rows.reading({"customer": "string"})):
+        groups = [group_values_of_row(row, rows.group_by) for row in moved.rows()]
+        assert [assign_split(group, {"test": 0.5}, 1) for group in groups if group] == [
+            assign_split({"customer": text}, {"test": 0.5}, 1)
+            for text in ("7", "7", "7", "8", "7.5", "7.5", "a", "7.05", "[7]", "[7]")
+        ]
+    texts = written(tmp_path / "texts", ["7", "7.0", "a", "a"], group_by=["customer"])
+    assert texts.group_by == {"customer": False}
+    only = RowGroups.read(texts)
+    assert only is not None
+    assert only.numbers.tolist() == [0, 1, 2, 2], "texts that all are written by somebody stay what they are"
 
 
 @pytest.mark.parametrize(

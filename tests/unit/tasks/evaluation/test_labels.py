@@ -15,7 +15,8 @@ from params import RecipeError
 from params.schema import Gate, ObjectiveChoice
 from tasks.evaluation.gate import judge_candidate
 from tasks.evaluation.labels import report_labels
-from tasks.evaluation.report import EvaluationDetails, LabelReport
+from tasks.evaluation.report import EvaluationDetails
+from tasks.evaluation.report_parts import LabelReport
 from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Resampler
 from trainer import objectives

@@ -90,6 +90,13 @@ FORMS: dict[str, tuple[Rows, str, dict[str, Any], str, dict[str, str]]] = {
         "sft",
         {},
     ),
+    "prompts with answers of their own, and answers as messages": (
+        many({"prompt": [*CHAT, CHAT[0]], "completion": CHAT[1:]}),
+        "a conversation is read from one column",
+        {"id": "000", "messages": [CHAT[0], CHAT[1] | {"weight": 0}, *CHAT]},
+        "sft",
+        {},
+    ),
     "a prompt and the messages that answer it": (
         many({"question": "a “b”", "answer": CHAT[1:]}),
         "a conversation is read from one column",
@@ -328,3 +335,27 @@ def test_a_few_rows_that_are_no_json_hide_no_conversations() -> None:
     rows = [*many({"messages": json.dumps(CHAT)}), {"messages": '[{"role": "user"'}]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert len(Path(run_command_of(proposed("rows.jsonl").fix)[1]).read_text().splitlines()) == 60
+
+
+@pytest.mark.parametrize(
+    ("patterns", "written"),
+    [
+        (["../above.jsonl", "rows/own.jsonl"], ["above.jsonl", "rows/own.jsonl"]),
+        (["../above.jsonl", "../more/own.jsonl"], ["above.jsonl", "more/own.jsonl"]),
+        (["rows/own.jsonl", "rows/../beside.jsonl"], ["beside.jsonl", "own.jsonl"]),
+        (["../*.jsonl", "rows/own.jsonl"], ["above.jsonl", "rows/own.jsonl"]),
+    ],
+)
+def test_files_above_the_folder_are_written_into_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patterns: list[str], written: list[str]
+) -> None:
+    (tmp_path / "here/rows").mkdir(parents=True)
+    (tmp_path / "more").mkdir()
+    for name in ("above.jsonl", "more/own.jsonl", "here/rows/own.jsonl", "here/beside.jsonl"):
+        lines = many({"messages": json.dumps(CHAT)})
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.chdir(tmp_path / "here")
+    before = {*tmp_path.rglob("*")}
+    assert main(["convert", *patterns, "new/folder"]) == 0
+    made = {path for path in {*tmp_path.rglob("*")} - before if path.is_file()}
+    assert sorted(path.relative_to(tmp_path / "here/new/folder").as_posix() for path in made) == written

@@ -400,24 +400,36 @@ FORGETS = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content if loop.last else m.content.split('</think>')[-1] }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-REMEMBERS = (
+MARKED = (
     "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}"
     "{{ m.content if loop.last else m.content.split('</think>')[-1] }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
 
-def test_a_template_that_drops_thoughts_is_named_and_the_advice_helps(
-    project: Path, models: Path, tmp_path: Path
+@pytest.mark.parametrize("template", [FORGETS, MARKED])
+def test_a_template_that_drops_thoughts_gives_a_sequence_for_each_answer(
+    project: Path, models: Path, tmp_path: Path, template: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>b</think>c"}]
     write_json(project / "data/rows.jsonl", [{"messages": [*said, *said]} for _ in range(60)])
     model = shutil.copytree(models / "llama", tmp_path / "thinker")
-    (model / "chat_template.jinja").write_text(FORGETS)
+    (model / "chat_template.jinja").write_text(template)
+    make(data="data/rows.jsonl", model=str(model))
+    assert "60 of 60 conversations are a sequence for each answer" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_template_that_changes_what_was_said_is_named_and_the_advice_helps(
+    project: Path, models: Path, tmp_path: Path
+) -> None:
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>b</think>c"}]
+    write_json(project / "data/rows.jsonl", [{"messages": [*said, *said]} for _ in range(60)])
+    model = shutil.copytree(models / "llama", tmp_path / "counter")
+    (model / "chat_template.jinja").write_text("{{ messages | length }}" + FORGETS)
     with pytest.raises(DataError, match=r"none can be learned from: .* renders the messages before message") as error:
         make(data="data/rows.jsonl", model=str(model))
     assert "{% generation %}" in error.value.fix
-    (model / "chat_template.jinja").write_text(REMEMBERS)
+    (model / "chat_template.jinja").write_text("{{ messages | length }}" + MARKED)
     make(data="data/rows.jsonl", model=str(model))
 
 
@@ -635,15 +647,3 @@ def test_a_share_of_rows_to_set_aside_that_is_none_is_refused(project: Path, sha
     with pytest.raises(RecipeError, match="is no share of the rows") as error:
         make(data="data/questions.csv", model="new", max_quarantined=share)
     assert error.value.where == "--max-quarantined"
-
-
-def test_a_template_that_drops_earlier_thoughts_is_named(project: Path) -> None:
-    """Its conversations cannot be learned from as they are."""
-    drops = "{% for m in messages %}<{{ m.role }}>{{ m.content if loop.last else m.content.split('</think>')[-1] }}{% endfor %}"
-    model = write_model(project / "thinker", "llama", chat_template=drops)
-    turns = [{"role": role, "content": f"<think>so</think>{role}"} for role in ("user", "assistant") * 2]
-    rows = [json.dumps({"messages": turns})] * 60
-    (project / "data" / "think.jsonl").write_text("\n".join(rows))
-    request = NewRecipeRequest("thoughts", data="data/think.jsonl", model=str(model.relative_to(project)))
-    with pytest.raises(EvergreenError, match="renders the messages before message 1 differently"):
-        create_recipe(request)

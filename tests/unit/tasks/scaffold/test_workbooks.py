@@ -71,6 +71,16 @@ def test_cells_are_as_they_are_stored() -> None:
     assert cells("rows.csv")[1:] == [wanted]
 
 
+def test_an_error_of_excel_is_an_empty_cell_and_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    write_book([["text", "label"], ["a", "b"], ["c", "#N/A"], ["#DIV/0!", "d"], ["said: #N/A", "#n/a"]])
+    book = openpyxl.load_workbook("it's here.xlsx")
+    assert [book["rows"][place].data_type for place in ("B3", "A4", "A5", "B5")] == ["e", "e", "s", "s"]
+    assert main(["convert", "it's here.xlsx", "rows.csv"]) == 0
+    assert cells("rows.csv")[1:] == [["a", "b"], ["c", ""], ["", "d"], ["said: #N/A", "#n/a"]]
+    assert "left empty: 2 cells with an error of Excel, the first one rows!B3 (#N/A)" in capsys.readouterr().out
+
+
 def test_a_sheet_is_named_and_others_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     write_book([["a"], ["1"]], more=[[None, "b"], [None, "2"]])
     assert main(["convert", "it's here.xlsx", "rows.csv"]) == 0

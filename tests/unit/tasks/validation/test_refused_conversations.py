@@ -69,11 +69,15 @@ def test_another_template_checks_all_rows_again(tmp_path: Path) -> None:
         assert report.quarantined == quarantined
 
 
-def test_a_template_that_drops_earlier_thoughts_is_named(tmp_path: Path) -> None:
-    thoughts = talk("user", "assistant", "user", "assistant", think="<think>so</think>")
-    sft = ObjectiveChoice(name="sft", messages_column="talk", chat_template=DROPS_THOUGHTS)
+def test_a_template_that_drops_earlier_thoughts_refuses_what_cannot_be_learned(tmp_path: Path) -> None:
+    thoughts = [*talk("user"), *talk("assistant", think="<think>so</think>")] * 2
     artifacts = raw(tmp_path, thoughts, GOOD)
+    options: Any = {"messages_column": "talk", "chat_template": DROPS_THOUGHTS}
+    settings: Any = {"tokenizer": TrainTokenizer(kind="train", vocab_size=300), "max_quarantined": 0.0}
+    assert run_validation(artifacts, objective=ObjectiveChoice(name="sft", **options), **settings).quarantined == 0
+    everything = ObjectiveChoice(name="sft", completion_only=False, **options)
+    with pytest.raises(DataError, match=r"drops some of what is said .* set objective\.completion_only to true"):
+        run_validation(artifacts, objective=everything, **settings)
+    counting = ObjectiveChoice(name="sft", **options | {"chat_template": "{{ messages | length }}" + DROPS_THOUGHTS})
     with pytest.raises(DataError, match=r"renders the messages before message 1 differently .*\{% generation %\}"):
-        run_validation(
-            artifacts, objective=sft, tokenizer=TrainTokenizer(kind="train", vocab_size=300), max_quarantined=0.0
-        )
+        run_validation(artifacts, objective=counting, **settings)

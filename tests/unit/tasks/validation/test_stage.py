@@ -13,7 +13,7 @@ import pytest
 from params import DataError
 from params.foundation.artifacts import GROUP_BY, SPLITS
 from params.schema import Expectation, ObjectiveChoice
-from tasks.shards.split_rows import SplitRows
+from tasks.shards.split_rows import SEEN, SplitRows
 from tests.support.validation import LANGUAGE, LONG, UNIQUE, good_rows, quarantine_reasons, run_validation, write_raw
 
 CLASSES = ObjectiveChoice(name="sequence_classification")
@@ -78,6 +78,24 @@ def test_rows_without_a_group_may_be_in_two_splits(tmp_path, missing):
     group(artifacts, "user")
     run_validation(artifacts)
     assert quarantine_reasons(artifacts) == {}
+
+
+def test_a_group_of_a_column_with_several_types_is_found_as_ingest_finds_it(tmp_path):
+    def rows(users, name):
+        return {"text": [f"{name} {i}" for i in range(len(users))], "user": users}
+
+    artifacts = write_raw(tmp_path, train=rows(["7", "8", "9.5"], "a"), test=rows(["7.0", "9.50", "8.1"], "b"))
+    group(artifacts, "user")
+    run_validation(artifacts)
+    assert quarantine_reasons(artifacts) == {}, "texts that all are written by somebody stay what they are"
+    for split in SPLITS:
+        path = artifacts.raw / split / "_common_metadata"
+        schema = pq.read_schema(path)
+        place = schema.get_field_index("user")
+        mixed = schema.field(place).with_metadata({SEEN: "int64 and string"})
+        pq.write_metadata(schema.set(place, mixed).with_metadata(schema.metadata), path)
+    run_validation(artifacts)
+    assert list(quarantine_reasons(artifacts)) == [("train", 0), ("train", 2)]
 
 
 def test_groups_may_be_named_by_records(tmp_path):

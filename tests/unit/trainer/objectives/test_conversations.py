@@ -16,6 +16,7 @@ from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
 from trainer.objectives.bases import chat
+from trainer.objectives.bases.messages import looks_like_conversation, read_turns, why_conversation_unusable
 
 WORDS = [
     "hello",
@@ -215,6 +216,95 @@ def test_a_template_that_trims_marked_text_is_refused():
     assert "changes what it writes between" in read.why_refused([{"role": "assistant", "content": "yes "}])
 
 
+THOUGHTS = {
+    "drops thoughts": "{% set c = m.content if loop.last or '[/y]' not in m.content else m.content.split('[/y]')[1] %}",
+    "drops a key": "{% set c = ('[y]' + m.reasoning if loop.last and m.reasoning else '') + m.content %}",
+    "opens with nothing": "{% set c = ('[y][/y]' if loop.last else '') + m.content %}",
+    "after the last question": (
+        "{% set ns = namespace(last=-1) %}{% for n in messages if n.role == 'user' %}{% set ns.last = n.at %}{% endfor %}"
+        "{% set c = m.content if m.at > ns.last or '[/y]' not in m.content else m.content.split('[/y]')[1] %}"
+    ),
+    "drops nothing": "{% set c = m.content %}",
+}
+MARKING = {
+    "marked": "{% generation %}{{ c }}<e>{% endgeneration %}",
+    "marked, end outside": "{% generation %}{{ c }}{% endgeneration %}<e>",
+    "marked in two": (
+        "{% if c.startswith('[y]') %}{% generation %}[y]{% endgeneration %}{% endif %}"
+        "{% generation %}{{ c.removeprefix('[y]') if c.removeprefix is defined else c }}<e>{% endgeneration %}"
+    ),
+    "unmarked": "{{ c }}<e>",
+}
+
+
+@pytest.mark.parametrize("marking", MARKING)
+@pytest.mark.parametrize("thoughts", THOUGHTS)
+def test_each_answer_is_learned_as_the_model_writes_it(thoughts, marking):
+    """Whatever the chat template drops of it once more turns follow."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}<a>" + THOUGHTS[thoughts] + MARKING[marking] + ""
+        "{% else %}<u>{{ m.content }}<e>{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    chance, tokenizer = random.Random(f"{thoughts} {marking}"), byte_level()
+    sft = objectives.build_objective(ObjectiveChoice(name="sft", messages_column="talk", chat_template=template))
+    sft.prepare_tokenizer(tokenizer)
+    counts = set()
+    for number in range(15):
+        turns = [{"role": "user", "content": f"{words(chance)} ?"}]
+        for _ in range(chance.randint(1, 4)):
+            thought = chance.choice(["", f"[y]{words(chance)}[/y]"]) if thoughts != "drops a key" else ""
+            turns.append({"role": "assistant", "content": f"{thought}{words(chance)}."})
+            if thoughts == "drops a key" and chance.random() < 0.5:
+                turns[-1]["reasoning"] = words(chance)
+            turns.append({"role": chance.choice(["user", "user", "tool"]), "content": words(chance)})
+        turns = [{**turn, "at": i} for i, turn in enumerate(turns[: len(turns) - chance.randint(0, 1)])]
+        asked = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
+        prompts = [tokenizer.apply_chat_template(turns[:i], tokenize=False, add_generation_prompt=True) for i in asked]
+        said = [tokenizer.apply_chat_template(turns[: i + 1], tokenize=False) for i in asked]
+        answers = [whole.removeprefix(before) for whole, before in zip(said, prompts, strict=True)]
+        assert sft.reject_reason({"talk": turns}) is None
+        ((examples, is_cut),) = sft.encode([{"row_id": number, "talk": turns}], tokenizer, 10_000, {})
+        learned = [tokenizer.decode([t for t in example["labels"] if t != -100]) for example in examples]
+        assert "".join(learned) == "".join(answers)
+        assert not is_cut
+        assert sft.says_all({"talk": turns}, examples, tokenizer)
+        counts.add(len(examples) > 1)
+        if len(examples) > 1:
+            assert learned == answers
+            for example, before in zip(examples, prompts, strict=True):
+                place = next(i for i, label in enumerate(example["labels"]) if label != -100)
+                assert example["input_ids"][:place] == tokenizer(before, add_special_tokens=False)["input_ids"]
+    assert (True in counts) == (thoughts != "drops nothing")
+
+
+@pytest.mark.parametrize("marking", MARKING)
+@pytest.mark.parametrize("thoughts", ["drops thoughts", "drops nothing"])
+def test_an_answer_with_weight_0_is_not_learned(thoughts, marking):
+    """As OpenAI has it, and as `convert` writes it for the answers of a prompt."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}<a>" + THOUGHTS[thoughts] + MARKING[marking] + ""
+        "{% else %}<u>{{ m.content }}<e>{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    choice = {"name": "sft", "messages_column": "talk", "chat_template": template}
+    sft, everything = (
+        objectives.build_objective(ObjectiveChoice(**choice, completion_only=own)) for own in (True, False)
+    )
+    tokenizer = byte_level()
+    for objective in (sft, everything):
+        objective.prepare_tokenizer(tokenizer)
+    user = {"role": "user", "content": "is two more?"}
+    first, second, third = ({"role": "assistant", "content": f"[y]so[/y]{word}"} for word in ("yes!", "what", "hello"))
+    turns = [user, first | {"weight": 1}, user, second | {"weight": 0}, user, third]
+    assert sft.reject_reason({"talk": turns}) is None
+    ((examples, _),) = sft.encode([{"row_id": 0, "talk": turns}], tokenizer, 10_000, {})
+    learned = "".join(tokenizer.decode([t for t in example["labels"] if t != -100]) for example in examples)
+    assert learned == f"{first['content']}<e>{third['content']}<e>"
+    assert sft.says_all({"talk": turns}, examples, tokenizer)
+    assert sum(example["bytes"] for example in examples) == len(first["content"] + third["content"])
+    assert "weight: 0" in everything.reject_reason({"talk": turns})
+    assert "nothing to learn" in sft.reject_reason({"talk": turns[2:4]})
+
+
 PLAIN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
 
 
@@ -232,18 +322,18 @@ PLAIN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ye
     ],
 )
 def test_messages_are_read_in_the_forms_that_people_have(messages, read):
-    assert chat.read_turns(messages) == read
-    assert chat.looks_like_conversation(messages)
-    assert chat.why_conversation_unusable(messages) is None
+    assert read_turns(messages) == read
+    assert looks_like_conversation(messages)
+    assert why_conversation_unusable(messages) is None
 
 
 def test_null_content_beside_tool_calls_is_no_text_and_their_arguments_stay():
     call = {"id": None, "function": {"name": "add", "arguments": {"left": 1, "why": None}, "strict": None}}
     answer = {"role": "assistant", "content": None, "tool_calls": [call]}
     read = {"function": {"name": "add", "arguments": {"left": 1, "why": None}}}
-    assert chat.read_turns([answer]) == [{"role": "assistant", "content": "", "tool_calls": [read]}]
-    assert chat.why_conversation_unusable([PLAIN[0], answer]) is None
-    assert "is not {role, content}" in chat.why_conversation_unusable([PLAIN[0], answer | {"tool_calls": None}])
+    assert read_turns([answer]) == [{"role": "assistant", "content": "", "tool_calls": [read]}]
+    assert why_conversation_unusable([PLAIN[0], answer]) is None
+    assert "is not {role, content}" in why_conversation_unusable([PLAIN[0], answer | {"tool_calls": None}])
 
 
 @pytest.mark.parametrize(
@@ -256,4 +346,4 @@ def test_null_content_beside_tool_calls_is_no_text_and_their_arguments_stay():
     ],
 )
 def test_a_message_that_cannot_be_read_is_named(message, reason):
-    assert reason in chat.why_conversation_unusable([message])
+    assert reason in why_conversation_unusable([message])

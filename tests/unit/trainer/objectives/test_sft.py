@@ -158,12 +158,22 @@ def test_conversation_is_rendered_once(letters, monkeypatch):
     assert [e["labels"] for e in again] == [first[0]["labels"]] * 50
 
 
-def test_template_that_changes_only_some_earlier_messages_is_an_error(letters):
-    """Also after conversations with the same roles, which it does not change."""
+def test_template_that_drops_some_of_earlier_answers_gives_a_sequence_for_each(letters):
+    """Also after conversations with the same roles, of which it drops nothing."""
     objective = build(messages_column="talk", chat_template=WITHOUT_EARLIER_THOUGHTS)
-    encode(objective, letters, talk("1+1?", "two", "sure?", "yes"), talk("2+2?", "four", "sure?", "hm|yes"))
-    with pytest.raises(ValueError, match="renders the messages before message 1 differently"):
-        encode(objective, letters, talk("1+1?", "hm|two", "sure?", "yes"))
+    rows = [talk("1+1?", "two", "sure?", "yes"), talk("2+2?", "hm|four", "sure?", "yes"), talk("1?", "hm|one", "2?")]
+    examples = encode(objective, letters, *rows)
+    assert [example["row_id"] for example in examples] == [0, 1, 1, 2]
+    user, end = "_" * len("<user>1+1?<assistant>"), "|"
+    assert [learned(letters, example) for example in examples[1:3]] == [
+        user + "hm|four" + end,
+        "_" * len("<user>2+2?<assistant>four<user>sure?<assistant>") + "yes" + end,
+    ]
+    assert [example["bytes"] for example in examples] == [6, 7, 3, 6]
+    everything = build(messages_column="talk", chat_template=WITHOUT_EARLIER_THOUGHTS, completion_only=False)
+    encode(everything, letters, rows[0])
+    with pytest.raises(ValueError, match=r"set objective\.completion_only to true"):
+        encode(everything, letters, rows[2])
 
 
 def test_conversation_that_the_template_refuses_is_an_error(letters):

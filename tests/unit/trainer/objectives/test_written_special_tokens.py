@@ -131,6 +131,14 @@ EMPTY = {
     "a chosen answer": ("dpo", {}, {"prompt": "ab", "chosen": "</s>", "rejected": "e"}),
     "an answer that gets a reward": ("reward", {}, {"prompt": "ab", "chosen": "</s>", "rejected": "e"}),
     "an answer that people like": ("kto", {}, {"prompt": "ab", "completion": "</s>", "liked": True}),
+    "a prompt of dpo": ("dpo", {}, {"prompt": "<s></s>", "chosen": "cd", "rejected": "e"}),
+    "a prompt of grpo": ("grpo", {"rewards": ["trainer.rewards:exact_match"]}, {"prompt": "<s>", "answer": "cd"}),
+    "a prompt of grpo as a message": (
+        "grpo",
+        {"rewards": ["trainer.rewards:exact_match"], "chat": True},
+        {"prompt": "<s>", "answer": "cd"},
+    ),
+    "a prompt of iterative sft": ("iterative_sft", {}, {"prompt": "</s>", "answer": "cd"}),
     "a rejected answer": ("dpo", {}, {"prompt": "ab", "chosen": "cd", "rejected": "</s></s>"}),
 }
 
@@ -141,7 +149,7 @@ def test_a_text_of_special_tokens_only_is_not_learned(name: str, options: dict[s
     tokenizer = tokenizer_that_adds("begin", "end")
     objective.prepare_tokenizer(tokenizer)
     whole = {"prompt": "ab", "completion": "cd", "input": "ab", "target": "cd", "chosen": "cd", "rejected": "e"}
-    whole |= {"liked": True}
+    whole |= {"liked": True, "answer": "cd"}
     rows = [{"row_id": i, **own} for i, own in enumerate((whole, row, whole))]
     encoded = objective.encode(rows, tokenizer, 50, {})
     assert [len(one.examples) for one in encoded] == [1, 0, 1]
