@@ -37,6 +37,8 @@ TASKS: Final[Mapping[str, str]] = {
     "question-answering": "QUESTION_ANS",
 }
 """peft's names of the tasks, from which it knows which head is new and trained in full."""
+_NO_HEAD: Final = "FEATURE_EXTRACTION"
+"""peft's name of other tasks, of which it knows no head; without any, it would write down which class of Python to import."""
 _HEADS: Final = ("classifier", "score")
 """Heads that peft trains in full and writes with the adapters."""
 
@@ -84,8 +86,12 @@ def add_lora_adapters(
 
     # peft finds heads by itself, but for token classification only after it has chosen the layers to adapt
     heads = list(_HEADS) if objective.pipeline_tag == "token-classification" else []
-    layers = sorted({name.rpartition(".")[0] for name in new})
-    in_full = heads + [name for name in layers if name and not set(name.split(".")) & set(_HEADS)]
+    task = TASKS.get(objective.pipeline_tag, _NO_HEAD)
+    layers, found_by_peft = (
+        sorted({name.rpartition(".")[0] for name in new}),
+        set[str]() if task == _NO_HEAD else {*_HEADS},
+    )
+    in_full = heads + [name for name in layers if name and not set(name.split(".")) & found_by_peft]
     in_full += [name for name in lora.modules_to_save if name not in in_full]
     tied = _tied_layers(network)
     known = [f".{name}" for name, _ in network.named_modules() if name]
@@ -103,7 +109,7 @@ def add_lora_adapters(
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=lora.target_modules,
-        task_type=TASKS.get(objective.pipeline_tag),
+        task_type=task,
         modules_to_save=in_full or None,
         ensure_weight_tying=any(name.rpartition(".")[2] in ends for name in tied),
     )

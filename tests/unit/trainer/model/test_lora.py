@@ -9,10 +9,16 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from params import ModelError
-from params.schema import Launch, Model
+from params.schema import Launch, Lora, Model, ObjectiveChoice
 from tests.support import tiny
 from tests.support.in_process import job, losses, trained, trainer_of
 from tests.support.pretrained import write_model
@@ -294,3 +300,31 @@ def test_conflicts_of_adapters_and_quantization(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (problem,) = found(pretrained="a/b", lora={}, quantization=few)
     assert "pip install 'evergreen[quantization]'" in problem
+
+
+@pytest.mark.parametrize("name", ["masked_lm", "multiple_choice", "question_answering"])
+def test_adapters_of_every_head_are_saved_so_that_they_can_be_merged(name, tmp_path):
+    """peft would name a class to import where it is told no task, and such adapters are never loaded."""
+    base = write_model(tmp_path / "base", "bert")
+    objective = objectives.build_objective(ObjectiveChoice(name=name))
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    model = Model(pretrained=str(base), lora=Lora(r=2, target_modules=["query", "value"]))
+    own = {"objective": objective, "state": {}, "tokenizer": tokenizer, "seed": 3}
+    adapted = network.build_model_to_train(model, **own)
+    head = {"multiple_choice": "classifier", "question_answering": "qa_outputs"}.get(name, "")  # the base fills masks
+    trained = [own for own, weight in adapted.named_parameters() if weight.requires_grad and "lora" not in own]
+    assert any(head in own for own in trained) is bool(head), "a new head is trained in full"
+    with torch.no_grad():
+        for weight in adapted.parameters():
+            if weight.requires_grad:
+                weight.normal_(std=0.1)
+    adapted.save_pretrained(tmp_path / "trained")
+    network.write_merged_and_adapter(tmp_path / "trained", tmp_path / "merged", tmp_path / "adapter", model, **own)
+    ids = (
+        {"input_ids": torch.tensor([[5, 6, 7]])}
+        if name != "multiple_choice"
+        else {"input_ids": torch.ones(1, 1, 3).long()}
+    )
+    merged = network.load_trained_model(tmp_path / "merged", objective.model_class()).eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(merged(**ids)[0], adapted.eval()(**ids)[0], rtol=1e-4, atol=1e-5)
