@@ -108,14 +108,15 @@ class MaskedLM(TokenLikelihood[Options]):
         mask = Masking(tokenizer, self.options.mlm_probability)
         encoded = []
         for row, whole, text in self._whole(rows, tokenizer):
-            examples = []
+            examples, told = [], 0
             for window in _windows(whole, max_length):
                 content = repr((window["input_ids"], self.options.mlm_probability)).encode()
                 chance = np.random.default_rng(int.from_bytes(blake2b(content, digest_size=8).digest(), "big"))
                 places, sizes = window.pop("places"), 0
                 example = mask(window, chance)
                 for (start, end), label in zip(places, example["labels"], strict=True):
-                    sizes += len(text[start:end].encode()) if label != IGNORE_INDEX else 0
+                    own = text[max(start, told) : end]  # a character that several tokens share counts once, for its first one
+                    sizes, told = sizes + (len(own.encode()) if label != IGNORE_INDEX else 0), max(told, end)
                 examples.append({"row_id": row["row_id"], **example, "bytes": sizes})
             encoded.append(EncodedRow(examples))
         return encoded

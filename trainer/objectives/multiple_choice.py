@@ -118,8 +118,12 @@ class MultipleChoice(Objective[Options]):
             return f"it has {len(choices)} choices, and needs two or more"
         if not all(str(choice).strip() for choice in choices):
             return "one of its choices is empty"
-        if self._right(row) is None:
-            return f"its label {row[self.options.label_column]!r} is neither the number, from 0 on, nor the letter nor the text of one choice"
+        label, named = row[self.options.label_column], self._named(row)
+        if len(named) > 1:
+            told = " and ".join(f"choice {place} by its {how}" for place, how in named.items())
+            return f"its label {label!r} is {told}: write what says one, such as its letter"
+        if not named:
+            return f"its label {label!r} is neither the number, from 0 on, nor the letter nor the text of one choice"
         return None
 
     def texts(self, row: Row) -> Sequence[str]:
@@ -143,19 +147,21 @@ class MultipleChoice(Objective[Options]):
         """One example for each row: `input_ids` has the longest of its choices, `choices` all of them with their token types, as JSON."""
         encoded = []
         for row in rows:
-            context, *choices = self.texts(row)
-            pairs: list[Any] = [(context, choice) for choice in choices]
-            found = encode_texts(pairs, tokenizer, truncation=True, max_length=max_length)
-            has_types = "token_type_ids" in tokenizer.model_input_names
-            read = [{"input_ids": one.ids} | ({"token_type_ids": one.type_ids} if has_types else {}) for one in found]
-            longest = max((one["input_ids"] for one in read), key=len)
-            right = self._right(row)
-            if right is None:
-                raise ValueError(f"no choice is {row[self.options.label_column]!r}")
-            example = {"row_id": row["row_id"], "input_ids": longest, "labels": right, "choices": json.dumps(read)}
-            cut = any(len(one.ids) == max_length and bool(one.overflowing) for one in found)
-            encoded.append(EncodedRow([example], is_truncated=cut))
+            if (right := self._right(row)) is None:
+                raise ValueError(f"no choice, or more than one, is {row[self.options.label_column]!r}")
+            encoded.append(self._encode_row(row, right, tokenizer, max_length))
         return encoded
+
+    def _encode_row(self, row: Row, right: int, tokenizer: Tokenizer, max_length: int) -> EncodedRow:
+        context, *choices = self.texts(row)
+        pairs: list[Any] = [(context, choice) for choice in choices]
+        found = encode_texts(pairs, tokenizer, truncation=True, max_length=max_length)
+        has_types = "token_type_ids" in tokenizer.model_input_names
+        read = [{"input_ids": one.ids} | ({"token_type_ids": one.type_ids} if has_types else {}) for one in found]
+        longest = max((one["input_ids"] for one in read), key=len)
+        example = {"row_id": row["row_id"], "input_ids": longest, "labels": right, "choices": json.dumps(read)}
+        is_cut = any(len(one.ids) == max_length and bool(one.overflowing) for one in found)
+        return EncodedRow([example], is_truncated=is_cut)
 
     def collate(self, examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
         """As the base class; and all choices of the B rows, one after another, as `choice_ids`, `choice_mask` and `choice_types` (N, T).
@@ -224,8 +230,7 @@ class MultipleChoice(Objective[Options]):
         self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[str]:
         """The choices with their probabilities, the likeliest first."""
-        row = {**row, self.options.label_column: 0}
-        batch = self.collate(self.encode([row], tokenizer, max_length, state)[0].examples, tokenizer)
+        batch = self.collate(self._encode_row(row, 0, tokenizer, max_length).examples, tokenizer)
         found = self._logits(model, batch)[0].double().softmax(-1).tolist()
         pairs = sorted(zip(found, self._choices(row), strict=True), key=lambda pair: -pair[0])
         return [f"{probability:.3f} {choice}" for probability, choice in pairs]
@@ -239,12 +244,18 @@ class MultipleChoice(Objective[Options]):
 
     def _right(self, row: Row) -> int | None:
         """Return the number of the right choice; None if the label names none, or several."""
+        return next(iter(named)) if len(named := self._named(row)) == 1 else None
+
+    def _named(self, row: Row) -> dict[int, str]:
+        """Return the numbers of the choices that the label may mean, and how: by its text, its number or its letter."""
         label, choices = str(row[self.options.label_column]).strip(), [str(one).strip() for one in self._choices(row)]
+        texts = choices if choices.count(label) == 1 else []
+        if label in choices and not texts:
+            return {}
+        numbers = [str(i) for i in range(len(choices))]
         letters = [chr(ord("A") + i) for i in range(len(choices))]
-        for names in (choices, [str(i) for i in range(len(choices))], letters):
-            if label in names:
-                return names.index(label) if names.count(label) == 1 else None
-        return None
+        found = {"text": texts, "number": numbers, "letter": letters}
+        return {names.index(label): how for how, names in found.items() if label in names}
 
 
 _CODE: Final = '''import torch

@@ -84,6 +84,16 @@ def test_windows_of_an_evaluation_hold_every_token_and_say_how_much_text_is_aske
     assert len(encoded.examples) == 3
 
 
+@pytest.mark.parametrize("text", ["नमस्ते", "你好 🎉", "plain"])
+def test_the_bytes_of_a_character_that_several_tokens_share_count_once(text):
+    tokenizer = train_tokenizer(["x"], TrainTokenizer(kind="train", vocab_size=260))
+    objective = build(mlm_probability=1 - 1e-12)
+    objective.prepare_tokenizer(tokenizer)
+    for max_length in (64, 4):
+        (encoded,) = objective.encode(rows(text), tokenizer, max_length, {})
+        assert sum(example["bytes"] for example in encoded.examples) == len(text.encode())
+
+
 def test_evaluation_asks_for_the_same_tokens_every_time_and_for_others_of_another_text():
     text = "the tenants pay rent due " * 20
     first, again, other = (

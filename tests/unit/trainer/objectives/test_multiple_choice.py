@@ -89,6 +89,28 @@ def test_rows_that_cannot_be_used_are_set_aside(changes, reason):
     assert build().reject_reason(with_null) == "one of its choices is null"
 
 
+@pytest.mark.parametrize(
+    ("choices", "label", "meant"),
+    [
+        (["3", "4", "5", "1"], 1, "choice 3 by its text and choice 1 by its number"),
+        (["3", "4", "5", "1"], "B", 1),
+        (["2", "1", "0"], "1", 1),
+        (["20", "30"], 20, 0),
+        (["B", "A"], "A", "choice 1 by its text and choice 0 by its letter"),
+    ],
+)
+def test_a_label_that_means_several_choices_is_set_aside(choices, label, meant):
+    row = {"row_id": 0, "context": "a", "choices": choices, "label": label}
+    if isinstance(meant, int):
+        assert build().reject_reason(row) is None
+        assert build().encode([row], letters(), 20, {})[0].examples[0]["labels"] == meant
+    else:
+        assert meant in build().reject_reason(row)
+        with pytest.raises(ValueError, match="more than one"):
+            build().encode([row], letters(), 20, {})
+        assert len(build().prediction_lines(row, tiny_model(), letters(), 20, {})) == len(choices)
+
+
 def test_one_column_in_braces_is_refused():
     found = build(choices_column="{choices}").conflicts(
         model=Model(config={"model_type": "bert"}),
