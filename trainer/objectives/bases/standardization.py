@@ -111,9 +111,8 @@ def restore_units(folder: Path) -> None:
         return
     means, deviations = (torch.tensor(config.pop(key), dtype=torch.float64) for key in _KEYS)
     with torch.device("meta"):
-        own = AutoModelForSequenceClassification.from_config(
-            AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        )
+        known = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        own = AutoModelForSequenceClassification.from_config(known, trust_remote_code=False)
     name, found = _find_head(own)[0], False
     for file in sorted(folder.glob("*.safetensors")):
         weights = load_file(file)
