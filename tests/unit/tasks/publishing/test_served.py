@@ -219,7 +219,7 @@ def test_answers_show_other_weights_by_themselves(prepared, plant, monkeypatch, 
     assert ("its weights are read as bfloat16" in said) == (fault is round_weights)
 
 
-@pytest.mark.parametrize("kind", kinds("sequence_classification", "seq2seq", "token_classification", "dpo"))
+@pytest.mark.parametrize("kind", kinds("sequence_classification", "seq2seq", "token_classification", "dpo", "reward"))
 def test_row_that_training_cut_is_asked_if_it_was_judged_whole(tmp_path, monkeypatch, kind):
     """Where the release decides how much of a text is read; of others, the tokens of the beginning are compared."""
     of = tiny_releases.evaluated(tmp_path, kind, steps=STEPS, max_length=8)
