@@ -28,6 +28,10 @@ class ShuffledWindows(IterableDataset[Any]):
         self._window = window
         self._epoch = self._taken = 0
 
+    def numbers(self, column: str) -> Any:
+        """Return the row ids and the integers of a column of all rows, as `Sequences` does."""
+        return self._data.numbers(column)
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next pass."""
         self._epoch, self._taken = epoch, 0

@@ -26,6 +26,7 @@ from trainer.objectives.bases.likelihood import compute_logits, without_labels
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.standardization import (
+    FINEST,
     Moments,
     measure_moments,
     read_standard_deviation,
@@ -117,6 +118,9 @@ class Regression(TextOrPairObjective[Options]):
             if not deviation:
                 what = f"every row of the train split has the number {mean:g}, so there is nothing to learn"
                 raise DataError(name, what, "add rows with other numbers, or name another column")
+            if not FINEST * abs(mean) <= deviation < math.inf:
+                what = f"numbers around {mean:g} that vary by {deviation:g} cannot be told apart in single precision"
+                raise DataError(name, what, "subtract about their mean from them, or write them in another unit")
         return {"numbers": list(self.names), "mean": means, "std": deviations}
 
     def encode(

@@ -24,6 +24,10 @@ _KEYS: Final = ("target_mean", "target_std")
 """Keys of the configuration of a model that learns standardized numbers: one value for each of its T outputs."""
 _FARTHEST: Final = 10.0
 """So many deviations may the mean be from 0 if the head has no bias."""
+_ROUNDING: Final = 2.0**-48
+"""The deviation that equal numbers may have beside their mean, by rounding."""
+FINEST: Final = 2.0**-17
+"""The least deviation beside the mean: a model answers in single precision, which has 24 bits, so it would answer in steps of 1/100 of it."""
 _ADAPTER_PREFIX: Final = "base_model.model."
 
 
@@ -37,24 +41,28 @@ class Moments(NamedTuple):
 
 def measure_moments(values: NDArray[np.float64]) -> Moments:
     """Return the moments of N rows of T numbers, (N, T)."""
-    means = values.mean(0) if len(values) else np.zeros(values.shape[1])
-    return Moments(len(values), means.tolist(), ((values - means) ** 2).sum(0).tolist())
+    with np.errstate(over="ignore"):
+        means = values.mean(0) if len(values) else np.zeros(values.shape[1])
+        return Moments(len(values), means.tolist(), ((values - means) ** 2).sum(0).tolist())
 
 
 def standardization_of(parts: Iterable[Moments]) -> tuple[list[float], list[float]]:
     """Return mean and standard deviation of each number of all rows, from the moments of parts of them.
 
     The parts are merged as by Chan et al. 1983 (https://doi.org/10.1080/00031305.1983.10483115, equation 2.1). Both values are rounded to
-    three digits of the deviation: so a few more rows rarely change them, and with them the tokens of all shards. A deviation of 0 stays 0.
+    three digits of the deviation: so a few more rows rarely change them, and with them the tokens of all shards. A deviation that is only
+    the rounding of equal numbers is 0.
     """
     rows, means, squares = 0, np.zeros(1), np.zeros(1)
     for one in parts:
         if one.rows:
             distance, rows = np.asarray(one.means) - means, rows + one.rows
             means = means + distance * one.rows / rows
-            squares = squares + one.squares + distance**2 * one.rows * (rows - one.rows) / rows
-    deviations = np.sqrt(squares / max(rows, 1)).tolist()
-    digits = [2 - math.floor(math.log10(std)) if std > 0 else 0 for std in deviations]
+            with np.errstate(over="ignore"):
+                squares = squares + one.squares + distance**2 * one.rows * (rows - one.rows) / rows
+    found = np.sqrt(squares / max(rows, 1))
+    deviations = np.where(found > _ROUNDING * np.abs(means), found, 0.0).tolist()
+    digits = [2 - math.floor(math.log10(std)) if 0 < std < math.inf else 17 for std in deviations]
     return [round(one, n) for one, n in zip(means.tolist(), digits, strict=True)], [
         round(one, n) for one, n in zip(deviations, digits, strict=True)
     ]

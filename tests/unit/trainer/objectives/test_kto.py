@@ -265,7 +265,11 @@ def test_weights_do_not_depend_on_micro_batches_and_processes(tmp_path: Path, mo
             assert other == pytest.approx(one, rel=1e-5), name
 
 
-KINDS = {"all": {}, "adapters": {"model.lora": {"r": 4, "alpha": 8, "dropout": 0.1}}}
+KINDS = {
+    "all": {},
+    "adapters": {"model.lora": {"r": 4, "alpha": 8, "dropout": 0.1}},
+    "a stream": {"training.streaming": True},
+}
 
 
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)

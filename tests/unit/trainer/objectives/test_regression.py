@@ -207,12 +207,11 @@ def test_mean_and_deviation_are_those_of_all_rows_however_they_are_cut(seed):
         cuts = sorted(chance.sample(range(len(values) + 1), min(parts - 1, len(values))))
         bounds = zip([0, *cuts], [*cuts, len(values)], strict=True)
         summaries = [objective.summarize(rows(*values[a:b])) for a, b in bounds]
-        found.append(objective.state_of_summaries(summaries))
+        found.append(standardization_of(summaries))
     assert found[0] == found[1] == found[2]
     mean, std = statistics.fmean(values), statistics.pstdev(values)
-    assert found[0]["std"] == [pytest.approx(std, rel=6e-3)]
-    assert found[0]["mean"] == [pytest.approx(mean, abs=6e-3 * std)]
-    assert len(f"{found[0]['std'][0]:.12g}".replace(".", "").strip("0")) <= 3, "few rows more do not change it"
+    assert found[0] == ([pytest.approx(mean, abs=6e-3 * std)], [pytest.approx(std, rel=6e-3)])
+    assert len(f"{found[0][1][0]:.12g}".replace(".", "").strip("0")) <= 3, "few rows more do not change it"
 
 
 def test_state_of_several_numbers():
@@ -223,12 +222,27 @@ def test_state_of_several_numbers():
     assert objective.model_config(state)["id2label"] == {0: "price", 1: "stars"}
 
 
-def test_the_same_number_in_every_row_is_nothing_to_learn():
-    with pytest.raises(DataError, match="every row of the train split has the number 7") as error:
-        regression("stars", "price").collect_state(rows(7, 7.0, 7))
-    assert error.value.where == "price"
+@pytest.mark.parametrize("number", [7, 0.1, 0.3, 1_700_000_000.1])
+def test_the_same_number_in_every_row_is_nothing_to_learn(number):
+    objective = regression("stars", "price")
+    for parts in ([rows(*[number] * 7)], [rows(*[number] * 3), rows(*[number] * 4)]):
+        with pytest.raises(
+            DataError, match=f"every row of the train split has the number {number:g}".replace("+", r"\+")
+        ) as error:
+            objective.state_of_summaries(map(objective.summarize, parts))
+        assert error.value.where == "price"
     empty = measure_moments(np.zeros((0, 2)))
     assert standardization_of([empty, measure_moments(np.array([[1.0, 2.0], [3.0, 6.0]])), empty])[1] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "values", [(1.7e9, 1.7e9 + 60), (1e308, -1e308)], ids=["seconds since 1970", "infinite spread"]
+)
+def test_numbers_that_single_precision_cannot_tell_apart_are_refused(values):
+    with pytest.raises(DataError, match="cannot be told apart in single precision") as error:
+        regression("price").collect_state(rows(*values))
+    assert "subtract about their mean" in error.value.fix
+    regression("price").collect_state(rows(1990, 2020))
 
 
 def known(*names: str, **config: object):
