@@ -37,7 +37,7 @@ def draw_label_curves(curves: Sequence[LabelCurve]) -> Figure:
     """Draw precision by recall, in a panel for each label, with the average precision."""
     from matplotlib.ticker import FuncFormatter, MultipleLocator
 
-    text = "; ".join(f"{one.label} {format_number(one.average_precision)}" for one in curves)
+    text = "; ".join(f"{format_one_line(one.label, 60)} {format_number(one.average_precision)}" for one in curves)
     lines = math.ceil(len(curves) / _COLUMNS)
     with use_report_style():
         figure = empty_figure(
