@@ -82,7 +82,7 @@ def report_labels(
     (resampled,) = by_label.resample([own]) if judged else ({},)
     gains = by_label.gains(*both, dict.fromkeys(resampled, "max")) if both and judged else {}
     theirs = _champion_f1(resampler, objective, both)
-    missed = _floor_p_values(by_label, own, counts, judged, _floors_of_labels(gate, labels))
+    missed = _floor_p_values(resampler, own, counts, gate)
     results = []
     for i, label in enumerate(labels):
         low, high = None, None
@@ -136,32 +136,34 @@ def _floors_of_labels(gate: Gate, labels: Sequence[str]) -> dict[str, dict[int, 
 
 
 def _floor_p_values(
-    by_label: Resampler,
-    own: RowScores,
-    counts: NDArray[np.float64],
-    judged: Sequence[int],
-    floors: Mapping[str, Mapping[int, float]],
+    resampler: Resampler, own: RowScores, counts: NDArray[np.float64], gate: Gate
 ) -> dict[int, dict[str, float]]:
     """Return how likely a value at least so bad is, were the label just at its floor, by place and metric.
 
     Precision and recall are shares of rows: exactly, by the binomial distribution, if the rows are independent. Else, and for F1, labels
-    are `judged` if they have rows enough for the jackknife.
+    are judged if they have rows enough for the jackknife, however many labels there are.
     """
     from scipy.special import bdtr
 
     found: dict[int, dict[str, float]] = {}
     right, predicted, given = counts
-    for metric, own_floors in floors.items():
+    others = dict[int, dict[str, float]]()
+    for metric, own_floors in _floors_of_labels(gate, resampler.state["labels"]).items():
         for i, floor in own_floors.items():
             rows = {"precision": predicted, "recall": given}.get(metric)
             if rows is not None and own.groups is None:
                 p_value = float(bdtr(right[i], int(rows[i]), min(max(floor, 0.0), 1.0)))
-            elif i in judged:
-                named = {f"{metric} {i}": floor}
-                (p_value,) = by_label.floor_p_values(own, named, dict.fromkeys(named, "max")).values()
-            else:
-                continue
-            found.setdefault(i, {})[metric] = p_value
+                found.setdefault(i, {})[metric] = p_value
+            elif given[i] >= gate.min_slice_rows:
+                others.setdefault(i, {})[metric] = floor
+    objective: Any = resampler.objective
+    for start in range(0, len(others), _MAX_JUDGED):
+        places = [*others][start : start + _MAX_JUDGED]
+        named = {f"{metric} {i}": floor for i in places for metric, floor in others[i].items()}
+        by_label = _resampler_of_labels(resampler, objective, places)
+        for name, p_value in by_label.floor_p_values(own, named, dict.fromkeys(named, "max")).items():
+            metric, _, place = name.partition(" ")
+            found.setdefault(int(place), {})[metric] = p_value
     return found
 
 

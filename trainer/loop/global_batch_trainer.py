@@ -22,7 +22,7 @@ class GlobalBatchTrainer(EvergreenTrainer):
     In place of `batch_loss`, its objective has `embed(model, batch)`, what the loss compares of each of B rows, (B, ...), and
     `global_loss(embeddings, labels)`, of all G rows of a global batch, (G, ...); without labels, these are None. An objective with a
     `label_name` gets what is called so in a batch as labels. The rows of an objective with a `batch_group`, the name of an integer of
-    its examples, are trained on group by group: rows with the same integer are in one global batch, unless they fill it.
+    its examples, are trained on group by group: rows with the same integer are in one global batch, unless its rest is too small for them.
     """
 
     objective: Any

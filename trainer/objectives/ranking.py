@@ -45,7 +45,7 @@ class Options(Section):
     relevance_column: str = "relevance"
     """The column with the grade of the document for the query, from 0; or with 1 for relevant and 0 for others."""
     loss: Literal["bce", "lambda"] = "bce"
-    """The binary cross-entropy of each row, or LambdaLoss, for which the documents of a query are put into the same global batch."""
+    """The binary cross-entropy of each row, or LambdaLoss, for which the documents of a query follow each other in global batches."""
 
 
 class _Advice(ClassifierNewRecipeAdvice):

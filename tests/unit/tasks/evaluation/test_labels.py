@@ -208,6 +208,16 @@ def test_the_recall_of_a_rare_label_is_tested_exactly() -> None:
     assert rare.floor_p_values == pytest.approx({"recall": expected}), "its F1 has too few rows to be judged"
 
 
+def test_floors_of_very_many_labels_are_all_judged() -> None:
+    own, scores = several(210, skill=0)
+    labels = {f"label {i}": 0.99 for i in range(1, 210)}
+    found = report_labels(own, scores, None, Gate(min_slice_rows=30, label_floors={"f1": labels}))
+    assert found is not None
+    missed = {one.label: one.floor_p_values["f1"] for one in found.results if "f1" in one.floor_p_values}
+    assert missed.keys() == labels.keys()
+    assert max(missed.values()) < 1e-6
+
+
 def test_a_floor_of_a_label_that_does_not_exist_is_an_error() -> None:
     own, scores = several(skill=0)
     with pytest.raises(RecipeError, match="no training row has the label 'labl 1'") as caught:
