@@ -78,6 +78,8 @@ def test_snippets_of_the_card_run(hub, name, capsys, monkeypatch, tmp_path):
     match kind:
         case "sequence_classification":
             assert re.match(r"\[\{'label': '(cat|dog|friend|king)', 'score': [01]\.\d+\}\]$", said)
+        case "multi_label_classification":
+            assert re.match(r"\[(\{'label': '(again|cat|rain)', 'score': [01]\.\d+\}(, )?)*\]$", said)
         case "reward":
             assert re.match(r"\[\{'label': 'reward', 'score': -?\d+\.\d+(e-\d+)?\}\]$", said)
         case "token_classification":

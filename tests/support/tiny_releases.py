@@ -26,6 +26,7 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "sft": (10, {"objective": {"name": "sft", "prompt_column": "text", "completion_column": "label"}}),
     "conversations": (10, {"objective": {"name": "sft", "messages_column": "messages", "chat_template": CHAT}}),
     "sequence_classification": (60, tiny.CLASSES),
+    "multi_label_classification": (60, tiny.LABEL_SETS),
     "token_classification": (60, tiny.TAGS),
     "question_answering": (40, {"objective": {"name": "question_answering"}, **_ENCODER, "training": _BEST_F1}),
     "multiple_choice": (40, {"objective": {"name": "multiple_choice"}, **_ENCODER, "training": _BEST_ACCURACY}),
@@ -159,8 +160,14 @@ def feedback(count: int, split: str) -> dict[str, list[Any]]:
     return {"text": texts, "label": answers, "liked": liked}
 
 
+def label_sets(count: int, split: str) -> dict[str, list[Any]]:
+    texts = tiny.sentences(count, len(split))
+    return {"text": texts, "labels": [[one for one in ("again", "cat", "rain") if one in text] for text in texts]}
+
+
 OWN_ROWS = {
     "conversations": conversations,
+    "multi_label_classification": label_sets,
     "question_answering": questions,
     "multiple_choice": choices,
     "kto": feedback,

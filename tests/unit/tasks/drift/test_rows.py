@@ -56,7 +56,7 @@ def test_columns_are_those_of_the_objective_and_numbers(tmp_path):
     }
     rows = write(tmp_path, {name: pa.nulls(1, kind) for name, kind in types.items()}, "customer")
     columns = ComparedColumns.of(rows, CLASSES, ["version"])
-    assert columns == ComparedColumns(("label",), ("text",), ("price", "count"), ("customer",))
+    assert columns == ComparedColumns(("label",), ("text",), ("price", "count"), {"customer": False})
     assert columns.content == ["label", "text"]
 
 
@@ -134,7 +134,7 @@ def test_scan_hashes_rows_as_profiles_do(tmp_path, monkeypatch):
         "flag": [True, False, None, True, True, True, True],
     }
     rows = write(tmp_path, columns, "flag")
-    compared = ComparedColumns(("label", "flag"), ("text", "spans", "score", "day"), (), ())
+    compared = ComparedColumns(("label", "flag"), ("text", "spans", "score", "day"), (), {})
     expected = {hash_row_values([row[column] for column in compared.content]): row["row_id"] for row in rows.rows()}
     found = scanned(rows, compared).smallest
     assert dict(zip(found.hashes.tolist(), found.row_ids.tolist(), strict=True)) == expected

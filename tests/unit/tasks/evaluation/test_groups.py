@@ -12,7 +12,8 @@ import pytest
 from params.foundation.artifacts import Artifacts
 from params.schema import Data, Launch
 from tasks.evaluation.scoring import RowGroups
-from tasks.ingestion.stage import assign_split, ingest
+from tasks.ingestion.split_assigner import assign_split
+from tasks.ingestion.stage import ingest
 from tasks.shards.split_rows import SplitRows, group_values_of_row
 
 

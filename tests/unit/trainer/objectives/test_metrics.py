@@ -50,6 +50,8 @@ def random_scores(objective: Any, rows: int, seed: int = 0) -> dict[str, np.ndar
     for name in ("tokens", "bytes", "actual_spans", "predicted_spans", "generated"):
         if name in found:
             found[name] = draw.integers(1, 9, rows).astype(float)
+    if "counted" in found:
+        found["counted"] = np.ones(rows)
     if "confidence" in found:
         found["confidence"] = draw.uniform(0.2, 1.0, rows)
     return found
@@ -147,11 +149,14 @@ def test_correct_rows_average_to_their_metric(name: str) -> None:
     objective, state = build(name), STATES.get(name, {})
     scores = random_scores(objective, 50)
     if "exact_match" in scores:
-        scores |= {"exact_match": np.arange(50) % 2.0, "generated": np.ones(50)}
+        scores |= {"exact_match": np.arange(50) % 2.0, "generated": np.ones(50), "questions": np.ones(50)}
+    if "correct" in scores:
+        scores |= {"correct": np.arange(50) % 2.0}
     metrics = objective.compute_metrics(objective.additive_statistics(scores, state).sum(0), state)
     shares = {metric: right for metric in metrics if (right := objective.correct_rows(metric, scores)) is not None}
-    exact = {key: {"exact_match"} for key in ("seq2seq", "multi_label_classification")}
-    assert set(shares) == {"sequence_classification": {"accuracy"}, **exact}.get(name, set())
+    exact = {key: {"exact_match"} for key in ("seq2seq", "multi_label_classification", "question_answering")}
+    right = {key: {"accuracy"} for key in ("sequence_classification", "multiple_choice")}
+    assert set(shares) == {**right, **exact}.get(name, set())
     for metric, right in shares.items():
         assert right.mean() == pytest.approx(metrics[metric])
     assert shares.keys() <= objective.shares <= objective.metrics.keys() | objective.evaluate_only_metrics.keys()
@@ -168,12 +173,12 @@ def test_confidence_does_not_depend_on_the_labels_of_classes(name: str) -> None:
         others = {key: values[::-1] if key.startswith("given") else values for key, values in scores.items()}
         assert objective.confidence(others).tolist() == found.tolist()
         return
-    if name not in {"sequence_classification", "causal_lm", "sft", "seq2seq", "reward"}:
+    if name not in {"sequence_classification", "multiple_choice", "causal_lm", "masked_lm", "sft", "seq2seq", "reward"}:
         assert found is None
         return
     assert found.shape == (30,)
     assert ((found >= 0) & (found <= 1)).all()
-    if name == "sequence_classification":
+    if name in {"sequence_classification", "multiple_choice"}:
         others = scores | {"label": scores["label"][::-1], "nll": scores["nll"][::-1]}
         assert objective.confidence(others).tolist() == found.tolist() == scores["confidence"].tolist()
     elif name == "reward":
