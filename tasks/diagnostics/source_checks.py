@@ -78,8 +78,8 @@ def warn_of_torn_groups(objective: ObjectiveChoice, data: Any) -> tuple[()]:
     has_all = {*SPLITS} <= getattr(data.source, "patterns", {}).keys()
     if not has_all and columns and not {*columns} & {*data.group_by}:
         names = ", ".join(columns)
-        what = "check: rows with the same `%s` may come into several splits: a held-out query is then learned from, and scored on a part"
-        logger.warning(f"{what} of its rows; set `data.group_by: [%s]`", names, names)
+        what = "check: rows with the same `%s` may come into several splits, where a query is learned from and scored by a part of its rows: %s"
+        logger.warning(what, names, f"set `data.group_by: [{names}]`")
     return ()
 
 
