@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from params import EvergreenError, Problem
+from params.foundation.artifacts import SPLITS
 from params.importing import find_named_source_files
 from params.loading import Key, suggestion
 from params.schema import Evaluation, ObjectiveChoice, RowsFromFiles, RowsFromFunction
@@ -15,6 +17,8 @@ from tasks.ingestion.batches import rename_reserved_columns
 from tasks.ingestion.function import find_imports_beyond_ingest
 from tasks.ingestion.source import naming_corpus, open_source
 from trainer import objectives
+
+logger = logging.getLogger(__name__)
 
 
 def _first_columns(source: Any, key: str) -> list[str] | Problem | None:
@@ -66,6 +70,17 @@ def find_missing_columns(objective: ObjectiveChoice, data: Any, evaluation: Eval
         if column is not None and column not in columns:
             hint = "; the objective's `..._column` options name it" if key == ("objective",) else ""
             yield Problem(key, f"the source has no column `{column}`", suggestion(column, columns, "columns") + hint)
+
+
+def warn_of_torn_groups(objective: ObjectiveChoice, data: Any) -> tuple[()]:
+    """Say if `data.split` would part rows that the objective's metrics look at together, such as the documents of a query."""
+    columns = () if objectives.find_option_problems(objective) else objectives.build_objective(objective).group_columns
+    has_all = {*SPLITS} <= getattr(data.source, "patterns", {}).keys()
+    if not has_all and columns and not {*columns} & {*data.group_by}:
+        names = ", ".join(columns)
+        what = "check: rows with the same `%s` may come into several splits, where a query is learned from and scored by a part of its rows: %s"
+        logger.warning(what, names, f"set `data.group_by: [{names}]`")
+    return ()
 
 
 def find_read_paths(root: Path, source: Any) -> dict[str, str]:

@@ -141,6 +141,7 @@ class Embedding(Objective[Options]):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
+        self.group_columns = () if options.label_column else (options.anchor_column,)
         if options.label_column and options.positive_column:
             self.metrics, self.main_metric = {"spearman": "max"}, "spearman"  # type: ignore[misc]
             self.split_metrics, self.group_score = frozenset({"spearman"}), None  # type: ignore[misc]
@@ -326,8 +327,7 @@ class Embedding(Objective[Options]):
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         if self._has_scores:
             return np.ones((len(scores["given"]), 1))
-        names = ("counted", *NAMES)
-        return group_statistics(scores, "query", lambda own: [float(own[name][0]) for name in names])
+        return group_statistics(scores, "query", lambda own: [float(own[name][0]) for name in ("counted", *NAMES)])
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         if self._has_scores:

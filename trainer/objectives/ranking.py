@@ -94,6 +94,7 @@ class Ranking(TextOrPairObjective[Options]):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
+        self.group_columns = (options.query_column,)
         if options.loss == "lambda":
             self.trainer_class = "trainer.loop.global_batch_trainer:GlobalBatchTrainer"  # type: ignore[misc]
             self.batch_group = "query"

@@ -54,6 +54,8 @@ class Objective(ReleaseReading[OptionsT], ABC):
     """Metrics that mean nothing on a slice, because they need the rows of all labels, and the metric that slices have instead."""
     group_score: ClassVar[str | None] = None
     """The score that groups rows, such as the number of a query: a row is a sequence, and statistics and resamples take whole groups."""
+    group_columns: Sequence[str] = ()
+    """The columns whose equal values make rows a group, such as that of the query: `data.group_by` keeps them in one split."""
     split_metrics: ClassVar[frozenset[str]] = frozenset()
     """Metrics that no sums over rows determine, such as a rank correlation: `whole_metrics` computes them of all rows at once."""
     example_counts: ClassVar[tuple[str, ...]] = ()

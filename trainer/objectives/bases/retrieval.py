@@ -48,7 +48,10 @@ def members_of_groups(numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
 
 
 def measure_queries(
-    queries: NDArray[np.float64], documents: NDArray[np.float64], relevant: Sequence[NDArray[np.int64]], *, skip: bool
+    queries: NDArray[np.float64],
+    documents: NDArray[np.float64],
+    relevant: Sequence[NDArray[np.int64]],
+    itself: NDArray[np.int64],
 ) -> NDArray[np.float64]:
     """Return `NAMES` of each of Q queries, and 1, (Q, 5); zeros without a relevant document, NaN if a vector is not finite.
 
@@ -56,13 +59,13 @@ def measure_queries(
         queries: vectors of length 1, (Q, D).
         documents: vectors of length 1, (V, D).
         relevant: the numbers of the relevant documents of each query.
-        skip: the documents are the queries, and a query does not find itself.
+        itself: the number of the document that is the query's own text, (Q,): it is not looked for, nor found. -1 for none.
     """
     found = np.zeros((len(queries), len(NAMES) + 1))
     for i, own in enumerate(relevant):
         if i % _BLOCK == 0:
             block = queries[i : i + _BLOCK] @ documents.T
-        is_relevant, others = np.zeros(len(documents), bool), np.arange(len(documents)) != (i if skip else -1)
+        is_relevant, others = np.zeros(len(documents), bool), np.arange(len(documents)) != itself[i]
         is_relevant[own] = True
         cosines, is_relevant = block[i % _BLOCK][others], is_relevant[others]
         if not np.isfinite(cosines).all():
@@ -77,6 +80,8 @@ def measure_pairs(
 ) -> NDArray[np.float64]:
     """Return what `measure_queries` says of the query of each of N rows, (N, 5). All positives of equal queries are relevant.
 
+    A query does not find its own text.
+
     Args:
         vectors: of length 1, of the query, its positive and its negatives, (N, 2 + M, D).
         numbers: a number for each text, (N, 2 + M): the same one for the same text.
@@ -86,17 +91,19 @@ def measure_pairs(
         vectors.shape,
         np.zeros((0, vectors.shape[2] + 1)) if documents is None else documents,
     )
-    _, first, query = np.unique(numbers[:, 0], return_index=True, return_inverse=True)
+    asked, first, query = np.unique(numbers[:, 0], return_index=True, return_inverse=True)
     own = np.concatenate([numbers[:, 1:].ravel(), further[:, size]])
-    _, place, document = np.unique(own, return_index=True, return_inverse=True)
+    known, place, document = np.unique(own, return_index=True, return_inverse=True)
     positives = document[: rows * (texts - 1)].reshape(rows, -1)[:, 0]
     relevant = [np.unique(positives[members]) for members in members_of_groups(query)]
     pool = np.concatenate([vectors[:, 1:].reshape(-1, size), further[:, :size]])[place]
-    return measure_queries(vectors[first, 0], pool, relevant, skip=False)[query]
+    at = np.searchsorted(known, asked).clip(max=len(known) - 1)
+    itself = np.where(known[at] == asked, at, -1)
+    return measure_queries(vectors[first, 0], pool, relevant, itself)[query]
 
 
 def measure_classes(vectors: NDArray[np.float64], classes: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return what `measure_queries` says of N texts, (N, 5), from their vectors (N, D): relevant are others of the same class, (N,)."""
     known = np.unique(classes, return_inverse=True)[1]
     members = members_of_groups(known)
-    return measure_queries(vectors, vectors, [members[own] for own in known], skip=True)
+    return measure_queries(vectors, vectors, [members[own] for own in known], np.arange(len(vectors)))

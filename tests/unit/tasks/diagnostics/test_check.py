@@ -385,6 +385,23 @@ def test_warmup_that_outlasts_the_training_is_said(project, caplog, warmup, trai
         assert "learning rate is reached" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("data", "is_said"),
+    [
+        ({}, True),
+        ({"validation": "data/rows.csv"}, True),
+        ({"validation": "data/rows.csv", "test": "data/rows.csv"}, False),
+        ({"group_by": ["query"]}, False),
+    ],
+)
+def test_splits_that_would_part_the_documents_of_a_query_are_said(project, caplog, data, is_said):
+    (project / "data/rows.csv").write_text("query,document,relevance\na,b,1\na,c,0\n")
+    changes = {f"data.{'' if name == 'group_by' else 'source.'}{name}": value for name, value in data.items()}
+    changes |= {"training.best_metric": "ndcg_at_10"}
+    assert problems(changes, objective={"name": "ranking"}, model=tiny.CLASSES["model"]) == {}
+    assert ("set `data.group_by: [query]`" in caplog.text) == is_said
+
+
 SYSTEM = {"name": "os:system", "arguments": {"command": "touch called"}}
 
 

@@ -121,6 +121,17 @@ def test_equal_vectors_find_nothing():
     assert rank_relevant(np.full(20, 0.5), relevant).tolist() == [19, 20]
 
 
+def test_a_query_does_not_find_its_own_text():
+    """Of two texts, each is the anchor of the other: without this, no model could find more than the second document first."""
+    texts = {1: np.array([1.0, 0.0]), 2: np.array([0.8, 0.6]), 3: np.array([0.0, 1.0])}
+    pairs = ((1, 2), (2, 1), (3, 3), (3, 2))
+    rows = [np.concatenate([texts[one], texts[other], [one, other]]) for one, other in pairs]
+    objective = build()
+    for documents in (None, np.array([[*texts[1], 1.0]])):
+        found = objective.scores_of_split(np.stack(rows), {}, documents)
+        assert found[:, :3].tolist() == [[1.0, 1.0, 1.0]] * 4
+
+
 def test_query_is_one_anchor_with_all_its_positives_among_all_documents_of_the_split():
     """Anchor 7 has the documents 1 and 2, the second of which is last; document 1 stands twice."""
     corners = np.eye(4)
@@ -163,7 +174,7 @@ def test_rank_correlation_is_that_of_scipy():
 
 
 def test_not_finite_vectors_have_no_metric():
-    found = measure_queries(np.array([[np.nan, 1.0]]), np.eye(2), [np.array([0])], skip=False)
+    found = measure_queries(np.array([[np.nan, 1.0]]), np.eye(2), [np.array([0])], np.array([-1]))
     assert np.isnan(found).all()
 
 
