@@ -9,9 +9,10 @@ from typing import Final
 
 from tasks.scaffold.advised_objectives import proposable_objectives
 from tasks.scaffold.forms import RowForm, feedback_columns, find_row_forms
-from tasks.scaffold.look import Kind, RowSample, SampledColumn, columns_named, most
+from tasks.scaffold.look import Kind, Row, RowSample, SampledColumn, columns_named, most
 from tasks.scaffold.usual_names import USUAL_NAMES
 from trainer.objectives.bases.answer_spans import looks_like_answers
+from trainer.objectives.bases.prompt_template import column_or_template
 
 NESTED: Final = ("spans", "messages", "answers", "choices")
 """Flags of `evergreen new` that name such columns."""
@@ -32,7 +33,8 @@ def list_row_forms(sample: RowSample) -> list[RowForm]:
 
 def find_candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list[SampledColumn]:
     """Return the columns that can be what a flag names, beside those that are `chosen` for others, by flag."""
-    columns = [c for c in sample.columns.values() if c.name not in chosen.values()]
+    taken = {name for own in chosen.values() for name in _columns_of(own, sample)}
+    columns = [c for c in sample.columns.values() if c.name not in taken]
     if flag in NESTED:
         return _find_nested(flag, sample.columns)
     match flag:
@@ -41,15 +43,16 @@ def find_candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> 
         case "labels":
             found = _find_label_sets(sample, columns)
         case "label":
-            texts = find_candidates("text", sample, chosen) if "text" not in chosen else []
+            has_text = not chosen.keys().isdisjoint({"text", "context"})
+            texts = [] if has_text else find_candidates("text", sample, chosen)
             alone = texts if len(texts) == 1 else []  # the only one that can be the text
-            found = [c for c in columns if c not in alone and c.is_target]
+            found = [c for c in columns if c not in alone and (c.is_target or _names_choices(c, sample))]
         case "score":
             found = [c for c in columns if c.says_numbers and not c.is_id]
         case "liked":
             found = feedback_columns(sample.columns)
         case _:
-            found = _find_parts(flag, sample)
+            found = _find_parts(flag, sample, chosen)
     return found
 
 
@@ -74,11 +77,15 @@ def _find_label_sets(sample: RowSample, columns: Sequence[SampledColumn]) -> lis
     return found or ([_joined(marked)] if len(marked) > 1 and not has_label else [])
 
 
-def _find_parts(flag: str, sample: RowSample) -> list[SampledColumn]:
+def _find_parts(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list[SampledColumn]:
     """Return the columns with a part of a row, such as a prompt: those with a usual name, or else all that hold texts."""
     kinds: set[Kind] = {"text"}
     kinds |= {"messages"} if any(flag in advice.conversations for advice in proposable_objectives().values()) else set()
     by_name = [c for c in find_usual_columns(sample, flag) if c.kind in kinds or c.can_be_text or c.is_numeric]
+    if flag == "context" and not by_name:  # choices that answer a question
+        by_name = [
+            c for c in find_usual_columns(sample, "question") if c.kind == "text" and c.name not in chosen.values()
+        ]
     other = {c.name for own in ("chosen", "rejected") if own != flag for c in find_usual_columns(sample, own)}
     found = [c for c in sample.columns.values() if c.kind in kinds and not c.is_incidental and c.name not in other]
     return by_name or found
@@ -102,6 +109,24 @@ def _find_nested(flag: str, columns: Mapping[str, SampledColumn]) -> list[Sample
         hold = [c for c in columns.values() if any(map(looks_like_answers, c.filled))]
         return [c for c in hold if most(lambda value: value == [] or looks_like_answers(value), c.filled)]
     return [c for c in columns.values() if c.kind == flag]
+
+
+def _names_choices(column: SampledColumn, sample: RowSample) -> bool:
+    """Whether each value is the text of one of the row's choices, which differ from row to row."""
+    choices = _find_nested("choices", sample.columns)[:1] if column.kind == "text" else []
+    names = [name for own in choices for name in _columns_of(own.name, sample)]
+    rows = [row for row in sample.rows["train"][:1000] if row.get(column.name) is not None]
+
+    def is_there(row: Row) -> bool:
+        values = [row.get(name) for name in names]
+        return row[column.name] in [text for own in values for text in (own if isinstance(own, list) else [own])]
+
+    return bool(names and rows) and column.name not in names and most(is_there, rows)
+
+
+def _columns_of(named: str, sample: RowSample) -> Sequence[str]:
+    """Return the columns of a template, or the column that is named."""
+    return [named] if named in sample.columns else list(column_or_template(named).columns)
 
 
 def _joined(columns: Sequence[SampledColumn]) -> SampledColumn:

@@ -16,7 +16,7 @@ from params import DataError
 from tasks.ingestion.encodings import clean_name
 from tasks.scaffold.look import Row, SampledColumn, columns_named, most
 from tasks.scaffold.sources import common_folder, converted_name, is_glob
-from tasks.scaffold.usual_names import USUAL_NAMES
+from tasks.scaffold.usual_names import RELEVANCE, USUAL_NAMES
 from trainer.objectives.bases.feedback import BAD, GOOD
 from trainer.objectives.bases.messages import looks_like_conversation, read_turns
 
@@ -163,6 +163,30 @@ def _is_offset(item: Any) -> bool:
     return isinstance(item, list) and list(map(type, item)) == [int, int, str]
 
 
+def _right_choice(column: SampledColumn, columns: Columns) -> str:
+    """Return the column that says which choice is right, for records of the texts of choices and of their marks."""
+    are_choices = column.kind == "record" and all(
+        own.keys() == {"text", "label"} and all(isinstance(part, list) for part in own.values())
+        for own in column.filled
+    )
+    if not are_choices:
+        return ""
+    marks = [[*map(str, (own or {}).get("label", ()))] for own in column.values]
+
+    def is_right(own: SampledColumn) -> bool:
+        return most(lambda pair: str(pair[0]) in pair[1], [*zip(own.values, marks, strict=True)])
+
+    return next((name for name, own in columns.items() if is_right(own)), "")
+
+
+def _with_choices(row: Row, name: str, right: str) -> list[NewRow]:
+    """Return a row with a list of its choices, and the number of the right one, from 0 on."""
+    marks = [str(mark) for mark in (row.get(name) or {}).get("label", ())]
+    if str(row.get(right)) not in marks:
+        raise ValueError(f"`{right}` is {row.get(right)!r}, which is none of {', '.join(marks)}")
+    return [{**row, name: row[name]["text"], right: marks.index(str(row[right]))}]
+
+
 def _are_rows(column: SampledColumn) -> bool:
     rows = len(column.values)  # one, or of a file each
     return _holds(column, lambda item: isinstance(item, dict)) and rows <= 10 and rows <= min(map(len, column.filled))
@@ -263,6 +287,15 @@ FORMS: Final = (
     RowForm(_LIKED, "the rows with good answers", partial(_ratings, in_words=True), _good),
     RowForm(_RATED, "keep the rows with good answers, and remove this column", _ratings),
     _Other(_PARTS, "both as `messages`", _prompt_of_messages, _one_conversation),
+    _Other("holds choices with marks, which `{found}` names", "lists of them", _right_choice, _with_choices),
+    RowForm(
+        "holds true and false, and grades are numbers",
+        "1 and 0",
+        lambda c, columns: (
+            c.kind == "boolean" and c.name.lower() in RELEVANCE and columns_named(columns, USUAL_NAMES["prompt"])
+        ),
+        _changed(int),
+    ),
     RowForm(
         "holds records with {found}",
         "a column of each",

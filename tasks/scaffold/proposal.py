@@ -26,6 +26,8 @@ from trainer.objectives.bases.text_pairs import find_usual_pair
 
 _CONTEXT: Final = ("input", "context")
 """Usual names of columns that belong to a prompt."""
+_DOCUMENTS: Final = ("document", "passage")
+"""Usual names of columns with what a query finds."""
 _FITTING: Final[Mapping[ColumnKind, tuple[str, set[Kind]]]] = {
     **dict.fromkeys(("string", "optional"), ("text", set[Kind]())),
     "label": ("labels", {"text", "integer", "boolean"}),
@@ -208,7 +210,8 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         "labels": texts and find_candidates("labels", sample, given),
         "completion": answers,
         "text-pair": pair,
-        "score": texts and [c for c in find_usual_columns(sample, "score") if c.has_fractions or c in grades],
+        "score": texts
+        and [c for c in find_usual_columns(sample, "score") if c.has_fractions or (c in grades and c.is_numeric)],
         **{flag: find_candidates(flag, sample, given) for flag in (*NESTED, "liked")},
         **{flag: find_usual_columns(sample, flag) for flag in ("prompt", "chosen", "rejected", "question", "context")},
     }
@@ -216,6 +219,7 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         given.get(flag) or next((c.name for c in find_usual_columns(sample, flag)), "")
         for flag in ("chosen", "rejected")
     ]
+    documents = [c for c in columns_named(sample.columns, _DOCUMENTS) if c.kind == "text" and not c.is_label]
     pairs = [[row.get(name) for name in both] for row in sample.rows["train"][:1000]]
     is_chat = any(c.kind == "messages" for c in prompts[:1])
     own = given.get("text") or next((c.name for c in texts), None)
@@ -225,6 +229,7 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         is_text_alone=all(c.is_incidental for c in sample.columns.values() if c.name != own),
         answers_have_prompt=not is_chat and most(lambda pair: begin_with_prompt(*pair), pairs),
         rates_answers=rating_column(sample.columns) is not None,
+        pairs_documents=any(c not in prompts[:1] for c in documents) and bool(prompts) and not found["score"],
         ranks_documents=bool(grades) and any(c.distinct < len(c.filled) for c in prompts[:1]),
     )
 

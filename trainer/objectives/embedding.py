@@ -104,7 +104,7 @@ class _Advice(NewRecipeAdvice):
 
     def fit(self, seen: SeenColumns) -> ObjectiveFit:
         is_other = seen.has("label") or seen.has("chosen")
-        return ObjectiveFit.COLUMNS if seen.has_pairs and not is_other else ObjectiveFit.NOT
+        return ObjectiveFit.COLUMNS if (seen.has_pairs or seen.pairs_documents) and not is_other else ObjectiveFit.NOT
 
     def asked(self, seen: SeenColumns) -> Sequence[str]:
         if "score" in seen.named:

@@ -55,6 +55,8 @@ class SeenColumns:
     """Whether a column seems to say of each answer how good it is."""
     ranks_documents: bool = False
     """Whether a column says how relevant documents are, several to each query."""
+    pairs_documents: bool = False
+    """Whether the rows are queries with a document each."""
 
     def has(self, flag: str) -> bool:
         """Whether there is a column for a flag."""
