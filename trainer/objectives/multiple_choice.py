@@ -113,6 +113,8 @@ class MultipleChoice(Objective[Options]):
         """Return why a row's choices or its label cannot be used."""
         if reason := super().reject_reason(row):
             return reason
+        if isinstance(row.get(self.options.choices_column), Mapping):
+            return "its choices are a record, and not a list of texts"
         choices = self._choices(row)
         if len(choices) < 2:
             return f"it has {len(choices)} choices, and needs two or more"
