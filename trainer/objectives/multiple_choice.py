@@ -120,6 +120,9 @@ class MultipleChoice(Objective[Options]):
             return f"it has {len(choices)} choices, and needs two or more"
         if not all(str(choice).strip() for choice in choices):
             return "one of its choices is empty"
+        return self._why_label_unusable(row)
+
+    def _why_label_unusable(self, row: Row) -> str | None:
         label, named = row[self.options.label_column], self._named(row)
         if len(named) > 1:
             told = " and ".join(f"choice {place} by its {how}" for place, how in named.items())
