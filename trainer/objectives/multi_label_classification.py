@@ -253,6 +253,14 @@ class MultiLabelClassification(ClassifierObjective[Options]):
         is_empty = not totals[3 + (len(totals) - 3) // 3 :].any()
         return frozenset({"micro_f1", "macro_f1"} if is_empty else ())
 
+    def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
+        """Of F1: the mean of rows and predictions of each label, or of all, as far as there are as many rows; the others say nothing of it."""
+        _, predicted, given = self.label_counts(totals, state)
+        either = (predicted + given) / 2
+        if metric == "micro_f1":
+            return [min(float(either.sum()), float(totals[1]))] if either.any() else ()
+        return list(either[either > 0]) if metric == "macro_f1" else ()
+
     def label_counts(self, totals: NDArray[np.float64], state: ObjectiveState) -> NDArray[np.float64]:
         return totals[..., 3:].reshape(*totals.shape[:-1], 3, len(state["labels"]))
 

@@ -113,11 +113,16 @@ class MultipleChoice(Objective[Options]):
         """Return why a row's choices or its label cannot be used."""
         if reason := super().reject_reason(row):
             return reason
+        if isinstance(row.get(self.options.choices_column), Mapping):
+            return "its choices are a record, and not a list of texts"
         choices = self._choices(row)
         if len(choices) < 2:
             return f"it has {len(choices)} choices, and needs two or more"
         if not all(str(choice).strip() for choice in choices):
             return "one of its choices is empty"
+        return self._why_label_unusable(row)
+
+    def _why_label_unusable(self, row: Row) -> str | None:
         label, named = row[self.options.label_column], self._named(row)
         if len(named) > 1:
             told = " and ".join(f"choice {place} by its {how}" for place, how in named.items())

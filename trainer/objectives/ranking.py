@@ -21,6 +21,7 @@ from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Section, Training
 from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.groups import group_statistics, hash_group_value
+from trainer.objectives.bases.labels import require_one_output
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import compute_logits, without_labels
 from trainer.objectives.bases.listwise_loss import lambda_loss
@@ -164,6 +165,10 @@ class Ranking(TextOrPairObjective[Options]):
 
     def model_config(self, state: ObjectiveState) -> dict[str, Any]:
         return {"num_labels": 1, "id2label": {0: "relevance"}, "label2id": {"relevance": 0}}
+
+    def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
+        require_one_output(model.config)
+        return model
 
     def embed(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return the score of each of B rows, (B, 1), before the sigmoid."""

@@ -24,6 +24,7 @@ from params.schema import Direction
 from trainer.objectives.bases.advice import ModelKind, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.answers import as_text, render_answers
 from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
+from trainer.objectives.bases.labels import require_one_output
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState
@@ -140,6 +141,10 @@ class Reward(PairObjective[Options]):
     def model_config(self, state: ObjectiveState) -> dict[str, Any]:
         """One output, of which a pipeline shows the value as it is."""
         return {"num_labels": 1, "id2label": {0: "reward"}, "label2id": {"reward": 0}, "problem_type": "regression"}
+
+    def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
+        require_one_output(model.config)
+        return model
 
     def score_pairs(self, model: Any, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss (B,) of each pair, and the rewards (2, B) of its answers."""

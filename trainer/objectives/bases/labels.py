@@ -23,6 +23,14 @@ def are_unnamed(labels: Sequence[str]) -> bool:
     return all(_NO_NAME.fullmatch(label) for label in labels)
 
 
+def require_one_output(config: Any) -> None:
+    """Raise a ValueError if a model, of which this is the configuration, gives other than one number for a text."""
+    if config.num_labels != 1:
+        raise ValueError(
+            f"it gives {config.num_labels} numbers for a text, such as one for each label, and not one score"
+        )
+
+
 def match_labels(known: Sequence[str], wanted: Sequence[str]) -> list[int | None]:
     """Return for each wanted label the place of the same one among those that a model knows, or None.
 

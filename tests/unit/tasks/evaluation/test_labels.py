@@ -198,6 +198,18 @@ def test_a_label_that_misses_its_floor_by_more_than_chance_is_refused(metric: An
     assert "label 3" not in "".join(reasons), "the last label is the best one"
 
 
+def test_f1_of_one_has_an_interval_that_says_how_few_rows_have_a_label() -> None:
+    own = resampler("multi_label_classification", 2)
+    given = torch.zeros(ROWS, 2)
+    given[:6, 0] = given[3:100, 1] = 1
+    found = own.intervals(row_scores(own, own.objective.score_logits(20 * given - 10, given)))
+    exact = [1 - 0.025 ** (1 / rows) for rows in (6, 97, 103, ROWS)]
+    assert found["micro_f1"] == (pytest.approx(1 - exact[2]), 1.0)
+    assert found["exact_match"] == (pytest.approx(1 - exact[3]), 1.0)
+    assert exact[1] / 2 < 1 - found["macro_f1"][0] < exact[0]
+    assert 1 - found["macro_f1"][0] > exact[0] / 3
+
+
 def test_the_recall_of_a_rare_label_is_tested_exactly() -> None:
     own, scores = several(skill=0)
     gate = Gate(min_slice_rows=30, label_floors={"recall": {"label 0": 0.95}, "f1": {"label 0": 0.99}})

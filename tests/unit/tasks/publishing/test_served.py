@@ -322,7 +322,9 @@ def test_card_asks_in_the_form_that_was_judged(prepared, kind):
             assert asked == form.prompt(row["messages"][0]["content"])
         elif kind == "reward":
             assert asked == objective.text(row), "with an answer, which it judges"
-        elif kind != "causal_lm":
+        elif form.is_pair:
+            assert [*asked.values()] == list(objective.texts(row))
+        elif kind != "causal_lm" and asked is not None:  # else the card has code of its own
             assert asked == form.prompt(row["text"])
 
 

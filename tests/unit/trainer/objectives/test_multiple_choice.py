@@ -87,6 +87,8 @@ def test_rows_that_cannot_be_used_are_set_aside(changes, reason):
     assert (found is None) if reason is None else found.startswith(reason)
     with_null = {"context": "a", "choices": ["b", None], "label": 0}
     assert build().reject_reason(with_null) == "one of its choices is null"
+    of_arc = {"context": "a", "choices": {"text": ["b", "c"], "label": ["A", "B"]}, "label": "A"}
+    assert build().reject_reason(of_arc) == "its choices are a record, and not a list of texts"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -233,3 +234,12 @@ def test_a_release_loads_as_a_cross_encoder(tmp_path: Path) -> None:
         expected = compute_logits(trainer.model.eval(), own)[:, 0].sigmoid().numpy()
     found = CrossEncoder(str(folder)).predict([(row["query"], row["document"]) for row in rows])
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ranking", "reward"])
+def test_a_champion_that_gives_a_text_several_numbers_is_refused(name: str) -> None:
+    objective = objectives.build_objective(ObjectiveChoice(name=name))
+    one, several = (SimpleNamespace(config=SimpleNamespace(num_labels=count)) for count in (1, 3))
+    assert objective.remap_labels(one, {}) is one
+    with pytest.raises(ValueError, match="it gives 3 numbers for a text"):
+        objective.remap_labels(several, {})
