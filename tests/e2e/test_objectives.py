@@ -258,7 +258,7 @@ def scored(project: Project, metrics: Mapping[str, Any]) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(project.root / "runs/scores/model")
     assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
     tried = project.run("python", "-m", "tasks", "try", "scores", "What comes after 10? It is 11, thank you.")
-    assert re.search(r"^reward +-?\d+\.\d{3}$", tried, re.MULTILINE)
+    assert re.search(r"^reward +-?\d+\.\d+$", tried, re.MULTILINE)
 
 
 def rewarded(project: Project, metrics: Mapping[str, Any]) -> None:
