@@ -203,7 +203,7 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
     answers = [c for c in find_usual_columns(sample, "completion") if c not in prompts[:1]]
     answers = [c for c in answers if not c.is_label or c.is_numeric or c.name.lower() not in USUAL_NAMES["label"]]
     pair = {} if "text" in given else _pair(sample)
-    grades = [c for c in columns_named(sample.columns, RELEVANCE) if c.is_numeric or c.kind == "boolean"]
+    grades = [c for c in columns_named(sample.columns, RELEVANCE) if c.says_numbers or c.kind == "boolean"]
     found = {
         "text": len(texts) == 1 and not list_row_forms(sample),
         "label": [c for c in find_candidates("label", sample, {**pair, **given}) if not (answers and c in prompts[:1])],
@@ -211,7 +211,7 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         "completion": answers,
         "text-pair": pair,
         "score": texts
-        and [c for c in find_usual_columns(sample, "score") if c.has_fractions or (c in grades and c.is_numeric)],
+        and [c for c in find_usual_columns(sample, "score") if c.has_fractions or (c in grades and c.says_numbers)],
         **{flag: find_candidates(flag, sample, given) for flag in (*NESTED, "liked")},
         **{flag: find_usual_columns(sample, flag) for flag in ("prompt", "chosen", "rejected", "question", "context")},
     }
