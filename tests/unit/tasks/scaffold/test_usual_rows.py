@@ -108,6 +108,15 @@ def test_no_other_text_is_the_answer_where_the_answer_is_none(answer: Any, kind:
         proposed(rows, kind)
 
 
+@pytest.mark.parametrize("flag", ["score", "label"])
+def test_two_texts_and_what_is_said_of_both_are_a_pair_for_an_embedding(flag: str) -> None:
+    """As STS-B and QQP have them; the guide gives the two flags."""
+    rows = {"sentence1": TEXTS, "sentence2": OTHERS, "said": [0, 1] * 30}
+    request = NewRecipeRequest("x", "", objective="embedding", columns={flag: "said"})
+    found = choose_objective_and_columns(request, sample(rows), "encoder").columns
+    assert found == {"prompt": "sentence1", "completion": "sentence2", flag: "said"}
+
+
 def test_a_question_is_read_with_its_context() -> None:
     rows = {"question": TEXTS, "context": OTHERS, "answer": ["yes", "no", "maybe"] * 20}
     columns = {"text": "question", "text-pair": "context", "label": "answer"}
