@@ -10,13 +10,13 @@ from typing import Final
 from tasks.scaffold.advised_objectives import proposable_objectives
 from tasks.scaffold.forms import RowForm, feedback_columns, find_row_forms
 from tasks.scaffold.look import Kind, Row, RowSample, SampledColumn, columns_named, most
-from tasks.scaffold.usual_names import USUAL_NAMES
+from tasks.scaffold.usual_names import RELEVANCE, USUAL_NAMES
 from trainer.objectives.bases.answer_spans import looks_like_answers
 from trainer.objectives.bases.prompt_template import column_or_template
 
 NESTED: Final = ("spans", "messages", "answers", "choices")
 """Flags of `evergreen new` that name such columns."""
-_NUMBERED_CHOICE: Final = re.compile(r"(ending|choice|option|answer|opt|sol)_?(\d|[a-e])")
+_NUMBERED_CHOICE: Final = re.compile(r"(ending|choice|option|answer|op|opt|sol)_?(\d|[a-e])|[a-e]")
 """Names of columns with one of several choices each."""
 
 
@@ -49,6 +49,8 @@ def find_candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> 
             found = [c for c in columns if c not in alone and (c.is_target or _names_choices(c, sample))]
         case "score":
             found = [c for c in columns if c.says_numbers and not c.is_id]
+            grades = [c for c in found if "prompt" in chosen and c.name.lower() in RELEVANCE]
+            found = grades or found  # of a document for a query; beside them may be scores of a search
         case "liked":
             found = feedback_columns(sample.columns)
         case _:
@@ -81,14 +83,17 @@ def _find_parts(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list
     """Return the columns with a part of a row, such as a prompt: those with a usual name, or else all that hold texts."""
     kinds: set[Kind] = {"text"}
     kinds |= {"messages"} if any(flag in advice.conversations for advice in proposable_objectives().values()) else set()
-    by_name = [c for c in find_usual_columns(sample, flag) if c.kind in kinds or c.can_be_text or c.is_numeric]
+    usual = [c for c in find_usual_columns(sample, flag) if c.kind != "empty"]
+    by_name = [c for c in usual if c.kind in kinds or c.can_be_text or c.is_numeric]
     if flag == "context" and not by_name:  # choices that answer a question
         by_name = [
             c for c in find_usual_columns(sample, "question") if c.kind == "text" and c.name not in chosen.values()
         ]
     other = {c.name for own in ("chosen", "rejected") if own != flag for c in find_usual_columns(sample, own)}
-    found = [c for c in sample.columns.values() if c.kind in kinds and not c.is_incidental and c.name not in other]
-    return by_name or found
+    found = [c for c in sample.columns.values() if c.kind in kinds and not (c.is_incidental or c.not_numbers)]
+    found = [c for c in found if c.name not in other]
+    is_unread = flag == "completion" and bool(usual)  # an answer that is a record, say: another text is none
+    return by_name or ([] if is_unread else found)
 
 
 def _is_parallel(column: SampledColumn, columns: Sequence[SampledColumn]) -> bool:

@@ -92,6 +92,7 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
     advice, columns = proposable_objectives()[objective], dict[str, str]()
     if "text-pair" in advice.columns and given.keys().isdisjoint({"text", "text-pair"}):
         given = {**_pair(sample), **given}
+    given = {**_scored_pair(advice, given, sample), **given}
     for flag in advice.asked(_seen(sample, given)):
         chosen = {**columns, **given}
         if flag not in chosen and not find_candidates(flag, sample, chosen):
@@ -203,7 +204,7 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
     answers = [c for c in find_usual_columns(sample, "completion") if c not in prompts[:1]]
     answers = [c for c in answers if not c.is_label or c.is_numeric or c.name.lower() not in USUAL_NAMES["label"]]
     pair = {} if "text" in given else _pair(sample)
-    grades = [c for c in columns_named(sample.columns, RELEVANCE) if c.is_numeric or c.kind == "boolean"]
+    grades = [c for c in columns_named(sample.columns, RELEVANCE) if c.says_numbers or c.kind == "boolean"]
     found = {
         "text": len(texts) == 1 and not list_row_forms(sample),
         "label": [c for c in find_candidates("label", sample, {**pair, **given}) if not (answers and c in prompts[:1])],
@@ -211,7 +212,7 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         "completion": answers,
         "text-pair": pair,
         "score": texts
-        and [c for c in find_usual_columns(sample, "score") if c.has_fractions or (c in grades and c.is_numeric)],
+        and [c for c in find_usual_columns(sample, "score") if c.has_fractions or (c in grades and c.says_numbers)],
         **{flag: find_candidates(flag, sample, given) for flag in (*NESTED, "liked")},
         **{flag: find_usual_columns(sample, flag) for flag in ("prompt", "chosen", "rejected", "question", "context")},
     }
@@ -236,6 +237,15 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
 
 def _pair(sample: RowSample) -> dict[str, str]:
     return find_usual_pair(c.name for c in sample.columns.values() if c.kind == "text")
+
+
+def _scored_pair(advice: NewRecipeAdvice, given: Mapping[str, str], sample: RowSample) -> dict[str, str]:
+    """Return the usual pair of texts as prompt and completion, where somebody names what a number or a label says of both."""
+    pair, flags = _pair(sample), ("prompt", "completion")
+    is_named = not given.keys().isdisjoint({"score", "label"}) and given.keys().isdisjoint({"text", *flags})
+    is_usual = all(find_usual_columns(sample, flag) for flag in flags)
+    reads_pair = advice.columns.keys() >= set(flags) and "text-pair" not in advice.columns
+    return dict(zip(flags, pair.values(), strict=True)) if pair and is_named and reads_pair and not is_usual else {}
 
 
 def _choose_column(

@@ -83,6 +83,40 @@ def test_true_and_false_are_not_grades_and_the_error_says_what_makes_them_some()
     assert proposed(alone) == ("sequence_classification", {"text": "text", "label": "relevant"})
 
 
+def test_the_grades_of_documents_are_found_beside_scores_and_with_a_cell_that_is_none() -> None:
+    columns = {"prompt": "query", "completion": "document", "score": "relevance"}
+    rows = {"query": TWICE, "document": OTHERS, "score": [i / 7 for i in range(60)], "relevance": [0, 1, 2] * 20}
+    assert proposed(rows) == ("ranking", columns)
+    rows = {"query": TWICE, "document": OTHERS, "relevance": ["n/a", *map(str, range(3))] * 15}
+    assert proposed(rows) == ("ranking", columns)
+
+
+@pytest.mark.parametrize("names", ["ABCD", ("opa", "opb", "opc", "opd")])
+def test_choices_may_be_columns_that_are_called_by_letters(names: str | tuple[str, ...]) -> None:
+    """As tables of MMLU and MedMCQA have them."""
+    choices = {name: [f"choice {name} of {i}" for i in range(60)] for name in names}
+    objective, columns = proposed({"question": TEXTS, **choices, "answer": [*"ABCD"] * 15})
+    assert (objective, columns["choices"]) == ("multiple_choice", " ".join(f"{{{name}}}" for name in names))
+
+
+@pytest.mark.parametrize("answer", [{"text": "a", "answer_start": 0}, True])
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "encoder-decoder"])
+def test_no_other_text_is_the_answer_where_the_answer_is_none(answer: Any, kind: ModelKind) -> None:
+    """The context was learned as the answer to its question."""
+    rows = {"question": TEXTS, "context": OTHERS, "answer": [answer] * 60}
+    with pytest.raises(RecipeError, match=r"needs --completion; none of these columns fits: .* answer \(.*\)"):
+        proposed(rows, kind)
+
+
+@pytest.mark.parametrize("flag", ["score", "label"])
+def test_two_texts_and_what_is_said_of_both_are_a_pair_for_an_embedding(flag: str) -> None:
+    """As STS-B and QQP have them; the guide gives the two flags."""
+    rows = {"sentence1": TEXTS, "sentence2": OTHERS, "said": [0, 1] * 30}
+    request = NewRecipeRequest("x", "", objective="embedding", columns={flag: "said"})
+    found = choose_objective_and_columns(request, sample(rows), "encoder").columns
+    assert found == {"prompt": "sentence1", "completion": "sentence2", flag: "said"}
+
+
 def test_a_question_is_read_with_its_context() -> None:
     rows = {"question": TEXTS, "context": OTHERS, "answer": ["yes", "no", "maybe"] * 20}
     columns = {"text": "question", "text-pair": "context", "label": "answer"}
