@@ -179,6 +179,9 @@ class EvergreenTrainer(Trainer):
         """Return a batch of examples as the model takes it, on the right device."""
         return self._prepare_inputs(self.data_collator(examples))
 
+    def _prepare_input(self, data: Any) -> Any:  # Trainer would round labels to the format of DeepSpeed's weights
+        return data.to(self.args.device) if isinstance(data, torch.Tensor) else super()._prepare_input(data)
+
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         return dict(self.objective.prepare_inputs(self.model, super()._prepare_inputs(inputs)))
 
@@ -204,8 +207,6 @@ class EvergreenTrainer(Trainer):
         """Trainer's `compute_metrics`, called once per batch."""
         self._metrics.update(prediction.predictions)
         return self._metrics.compute() if compute_result else {}
-
-    # Resuming
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> Any:
         """Train as Trainer does; when this returns or raises, everything saved is on disk.
@@ -306,7 +307,7 @@ class EvergreenTrainer(Trainer):
             self._in_backward = optimizers.fix_resuming(super().create_optimizer(model), self.args, self.model, decayed)
         return self.optimizer  # type: ignore[no-any-return]
 
-    # Evaluation and the best weights
+    # Evaluation, the best weights and checkpoints
 
     def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:  # noqa: FBT001, FBT002
         self.wait_before_fork()
@@ -324,8 +325,6 @@ class EvergreenTrainer(Trainer):
         self.state.best_global_step = self.state.global_step
         self.checkpoints.save_if_best(float(self.state.best_metric))
         return True
-
-    # Checkpoints
 
     def _get_output_dir(self, trial: Any) -> str:
         return self.checkpoints.staging or str(super()._get_output_dir(trial))

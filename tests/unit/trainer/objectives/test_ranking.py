@@ -23,6 +23,7 @@ from tests.support.training import plan_job, run_train
 from trainer import objectives
 from trainer.checkpoints.sealed import list_checkpoints
 from trainer.data.order import EpochOrder
+from trainer.loop.global_batch_trainer import GlobalBatchTrainer
 from trainer.objectives.bases.likelihood import compute_logits
 from trainer.objectives.bases.listwise_loss import lambda_loss
 from trainer.objectives.ranking import measure_ranking
@@ -234,6 +235,18 @@ def test_a_release_loads_as_a_cross_encoder(tmp_path: Path) -> None:
         expected = compute_logits(trainer.model.eval(), own)[:, 0].sigmoid().numpy()
     found = CrossEncoder(str(folder)).predict([(row["query"], row["document"]) for row in rows])
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_deepspeed_in_16_bits_does_not_round_grades_and_numbers_of_queries() -> None:
+    trainer: Any = GlobalBatchTrainer.__new__(GlobalBatchTrainer)
+    format_of = SimpleNamespace(hf_ds_config=SimpleNamespace(dtype=lambda: torch.bfloat16))
+    trainer.accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=format_of))
+    trainer.args, trainer.is_deepspeed_enabled = SimpleNamespace(device=torch.device("cpu")), True
+    given = {"ranked": torch.tensor([[0.3, 2.0**47 + 1]], dtype=torch.float64), "labels": torch.tensor([1990.3])}
+    found = trainer._prepare_input(given)
+    for name, value in given.items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value)
 
 
 @pytest.mark.parametrize("name", ["ranking", "reward"])
