@@ -101,8 +101,9 @@ class Resampler:
         (resampled,), totals = self.resample([scores]), self.totals(scores)
         found = {}
         for name, values in resampled.items():
-            rows = self.objective.rows_of_shares(name, totals, self.state) or [len(scores)]
-            parts = [own * scores.observations / len(scores) for own in rows] if name in self.objective.shares else ()
+            rows = self.objective.rows_of_shares(name, totals, self.state)
+            scale = 1.0 if rows and self.objective.group_score else scores.observations / len(scores)
+            parts = [own * scale for own in rows or [len(scores)]] if name in self.objective.shares else ()
             found[name] = self.interval(values, scores.observations, parts)
         return found
 

@@ -118,9 +118,9 @@ def _ratings(column: SampledColumn, columns: Columns, *, in_words: bool = False)
     are_answers = _pair(columns) or any(own.kind == "messages" for own in columns.values())
     if not are_answers or column in _pair(columns) or not _RATINGS.fullmatch(column.name.lower()):
         return ""
-    values = {str(value).strip().lower() for value in column.filled}
-    is_rating = values <= GOOD | BAD or (column.is_numeric and not in_words)
-    return ", ".join(sorted(values)[:5]) if is_rating else ""
+    values = [str(value).strip().lower() for value in column.filled]
+    is_rating = most((GOOD | BAD).__contains__, values) or (column.is_numeric and not in_words)
+    return ", ".join(sorted({*values})[:5]) if is_rating else ""
 
 
 def _prompt_of_messages(column: SampledColumn, columns: Columns) -> str:

@@ -136,7 +136,6 @@ class Embedding(Objective[Options]):
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"anchor": "what does the cat see?", "positive": "a bird"},
         {"anchor": "it will rain", "positive": "the rain comes again and again"},
-        {"anchor": "who sings?", "positive": "the king of the birds"},
     )
 
     def __init__(self, options: Options) -> None:
@@ -330,19 +329,20 @@ class Embedding(Objective[Options]):
         return group_statistics(scores, "query", lambda own: [float(own[name][0]) for name in ("counted", *NAMES)])
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        if self._has_scores:
-            return {}
         count = np.maximum(totals[..., 0], 1)
-        return {name: totals[..., i] / count for i, name in enumerate(NAMES, 1)}
+        return {} if self._has_scores else {name: totals[..., i] / count for i, name in enumerate(NAMES, 1)}
 
     def whole_metrics(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, float]:
         return {"spearman": spearman(scores["predicted"], scores["given"])} if self._has_scores else {}
 
+    def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
+        return [float(totals[0])] if self.group_score and totals[0] else ()
+
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """How far the ranks of cosine and score are from each other; else how far a query is from NDCG 1, and then from its positive."""
-        if not self._has_scores:
-            return 1 - scores["ndcg_at_10"] + 1e-3 * (1 - scores["cosine"])
-        return rank_distance(scores["predicted"], scores["given"])
+        if self._has_scores:
+            return rank_distance(scores["predicted"], scores["given"])
+        return 1 - scores["ndcg_at_10"] + 1e-3 * (1 - scores["cosine"])
 
     def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
         if self._has_scores:

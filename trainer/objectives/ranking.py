@@ -210,6 +210,10 @@ class Ranking(TextOrPairObjective[Options]):
         """Those of rankings, if no query has a relevant document."""
         return frozenset() if totals[2] else self.shares
 
+    def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
+        """The queries with a relevant document; the others say nothing."""
+        return [float(totals[2])] if totals[2] else ()
+
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """How far the probability is from what the grade says, in the order of the scores: the worst are ranked wrongly for sure."""
         is_relevant = scores["relevance"] > 0

@@ -269,7 +269,7 @@ class Objective(ReleaseReading[OptionsT], ABC):
         return None
 
     def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
-        """Return how many rows each of the `shares` has of which `metric` is the mean, if it is one, such as a macro average."""
+        """Return how many rows, or groups, each of the `shares` has of which `metric` is the mean, such as a macro average."""
         return ()
 
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:

@@ -549,6 +549,10 @@ LIKED: dict[str, tuple[dict[str, list[Any]], dict[str, str]]] = {
         {"question": TEXTS, "answer": PAIRS["completion"], "feedback": ["good", "bad"] * 30, "at": TEXTS},
         {"prompt": "question", "completion": "answer", "liked": "feedback"},
     ),
+    "answers, some without a word": (
+        {**PAIRS, "liked": ["n/a", *["good", "bad"] * 29, "good"]},
+        {"prompt": "prompt", "completion": "completion", "liked": "liked"},
+    ),
     "conversations": ({"messages": CHAT, "thumbs_up": [1, 0] * 30}, {"messages": "messages", "liked": "thumbs_up"}),
     "messages behind messages": (
         {"prompt": [own[:1] for own in CHAT], "completion": [own[1:] for own in CHAT], "liked": [True, False] * 30},

@@ -17,6 +17,8 @@ from sklearn.metrics import average_precision_score, ndcg_score
 from params import DataError, load
 from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice
+from tasks.evaluation.scoring import RowScores, resampling_units
+from tasks.evaluation.statistics import Resampler
 from tasks.tokenization.stage import tokenize
 from tests.support import in_process, tiny
 from tests.support.training import plan_job, run_train
@@ -124,6 +126,23 @@ def test_metrics_are_means_over_queries_with_a_relevant_document() -> None:
     alone = objective.additive_statistics({name: column[4:] for name, column in columns.items()}, {}).sum(0)
     assert objective.undefined_metrics(totals) == frozenset()
     assert objective.undefined_metrics(alone) == {"ndcg_at_10", "map", "mrr_at_10"}
+
+
+def test_queries_without_a_relevant_document_are_no_evidence_for_an_interval() -> None:
+    """All twenty queries with one are ranked rightly: that says as much as twenty, however many there are beside them."""
+    queries = 40
+    columns = {
+        "nll": np.zeros(2 * queries),
+        "probability": np.zeros(2 * queries),
+        "score": np.tile([1.0, 0.0], queries),
+        "relevance": np.where(np.arange(2 * queries) < 40, np.tile([1.0, 0.0], queries), 0.0),
+        "query": np.repeat(np.arange(queries), 2).astype(float),
+    }
+    scores = RowScores(np.arange(2 * queries), columns, resampling_units(None, columns["query"]))
+    resampler = Resampler(build(), {"highest": 1.0}, resamples=200, confidence=0.95, seed=1)
+    low, high = resampler.intervals(scores)["ndcg_at_10"]
+    assert high == 1.0
+    assert low == pytest.approx(0.025 ** (1 / 20), abs=1e-6)
 
 
 def test_grades_are_divided_by_the_highest_and_rows_below_zero_set_aside() -> None:
