@@ -212,6 +212,7 @@ def test_a_machine_that_is_asked_to_stop_stops_all_of_them_with_a_checkpoint(add
     assert json.loads((checkpoint / "position.json").read_text())["processes"] == 2
 
 
+@pytest.mark.slow
 def test_a_machine_that_cannot_start_its_processes_says_so(addresses, tmp_path):
     artifacts = project(tmp_path, addresses)
     (tmp_path / "broken").mkdir()

@@ -167,6 +167,7 @@ def test_rows_come_from_the_cache_else_from_the_remote_else_from_the_same_source
     assert clones(here) == []
 
 
+@pytest.mark.slow
 def test_a_base_model_comes_from_the_cache_else_from_this_project_else_it_is_named(here):
     found = reproduce._read_release(here.root, f"{REPO}@main", "local")
     model, cache = here.root / "runs/tiny/model", here.root / ".dvc" / "cache"

@@ -42,7 +42,7 @@ def test_rows_of_equal_values_are_a_group(tmp_path: Path, monkeypatch: pytest.Mo
     assert others.tolist() == [2, 3], "a group has one number, whichever rows are asked for"
 
 
-@pytest.mark.parametrize("part", [2, 100])
+@pytest.mark.parametrize("part", [pytest.param(2, marks=pytest.mark.slow), 100])
 def test_a_value_of_several_types_is_one_group_in_the_split_and_in_the_gate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:

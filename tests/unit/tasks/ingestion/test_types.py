@@ -140,7 +140,7 @@ def test_csv_files_of_a_split_may_differ_in_type(tmp_path: Path) -> None:
     assert [row["price"] for row in rows_of({s: rows.reading({"price": "number"}) for s, rows in splits.items()})]
 
 
-@pytest.mark.parametrize("part", [65_536, 4])
+@pytest.mark.parametrize("part", [65_536, pytest.param(4, marks=pytest.mark.slow)])
 def test_rows_of_a_group_stay_together_whatever_the_type_of_its_value(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:

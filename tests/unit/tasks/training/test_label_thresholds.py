@@ -135,6 +135,7 @@ def test_thresholds_that_were_edited_since_are_refused(trained: tuple[Artifacts,
 
 
 @pytest.mark.usefixtures("no_hub_settings")
+@pytest.mark.slow
 def test_a_champion_is_scored_with_its_thresholds_and_replaced_if_others_are_better(
     trained: tuple[Artifacts, Recipe], tmp_path: Path
 ) -> None:

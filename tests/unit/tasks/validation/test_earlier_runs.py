@@ -56,6 +56,7 @@ class TestWhereTheWorkIsDone:
         run_validation(artifacts, *checks(on_failure="report")[::3], objective=CLASSES, **options)
         return written(artifacts)
 
+    @pytest.mark.slow
     def test_bytes_are_those_of_one_process(self, artifacts):
         alone = self.run(artifacts)
         assert alone.keys() > {"quarantine.parquet", "report.html", "validation.json", "evergreen-data-profile.dat"}

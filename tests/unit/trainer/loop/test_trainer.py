@@ -21,6 +21,7 @@ PRIVATE_HOOKS = (
     "_init_training_state",
     "_issue_warnings_after_load",
     "_get_grad_norm",
+    "_prepare_input",
     "_prepare_inputs",
     "_evaluate",
     "_determine_best_metric",
