@@ -124,7 +124,6 @@ def test_a_second_flow_runs_nothing_within_seconds_and_its_own_server_hears_noth
     assert flow_runs(finished) == before > 0
 
 
-@pytest.mark.slow
 def test_a_configured_server_gets_the_flow_run_of_a_run_with_nothing_to_do_without_prefect(finished: Project) -> None:
     """It is the one that Prefect's engine makes, but for ids and times."""
     served = ServedProject(finished.root, Path(finished.environment["PREFECT_HOME"]))
@@ -212,7 +211,6 @@ def test_a_clone_pulls_and_trains_nothing(finished: Project, tmp_path: Path) -> 
     assert user.run("git", "diff", "--stat") == ""
 
 
-@pytest.mark.slow
 def test_a_worse_model_of_a_changed_learning_rate_is_not_published_and_that_is_a_good_end(finished: Project) -> None:
     first = finished.json("runs/tiny/release/receipt.json")
     finished.edit("params/tiny.yaml", "learning_rate: 1e-2", "learning_rate: 2e-3")

@@ -128,9 +128,8 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.mark.parametrize(
-    "is_down", [pytest.param(True, marks=pytest.mark.slow, id="down"), pytest.param(False, id="silent")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("is_down", [True, False], ids=["down", "silent"])
 def test_a_hub_that_does_not_answer_costs_a_warning(project: Project, api: HfApi, silent: str, is_down: bool) -> None:
     endpoint = f"http://127.0.0.1:{free_port()}" if is_down else silent
     changes = {
