@@ -50,7 +50,7 @@ class NearText:
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """An answer, of one of four kinds."""
+    """An answer, of one kind: text, classes, numbers, spans or near texts."""
 
     text: str
     """What was asked."""

@@ -137,6 +137,11 @@ def sentences(count: int, seed: int = 0) -> list[str]:
     ]
 
 
+def label_sets_of(texts: Sequence[str]) -> list[list[str]]:
+    """Those words that some sentences have: none, one or several."""
+    return [[one for one in ("again", "cat", "rain") if one in text] for text in texts]
+
+
 def write_rows(artifacts: Artifacts, **splits: dict[str, list[Any]]) -> None:
     """Validated rows, as the validate stage leaves them."""
     write_splits(artifacts.rows, splits)
@@ -198,7 +203,7 @@ def write_sentences(artifacts: Artifacts, sizes: dict[str, int] = SIZES, *, labe
         numbers = [200.5 + 100 * text.count(", again") for text in texts]
         splits[split] = {"text": texts, "label": labels, "spans": spans, "number": numbers}
         if label_sets:
-            splits[split]["labels"] = [[one for one in ("again", "cat", "rain") if one in text] for text in texts]
+            splits[split]["labels"] = label_sets_of(texts)
     write_rows(artifacts, **splits)
 
 

@@ -162,7 +162,7 @@ def feedback(count: int, split: str) -> dict[str, list[Any]]:
 
 def label_sets(count: int, split: str) -> dict[str, list[Any]]:
     texts = tiny.sentences(count, len(split))
-    return {"text": texts, "labels": [[one for one in ("again", "cat", "rain") if one in text] for text in texts]}
+    return {"text": texts, "labels": tiny.label_sets_of(texts)}
 
 
 OWN_ROWS = {

@@ -25,6 +25,7 @@ from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.likelihood import compute_logits, without_labels
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
+from trainer.objectives.bases.rank_correlation import spearman
 from trainer.objectives.bases.standardization import (
     FINEST,
     Moments,
@@ -192,14 +193,8 @@ class Regression(TextOrPairObjective[Options]):
 
     def whole_metrics(self, scores: ScoreColumns, state: ObjectiveState) -> dict[str, float]:
         """Spearman's rank correlation, equal numbers having the mean of their ranks."""
-        from scipy.stats import rankdata
-
-        found = []
-        for pair in zip(*(values.T for values in self._columns(scores)), strict=True):
-            p, g = (ranks - ranks.mean() for ranks in map(rankdata, pair))
-            spread = math.sqrt((p @ p) * (g @ g))
-            found.append(float(p @ g) / spread if spread else 0.0)
-        return {"spearman": sum(found) / len(found)}
+        pairs = zip(*(values.T for values in self._columns(scores)), strict=True)
+        return {"spearman": sum(spearman(predicted, given) for predicted, given in pairs) / len(self.names)}
 
     def undefined_metrics(self, totals: NDArray[np.float64]) -> frozenset[str]:
         """The correlations, if all rows have the same number."""
