@@ -1,0 +1,352 @@
+"""What people retrain, from file to verdict by the defaults of `evergreen new`, beside the reference trainers at theirs.
+
+    python -m benchmarks.objectives DATA MODEL [--seeds 17 18] [--tasks sick-nli] [--at-once 5]
+
+DATA is a folder with the folders sick, goemotions, trec-qa and cranfield; MODEL a small encoder with a folder for sentence-transformers,
+such as all-MiniLM-L6-v2. The table has, of each task, the mean metric on the test rows with its standard error over the seeds,
+and training rows per second as a ratio to the reference, the median over the seeds. `--at-once` trains several seeds
+together: read no speed from that.
+
+The references: plain Trainer with the settings of run_glue's and run_classification's documentation, CrossEncoderTrainer with
+BinaryCrossEntropyLoss, and SentenceTransformerTrainer with CachedMultipleNegativesRankingLoss at the batch of the recipe. Validation
+rows choose the best checkpoint here; the references keep their last weights, as their scripts do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Rows = list[dict[str, Any]]
+
+
+class Splits(NamedTuple):
+    """The rows of a task."""
+
+    train: Rows
+    test: Rows
+    documents: Rows
+
+
+class Result(NamedTuple):
+    """One training: the metric on the test rows, and the seconds of its loop."""
+
+    metric: float
+    seconds: float
+    epochs: float
+
+
+def read(path: Path) -> Rows:
+    """Return the rows of a file of JSON lines; none if there is no file."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+
+
+def _dcg(gains: Sequence[float]) -> float:
+    return sum(gain / math.log2(place + 2) for place, gain in enumerate(gains[:10]))
+
+
+def ndcg_at_10(queries: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
+    """Return the mean NDCG@10 of queries with scores and gains of their documents; those without a gain do not count."""
+    values = []
+    for scores, gains in queries:
+        if any(gains):
+            ranked = [gain for _, gain in sorted(zip(scores, gains, strict=True), key=lambda pair: -pair[0])]
+            values.append(_dcg(ranked) / _dcg(sorted(gains, reverse=True)))
+    return statistics.fmean(values)
+
+
+def _trained(made: Any) -> float:
+    start = time.perf_counter()
+    made.train()
+    return time.perf_counter() - start
+
+
+def _plain_trainer(
+    rows: Splits, model: str, seed: int, folder: str, texts: list[str], **head: Any
+) -> tuple[Any, float]:
+    """Train a classifier as run_glue does; return the logits of the test rows, of shape (rows, outputs), and the seconds."""
+    from datasets import Dataset
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+
+    def encoded(split: Rows) -> Dataset:
+        columns = [[row[name] for row in split] for name in texts]
+        found = tokenizer(*columns, padding="max_length", max_length=128, truncation=True)
+        return Dataset.from_dict({**found, "label": [row["_label"] for row in split]})
+
+    made = Trainer(
+        model=AutoModelForSequenceClassification.from_pretrained(model, **head),
+        args=TrainingArguments(
+            folder,
+            per_device_train_batch_size=32,
+            learning_rate=2e-5,
+            num_train_epochs=3,
+            seed=seed,
+            report_to="none",
+            disable_tqdm=True,
+        ),
+        train_dataset=encoded(rows.train),
+        processing_class=tokenizer,
+    )
+    seconds = _trained(made)
+    return made.predict(encoded(rows.test)).predictions, seconds
+
+
+def reference_classes(rows: Splits, model: str, seed: int, folder: str) -> Result:
+    """Return the macro F1 of classes of pairs."""
+    from sklearn.metrics import f1_score
+
+    names = sorted({row["entailment"] for row in rows.train})
+    for row in [*rows.train, *rows.test]:
+        row["_label"] = names.index(row["entailment"])
+    logits, seconds = _plain_trainer(rows, model, seed, folder, ["sentence_a", "sentence_b"], num_labels=len(names))
+    true = [row["_label"] for row in rows.test]
+    return Result(float(f1_score(true, logits.argmax(-1), average="macro")), seconds, 3)
+
+
+def reference_score(rows: Splits, model: str, seed: int, folder: str) -> Result:
+    """Return Pearson's correlation of scores of pairs."""
+    from scipy.stats import pearsonr
+
+    for row in [*rows.train, *rows.test]:
+        row["_label"] = float(row["relatedness"])
+    texts = ["sentence_a", "sentence_b"]
+    values, seconds = _plain_trainer(rows, model, seed, folder, texts, num_labels=1, problem_type="regression")
+    return Result(float(pearsonr(values[:, 0], [row["_label"] for row in rows.test])[0]), seconds, 3)
+
+
+def reference_labels(rows: Splits, model: str, seed: int, folder: str) -> Result:
+    """Return the micro F1 of several labels, predicted from a probability of one half on."""
+    import numpy as np
+    from sklearn.metrics import f1_score
+
+    names = sorted({label for row in rows.train for label in row["labels"]})
+    for row in [*rows.train, *rows.test]:
+        row["_label"] = [float(name in row["labels"]) for name in names]
+    head = {"num_labels": len(names), "problem_type": "multi_label_classification"}
+    logits, seconds = _plain_trainer(rows, model, seed, folder, ["text"], **head)
+    true = np.array([row["_label"] for row in rows.test])
+    return Result(float(f1_score(true, logits > 0, average="micro")), seconds, 3)
+
+
+def reference_ranking(rows: Splits, model: str, seed: int, folder: str) -> Result:
+    """Return NDCG@10 by query of a cross-encoder."""
+    from datasets import Dataset
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncoderTrainingArguments
+    from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
+
+    encoder = CrossEncoder(model, num_labels=1)
+    columns = {
+        "query": [row["query"] for row in rows.train],
+        "document": [row["document"] for row in rows.train],
+        "label": [float(row["relevant"]) for row in rows.train],
+    }
+    arguments = CrossEncoderTrainingArguments(folder, seed=seed, report_to="none", disable_tqdm=True)
+    made = CrossEncoderTrainer(
+        model=encoder, args=arguments, train_dataset=Dataset.from_dict(columns), loss=BinaryCrossEntropyLoss(encoder)
+    )
+    seconds = _trained(made)
+    scores = encoder.predict([(row["query"], row["document"]) for row in rows.test], show_progress_bar=False)
+    queries: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for row, score in zip(rows.test, scores, strict=True):
+        queries[row["query"]][0].append(float(score))
+        queries[row["query"]][1].append(float(row["relevant"]))
+    return Result(ndcg_at_10([*queries.values()]), seconds, arguments.num_train_epochs)
+
+
+def reference_embedding(rows: Splits, model: str, seed: int, folder: str) -> Result:
+    """Return NDCG@10 of queries that search all documents."""
+    from datasets import Dataset
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
+
+    encoder = SentenceTransformer(model)
+    columns = {"anchor": [row["query"] for row in rows.train], "positive": [row["document"] for row in rows.train]}
+    arguments = SentenceTransformerTrainingArguments(
+        folder, per_device_train_batch_size=32, seed=seed, report_to="none", disable_tqdm=True
+    )
+    made = SentenceTransformerTrainer(
+        model=encoder,
+        args=arguments,
+        train_dataset=Dataset.from_dict(columns),
+        loss=CachedMultipleNegativesRankingLoss(encoder),
+    )
+    seconds = _trained(made)
+    documents = [row["document"] for row in rows.documents]
+    found = defaultdict(set)
+    for row in rows.test:
+        found[row["query"]].add(row["document"])
+    scores = encoder.similarity(
+        encoder.encode([*found], show_progress_bar=False), encoder.encode(documents, show_progress_bar=False)
+    ).tolist()
+    gains = [[float(document in relevant) for document in documents] for relevant in found.values()]
+    return Result(ndcg_at_10([*zip(scores, gains, strict=True)]), seconds, arguments.num_train_epochs)
+
+
+class Task(NamedTuple):
+    """A dataset, what `new` is told of it beside where it is, the metric, and the reference."""
+
+    folder: str
+    flags: tuple[str, ...]
+    metric: str
+    reference: Callable[[Splits, str, int, str], Result]
+
+
+TASKS = {
+    "sick-nli": Task("sick", ("--label", "entailment"), "macro_f1", reference_classes),
+    "sick-score": Task("sick", ("--score", "relatedness"), "pearson", reference_score),
+    "goemotions": Task("goemotions", (), "micro_f1", reference_labels),
+    "trec-qa": Task("trec-qa", (), "ndcg_at_10", reference_ranking),
+    "cranfield": Task("cranfield", ("--corpus", "documents.jsonl"), "ndcg_at_10", reference_embedding),
+}
+
+
+def write_cranfield(source: Path, folder: Path) -> None:
+    """Write pairs of queries and relevant documents, in splits by query, and all documents."""
+    folder.mkdir(parents=True)
+    texts = {row["document_id"]: row["text"] for row in read(source / "documents.jsonl") if row["text"].strip()}
+    queries = {row["query_id"]: row["query"] for row in read(source / "queries.jsonl")}
+    ids = sorted(queries, key=int)
+    random.Random(17).shuffle(ids)
+    relevant = [row for row in read(source / "relevance.jsonl") if row["document_id"] in texts]
+    for split, part in {"train": ids[:125], "validation": ids[125:155], "test": ids[155:]}.items():
+        pairs = [(queries[row["query_id"]], texts[row["document_id"]]) for row in relevant if row["query_id"] in part]
+        _write(folder / f"{split}.jsonl", [{"query": query, "document": text} for query, text in pairs])
+    _write(folder / "documents.jsonl", [{"document": text} for text in texts.values()])
+
+
+def _write(path: Path, rows: Rows) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _run(project: Path, *arguments: str) -> str:
+    path = os.pathsep.join([str(project), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-m", *arguments]
+    done = subprocess.run(command, cwd=project, env=environment, check=False, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def write_recipes(project: Path, data: Path, model: str, task: str, seeds: Sequence[int]) -> None:
+    """Let `new` write the recipe, and copy it for each seed; nothing else of it is changed."""
+    chosen = TASKS[task]
+    flags = [str(data / chosen.folder / flag) if flag.endswith(".jsonl") else flag for flag in chosen.flags]
+    rows = data / chosen.folder
+    splits = ["--validation", str(rows / "validation.jsonl"), "--test", str(rows / "test.jsonl")]
+    _run(project, "tasks", "new", task, "--data", str(rows / "train.jsonl"), *splits, "--model", model, *flags, "--yes")
+    text = (project / f"params/{task}.yaml").read_text("utf-8")
+    for seed in seeds:
+        named = re.sub(r"^seed: \d+", f"seed: {seed}", text, flags=re.MULTILINE)
+        (project / f"params/{task}-{seed}.yaml").write_text(named, encoding="utf-8")
+
+
+def ours(project: Path, task: str, seed: int) -> Result:
+    """Run all stages but publish."""
+    name = f"{task}-{seed}"
+    for stage in ("resolve", "ingest", "validate", "tokenize", "train", "evaluate"):
+        _run(project, "tasks", stage, name)
+    metrics = json.loads((project / f"runs/{name}/evaluation/metrics.json").read_text("utf-8"))
+    [finished] = (project / f".scratch/{name}").glob("*/*/finished.json")
+    took = json.loads(finished.read_text("utf-8"))
+    epochs = max(row["epoch"] for row in took["history"])
+    print(f"{name}: {metrics['verdict']}, untrained {metrics['untrained'][metrics['metric']]:.4f}", flush=True)
+    return Result(metrics["model"][TASKS[task].metric], took["seconds"], epochs)
+
+
+def reference(data: Path, model: str, task: str, seed: int) -> Result:
+    """Train as the reference does, in a process of its own."""
+    out = _run(Path.cwd(), "benchmarks.objectives", str(data), model, "--reference", task, str(seed))
+    return Result(*json.loads(out.splitlines()[-1]))
+
+
+def _both(project: Path, data: Path, model: str, task: str, seed: int) -> tuple[Result, Result]:
+    here, there = ours(project, task, seed), reference(data, model, task, seed)
+    print(f"{task}, seed {seed}: here {here}, reference {there}", flush=True)
+    return here, there
+
+
+def _one_reference(data: Path, model: str, task: str, seed: int) -> None:
+    from transformers import set_seed
+
+    set_seed(seed)
+    rows = data / TASKS[task].folder
+    splits = Splits(read(rows / "train.jsonl"), read(rows / "test.jsonl"), read(rows / "documents.jsonl"))
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(TASKS[task].reference(splits, model, seed, folder)))
+
+
+def line(task: str, rows: int, here: Sequence[Result], there: Sequence[Result]) -> str:
+    """Return a row of the table."""
+
+    def mean(results: Sequence[Result]) -> str:
+        values = [result.metric for result in results]
+        error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+        return f"{statistics.fmean(values):.4f} ± {error:.4f}"
+
+    def speed(result: Result) -> float:
+        return rows * result.epochs / result.seconds
+
+    ratios = [speed(ours) / speed(theirs) for ours, theirs in zip(here, there, strict=True)]
+    ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return f"| {task} | {TASKS[task].metric} | {mean(here)} | {mean(there)} | {ratio} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", type=Path)
+    parser.add_argument("model")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19, 20, 21])
+    parser.add_argument("--tasks", nargs="+", default=[*TASKS])
+    parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--reference", nargs=2)
+    chosen = parser.parse_args()
+    if chosen.reference:
+        _one_reference(chosen.data, chosen.model, chosen.reference[0], int(chosen.reference[1]))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        project, data = Path(folder) / "project", Path(folder) / "data"
+        skipped = shutil.ignore_patterns(".git", ".venv", ".scratch", "runs", ".hub", "__pycache__", ".gpu")
+        shutil.copytree(Path.cwd(), project, ignore=skipped)
+        (project / "runs").mkdir()
+        for name in {TASKS[task].folder for task in chosen.tasks} - {"cranfield"}:
+            shutil.copytree(chosen.data / name, data / name)
+        if "cranfield" in chosen.tasks:
+            write_cranfield(chosen.data / "cranfield", data / "cranfield")
+        print(
+            "| task | metric | here | reference | rows/s, of the reference (range) |\n| --- | --- | ---: | ---: | ---: |"
+        )
+        for task in chosen.tasks:
+            write_recipes(project, data, chosen.model, task, chosen.seeds)
+            rows = len(read(data / TASKS[task].folder / "train.jsonl"))
+            both = partial(_both, project, data, chosen.model, task)
+            with ThreadPoolExecutor(chosen.at_once) as pool:
+                results = [*pool.map(both, chosen.seeds)]
+            print(line(task, rows, *zip(*results, strict=True)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
