@@ -16,14 +16,17 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpcore2
 import httpx2
 from huggingface_hub import set_client_factory
+from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils._http import default_client_factory
+
+from tasks.hub_client.token import LOOPBACK_HOSTS
 
 _CONNECT_TIMEOUT_S = 10.0
 _ANSWER_TIMEOUT_S = 120.0
@@ -103,9 +106,19 @@ def _limit_client() -> None:
 
 def _limited_client() -> httpx2.Client:
     client = default_client_factory()
-    client.event_hooks["request"].append(_limit_request)
+    allowed = [functools.partial(_allow_loopback, hook) for hook in client.event_hooks["request"]]
+    client.event_hooks["request"] = [*allowed, _limit_request]
     client.event_hooks["response"].append(_raise_requested_wait)
     return client
+
+
+def _allow_loopback(hook: Callable[[httpx2.Request], Any], request: httpx2.Request) -> None:
+    """Run a hook of the library, but let requests to this machine pass with HF_HUB_OFFLINE: they need no network."""
+    try:
+        hook(request)
+    except OfflineModeIsEnabled:
+        if request.url.host not in LOOPBACK_HOSTS:
+            raise
 
 
 def _limit_request(request: httpx2.Request) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from urllib.parse import urlsplit
 
 from params import HubRefusedError
+
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+"""Where a Hub on this machine is: HF_HUB_OFFLINE does not forbid requests to it."""
 
 
 def find_token_for_hub(endpoint: str) -> str | None:
@@ -22,8 +26,13 @@ def require_token_for_hub(endpoint: str) -> str:
     """Return the user's token for a Hub.
 
     Raises:
-        HubRefusedError: there is none, or it belongs to another Hub.
+        HubRefusedError: there is none, it belongs to another Hub, or HF_HUB_OFFLINE forbids requests.
     """
+    from huggingface_hub import is_offline_mode
+
+    if is_offline_mode() and urlsplit(endpoint).hostname not in LOOPBACK_HOSTS:
+        fix = "unset HF_HUB_OFFLINE; or publish to the local Hub, with `publish.endpoint: local`"
+        raise HubRefusedError(endpoint, "HF_HUB_OFFLINE forbids requests to it", fix)
     if token := find_token_for_hub(endpoint):
         return token
     what, fix = f"there is no token for {endpoint}", "set HF_TOKEN, or log in with `hf auth login`"

@@ -56,6 +56,13 @@ def problems(changes=None, **sections):
     return {".".join(map(str, p.key)): f"{p.what}; {p.fix}" for p in found}
 
 
+def test_a_hub_that_offline_mode_forbids_is_found_before_the_training(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert problems() == {}, "the local Hub needs no network"
+    found = problems({"publish.endpoint": "https://huggingface.co"})
+    assert found["publish.endpoint"].startswith("HF_HUB_OFFLINE forbids requests to it; unset HF_HUB_OFFLINE")
+
+
 def test_tiny_recipe_is_sound():
     assert problems() == {}
     assert problems(**tiny.CLASSES) == {}

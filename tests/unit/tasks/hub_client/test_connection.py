@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi, constants
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
 from params import EvergreenError, HubRefusedError
 from params.foundation.artifacts import Artifacts
 from params.schema import RowsFromHubDataset
 from tasks.hub_client.connection import LOCAL, open_repository
 from tasks.hub_client.repository import disable_xet_where_missing
+from tasks.hub_client.time_limits import limit_hub_requests
 from tasks.hub_client.token import find_token_for_hub
 from tasks.ingestion.source import open_source
+from tasks.publishing.exactly_once import publish_release
+from tasks.publishing.release import ANY_WEIGHTS
 from tests.support.faulty_hub import quick_client
+from tests.support.publications import plan, write_model
 
 REPO = "tests/model"
 
@@ -41,6 +46,25 @@ def test_only_the_stage_itself_can_use_its_hub(tmp_path: Path, monkeypatch: pyte
             assert repository.api.repo_exists(REPO)
     assert tokens[0] != tokens[1]
     assert min(map(len, tokens)) > 40
+
+
+def test_local_hub_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HF_HUB_OFFLINE stopped evaluate after hours of training: it asks the local Hub for the champion."""
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    artifacts = Artifacts("tiny", root=tmp_path)
+    model = plan(write_model(tmp_path / "model"), repo_id=REPO)
+    with open_repository(artifacts, repo_id=REPO, endpoint=LOCAL, to_write=True) as repository:
+        released = publish_release(repository, replace(model, replaces=ANY_WEIGHTS))
+        head = repository.head()
+        assert head
+        assert head.commit == released.commit
+        folder = repository.retry_until_clear(
+            lambda: repository.api.snapshot_download(REPO, revision=head.commit, local_dir=tmp_path / "got")
+        )
+    assert (Path(folder) / "config.json").is_file()
+    with pytest.raises(OfflineModeIsEnabled), limit_hub_requests():
+        HfApi(endpoint="https://hub.example.org", token="x").repo_exists(REPO)
 
 
 @contextlib.contextmanager
