@@ -60,9 +60,10 @@ def find_candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> 
 
 def _find_texts(sample: RowSample, columns: Sequence[SampledColumn]) -> list[SampledColumn]:
     """Return the columns with texts that are neither labels nor names, longest texts first."""
-    said = [c for c in find_usual_columns(sample, "text") if c.has_spaces]  # such as: open notes.txt
+    usual = find_usual_columns(sample, "text")
+    said = [c for c in usual if c.has_spaces]  # such as: open notes.txt
     texts = [c for c in columns if c in said or not c.is_place_or_time]
-    texts = [c for c in texts if c.kind == "text" or c.is_numbered_text]
+    texts = [c for c in texts if c.kind == "text" or (c in usual and c.is_numeric and c.can_be_text)]
     texts = [c for c in texts if not (c.is_id and c.names_rows)]
     unnamed = [c for c in texts if c.name.lower() not in USUAL_NAMES["label"]]
     found = [c for c in texts if not c.is_id and not (c.is_label and not (c.has_spaces and c in unnamed))]
