@@ -109,7 +109,7 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
             raise RecipeError(f"--{flag}", what, fix)
     proposal = ObjectiveProposal(objective, columns)
     _check_kinds(proposal, sample)
-    confirm_what_is_left_out(proposal, request, sample)
+    confirm_what_is_left_out(advice, columns, request, sample)
     return proposal
 
 

@@ -368,13 +368,13 @@ LEFT_OUT: dict[str, tuple[ModelKind, dict[str, list[Any]], str, dict[str, str]]]
     "an input for an embedding": (
         "encoder",
         {"instruction": TEXTS, "input": OTHERS, "output": MORE},
-        r"`input` \(text\) may belong to `instruction`, and embedding would not read it",
+        r"`input` \(text\) may belong to `instruction`, and would not be read",
         {"prompt": "instruction"},
     ),
     "an input of numbers": (
         "decoder",
         {"instruction": TEXTS, "input": FRACTIONS, "output": MORE},
-        r"`input` \(numbers\) may belong to `instruction`, and sft would not read it",
+        r"`input` \(numbers\) may belong to `instruction`, and would not be read",
         {"prompt": "instruction"},
     ),
 }
