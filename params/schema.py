@@ -370,7 +370,8 @@ class Model(Section):
     """Commit, tag or branch of the repository."""
     published_dtype: Literal["base", "fp32"] = "base"
     """Number format of the weights that are evaluated and published: that of the pretrained model, such as bf16, to which they
-    are rounded after training in single precision; or fp32, which is twice as large."""
+    are rounded after training in single precision; or fp32, which is twice as large. Numbers that 16 bits cannot tell apart (regression),
+    such as years, are published in fp32 in any case."""
     lora: Lora | None = None
     """Train low-rank adapters instead of all weights."""
     quantization: Quantization | None = None

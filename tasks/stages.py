@@ -10,10 +10,11 @@ import importlib
 import inspect
 import json
 import logging
+import math
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic
 
@@ -50,6 +51,10 @@ _SINGLE_KEYS = {
 """Parameters of a stage that are one key of a section: the other keys may change without making the stage stale."""
 _MADE_BY = {"details": "evaluate", "blessing": "evaluate"}
 """The stages of the reports that are not named after their stage."""
+
+
+Number = Annotated[float, pydantic.BeforeValidator(lambda value: math.nan if value is None else value)]
+"""A number of a report that may be NaN, for which JSON has only null."""
 
 
 class Report(pydantic.BaseModel):

@@ -13,6 +13,7 @@ from params import DataError, RecipeError
 from params.importing import import_with_arguments
 from params.schema import SliceBy
 from tasks.drift.report import ChampionConfidence
+from tasks.evaluation.breakdowns import report_breakdowns
 from tasks.evaluation.labels import report_labels
 from tasks.evaluation.plan import EvaluationPlan
 from tasks.evaluation.report import (
@@ -24,12 +25,11 @@ from tasks.evaluation.report import (
     SliceResult,
     WorstRow,
 )
-from tasks.evaluation.report_parts import VectorSpaceChange
 from tasks.evaluation.scoring import RowScores, ScoredModel, align_to_common_rows
 from tasks.evaluation.statistics import Gain
+from tasks.evaluation.vector_space_change import VectorSpaceChange, measure_vector_space_change
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
-from trainer.objectives.bases.vector_space import compare_spaces
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,21 +69,16 @@ class EvaluationAnalysis:
             calibration=calibration or None,
             champion_confidence=confidence,
             labels=report_labels(resampler, scores, self._common(written=True), self.plan.settings.gate),
+            breakdowns=report_breakdowns(resampler.objective, scores, models.get("champion")),
             documents=len(self.plan.documents),
             vectors=self._vectors(),
         )
 
     def _vectors(self) -> VectorSpaceChange | None:
-        """How far the vectors of the texts of the held-out rows are from the champion's."""
-        space = self.plan.resampler.objective.vector_space
-        if "champion" not in self.scored or space is None:
+        space, champion = self.plan.resampler.objective.vector_space, self.scored.get("champion")
+        if space is None or champion is None:
             return None
-        own, other = (self.scored[name].scores for name in ("model", "champion"))
-        shared = np.intersect1d(own.row_ids, other.row_ids)
-        measured = (one.measured[np.isin(one.row_ids, shared)] for one in (own, other) if one.measured is not None)
-        vectors, others = map(space.vectors_of_texts, measured)
-        cosine, rotated = compare_spaces(vectors, others) if vectors.shape == others.shape else (None, None)
-        return VectorSpaceChange(texts=len(vectors), cosine=cosine, rotated=rotated)
+        return measure_vector_space_change(space, self.scored["model"].scores, champion.scores)
 
     def _check_gate(self) -> None:
         """Check the gate's metrics; which ones exist, and which have intervals, is known only after scoring."""

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import math
+import re
 import shutil
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from params import DataError, ModelError, TransientError
+from params import DataError, ModelError, RecipeError, TransientError
 from params.foundation.artifacts import Artifacts, replace_folder_atomically
 from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE
@@ -35,7 +36,9 @@ from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.encoding import RowEncoder
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
+from trainer.model.adapters import TASKS, BaseModelReference, is_adapter_folder
 from trainer.model.limits import NO_LIMIT, find_position_limits_in, find_reading_limit
+from trainer.objectives.bases.sentence_transformers_files import MODULES
 from trainer.runtime.library_errors import as_remote_code_error
 from trainer.runtime.model_files import check_safe_to_load
 
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _MAX_HELD_OUT = 10_000
 _PERMUTATIONS = 1999
+_HEADS = re.compile(r"For(?!ConditionalGeneration$|PreTraining$)\w+$|(?<!LMHead)Model$")
+"""Ends of the names of architectures that have one head, or none; the other ones may be loaded by classes of other names."""
 
 
 class _Record(BaseModel):
@@ -128,12 +133,14 @@ def build_champion_reader(
     from transformers import AutoTokenizer
 
     with translate_champion_errors(champion):
+        objective, options, judged = objectives.build_objective(choice), None, None
+        if made := _read_record(folder):
+            _check_objective(objective, made, choice.name)
+            if made.objective.name == choice.name:
+                options, judged = made.objective.options, made.max_length
         check_safe_to_load(folder, adapter=True)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        record, options, judged = folder / PROVENANCE, None, None
-        if record.exists() and (made := _Record.model_validate_json(record.read_bytes())).objective.name == choice.name:
-            options, judged = made.objective.options, made.max_length
-        objective = objectives.build_objective(choice).as_released(options)
+        objective = objective.as_released(options)
         if lacking := sorted(objective.columns().keys() - set(columns)):
             raise ValueError(f"its prompt needs the column {lacking[0]!r}, which the rows do not have")
         objective.prepare_tokenizer(tokenizer)
@@ -157,7 +164,48 @@ def load_champion(
     from trainer.model import network
 
     with translate_champion_errors(champion):
-        return objective.remap_labels(network.load_trained_model(folder, objective.model_class()), state)
+        model = network.load_trained_model(folder, objective.model_class())
+        _check_head(objective, folder, model)
+        own = objective.model_config(state)
+        if "problem_type" in own and (made := _read_record(folder)) and _find_class(made) is type(objective):
+            model.config.problem_type = own["problem_type"]  # earlier versions left that of the base model
+        return objective.remap_labels(model, state)
+
+
+def _read_record(folder: Path) -> _Record | None:
+    path = folder / PROVENANCE
+    return _Record.model_validate_json(path.read_bytes()) if path.exists() else None
+
+
+def _find_class(made: _Record) -> type[Objective[Any]] | None:
+    """Return the objective that a release was trained by; None if it is not one of this project."""
+    with contextlib.suppress(RecipeError):
+        return objectives.import_objective_class(made.objective.name)
+    return None
+
+
+def _check_objective(objective: Objective[Any], made: _Record, name: str) -> None:
+    """Raise a ValueError if a release was trained by an objective whose outputs mean something else than those of `objective`."""
+    own, other = type(objective), _find_class(made)
+    if other is None or issubclass(own, other) or issubclass(other, own):
+        return
+    if own.auto_class != other.auto_class or objectives.overrides_method(objective, "remap_labels"):
+        raise ValueError(
+            f"it was trained by {made.objective.name}, whose answers mean something else than those of {name}"
+        )
+
+
+def _check_head(objective: Objective[Any], folder: Path, model: PreTrainedModel) -> None:
+    """Raise a ValueError if a model was saved with another head: some architectures have heads of several tasks under the same names."""
+    if is_adapter_folder(folder):
+        named, wanted = BaseModelReference.of(folder).task, TASKS.get(objective.pipeline_tag)
+        is_other = wanted is not None and named in {*TASKS.values()} - {wanted}
+    else:
+        named = next(iter(model.config.architectures or ()), "")
+        makes_vectors = objective.vector_space is not None and (folder / MODULES).exists()  # by the body alone
+        is_other = named != type(model).__name__ and bool(_HEADS.search(named)) and not makes_vectors
+    if is_other:
+        raise ValueError(f"it is a {named}, and not a {type(model).__name__}")
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from params.schema import Direction, Gate
 from tasks.drift.two_sample import holm_rejections
+from tasks.evaluation.label_report import LabelReport
 from tasks.evaluation.report import (
     EvaluationDetails,
     HeldOutRowUse,
@@ -22,7 +23,6 @@ from tasks.evaluation.report import (
     SliceResult,
     Verdict,
 )
-from tasks.evaluation.report_parts import LabelReport
 
 
 def judge_candidate(

@@ -9,8 +9,10 @@ from pydantic import Field
 
 from params.schema import Direction
 from tasks.drift.report import ChampionConfidence
-from tasks.evaluation.report_parts import LabelReport, Number, VectorSpaceChange
-from tasks.stages import Report
+from tasks.evaluation.breakdowns import Breakdown
+from tasks.evaluation.label_report import LabelReport
+from tasks.evaluation.vector_space_change import VectorSpaceChange
+from tasks.stages import Number, Report
 
 Verdict = Literal["publish", "keep", "refuse"]
 Opponent = Literal["champion", "untrained"]
@@ -205,6 +207,8 @@ class EvaluationDetails(Report):
     """None in a report of an earlier version."""
     labels: LabelReport | None = None
     """None in a report of an earlier version, and for an objective without labels."""
+    breakdowns: list[Breakdown] = Field(default=[])
+    """The rows in groups that the objective names; empty in a report of an earlier version."""
     documents: int = 0
     """How many documents `data.corpus` adds to those that the queries of the split search."""
     vectors: VectorSpaceChange | None = None

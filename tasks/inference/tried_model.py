@@ -1,17 +1,19 @@
 """A model from a folder, ready to answer: by the pipelines of transformers, where they have one for its task.
 
 The task follows from the architecture that config.json names, or from what an adapter says; an adapter is merged into its base
-model, which comes from the Hub of HF_ENDPOINT. Weights are read from safetensors only, and no code of a repository is run. What a release records of its objective says how a prompt is written (`Objective.prompt_form`).
+model, which comes from the Hub of HF_ENDPOINT. Weights are read from safetensors only, and no code of a repository is run. What a
+release records of its objective says how a prompt is written (`Objective.prompt_form`). For a task without a pipeline, that objective
+answers a row (`Objective.prediction_lines`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from params import DataError, ModelError, RecipeError
 from params.schema import ObjectiveChoice
@@ -31,30 +33,22 @@ from trainer.runtime.model_files import check_safe_to_load
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Task = Literal[
-    "text-generation",
-    "text2text-generation",
-    "text-classification",
-    "token-classification",
-    "sentence-similarity",
-    "fill-mask",
-    "question-answering",
-    "multiple-choice",
-]
-_AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
-    "text-generation": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
-    "text2text-generation": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
-    "text-classification": ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"),
-    "token-classification": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES"),
-    "fill-mask": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
-    "question-answering": ("AutoModelForQuestionAnswering", "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES"),
-    "multiple-choice": ("AutoModelForMultipleChoice", "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES"),
+_NEAREST: Final = "sentence-similarity"
+_TASKS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "text-generation": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "_continue"),
+    "text2text-generation": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "_rewrite"),
+    "text-classification": (
+        *("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", "_classify"),
+    ),
+    "token-classification": (
+        *("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES", "_find_spans"),
+    ),
+    "fill-mask": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "_fill"),
+    _NEAREST: ("AutoModel", "", "_find_near"),
 }
-"""The class that loads a model for a task, and transformers' table of the architectures that it knows."""
+"""For each task the class that loads a model, transformers' table of the architectures that it knows, and the method that answers."""
 _MAX_LABELS: Final = 5
 """Labels that are shown; more only if more of several labels are predicted."""
-_OF_ROWS: Final = ("question-answering", "multiple-choice")
-"""Tasks whose input is several columns, for which transformers has no pipeline: the objective that a release records answers."""
 _NEAR: Final = 10
 """Texts that are shown of those that were searched."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.*", "*.model")
@@ -83,16 +77,17 @@ class AnsweringModel:
 
     where: str
     """The model in messages."""
-    task: Task
+    task: str
+    """One of `_TASKS`, or that of the objective which answers."""
     form: PromptForm
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     positions: int | None
     """Most tokens that the model can read and write together; None without a limit."""
     _pipeline: Any
-    """transformers' own; None for sequence to sequence and for embeddings, for which it has none."""
+    """transformers' own; None for sequence to sequence, for embeddings and where the objective answers, for which it has none."""
     _objective: Objective[Any] | None = None
-    """That of a task of rows."""
+    """That of the release, if it answers: its task is none of `_TASKS`."""
     _vectors: dict[tuple[str, ...], Any] = field(default_factory=dict)
     """Those of the texts that were searched."""
 
@@ -106,10 +101,14 @@ class AnsweringModel:
         from transformers import AutoConfig, AutoTokenizer, pipeline
 
         check_safe_to_load(folder, where=where, adapter=True)
-        if (folder / MODULES).exists():
-            task: Task = "sentence-similarity"
-            with _load_errors(where):
-                config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        section = None
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a release need not record its objective
+            section = dict(json.loads((folder / PROVENANCE).read_bytes())["objective"])
+        objective = _objective_that_answers(section)
+        if objective:
+            task = objective.pipeline_tag
+        elif (folder / MODULES).exists():
+            task = _NEAREST
         elif is_adapter_folder(folder):
             named = BaseModelReference.of(folder).task
             task = _task([named] if named else [], where, "adapter_config.json")
@@ -117,7 +116,7 @@ class AnsweringModel:
             with _load_errors(where):
                 config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             task = _task(config.architectures or [], where, "config.json")
-        network = _load_network(folder, task, where)
+        network = _load_network(folder, objective or task, where)
         if not any(file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)):
             what = "has no tokenizer, which reads the text"  # transformers would make an empty one
             raise ModelError(where, what, "name a revision that has the tokenizer beside the model")
@@ -127,16 +126,11 @@ class AnsweringModel:
         positions, longest = limits.most, limits.table or NO_LIMIT
         if tokenizer.model_max_length > longest:
             tokenizer.model_max_length = positions or tokenizer.model_max_length
-        section = None
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a release need not record its objective
-            section = dict(json.loads((folder / PROVENANCE).read_bytes())["objective"])
         form = objectives.prompt_form(section, has_template=bool(tokenizer.chat_template))
-        made = objective = None
-        if task == "sentence-similarity":
+        made = None
+        if task == _NEAREST:
             set_prompts(tokenizer, None, None)
-        elif task in _OF_ROWS:
-            objective = _recorded_objective(section, task, where)
-        elif task != "text2text-generation":
+        elif objective is None and task != "text2text-generation":
             made = pipeline(task, model=network, tokenizer=tokenizer, trust_remote_code=False)
         return cls(where, task, form, network.eval(), tokenizer, positions, made, objective)
 
@@ -151,19 +145,12 @@ class AnsweringModel:
 
         if not text.strip():
             raise DataError("the text", "is empty", "write one")
-        answer = {
-            "text-classification": self._classify,
-            "token-classification": self._find_spans,
-            "text2text-generation": self._rewrite,
-            "text-generation": self._continue,
-            "fill-mask": self._fill,
-            **dict.fromkeys(_OF_ROWS, self._answer_row),
-            "sentence-similarity": self._find_near,
-        }[self.task]
+        answer = self._answer_row if self._objective else getattr(self, _TASKS[self.task][2])
         try:
             with torch.inference_mode():
-                return answer(text, options)
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                found: ModelAnswer = answer(text, options)
+                return found
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:
             what = f"cannot answer: {type(error).__name__}: {error}"
             fix = "try a shorter text, or load it with transformers to see more"
             raise ModelError(self.where, what, fix) from error
@@ -283,41 +270,40 @@ class AnsweringModel:
         return read if count > limit else None
 
 
-def _task(names: Collection[str], where: str, file: str) -> Task:
+def _task(names: Collection[str], where: str, file: str) -> str:
     """Return what a model is for, by the architectures that its configuration names, or by the task that an adapter names."""
     from transformers.models.auto import modeling_auto as auto
 
-    for task, (_, table) in _AUTO_CLASSES.items():
+    tried = {task: table for task, (_, table, _) in _TASKS.items() if task != _NEAREST}
+    for task, table in tried.items():
         known = {TASKS.get(task)}
         for value in getattr(auto, table).values():
             known.update([value] if isinstance(value, str) else value)
         if known.intersection(names):
             return task
     what = f"its {file} names {', '.join(sorted(names)) or 'no task'}, for which there is no way to try it"
-    raise ModelError(where, what, f"try a model for {', '.join(_AUTO_CLASSES)}")
+    raise ModelError(where, what, f"try a model for {', '.join(tried)}, or a release whose record names its objective")
 
 
-def _recorded_objective(section: Any, task: Task, where: str) -> Objective[Any]:
-    """Return the objective that a release records; ModelError if it records none for its task."""
-    try:
+def _objective_that_answers(section: Mapping[str, Any] | None) -> Objective[Any] | None:
+    """Return the objective that a release records, if it answers rows by itself: transformers has no pipeline for its task, or none is used."""
+    with contextlib.suppress(ValueError, RecipeError):
         found = objectives.build_objective(ObjectiveChoice.model_validate(section))
-    except (ValueError, RecipeError):
-        found = None
-    if found is None or found.pipeline_tag != task:
-        fix = "load it as its model card says"
-        raise ModelError(where, f"does not say which columns it reads, as a model for {task}", fix)
-    return found
+        if found.pipeline_tag not in _TASKS and objectives.overrides_method(found, "prediction_lines"):
+            return found
+    return None
 
 
-def _load_network(folder: Path, task: Task, where: str) -> PreTrainedModel:
+def _load_network(folder: Path, of: Objective[Any] | str, where: str) -> PreTrainedModel:
+    """Return the model of an objective, or of a task."""
     import transformers
 
-    auto_class = getattr(transformers, _AUTO_CLASSES[task][0] if task in _AUTO_CLASSES else "AutoModel")
+    model_class = getattr(transformers, _TASKS[of][0]) if isinstance(of, str) else of.model_class()
     network: PreTrainedModel
     with _load_errors(where):
         if is_adapter_folder(folder):
-            return load_trained_model(folder, auto_class)
-        network, info = auto_class.from_pretrained(
+            return load_trained_model(folder, model_class)
+        network, info = model_class.from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, dtype="float32", output_loading_info=True
         )
     if missing := sorted(info["missing_keys"]):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.evaluation.report_parts import LabelCurve
+from tasks.evaluation.label_report import LabelCurve
 from tasks.report.canvas import (
     BAD,
     CANDIDATE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isfinite
 from typing import Any
 
-from tasks.evaluation.report_parts import LabelReport
+from tasks.evaluation.label_report import LabelReport
 from tasks.report.canvas import figure_as_svg
 from tasks.report.label_charts import draw_confusion_matrix, draw_label_curves
 from tasks.report.run_results import RunResults

@@ -33,7 +33,7 @@ def list_row_forms(sample: RowSample) -> list[RowForm]:
 
 def find_candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> list[SampledColumn]:
     """Return the columns that can be what a flag names, beside those that are `chosen` for others, by flag."""
-    taken = {name for own in chosen.values() for name in _columns_of(own, sample)}
+    taken = {name for own in chosen.values() for name in columns_in(own, sample)}
     columns = [c for c in sample.columns.values() if c.name not in taken]
     if flag in NESTED:
         return _find_nested(flag, sample.columns)
@@ -60,9 +60,10 @@ def find_candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> 
 
 def _find_texts(sample: RowSample, columns: Sequence[SampledColumn]) -> list[SampledColumn]:
     """Return the columns with texts that are neither labels nor names, longest texts first."""
-    said = [c for c in find_usual_columns(sample, "text") if c.has_spaces]  # such as: open notes.txt
+    usual = find_usual_columns(sample, "text")
+    said = [c for c in usual if c.has_spaces]  # such as: open notes.txt
     texts = [c for c in columns if c in said or not c.is_place_or_time]
-    texts = [c for c in texts if c.kind == "text" or c.is_numbered_text]
+    texts = [c for c in texts if c.kind == "text" or (c in usual and c.is_numeric and c.can_be_text)]
     texts = [c for c in texts if not (c.is_id and c.names_rows)]
     unnamed = [c for c in texts if c.name.lower() not in USUAL_NAMES["label"]]
     found = [c for c in texts if not c.is_id and not (c.is_label and not (c.has_spaces and c in unnamed))]
@@ -119,7 +120,7 @@ def _find_nested(flag: str, columns: Mapping[str, SampledColumn]) -> list[Sample
 def _names_choices(column: SampledColumn, sample: RowSample) -> bool:
     """Whether each value is the text of one of the row's choices, which differ from row to row."""
     choices = _find_nested("choices", sample.columns)[:1] if column.kind == "text" else []
-    names = [name for own in choices for name in _columns_of(own.name, sample)]
+    names = [name for own in choices for name in columns_in(own.name, sample)]
     rows = [row for row in sample.rows["train"][:1000] if row.get(column.name) is not None]
 
     def is_there(row: Row) -> bool:
@@ -129,7 +130,7 @@ def _names_choices(column: SampledColumn, sample: RowSample) -> bool:
     return bool(names and rows) and column.name not in names and most(is_there, rows)
 
 
-def _columns_of(named: str, sample: RowSample) -> Sequence[str]:
+def columns_in(named: str, sample: RowSample) -> Sequence[str]:
     """Return the columns of a template, or the column that is named."""
     return [named] if named in sample.columns else list(column_or_template(named).columns)
 

@@ -34,8 +34,7 @@ _SCANNED_BYTES: Final = 512 << 20
 Row = Mapping[str, Any]
 Kind = Literal["text", "json", "integer", "number", "boolean", "messages", "spans", "list", "record", "other", "empty"]
 _TYPES: Final[Mapping[Kind, set[type]]] = {"text": {str}, "boolean": {bool}, "integer": {int}, "number": {int, float}}
-_NUMBER: Final = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
-_SAID_NUMBER: Final = re.compile(NUMBER)
+_NUMBER: Final = re.compile(NUMBER)
 _PLACE_OR_TIME: Final = re.compile(
     r"((https?|s3|gs|file)://|www\.)\S+|[\w/\\ .~-]{0,200}\w\.(txt|jsonl?|csv|tsv|md|html?|pdf|docx?|xlsx?|png|jpe?g|gif|wav|mp[34]|eml|xml|gz)"
     r"|\d{4}[-/.]\d\d?([-/.]\d\d?([T ]+\d.*)?)?|\d\d?[-/.]\d\d?[-/.]\d{4}([T ]+\d.*)?|\d\d?:\d\d(:\d\d)?"
@@ -179,11 +178,6 @@ class SampledColumn:
         """Whether an objective can read the values as text."""
         return self.kind in ("text", "json", "integer") or (self.kind == "number" and self.is_written)
 
-    @property
-    def is_numbered_text(self) -> bool:
-        """Whether the values are numbers that are meant as texts."""
-        return self.is_numeric and self.can_be_text and self.name.lower() in USUAL_NAMES["text"]
-
     @cached_property
     def is_numeric(self) -> bool:
         """Whether the values are numbers; in a text file, as they are written."""
@@ -196,12 +190,11 @@ class SampledColumn:
         """Whether the values are numbers, some with decimals."""
         return self.is_numeric and (self.kind == "number" or any("." in str(value) for value in self.filled))
 
-    @property
+    @cached_property
     def not_numbers(self) -> list[str]:
         """The texts that are no numbers, if most are."""
-        found = (
-            [value for value in self.filled if not _SAID_NUMBER.fullmatch(value.strip())] if self.kind == "text" else []
-        )
+        is_text = self.kind == "text"
+        found = [value for value in self.filled if not _NUMBER.fullmatch(value.strip())] if is_text else []
         return found if len(found) < len(self.filled) / 2 else []
 
     @property
@@ -209,12 +202,16 @@ class SampledColumn:
         """Whether most values are numbers, or say them."""
         return bool(self.is_numeric or self.not_numbers)
 
+    @cached_property
+    def says_fractions(self) -> bool:
+        """Whether most values are numbers, or say them, and not all of them are whole."""
+        numbers = [value for value in self.filled if _NUMBER.fullmatch(str(value).strip())] if self.says_numbers else []
+        return not all(float(value).is_integer() for value in numbers)
+
     @property
     def has_fractions(self) -> bool:
-        """Whether the values are numbers, and not all of them whole; some texts such as n/a may be among them."""
-        if self.not_numbers:
-            return any("." in value for value in self.filled)
-        return self.kind == "number" and not all(float(value).is_integer() for value in self.filled)
+        """Whether that is so of numbers, not of texts that are all written in quotes; some texts such as n/a may be among them."""
+        return self.says_fractions and (self.kind == "number" or bool(self.not_numbers))
 
     @property
     def is_incidental(self) -> bool:
@@ -234,7 +231,7 @@ def _number_said(value: Any) -> Any:
     """Return the number that a text says, null for a blank one, and else the value."""
     if not isinstance(value, str):
         return value
-    return float(value) if _SAID_NUMBER.fullmatch(value.strip()) else value if value.strip() else None
+    return float(value) if _NUMBER.fullmatch(value.strip()) else value if value.strip() else None
 
 
 def _parsed(text: str) -> Any:

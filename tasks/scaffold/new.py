@@ -115,7 +115,10 @@ def _seen(
     for flag, column in chosen.columns.items():
         yield f"  {flag}: column `{column}`" if column in sample.columns else f"  {flag}: columns {column!r}"
     if unused := [name for name in sample.columns if name not in chosen.read_columns()]:
-        yield f"  columns that the objective does not read: {', '.join(unused)}"
+        reads_pair = "text-pair" in chosen.advice.columns.keys() - chosen.columns.keys()
+        is_text = reads_pair and any(sample.columns[name].has_spaces for name in unused)
+        hint = "; --text-pair names a second text, such as a title" if is_text else ""
+        yield f"  columns that the objective does not read: {', '.join(unused)}{hint}"
     learns_answers = not {"completion", "messages"}.isdisjoint(chosen.columns)
     if learns_answers and rating_column(sample.columns) in unused:
         yield f"  note: `{rating_column(sample.columns)}` seems to say how good the answers are; bad ones are learned, too"

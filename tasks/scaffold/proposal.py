@@ -14,9 +14,10 @@ from params.schema import ObjectiveChoice
 from tasks.scaffold.advised_objectives import proposable_objectives
 from tasks.scaffold.candidates import NESTED, find_candidates, find_usual_columns, list_row_forms
 from tasks.scaffold.forms import find_row_forms, rating_column
+from tasks.scaffold.left_out import KIND_WORDS, confirm_what_is_left_out
 from tasks.scaffold.look import Kind, RowSample, SampledColumn, columns_named, most
 from tasks.scaffold.request import NewRecipeRequest
-from tasks.scaffold.usual_names import RELEVANCE, USUAL_NAMES
+from tasks.scaffold.usual_names import CONTEXT, RELEVANCE, USUAL_NAMES
 from trainer import objectives
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.preferences import begin_with_prompt
@@ -24,10 +25,8 @@ from trainer.objectives.bases.prompt_template import column_or_template, names_c
 from trainer.objectives.bases.rows import ColumnKind
 from trainer.objectives.bases.text_pairs import find_usual_pair
 
-_CONTEXT: Final = ("input", "context")
-"""Usual names of columns that belong to a prompt."""
-_DOCUMENTS: Final = ("document", "passage")
-"""Usual names of columns with what a query finds."""
+_DOCUMENTS: Final = ("document", "passage", "positive")
+"""Usual names of columns with what a query finds. What is called `positive` is close to its anchor, and no answer."""
 _FITTING: Final[Mapping[ColumnKind, tuple[str, set[Kind]]]] = {
     **dict.fromkeys(("string", "optional"), ("text", set[Kind]())),
     "label": ("labels", {"text", "integer", "boolean"}),
@@ -110,6 +109,7 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
             raise RecipeError(f"--{flag}", what, fix)
     proposal = ObjectiveProposal(objective, columns)
     _check_kinds(proposal, sample)
+    confirm_what_is_left_out(advice, columns, request, sample)
     return proposal
 
 
@@ -141,9 +141,9 @@ def _check_column(flag: str, column: str, sample: RowSample) -> None:
 
 def _with_context(columns: Mapping[str, str], flag: str, sample: RowSample) -> str:
     """Return the column of a prompt, or a template of it and of the column with what it is about, if there is one."""
-    usual = columns_named(sample.columns, _CONTEXT)
-    found = [c for c in usual if c.kind == "text" or (c.is_numeric and c.can_be_text and not c.is_id)]
-    names = [columns[flag], *(c.name for c in found[:1] if c.name not in columns.values())]
+    usual = columns_named(sample.columns, CONTEXT)
+    found = [c for c in usual if c.can_be_text and not (c.is_numeric and c.is_id)]
+    names = [columns[flag], *(c.name for c in found if c.name not in columns.values())]
     template = "\n\n".join(f"{{{name}}}" for name in names)
     try:
         column_or_template(template)
@@ -172,7 +172,7 @@ def _check_kinds(proposal: ObjectiveProposal, sample: RowSample) -> None:
             if flag == "label" and column.has_label_sets:
                 what = f"column `{column.name}` holds several labels of each row"
                 raise RecipeError("--label", what, f"name it with --labels {column.name}")
-            what = f"column `{column.name}` holds {_KINDS.get(column.kind, column.kind)}"
+            what = f"column `{column.name}` holds {KIND_WORDS.get(column.kind, column.kind)}"
             read = f"{proposal.objective} reads {_FITTING[kind][0]} there"
             fix = forms[0].error(sample.patterns).fix if forms else f"name another column with --{flag}"
             raise RecipeError(f"--{flag}", f"{what}, and {read}", fix)
@@ -202,17 +202,22 @@ def best_fitting_objectives(sample: RowSample, given: Mapping[str, str]) -> list
 def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
     prompts, texts = find_usual_columns(sample, "prompt"), find_candidates("text", sample, given)
     answers = [c for c in find_usual_columns(sample, "completion") if c not in prompts[:1]]
+    answers = [c for c in answers if c.name.lower() not in _DOCUMENTS]
     answers = [c for c in answers if not c.is_label or c.is_numeric or c.name.lower() not in USUAL_NAMES["label"]]
     pair = {} if "text" in given else _pair(sample)
     grades = [c for c in columns_named(sample.columns, RELEVANCE) if c.says_numbers or c.kind == "boolean"]
+    scores = [c for c in find_usual_columns(sample, "score") if c.says_fractions or (c in grades and c.says_numbers)]
+    sets = find_candidates("labels", sample, given) if texts else []
+    marked = [*column_or_template(sets[0].name).columns] if sets and names_columns(sets[0].name) else []
+    others = [c.name for c in scores if not c.is_called_label] + (marked if len(marked) > 2 else [])
+    labels = [c for c in find_candidates("label", sample, {**pair, **given}) if not (answers and c in prompts[:1])]
     found = {
         "text": len(texts) == 1 and not list_row_forms(sample),
-        "label": [c for c in find_candidates("label", sample, {**pair, **given}) if not (answers and c in prompts[:1])],
-        "labels": texts and find_candidates("labels", sample, given),
+        "label": [c for c in labels if c.name not in others],
+        "labels": sets,
         "completion": answers,
         "text-pair": pair,
-        "score": texts
-        and [c for c in find_usual_columns(sample, "score") if c.has_fractions or (c in grades and c.says_numbers)],
+        "score": texts and scores,
         **{flag: find_candidates(flag, sample, given) for flag in (*NESTED, "liked")},
         **{flag: find_usual_columns(sample, flag) for flag in ("prompt", "chosen", "rejected", "question", "context")},
     }
@@ -261,7 +266,9 @@ def _choose_column(
         what = f"{objective} needs --{flag}; none of these columns fits: {columns}"
         raise RecipeError(f"--{flag}", what, f"add --{flag} COLUMN")
     options = {c.name: _facts(c) for c in [*usual, *candidates]}
-    return request.choose(f"--{flag}", f"The column with the {_MEANINGS.get(flag, flag)}", options)
+    reads_pair = flag == "text" and "text-pair" in proposable_objectives()[objective].columns
+    more = "; of two that belong together, name the other one with --text-pair" if reads_pair else ""
+    return request.choose(f"--{flag}", f"The column with the {_MEANINGS.get(flag, flag)}", options, more)
 
 
 def _facts(column: SampledColumn) -> str:
@@ -271,7 +278,6 @@ def _facts(column: SampledColumn) -> str:
 
 
 _OWN: Final = "; or write an objective (docs/objectives.md), and name it with --objective"
-_KINDS: Final = {"integer": "whole numbers", "number": "numbers", "boolean": "true or false", "json": "JSON as text"}
 
 
 def _instead(sample: RowSample, kind: ModelKind) -> str:
@@ -302,7 +308,7 @@ def _choose_text_alone(request: NewRecipeRequest, sample: RowSample, kind: Model
         fix = f"name one of {', '.join(known)}, and its columns{see_limits('objective')}"
         raise RecipeError("--objective", what, fix)
     others = [c for c in sample.columns.values() if c is not texts[0] and not c.is_incidental]
-    what = f"no objective reads {', '.join(f'`{c.name}` ({_KINDS.get(c.kind, c.kind)})' for c in others)} of these rows"
+    what = f"no objective reads {', '.join(f'`{c.name}` ({KIND_WORDS.get(c.kind, c.kind)})' for c in others)} of these rows"
     fix = f"to learn from `{texts[0].name}` alone, add --objective {alone}; or name the columns of another objective"
     fix += next((f", such as --score {c.name}" for c in others if c.says_numbers), "")
     request.confirm(

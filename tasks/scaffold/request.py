@@ -50,15 +50,18 @@ class NewRecipeRequest:
         """The repository that the recipe publishes to."""
         return self.repo_id or f"evergreen/{self.name}"
 
-    def choose(self, flag: str, what: str, options: Mapping[str, str]) -> str:
-        """Return one of `options`, each with what speaks for it; the first is the proposal. RecipeError if nobody can choose."""
+    def choose(self, flag: str, what: str, options: Mapping[str, str], fix: str = "") -> str:
+        """Return one of `options`, each with what speaks for it; the first is the proposal.
+
+        RecipeError if nobody can choose; `fix` is what else can be done then.
+        """
         first, *others = options
         if not others:
             return first
         listed = [f"{option} ({reason})" if reason else option for option, reason in options.items()]
         if not self.may_ask:
             more = see_limits("objective") if flag in ("--text", "--label") else ""  # not both of them
-            fix = f"add {' or '.join(f'{flag} {shlex.quote(option)}' for option in options)}{more}"
+            fix = f"add {' or '.join(f'{flag} {shlex.quote(option)}' for option in options)}{fix}{more}"
             raise RecipeError(flag, f"{what} is not clear: {', '.join(listed)}", fix)
         print(f"\n{what}:", *listed, sep="\n  ")
         while (answer := str(typer.prompt(f"Which one? {flag}", default=first))) not in options:

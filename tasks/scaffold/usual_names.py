@@ -7,25 +7,39 @@ from typing import Final
 
 RELEVANCE: Final = ("relevance", "relevant")
 """Usual names of a column that says how relevant a document is to a query."""
+CONTEXT: Final = ("input", "context")
+"""Usual names of columns that belong to a prompt."""
 USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "text": ("text", "sentence", "content", "body", "message", "question", "review", "utterance", "document"),
     "text-pair": ("text_pair", "hypothesis", "passage"),
     "label": ("label", "labels", "category", "class", "intent", "topic", "sentiment", "target", "tag", "type"),
     "labels": ("labels", "cats", "tags", "topics", "categories", "genres", "emotions", "intents", "label"),
-    "score": ("score", "similarity", "relatedness", "rating", "grade", "label", "target", *RELEVANCE),
+    "score": ("score", "similarity", "relatedness", "rating", "stars", "grade", "label", "target", *RELEVANCE),
     "spans": ("spans", "entities"),
     "prompt": (
-        *("prompt", "question", "instruction", "input", "query", "source", "article", "document", "problem", "anchor"),
+        *(
+            "prompt",
+            "question",
+            "instruction",
+            "input",
+            "query",
+            "source",
+            "article",
+            "document",
+            "dialogue",
+            "problem",
+            "anchor",
+        ),
     ),
     "completion": (
         *("completion", "answer", "response", "output", "target", "summary", "translation", "solution", "reply"),
-        "positive",
+        *("highlights", "positive"),
     ),
     "messages": ("messages", "conversation", "conversations", "chat"),
     "chosen": ("chosen", "preferred", "accepted", "better"),
     "rejected": ("rejected", "dispreferred", "worse", "negative"),
     "question": ("question", "query", "sent2"),
-    "context": ("context", "passage", "paragraph", "ctx", "article", "sent1", "premise"),
+    "context": ("context", "passage", "paragraph", "ctx", "article", "sent1", "premise", "goal"),
     "answers": ("answers",),
     "choices": ("choices", "endings", "options"),
     "liked": (),

@@ -38,11 +38,10 @@ def complete_model_folder(
     The tokenizer cuts a text where the base model's does, or where a new model's positions end, and not where training has cut it.
     """
     shutil.copytree(artifacts.tokenizer, folder, dirs_exist_ok=True)
-    for own in (folder, folder / artifacts.adapter.name):
-        restore_units(own)
+    too_coarse = restore_units(folder) | restore_units(folder / artifacts.adapter.name)
     longest = read_report(artifacts, TokenizationReport).splits["train"].longest
     write_reading_limit(folder, find_reading_limit(folder, at_least=longest, is_new=model.pretrained is None))
-    restore_use_settings(folder, model)
+    restore_use_settings(folder, model, too_coarse)
     if release_format:
         release_format.write_files(folder)
 

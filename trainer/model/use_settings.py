@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,10 +23,11 @@ logger = logging.getLogger(__name__)
 _HALF: Final = ("bfloat16", "float16")
 
 
-def restore_use_settings(folder: Path, model: Model) -> None:
+def restore_use_settings(folder: Path, model: Model, too_coarse: Collection[str] = ()) -> None:
     """Give a trained model in a folder the base model's cache and number format (`model.published_dtype`).
 
-    Whoever scores the folder scores what is published: weights that are rounded are rounded then.
+    Whoever scores the folder scores what is published: weights that are rounded are rounded then. With a format that is `too_coarse` for
+    the model's answers, all weights stay in single precision: `from_pretrained` reads and computes all of them in one format.
     """
     base, path = _configuration(model), folder / "config.json"
     config = json.loads(path.read_bytes())
@@ -33,8 +35,13 @@ def restore_use_settings(folder: Path, model: Model) -> None:
     config = {key: value for key, value in config.items() if key != "use_cache"}
     config |= {"use_cache": own["use_cache"]} if "use_cache" in own else {}
     dtype = str(getattr(base, "dtype", None)).removeprefix("torch.")
-    if model.published_dtype == "base" and dtype in _HALF and _round_weights(folder, dtype):
-        config["dtype"] = dtype
+    if model.published_dtype == "base" and dtype in _HALF:
+        if dtype in too_coarse:
+            logger.warning(
+                "train: published in single precision: the base model's %s is too coarse for the numbers", dtype
+            )
+        elif _round_weights(folder, dtype):
+            config["dtype"] = dtype
     path.write_text(json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

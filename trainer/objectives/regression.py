@@ -20,7 +20,8 @@ from params import DataError, Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Training
 from trainer.objectives.bases.advice import ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
-from trainer.objectives.bases.labels import are_unnamed, match_labels
+from trainer.objectives.bases.breakdown import RowBreakdown, cut_into_tenths
+from trainer.objectives.bases.labels import are_unnamed, match_labels, require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.likelihood import compute_logits, without_labels
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
@@ -151,8 +152,7 @@ class Regression(TextOrPairObjective[Options]):
     def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
         """Return a model whose logits are this run's numbers, by their names; ValueError if it does not predict one of them."""
         config, wanted = model.config, state["numbers"]
-        if config.problem_type not in {None, "regression"}:
-            raise ValueError(f"it predicts no numbers: its problem_type is {config.problem_type}")
+        require_problem_type(config, "regression")
         known = [str(config.id2label[i]) for i in range(config.num_labels)]
         if known == wanted or (len(known) == len(wanted) and (len(wanted) == 1 or are_unnamed(known))):
             return model
@@ -205,6 +205,15 @@ class Regression(TextOrPairObjective[Options]):
         predicted, given = self._columns(scores)
         error: NDArray[np.float64] = np.abs(predicted - given).mean(1)
         return error
+
+    def breakdowns(self, scores: ScoreColumns) -> Sequence[RowBreakdown]:
+        """The error by tenths of the true number, in units: its size, and its mean, positive where the model predicts too much."""
+        found = []
+        for name, predicted, given in zip(self.names, *(values.T for values in self._columns(scores)), strict=True):
+            error = predicted - given
+            values = {"mean absolute error": np.abs(error), "mean error": error}
+            found.append(RowBreakdown(f"true {name}", *cut_into_tenths(given), values))
+        return found
 
     @property
     def call_arguments(self) -> Mapping[str, Any]:

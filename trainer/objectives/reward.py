@@ -24,7 +24,7 @@ from params.schema import Direction
 from trainer.objectives.bases.advice import ModelKind, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.answers import as_text, render_answers
 from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
-from trainer.objectives.bases.labels import require_one_output
+from trainer.objectives.bases.labels import require_one_output, require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState
@@ -143,6 +143,7 @@ class Reward(PairObjective[Options]):
         return {"num_labels": 1, "id2label": {0: "reward"}, "label2id": {"reward": 0}, "problem_type": "regression"}
 
     def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
+        require_problem_type(model.config, "regression")
         require_one_output(model.config)
         return model
 

@@ -18,7 +18,8 @@ from params.defaults import ObjectiveDefaults
 from params.schema import Direction
 from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
-from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
+from trainer.objectives.bases.labels import require_problem_type
+from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.text_pairs import (
@@ -28,6 +29,9 @@ from trainer.objectives.bases.text_pairs import (
     asked_of_text_or_pair,
 )
 from trainer.objectives.bases.texts import Tokenizer
+
+_KIND = "single_label_classification"
+"""The `problem_type` of the model, by which a pipeline answers a softmax."""
 
 
 class Options(TextOrPairOptions):
@@ -117,7 +121,12 @@ class SequenceClassification(TextOrPairObjective[Options], ClassifierObjective[O
             raise DataError(
                 self.options.label_column, f"{what}, so there is nothing to learn", "add rows with other labels"
             )
-        return {**super().model_config(state), "problem_type": "single_label_classification"}
+        return {**super().model_config(state), "problem_type": _KIND}
+
+    def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
+        """As the base class. ValueError if the model gives a text other than one label."""
+        require_problem_type(model.config, _KIND)
+        return super().remap_labels(model, state)
 
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer

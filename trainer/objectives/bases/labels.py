@@ -31,6 +31,12 @@ def require_one_output(config: Any) -> None:
         )
 
 
+def require_problem_type(config: Any, wanted: str) -> None:
+    """Raise a ValueError if the configuration of a model says that its outputs are those of another problem."""
+    if (kind := getattr(config, "problem_type", None)) not in {None, wanted}:
+        raise ValueError(f"problem_type in its config.json is {kind}, and not {wanted}")
+
+
 def match_labels(known: Sequence[str], wanted: Sequence[str]) -> list[int | None]:
     """Return for each wanted label the place of the same one among those that a model knows, or None.
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from params.schema import Direction
 from trainer.objectives.bases.label_results import PrecisionRecallCurve
-from trainer.objectives.bases.labels import match_labels
+from trainer.objectives.bases.labels import are_unnamed, match_labels
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
 from trainer.objectives.bases.objective import Objective, ObjectiveState, OptionsT, PromptForm, ScoreColumns
@@ -163,12 +163,18 @@ class ClassifierObjective(Likelihood[OptionsT]):
         Its own labels keep the probabilities that it gives them. A label that it was not trained on gets none, and is never
         predicted: `charge_unknown` says what such a label costs. Labels that only the model knows come last: predicting
         one of them is wrong.
+
+        ValueError if the model gives a single number, or does not say what its labels are.
         """
         labels: list[str] = state["labels"]
         known = [str(model.config.id2label[i]) for i in range(model.config.num_labels)]
         if known == labels:
             return model
+        if len(known) == 1:
+            raise ValueError("it gives one number, and none for each label")
         same = match_labels(known, labels)
+        if are_unnamed(known) and not {*same} - {None}:
+            raise ValueError(f"its labels have no names ({known[0]}, ...): write them into id2label of its config.json")
         only_its_own = [i for i in range(len(known)) if i not in same]
         places = [-1 if place is None else place for place in same] + only_its_own
         self._unknown = tuple(i for i, place in enumerate(same) if place is None)

@@ -11,6 +11,7 @@ from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Expectation, Launch, Model, Training
 from trainer.objectives.bases import rows as row_checks
 from trainer.objectives.bases.advice import NewRecipeAdvice
+from trainer.objectives.bases.breakdown import RowBreakdown
 from trainer.objectives.bases.labels import as_learned
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch, transformers
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
@@ -279,6 +280,10 @@ class Objective(ReleaseReading[OptionsT], ABC):
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64] | None:
         """Return how sure the model is of each of N rows, (N,) from 0 to 1, whatever their labels are; None if the scores do not say."""
         return None
+
+    def breakdowns(self, scores: ScoreColumns) -> Sequence[RowBreakdown]:
+        """Return groups of N rows whose means the report shows, such as the error by tenths of the true number."""
+        return ()
 
     def calibration_bins(self, totals: NDArray[np.float64], state: ObjectiveState) -> list[dict[str, float]]:
         """Return mean confidence, accuracy and number of rows of each confidence bin, from summed statistics (S,)."""

@@ -28,6 +28,10 @@ _ROUNDING: Final = 2.0**-48
 """The deviation that equal numbers may have beside their mean, by rounding."""
 FINEST: Final = 2.0**-17
 """The least deviation beside the mean: a model answers in single precision, which has 24 bits, so it would answer in steps of 1/100 of it."""
+_COARSEST: Final = 2.0**-4
+"""The largest step of answers in 16 bits, in deviations: rounding to it moves a number by 1/50 of a deviation on average."""
+_RANGE: Final = 10.0
+"""So many deviations from the mean may an answer be."""
 _ADAPTER_PREFIX: Final = "base_model.model."
 
 
@@ -105,8 +109,10 @@ def standardize_head(model: PreTrainedModel, mean: Sequence[float], std: Sequenc
     model.register_forward_hook(to_units)
 
 
-def restore_units(folder: Path) -> None:
+def restore_units(folder: Path) -> frozenset[str]:
     """Put mean and deviation into the head of a trained model, or of its adapter, in a folder with config.json; others stay as they are.
+
+    Return the number formats, such as `bfloat16`, that are too coarse for the model's answers.
 
     ModelError if the files lack the weights of the head.
     """
@@ -116,7 +122,7 @@ def restore_units(folder: Path) -> None:
     path = folder / "config.json"
     config = json.loads(path.read_bytes()) if path.exists() else {}
     if not config.keys() >= set(_KEYS):
-        return
+        return frozenset()
     means, deviations = (torch.tensor(config.pop(key), dtype=torch.float64) for key in _KEYS)
     with torch.device("meta"):
         known = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -132,6 +138,14 @@ def restore_units(folder: Path) -> None:
         what = f"lacks the weights of {name}, so its numbers could not be put into units"
         raise ModelError(str(folder), what, "use a model of another architecture")
     path.write_text(json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    return frozenset(dtype for dtype in ("bfloat16", "float16") if not _can_say(means, deviations, dtype))
+
+
+def _can_say(means: torch.Tensor, deviations: torch.Tensor, dtype: str) -> bool:
+    """Return whether numbers of this format tell apart answers of such a mean and deviation, (T,) each, and reach as far."""
+    kind = torch.finfo(getattr(torch, dtype))
+    is_fine = kind.eps * means.abs() <= _COARSEST * deviations
+    return bool((is_fine & (means.abs() + _RANGE * deviations < kind.max)).all())
 
 
 def _in_units(

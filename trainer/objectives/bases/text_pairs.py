@@ -19,8 +19,8 @@ TEXT_FLAGS: Final[Mapping[str, str]] = {"text": "text_column", "text-pair": "tex
 _NUMBERED: Final = (("1", "2"), ("_1", "_2"), ("_a", "_b"), ("a", "b"))
 _USUAL: Final = (
     *(("premise", "hypothesis"), ("text", "text_pair"), ("question", "passage"), ("question", "sentence")),
-    *(("question", "context"), ("query", "document"), ("query", "passage")),
-    *((f"{what}{one}", f"{what}{two}") for what in ("sentence", "question", "text") for one, two in _NUMBERED),
+    *(("question", "context"), ("query", "document"), ("query", "passage"), ("claim", "evidence")),
+    *((f"{what}{one}", f"{what}{two}") for what in ("sentence", "question", "text", "title") for one, two in _NUMBERED),
 )
 """Usual names of the columns of two texts that are read together."""
 _PAIR: Final = {"text", "text_pair"}

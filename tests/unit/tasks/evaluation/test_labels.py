@@ -14,9 +14,9 @@ from sklearn.metrics import f1_score
 from params import RecipeError
 from params.schema import Gate, ObjectiveChoice
 from tasks.evaluation.gate import judge_candidate
+from tasks.evaluation.label_report import LabelReport
 from tasks.evaluation.labels import report_labels
 from tasks.evaluation.report import EvaluationDetails
-from tasks.evaluation.report_parts import LabelReport
 from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Resampler
 from trainer import objectives

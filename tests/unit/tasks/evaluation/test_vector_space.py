@@ -11,7 +11,7 @@ from params import DataError, RecipeError, load
 from params.foundation.artifacts import Artifacts
 from params.schema import Data, Launch
 from tasks import digests
-from tasks.evaluation.report_parts import VectorSpaceChange
+from tasks.evaluation.vector_space_change import VectorSpaceChange
 from tasks.ingestion.stage import ingest
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import save_report

@@ -11,8 +11,8 @@ import matplotlib as mpl
 import pytest
 from PIL import Image
 
+from tasks.evaluation.label_report import LabelCurve
 from tasks.evaluation.report import MetricComparison, SliceResult
-from tasks.evaluation.report_parts import LabelCurve
 from tasks.report.canvas import figure_as_png, figure_as_svg
 from tasks.report.charts import (
     MetricCurves,

@@ -647,3 +647,14 @@ def test_a_share_of_rows_to_set_aside_that_is_none_is_refused(project: Path, sha
     with pytest.raises(RecipeError, match="is no share of the rows") as error:
         make(data="data/questions.csv", model="new", max_quarantined=share)
     assert error.value.where == "--max-quarantined"
+
+
+def test_a_title_that_is_not_read_is_named_with_the_flag_that_reads_it(
+    project: Path, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [f"a text that says much about the number {i} and about what is near to it" for i in range(80)]
+    rows = [{"text": text, "title": f"on {i}", "topic": ("odd", "even")[i % 2]} for i, text in enumerate(texts)]
+    write_json(project / "data/titles.jsonl", rows)
+    request = NewRecipeRequest("titles", "data/titles.jsonl", model=str(models / "bert"))
+    create_recipe(request)
+    assert "does not read: title; --text-pair names a second text" in capsys.readouterr().out

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from params import ModelError, Recipe
 from params.foundation.artifacts import Artifacts
-from params.schema import Model
+from params.schema import Model, ObjectiveChoice
 from tasks.diagnostics.model_checks import find_generation_problem
 from tasks.training.model_folder import check_same_metrics, complete_model_folder
 from tests.support import releases, tiny
@@ -24,6 +24,7 @@ from tests.support.zoo.cells import train_in_process
 from trainer.job import Job
 from trainer.model.network import _load
 from trainer.model.use_settings import restore_use_settings
+from trainer.objectives import build_objective
 
 
 def trained_folder(base: Path, folder: Path) -> Path:
@@ -99,6 +100,41 @@ def test_the_limit_of_training_is_not_that_of_the_model(trained: tuple[Artifacts
     complete_model_folder(other.model, other, base)
     assert AutoTokenizer.from_pretrained(other.model).model_max_length == 77, "the base model's own"
     assert json.loads((other.model / "tokenizer.json").read_text())["truncation"] is None
+
+
+@pytest.mark.parametrize("base_format", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("mean", "std", "kept"),
+    [
+        (1990.3, 1.2, {"bfloat16", "float16"}),
+        (1990.3, 50.0, {"bfloat16"}),
+        (3.2, 1.1, set()),
+        (0.4, 0.2, set()),
+        (40_000.0, 20_000.0, {"float16"}),  # up to 240,000, and 16 bits end at 65,504
+    ],
+    ids=["years", "centuries", "stars", "shares", "prices"],
+)
+def test_numbers_that_16_bits_cannot_tell_apart_are_published_in_single_precision(
+    mean: float, std: float, kept: set[str], base_format: str, trained: tuple[Artifacts, Recipe], tmp_path: Path
+) -> None:
+    """`from_pretrained` at its defaults reads and computes in the format that config.json names: its answers are those that were learned."""
+    artifacts = Artifacts("tiny", shutil.copytree(trained[0].root, tmp_path / "run"))
+    objective = build_objective(ObjectiveChoice(name="regression", label_column="number"))
+    state = {"numbers": ["number"], "mean": [mean], "std": [std]}
+    config = AutoConfig.from_pretrained(artifacts.model, **objective.model_config(state))
+    torch.manual_seed(0)
+    network = AutoModelForSequenceClassification.from_config(config)
+    network.to(getattr(torch, base_format)).save_pretrained(tmp_path / "base")
+    network.float()
+    objective.prepare_model(network.eval(), None, state, list(network.state_dict()))
+    network.save_pretrained(artifacts.model)
+    complete_model_folder(artifacts.model, artifacts, Model(pretrained=str(tmp_path / "base")))
+    ids = {"input_ids": torch.arange(5, 29).reshape(4, 6)}
+    released = AutoModelForSequenceClassification.from_pretrained(artifacts.model).eval()
+    with torch.no_grad():
+        distances = (released(**ids).logits.double() - network(**ids).logits).abs() / std
+    assert distances.max() < 0.05
+    assert released.dtype == (torch.float32 if base_format in kept else getattr(torch, base_format))
 
 
 def test_a_saved_model_that_is_not_the_trained_one_is_refused(trained: tuple[Artifacts, Recipe]) -> None:

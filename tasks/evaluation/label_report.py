@@ -1,16 +1,8 @@
-"""Parts of the evaluation's report for some objectives: the results of labels, and how far vectors have moved."""
+"""The results of labels in an evaluation's report, as types."""
 
 from __future__ import annotations
 
-import math
-from typing import Annotated
-
-from pydantic import BeforeValidator
-
-from tasks.stages import Report
-
-Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
-"""A number that may be NaN, for which JSON has only null."""
+from tasks.stages import Number, Report
 
 
 class LabelResult(Report):
@@ -73,22 +65,3 @@ class LabelReport(Report):
     """(L,); empty for many labels."""
     curves: list[LabelCurve]
     """Empty unless each label has a probability of its own."""
-
-
-class VectorSpaceChange(Report):
-    """How far the vectors of the same texts are from those of the champion."""
-
-    texts: int
-    cosine: Number | None
-    """Mean cosine of the two vectors of each text; None if they have other sizes."""
-    rotated: Number | None
-    """The same after the best rotation of one of the spaces."""
-
-    @property
-    def sentence(self) -> str:
-        """What that means for whoever has an index of vectors."""
-        found = f"the vectors of {self.texts:,} held-out texts have another size than those of the published model"
-        if self.cosine is not None:
-            found = f"the vectors of {self.texts:,} held-out texts have a mean cosine of {self.cosine:.3f} with those of the published model"
-            found += f", {self.rotated:.3f} after the best rotation"
-        return f"{found}; an index of vectors must be rebuilt: those of two models cannot be compared"
