@@ -35,7 +35,8 @@ from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.encoding import RowEncoder
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
-from trainer.model.limits import NO_LIMIT, find_position_limits_in, find_reading_limit
+from trainer.model.limits import find_position_limits_in, find_reading_limit
+from trainer.objectives.bases.position_limits import NO_LIMIT
 from trainer.runtime.library_errors import as_remote_code_error
 from trainer.runtime.model_files import check_safe_to_load
 

@@ -19,9 +19,10 @@ from tasks.digests import PROVENANCE
 from tasks.inference.answer import ModelAnswer, NearText, PredictedLabel, PredictedNumber, PredictedSpan
 from trainer import objectives
 from trainer.model.adapters import TASKS, BaseModelReference, is_adapter_folder
-from trainer.model.limits import NO_LIMIT, find_position_limits, window_overlap
+from trainer.model.limits import window_overlap
 from trainer.model.network import load_trained_model
 from trainer.objectives.bases.objective import Objective, PromptForm
+from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_limits
 from trainer.objectives.bases.sentence_transformers_files import MODULES, embed_texts, set_prompts
 from trainer.objectives.bases.text_pairs import read_pair
 from trainer.objectives.bases.texts import strip_repeated_special_tokens

@@ -56,6 +56,8 @@ class Objective(ReleaseReading[OptionsT], ABC):
     """The score that groups rows, such as the number of a query: a row is a sequence, and statistics and resamples take whole groups."""
     group_columns: Sequence[str] = ()
     """The columns whose equal values make rows a group, such as that of the query: `data.group_by` keeps them in one split."""
+    batch_group: str | None = None
+    """An integer of an `Example`, such as the number of a query: those with the same one are trained on in one global batch, if it has room."""
     split_metrics: ClassVar[frozenset[str]] = frozenset()
     """Metrics that no sums over rows determine, such as a rank correlation: `whole_metrics` computes them of all rows at once."""
     example_counts: ClassVar[tuple[str, ...]] = ()
@@ -130,6 +132,10 @@ class Objective(ReleaseReading[OptionsT], ABC):
             own = "label_smoothing" in self.options_class.model_fields
             fix = "set objective.label_smoothing instead" if own else "remove it"
             yield Problem(key, "has no effect on this objective's loss", fix)
+
+    def models(self) -> Mapping[tuple[str | int, ...], str]:
+        """Return the folders and repositories (`owner/name@commit`) of further models that it reads, by the keys of the recipe that name them."""
+        return {}
 
     def remarks(self, model: Model) -> Iterable[str]:
         """Return what `evergreen check` says about this recipe where it does not say so itself."""
