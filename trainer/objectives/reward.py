@@ -73,6 +73,7 @@ class Reward(PairObjective[Options]):
     shares = frozenset({"reward_accuracy", "calibration_error"})
     main_metric = "reward_accuracy"
     served_scores = ("chosen_reward", "rejected_reward")
+    writes_answers = False
     reader_cuts = True
     cut_texts_are_easier = False
     auto_class = "AutoModelForSequenceClassification"
