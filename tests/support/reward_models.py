@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
 from params import Recipe, load
 from params.foundation.artifacts import Artifacts
 from tasks.stages import save_report
@@ -12,6 +14,15 @@ from tasks.tokenization.stage import tokenize
 from tests.support import preferences, releases, tiny
 from tests.support.pretrained import write_model
 from tests.support.tiny_releases import CHAT
+
+
+def write_classifier(folder: Path, labels: int = 1, **config: Any) -> Path:
+    """Write a classifier of random weights that gives a text so many numbers; return the folder."""
+    write_model(folder, "llama")
+    made = AutoConfig.from_pretrained(folder, num_labels=labels)
+    made.update(config)
+    AutoModelForSequenceClassification.from_config(made).save_pretrained(folder)
+    return folder
 
 
 def made(root: Path, *, chat: bool = False, steps: int = 4, **objective: Any) -> tuple[Artifacts, Recipe]:

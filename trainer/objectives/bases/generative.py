@@ -135,7 +135,7 @@ class GenerativeObjective(Objective[OptionsT]):
             try:
                 reward.check()
             except TransientError as error:
-                logger.warning("check: objective.rewards.%d was not checked: %s: %s", i, error.where, error.what)
+                logger.warning("check: objective.rewards.%d was not checked: %s: %s", i, reward.name, error.what)
             except EvergreenError as error:
                 yield Problem(("objective", "rewards", i), f"{reward.name}: {error.what}", error.fix)
         if training.streaming:

@@ -57,7 +57,7 @@ class Objective(ReleaseReading[OptionsT], ABC):
     group_columns: Sequence[str] = ()
     """The columns whose equal values make rows a group, such as that of the query: `data.group_by` keeps them in one split."""
     batch_group: str | None = None
-    """An integer of an `Example`, such as the number of a query: those with the same one are trained on in one global batch, if it has room."""
+    """The name of an integer of each `Example`, such as a query's number: those with the same one share a global batch, if it has room."""
     split_metrics: ClassVar[frozenset[str]] = frozenset()
     """Metrics that no sums over rows determine, such as a rank correlation: `whole_metrics` computes them of all rows at once."""
     example_counts: ClassVar[tuple[str, ...]] = ()
@@ -227,6 +227,11 @@ class Objective(ReleaseReading[OptionsT], ABC):
     def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
         """Return what a micro-batch adds to the mean loss of its global batch; by default by the model's own loss, a mean."""
         return compute_rescaled_model_loss(model, batch, share, self.loss_items(batch))
+
+    @property
+    def label_name(self) -> str:
+        """What of a batch the `global_loss` of a whole global batch gets as labels (trainer.loop.global_batch_trainer)."""
+        return "labels"
 
     def prepare_inputs(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Add to a batch what depends on the model, such as `decoder_input_ids`; called once per batch."""

@@ -177,7 +177,7 @@ def _require_pinned(name: str, path: str, revision: str | None) -> None:
         from transformers.utils.hub import resolve_revision
 
         commit = getattr(resolve_revision(path, revision), "resolved", None)
-        fix = f"write {path}@{commit}, the commit that it is now" if commit else f"write {path}@ and a commit's hash"
+        fix = f"name its commit: {path}@{commit}" if commit else f"name its commit: {path}@ and its hash"
         raise ModelError(name, f"{revision} is no commit: a branch or a tag may move, and rewards with it", fix)
 
 
@@ -186,6 +186,9 @@ def _read_settings(path: str, revision: str | None) -> tuple[Any, Tokenizer]:
     """Return the configuration and the tokenizer of a model."""
     from transformers import AutoConfig, AutoTokenizer
 
+    if Path(path).is_dir() and has_only_unsafe_weights(Path(path)):
+        what = "has weights only as pickle files, which are never loaded"
+        raise ModelError(path, what, "load them where you trust them, and write safetensors with `save_pretrained`")
     try:
         pinned = check_safe_to_load(path, revision) or "main"
         config = AutoConfig.from_pretrained(path, revision=pinned, trust_remote_code=False)
@@ -201,9 +204,6 @@ def _load(path: str, revision: str | None) -> _Loaded:
     from transformers import AutoModelForSequenceClassification
 
     _, tokenizer = _read_settings(path, revision)
-    if Path(path).is_dir() and has_only_unsafe_weights(Path(path)):
-        what = "has weights only as pickle files, which are never loaded"
-        raise ModelError(path, what, "load them where you trust them, and write safetensors with `save_pretrained`")
     try:
         pinned = check_safe_to_load(path, revision) or "main"
         network, info = AutoModelForSequenceClassification.from_pretrained(
