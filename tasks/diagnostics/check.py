@@ -312,6 +312,7 @@ _CHECKS: list[Callable[..., Iterable[Problem]]] = [
     _publish_problems,
     model_checks.find_adapter_publishing_problems,
     model_checks.find_unusable_start_models,
+    model_checks.find_unusable_further_models,
     _conflict_problems,
     _dvc_problems,
     _secret_problems,

@@ -70,6 +70,12 @@ def find_unusable_start_models(sections: Mapping[str, Any]) -> Iterator[Problem]
             yield Problem(key, f"the Hub refuses {path!a}: {problem}", "write another `owner/name`")
 
 
+def find_unusable_further_models(objective: ObjectiveChoice) -> Iterator[Problem]:
+    """Find models that the objective cannot read beside the one that is trained; may ask a Hub."""
+    if not objectives.find_option_problems(objective):
+        yield from objectives.build_objective(objective).find_model_problems()
+
+
 def _warn_of_unpublished(recipe: str) -> None:
     from tasks.evaluation.report import Blessing
     from tasks.stages import read_report

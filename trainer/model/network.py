@@ -253,6 +253,7 @@ def _load(
     The size may be another one only where `overrides` may change the number of labels.
     """
     import torch
+    from safetensors import SafetensorError
 
     theirs = logging.getLogger("transformers.modeling_utils")
     if Path(path).is_dir() and has_only_unsafe_weights(Path(path)):
@@ -271,7 +272,7 @@ def _load(
             ignore_mismatched_sizes=True,
             **overrides,
         )
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise as_loading_error(path, error) from error
     finally:
         theirs.removeFilter(_is_no_table_of_weights)

@@ -6,7 +6,7 @@ import json
 import logging
 import statistics
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
@@ -110,6 +110,19 @@ class GenerativeObjective(Objective[OptionsT]):
         sources = enumerate(self.options.rewards)
         return {("objective", "rewards", i, "model"): source.model for i, source in sources if source.model}
 
+    def find_model_problems(self) -> Iterable[Problem]:
+        return self._problems_of_rewards({i for i, source in enumerate(self.options.rewards) if source.model})
+
+    def _problems_of_rewards(self, numbers: Collection[int]) -> Iterator[Problem]:
+        for i in sorted(numbers):
+            reward = self.rewards.rewards[i]
+            try:
+                reward.check()
+            except TransientError as error:
+                logger.warning("check: objective.rewards.%d was not checked: %s: %s", i, reward.name, error.what)
+            except EvergreenError as error:
+                yield Problem(("objective", "rewards", i), f"{reward.name}: {error.what}", error.fix)
+
     def check_model(self, model: PreTrainedModel) -> None:
         """As the base class; a reward model that cannot be loaded ends a training before its first step."""
         self.rewards.load()
@@ -131,13 +144,7 @@ class GenerativeObjective(Objective[OptionsT]):
         if options.reward_weights and len(options.reward_weights) != len(options.rewards):
             what = f"has {len(options.reward_weights)} weights for {len(options.rewards)} rewards"
             yield Problem(("objective", "reward_weights"), what, "give one weight per reward, or remove the weights")
-        for i, reward in enumerate(self.rewards.rewards):
-            try:
-                reward.check()
-            except TransientError as error:
-                logger.warning("check: objective.rewards.%d was not checked: %s: %s", i, reward.name, error.what)
-            except EvergreenError as error:
-                yield Problem(("objective", "rewards", i), f"{reward.name}: {error.what}", error.fix)
+        yield from self._problems_of_rewards({i for i, source in enumerate(options.rewards) if source.name})
         if training.streaming:
             what = "a round of completions needs the prompts of the next steps, which a stream does not know"
             yield Problem(("training", "streaming"), what, "set it to false: prompts take little memory")

@@ -137,6 +137,10 @@ class Objective(ReleaseReading[OptionsT], ABC):
         """Return the folders and repositories (`owner/name@commit`) of further models that it reads, by the keys of the recipe that name them."""
         return {}
 
+    def find_model_problems(self) -> Iterable[Problem]:
+        """Return what is wrong with these models, for `evergreen check`; it may ask a Hub. A training says it when it loads them."""
+        return ()
+
     def remarks(self, model: Model) -> Iterable[str]:
         """Return what `evergreen check` says about this recipe where it does not say so itself."""
         return ()

@@ -201,6 +201,7 @@ def _read_settings(path: str, revision: str | None) -> tuple[Any, Tokenizer]:
 
 @lru_cache(maxsize=8)
 def _load(path: str, revision: str | None) -> _Loaded:
+    from safetensors import SafetensorError
     from transformers import AutoModelForSequenceClassification
 
     _, tokenizer = _read_settings(path, revision)
@@ -215,7 +216,7 @@ def _load(path: str, revision: str | None) -> _Loaded:
             output_loading_info=True,
         )
         limit = find_position_limits(network.config).reading_limit(tokenizer.model_max_length)
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
         raise as_loading_error(path, error) from error
     if missing := sorted(info["missing_keys"]):
         what = f"is no reward model: its weights lack {', '.join(missing[:5])}, so rewards would be random"

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer
 
 from params import DataError, ModelError
-from params.schema import Launch, Model, ObjectiveChoice, Training
+from params.schema import ObjectiveChoice
 from tasks.inference.tried_model import AnsweringModel, AnswerOptions
 from tasks.shards.split_rows import SplitRows
 from tests.support import releases, reward_models
@@ -88,10 +88,9 @@ def test_a_release_is_tried_as_it_was_evaluated(chat: bool, tmp_path: Path) -> N
 
 
 def problem_of(folder: Path, **options: Any) -> str:
-    """What is wrong with a reward model, as `check` and a training say it."""
+    """What is wrong with a reward model, as `check` says it."""
     built = grpo({"model": str(folder)}, **options)
-    training = Training(max_steps=1, global_batch_size=8, learning_rate=1e-3, best_metric="reward")
-    found = [*built.conflicts(model=Model(pretrained="a/b"), training=training, launch=Launch(micro_batch_size=1))]
+    found = [*built.find_model_problems()]
     assert [problem.key for problem in found] in ([], [("objective", "rewards", 0)])
     return "; ".join(f"{problem.what}; {problem.fix}" for problem in found)
 
