@@ -20,7 +20,7 @@ from params.schema import Launch, Model, Quantization
 from trainer.model import adapters, label_head
 from trainer.model.use_settings import repair_generation_settings
 from trainer.objectives.bases.padding import put_padding_before_text
-from trainer.runtime.library_errors import as_loading_error
+from trainer.runtime.library_errors import as_loading_error, is_hub_away
 from trainer.runtime.model_files import check_safe_to_load, has_only_unsafe_weights
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ def _tokens_new_to_base(model: Model, tokenizer: Tokenizer) -> list[int]:
     try:
         revision = check_safe_to_load(model.pretrained, model.revision, weights=False)
         own = AutoTokenizer.from_pretrained(model.pretrained, revision=revision or "main", trust_remote_code=False)
-    except (ConnectionError, TimeoutError) as error:
-        raise as_loading_error(model.pretrained, error) from error
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if is_hub_away(error):
+            raise as_loading_error(model.pretrained, error) from error
         return []  # it has none
     if own.vocab_size != tokenizer.vocab_size:
         return []  # it is another one

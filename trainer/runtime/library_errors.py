@@ -40,9 +40,20 @@ def as_remote_code_error(where: str, error: BaseException | None) -> ModelError 
     return ModelError(where, what, fix)
 
 
+def is_hub_away(error: BaseException) -> bool:
+    """Whether the Hub did not answer. transformers then raises a plain OSError, which the client's error has caused."""
+    found: BaseException | None = error
+    while found is not None:
+        names = {kind.__name__ for kind in type(found).__mro__}
+        if names & {"ConnectionError", "TimeoutError", "TransportError"}:
+            return "OfflineModeIsEnabled" not in names  # that is as somebody wants it
+        found = found.__cause__ or found.__context__
+    return False
+
+
 def as_loading_error(where: str, error: Exception) -> EvergreenError:
     """Return the error to raise instead of one with which transformers does not load a model: it may be loaded later, or never."""
-    if isinstance(error, ConnectionError | TimeoutError):
+    if is_hub_away(error):
         return TransientError(where, f"cannot be downloaded: {error}", "try again when the Hub is reachable")
     fix = "check the path, the revision and the model's type"
     if isinstance(error, ImportError):

@@ -195,6 +195,8 @@ def _read_settings(path: str, revision: str | None) -> tuple[Any, Tokenizer]:
         tokenizer = AutoTokenizer.from_pretrained(path, revision=pinned, trust_remote_code=False)
     except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
         raise as_loading_error(path, error) from error
+    if not tokenizer.is_fast:
+        raise ModelError(path, "has only a slow tokenizer", "use a model whose repository holds tokenizer.json")
     tokenizer.truncation_side = "left"  # a text that is too long loses its beginning, and not the answer
     return config, tokenizer
 

@@ -14,6 +14,7 @@ from params import ModelError, TransientError
 from params.loading import read_yaml_document
 from tasks.diagnostics.check import find_recipe_problems
 from tasks.hub_server.server import LocalHub
+from tasks.tokenization.tokenizers import load_tokenizer
 from tests.support import base_models, in_process, prompts, releases, reward_models, tiny
 from tests.support.faulty_hub import quick_client
 from tests.support.settings_check import check_settings_in_this_process
@@ -100,5 +101,7 @@ def test_a_hub_that_is_away_is_waited_for(
     assert f"objective.rewards.0 was not checked: {away}" in caplog.text
     with pytest.raises(TransientError, match="try again when the Hub is reachable"), quick_client():
         RewardModel(away).load()
+    with pytest.raises(TransientError, match="cannot be downloaded"), quick_client():
+        load_tokenizer("tests/nobody", None)
     with pytest.raises(ModelError, match="name its commit: tests/tiny@"), quick_client():
         RewardModel("tests/tiny@main").check()
