@@ -11,9 +11,10 @@ code of a repository is run. A reward does not depend on the other completions o
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, Self
 
@@ -33,6 +34,7 @@ from trainer.rewards import Reward, RewardFunction, RewardRow
 from trainer.runtime.library_errors import as_loading_error
 from trainer.runtime.model_files import check_safe_to_load, has_only_unsafe_weights
 
+logger = logging.getLogger(__name__)
 PROMPT: Final = "prompt_text"
 """The key of a reward's row with the prompt as its template has filled it, before a chat template renders it."""
 _HEAD: Final = "ForSequenceClassification"
@@ -121,18 +123,14 @@ class RewardModel:
 
     def load(self) -> None:
         """Load the model, if this process has not yet; errors as of `check`, and a ModelError if its weights cannot be loaded."""
-        self.check()
-        _load(self._path, self._revision)
+        self._ready  # noqa: B018
 
     def __call__(self, completions: Sequence[str], rows: Sequence[RewardRow], device: Any = "cpu") -> list[float]:
         """Return the reward of each of n completions; each text is read once.
 
         DataError if the chat template refuses one. Other errors are those of `load`.
         """
-        self.load()
-        network, tokenizer, max_length = _load(self._path, self._revision)
-        form = self._form(network.config, tokenizer)
-        conversations = ConversationTokenizer(tokenizer) if form.chat else None
+        (network, tokenizer, max_length), form, conversations = self._ready
         texts = []
         for completion, row in zip(completions, rows, strict=True):
             parts = [str(row[PROMPT]), completion]
@@ -147,6 +145,16 @@ class RewardModel:
         ids = [own for own, _ in form.tokenize(known, tokenizer, max_length)] if known else []
         found = dict(zip(known, _score(network.to(device), ids), strict=True))
         return [found[text] for text in texts]
+
+    @cached_property
+    def _ready(self) -> tuple[_Loaded, AnswerForm, ConversationTokenizer | None]:
+        self.check()
+        loaded = _load(self._path, self._revision)
+        form = self._form(loaded.network.config, loaded.tokenizer)
+        if not (AnswerForm.of(loaded.network.config.to_dict()) or self._reads):
+            read = "messages" if form.chat else "one text"
+            logger.info("%s does not say how it reads prompt and completion, nor does `reads`: as %s", self.name, read)
+        return loaded, form, ConversationTokenizer(loaded.tokenizer) if form.chat else None
 
     def _form(self, config: Any, tokenizer: Tokenizer) -> AnswerForm:
         own = AnswerForm.of(config.to_dict())
