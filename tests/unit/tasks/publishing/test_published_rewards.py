@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 from huggingface_hub import HfApi
 
@@ -19,6 +20,7 @@ from tests.support import base_models, in_process, prompts, releases, reward_mod
 from tests.support.faulty_hub import quick_client
 from tests.support.settings_check import check_settings_in_this_process
 from tests.support.training import plan_job
+from trainer.objectives.bases import reward_models as published_rewards
 from trainer.objectives.bases.reward_models import PROMPT, RewardModel
 
 pytestmark = pytest.mark.usefixtures("no_hub_settings")
@@ -90,11 +92,13 @@ def test_a_hub_that_is_away_is_waited_for(
     published: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without it, a model that is in the cache is read from there, and `check` says that it has not looked at another."""
-    _, folder, commit, _ = published
-    here = RewardModel(f"tests/tiny@{commit}")
-    expected = here(["It is 11."], ROWS)
-    base_models.use_hub(monkeypatch, "http://127.0.0.1:9", TOKEN, folder.parents[3] / "cache")
-    assert here(["It is 11."], ROWS) == expected
+    _, _, commit, _ = published
+    expected = RewardModel(f"tests/tiny@{commit}")(["It is 11."], ROWS)
+    base_models.use_hub(monkeypatch, "http://127.0.0.1:9", TOKEN, Path(huggingface_hub.constants.HF_HUB_CACHE))
+    for kept in (published_rewards._load, published_rewards._read_settings):
+        kept.cache_clear()
+    with quick_client():
+        assert RewardModel(f"tests/tiny@{commit}")(["It is 11."], ROWS) == expected
     away = "tests/tiny@" + "2" * 40
     with caplog.at_level(logging.WARNING), quick_client():
         assert checked(tmp_path, away, monkeypatch) == ""
