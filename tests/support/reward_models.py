@@ -16,9 +16,9 @@ from tests.support.pretrained import write_model
 from tests.support.tiny_releases import CHAT
 
 
-def write_classifier(folder: Path, labels: int = 1, **config: Any) -> Path:
+def write_classifier(folder: Path, labels: int = 1, model_type: str = "llama", **config: Any) -> Path:
     """Write a classifier of random weights that gives a text so many numbers; return the folder."""
-    write_model(folder, "llama")
+    write_model(folder, model_type)
     made = AutoConfig.from_pretrained(folder, num_labels=labels)
     made.update(config)
     AutoModelForSequenceClassification.from_config(made).save_pretrained(folder)

@@ -14,6 +14,7 @@ from params import ModelError
 from tests.support import in_process, prompts
 from tests.support.pretrained import write_model
 from tests.support.training import ElasticTraining, assert_same, metrics_log, plan_job, run_train_with_kills
+from trainer import objectives
 from trainer.objectives.bases import reward_models
 
 BUFFERED = prompts.GRPO | {"steps_per_generation": 2, "beta": 0.1}
@@ -86,6 +87,7 @@ def test_a_model_is_loaded_once_before_the_first_step(
     trainer = in_process.trainer_of(plan_job(artifacts, recipe))
     assert len(loaded) == 1
     trainer.train()
+    objectives.build_objective(recipe.objective).rewards.load()  # as that of each model in an evaluation
     assert len(loaded) == 1
     assert [line for line in trainer.state.log_history if "eval_reward" in line]
     (network, *_) = reward_models._load(str(answers), None)

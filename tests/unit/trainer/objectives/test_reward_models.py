@@ -172,8 +172,14 @@ def test_a_reward_is_a_function_or_a_model(given: dict[str, Any], what: str) -> 
 # What is scored
 
 
-def test_each_text_is_read_once_and_alike_in_every_batch(tmp_path: Path) -> None:
-    folder = write_classifier(tmp_path)
+@pytest.mark.parametrize(
+    ("model_type", "config"), [("bert", {}), ("llama", {}), ("llama", {"pad_token_id": None})], ids=str
+)
+def test_each_text_is_read_once_and_alike_in_every_batch(
+    model_type: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    """An encoder sees padding that is not masked; a decoder reads the end of a text, which it finds by its padding token."""
+    folder = write_classifier(tmp_path, model_type=model_type, **config)
     reward = RewardModel(str(folder))
     said = [f"{'so ' * (i % 7)}{i}" for i in range(40)]
     rows = [{"row_id": i, PROMPT: "Say a number:"} for i in range(40)]
