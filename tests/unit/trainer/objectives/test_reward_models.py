@@ -27,7 +27,7 @@ def grpo(*rewards: Any, **options: Any) -> Any:
     return objectives.build_objective(ObjectiveChoice(name="grpo", rewards=list(rewards), **options))
 
 
-@pytest.mark.parametrize("kind", ["texts", "texts with a separator", "messages"])
+@pytest.mark.parametrize("kind", [pytest.param("texts", marks=pytest.mark.slow), "texts with a separator", "messages"])
 def test_rewards_are_those_of_the_objectives_evaluation(kind: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "texts": {},
