@@ -21,8 +21,8 @@ from trainer.loop import arguments, extensions
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.model import network
-from trainer.model.limits import find_position_table
 from trainer.objectives.bases.padding import token_column_names
+from trainer.objectives.bases.position_limits import find_position_table
 from trainer.reporting import trackers
 from trainer.reporting.callbacks import StepRecorder, TrainingReporter, apply_log_level
 from trainer.runtime.heartbeat import Heartbeat
@@ -66,14 +66,13 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
     every = args.eval_accumulation_steps
     metrics = EvaluationMetrics(objective, state=state, tokenizer=tokenizer, metrics=job.metrics, to_cpu_every=every)
     base: Any = import_by_name(objective.trainer_class, "objective")
-    group = getattr(objective, "batch_group", None)
     trainer = extensions.combine_trainer_class(training, base)(
         objective=objective,
         metrics=metrics,
         keep_checkpoints=training.keep_checkpoints,
         save_minutes=training.save_minutes,
         lengths=rows.lengths() if training.group_by_length else None,
-        groups=rows.numbers(group)[1] if group else None,
+        groups=rows.numbers(objective.batch_group)[1] if objective.batch_group else None,
         identity=job.identity,
         heartbeat=heartbeat,
         stop_requested=stop_requested,

@@ -69,22 +69,25 @@ _HARMLESS_PREFIXES = (
     "ddp_timeout",
     "eval_accumulation_steps",
 )
+_OF_MODEL = {".safetensors", ".json", ".jinja"}
+"""Files of a model's folder that decide what it computes."""
 
 
-def run_identity(tokens: Path, sections: Mapping[str, Any]) -> dict[str, str]:
+def run_identity(tokens: Path, sections: Mapping[str, Any], models: Iterable[str] = ()) -> dict[str, str]:
     """Return everything that decides the weights, by name; two trainings with equal identities give equal weights.
 
     It holds the keys of the recipe's `sections`, those of `trainer.job.SECTIONS`, and SHA-256 hashes of the tokens, the tokenizer, a
-    local base model, `DECIDING_CODE` and the code that the recipe names. The number of processes, the micro-batch, and what is logged
-    or kept are not part of it.
+    local base model, `DECIDING_CODE` and the code that the recipe names; and of `Objective.models`, as far as they are folders. The
+    number of processes, the micro-batch, and what is logged or kept are not part of it.
     """
     keys = deciding_keys(sections)
     data = (p for p in tokens.rglob("*") if p.is_file() and p.suffix in {".arrow", ".json"})
     files = {f"tokens {p.relative_to(tokens)}": p for p in data}
-    base = keys["model"]["pretrained"]
-    if base and Path(base).is_dir():
-        weights = (p for p in Path(base).iterdir() if p.suffix in {".safetensors", ".json"})
-        files |= {f"base model {p.name}": p for p in weights}
+    named = {"base model": keys["model"]["pretrained"] or "", **{f"model {path}": path for path in models}}
+    for name, path in named.items():
+        if path and Path(path).is_dir():
+            own = (p for p in Path(path).iterdir() if p.suffix in _OF_MODEL)
+            files |= {f"{name} {p.name}": p for p in own}
     hashes = {name: file_sha256(path) for name, path in files.items()}
     return dict(sorted((recipe_identity(keys) | hashes | code_hashes(keys)).items()))
 

@@ -44,7 +44,7 @@ class Job(Section):
     @classmethod
     def plan(cls, artifacts: Artifacts, launch: Launch, sections: Mapping[str, Any]) -> Job:
         """Return the job of the sections `SECTIONS` of a recipe; its folder is named after its identity."""
-        identity = run_identity(artifacts.tokens, sections)
+        identity = run_identity(artifacts.tokens, sections, build_objective(sections["objective"]).models().values())
         folder = (artifacts.checkpoints / run_key(identity)).absolute()
         return cls(**sections, launch=launch, tokens=artifacts.tokens.absolute(), folder=folder, identity=identity)
 

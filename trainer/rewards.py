@@ -1,7 +1,7 @@
-r"""Rewards: functions that say how good completions are.
+r"""Rewards: functions that say how good completions are, and the sum of rewards.
 
-A reward takes n completions as text and their n rows (mappings with `row_id`, `prompt` and the reference columns), and
-returns one number per completion. A recipe can add keyword arguments.
+A function takes n completions as text and their n rows (mappings with `row_id`, `prompt` and the reference columns), and
+returns one number per completion. A recipe can add keyword arguments. Models that give rewards are in objectives/bases/reward_models.py.
 
     rewards:
       - trainer.rewards:numeric_answer
@@ -14,7 +14,8 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 from params import DataError, ModelError
 from params.importing import import_with_arguments
@@ -61,44 +62,88 @@ def parse_answer_number(text: str) -> Decimal | None:
     return Decimal((numbers[0] if mark else numbers[-1]).replace("$", "").replace(",", ""))
 
 
+class Reward(Protocol):
+    """What gives completions a number each."""
+
+    name: str
+    """The reward in messages."""
+
+    def check(self) -> None:
+        """Raise an EvergreenError if it cannot be used, without reading anything large."""
+
+    def load(self) -> None:
+        """Read what it needs, if it has not yet; errors as of `check`."""
+
+    def __call__(self, completions: Sequence[str], rows: Sequence[RewardRow], device: Any = "cpu") -> list[Any]:
+        """Return a number for each of n completions; a model computes them on `device`."""
+
+
+class RewardFunction:
+    """A function that a recipe names under `key`, as a reward."""
+
+    def __init__(self, call: Call, key: str) -> None:
+        self.name, self._call, self._key = call.name, call, key
+
+    def check(self) -> None:
+        """Import the function; RecipeError if it does not exist, or cannot be called with completions, rows and its arguments."""
+        self._function  # noqa: B018
+
+    load = check
+
+    @cached_property
+    def _function(self) -> Callable[..., Any]:
+        return import_with_arguments(self._call, self._key, 2)
+
+    def __call__(self, completions: Sequence[str], rows: Sequence[RewardRow], device: Any = "cpu") -> list[Any]:
+        """Return what the function returns; DataError if it raises an exception."""
+        try:
+            return list(self._function(list(completions), list(rows)))
+        except Exception as error:
+            place, cause = f"rows {_ids(rows)}", error
+            for completion, row in zip(completions, rows, strict=True):
+                try:
+                    self._function([completion], [row])
+                except Exception as found:  # noqa: BLE001
+                    place, cause = f"row {row.get('row_id')}", found
+                    break
+            what = f"raised {type(cause).__name__} at {place}: {cause}"
+            fix = "fix the function, or add a check that sets such rows aside"
+            raise DataError(f"objective.rewards: {self.name}", what, fix) from error
+
+
 class WeightedRewardSum:
-    """The weighted sum of a recipe's rewards; without weights, all are 1.
+    """The weighted sum of a recipe's rewards; without weights, all are 1."""
 
-    RecipeError if a function does not exist, or cannot be called with completions, rows and its arguments.
-    """
+    def __init__(self, rewards: Sequence[Reward], weights: Sequence[float]) -> None:
+        self.rewards = list(rewards)
+        self._weights = list(weights) or [1.0] * len(rewards)
 
-    def __init__(self, calls: Sequence[Call], weights: Sequence[float]) -> None:
-        self._functions = [(c.name, import_with_arguments(c, f"objective.rewards.{i}", 2)) for i, c in enumerate(calls)]
-        self._weights = list(weights) or [1.0] * len(calls)
+    def load(self) -> None:
+        """Read what the rewards need; EvergreenError if one cannot be used."""
+        for reward in self.rewards:
+            reward.load()
 
-    def __call__(self, completions: Sequence[str], rows: Sequence[RewardRow]) -> list[float]:
+    def __call__(self, completions: Sequence[str], rows: Sequence[RewardRow], device: Any = "cpu") -> list[float]:
         """Return the weighted sum of all rewards for each of n completions.
 
-        ModelError if a reward does not return one finite number per completion, DataError if it raises an exception.
+        ModelError if a reward does not give one finite number per completion, DataError if it fails with them.
         """
         total = [0.0] * len(completions)
-        for (name, function), weight in zip(self._functions, self._weights, strict=True):
-            for i, value in enumerate(_call(name, function, list(completions), list(rows))):
+        for reward, weight in zip(self.rewards, self._weights, strict=True):
+            values = reward(completions, rows, device)
+            for i, value in enumerate(_numbers(reward.name, values, completions, rows)):
                 total[i] += weight * value
         return total
 
 
-def _call(name: str, function: Callable[..., Any], completions: list[str], rows: list[RewardRow]) -> list[float]:
-    where, ids = f"objective.rewards: {name}", sorted({row.get("row_id") for row in rows}, key=str)
-    try:
-        values = list(function(completions, rows))
-    except Exception as error:
-        place, cause = f"rows {ids}", error
-        for completion, row in zip(completions, rows, strict=True):
-            try:
-                function([completion], [row])
-            except Exception as found:  # noqa: BLE001
-                place, cause = f"row {row.get('row_id')}", found
-                break
-        what = f"raised {type(cause).__name__} at {place}: {cause}"
-        raise DataError(where, what, "fix the function, or add a check that sets such rows aside") from error
+def _ids(rows: Sequence[RewardRow]) -> list[Any]:
+    return sorted({row.get("row_id") for row in rows}, key=str)
+
+
+def _numbers(name: str, values: Sequence[Any], completions: Sequence[str], rows: Sequence[RewardRow]) -> list[float]:
+    where = f"objective.rewards: {name}"
     if len(values) != len(completions):
-        what = f"returned {len(values)} rewards for {len(completions)} completions, of rows {ids}"
+        what = f"returned {len(values)} rewards for {len(completions)} completions, of rows {_ids(rows)}"
         raise ModelError(where, what, "return a list with one number per completion")
     rewards = []
     for value, row, completion in zip(values, rows, completions, strict=True):

@@ -79,8 +79,10 @@ def fetch_inputs_and_check_recipe(recipe: str, log: child_process.Logger) -> Non
     """Find what is wrong with a recipe before any stage starts."""
     artifacts = Artifacts(recipe)
     unwatched_sources.fetch_missing_source_files(artifacts, log)
-    if (base := read_recipes_yaml_item(artifacts).get("base")) and not Path(base).exists():
-        dvc_stage.restore_inputs(f"train@{recipe}", Path(base))
+    item = read_recipes_yaml_item(artifacts)
+    for model in (Path(item[key]) for key in ("base", "code") if key in item):
+        if not model.exists():
+            dvc_stage.restore_inputs(f"train@{recipe}", model)
     child_process.run_python_module("tasks", ["check", recipe], artifacts, log, name="check")
 
 

@@ -273,7 +273,7 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
     keys = {section: sections[section].model_dump(mode="json") for section in named if section in sections}
     for section, what, fix in find_unwatched_code(artifacts, keys):
         yield Problem((section,), f"{RECIPES} {what}", fix)
-    yield from model_checks.find_unwatched_base_models(root, name, entry["base"], sections)
+    yield from model_checks.find_unwatched_models(root, name, entry, sections)
     for place, source in sections["data"].sources.items() if "data" in sections else ():
         for path, key in source_checks.find_read_paths(root, source).items():
             if not (root / path).resolve().is_relative_to((root / entry["data"]).resolve()):
@@ -312,6 +312,7 @@ _CHECKS: list[Callable[..., Iterable[Problem]]] = [
     _publish_problems,
     model_checks.find_adapter_publishing_problems,
     model_checks.find_unusable_start_models,
+    model_checks.find_unusable_further_models,
     _conflict_problems,
     _dvc_problems,
     _secret_problems,

@@ -21,7 +21,7 @@ from trainer import objectives
 from trainer.model.adapters import BaseModelReference, add_lora_adapters
 from trainer.objectives.bases.lazy_imports import torch, transformers
 from trainer.runtime.imports import unhide_package
-from trainer.runtime.model_files import check_safe_to_load
+from trainer.runtime.model_files import check_safe_to_load, has_only_unsafe_weights
 
 logger = logging.getLogger(__name__)
 _USUAL_POSITIONS: Final = 512
@@ -43,8 +43,6 @@ def _starts(sections: Mapping[str, Any]) -> dict[Key, str]:
 
 def find_unusable_start_models(sections: Mapping[str, Any]) -> Iterator[Problem]:
     """Find folders and repositories that a training cannot start from."""
-    from trainer.model.network import has_only_unsafe_weights
-
     for key, path in _starts(sections).items():
         folder, made, is_model = Path(path), re.fullmatch(r"runs/([^/]+)/model/?", path), key[0] == "model"
         required = "config.json" if is_model else "tokenizer.json"
@@ -72,6 +70,12 @@ def find_unusable_start_models(sections: Mapping[str, Any]) -> Iterator[Problem]
             yield Problem(key, f"the Hub refuses {path!a}: {problem}", "write another `owner/name`")
 
 
+def find_unusable_further_models(objective: ObjectiveChoice) -> Iterator[Problem]:
+    """Find models that the objective cannot read beside the one that is trained; may ask a Hub."""
+    if not objectives.find_option_problems(objective):
+        yield from objectives.build_objective(objective).find_model_problems()
+
+
 def _warn_of_unpublished(recipe: str) -> None:
     from tasks.evaluation.report import Blessing
     from tasks.stages import read_report
@@ -83,18 +87,29 @@ def _warn_of_unpublished(recipe: str) -> None:
             logger.warning(what, recipe, recipe, blessing.verdict, "; ".join(blessing.reasons))
 
 
-def find_unwatched_base_models(root: Path, name: str, watched: str, sections: Mapping[str, Any]) -> Iterator[Problem]:
-    """Find folders of models that a recipe starts from, and DVC does not watch for it."""
-    for path, key in {path: key for key, path in _starts(sections).items()}.items():
+def find_unwatched_models(
+    root: Path, name: str, item: Mapping[str, str], sections: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """Find folders of models that a recipe reads, and DVC does not watch for it, by its `item` in recipes.yaml.
+
+    One that it starts from is its `base`. Others are read where its own code is, and so may be its `code`, too.
+    """
+    choice, further = sections.get("objective"), dict[Key, str]()
+    if choice and not objectives.find_option_problems(choice):
+        further = dict(objectives.build_objective(choice).models())
+    for path, key in {path: key for key, path in (further | _starts(sections)).items()}.items():
         folder = (root / path).resolve()
         if folder.is_relative_to((root / "runs" / name).resolve()):
             what = f"{path} is what this recipe makes, and is deleted before it trains"
             yield Problem(key, what, "copy it out of its folder in runs/, and name the copy")
         elif not (folder.is_dir() or folder.is_relative_to((root / "runs").resolve())):
             continue  # it is on a Hub, or another check misses it
-        elif not folder.is_relative_to((root / watched).resolve()):
-            what = f"{RECIPES} watches {watched} for this recipe, which does not contain {path}"
-            yield Problem(key, what, f"set `base: {path}` there: then a new model in that folder is noticed")
+        watched = [item["base"], *([item["code"]] if key in further else [])]
+        if not any(folder.is_relative_to((root / place).resolve()) for place in watched):
+            lacks = "neither of which contains" if key in further else "which does not contain"
+            what = f"{RECIPES} watches {' and '.join(watched)} for this recipe, {lacks} {path}"
+            other = f", or `code: {path}` if `base` is another model" if key in further else ""
+            yield Problem(key, what, f"set `base: {path}` there{other}: then a new model in that folder is noticed")
 
 
 def find_position_limit_problem(model: Model, tokenization: Tokenization) -> Iterator[Problem]:
@@ -108,7 +123,7 @@ def find_position_limit_problem(model: Model, tokenization: Tokenization) -> Ite
         or tokenization.max_length < stated - 2 - (config.get("pad_token_id") or 0)
     ):
         return
-    from trainer.model.limits import find_position_limits
+    from trainer.objectives.bases.position_limits import find_position_limits
 
     try:
         limits = find_position_limits(transformers.AutoConfig.for_model(**config))

@@ -37,7 +37,8 @@ from tasks.tokenization.encoding import RowEncoder
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.model.adapters import TASKS, BaseModelReference, is_adapter_folder
-from trainer.model.limits import NO_LIMIT, find_position_limits_in, find_reading_limit
+from trainer.model.limits import find_position_limits_in, find_reading_limit
+from trainer.objectives.bases.position_limits import NO_LIMIT
 from trainer.objectives.bases.sentence_transformers_files import MODULES
 from trainer.runtime.library_errors import as_remote_code_error
 from trainer.runtime.model_files import check_safe_to_load

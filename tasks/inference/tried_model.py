@@ -21,9 +21,11 @@ from tasks.digests import PROVENANCE
 from tasks.inference.answer import ModelAnswer, NearText, PredictedLabel, PredictedNumber, PredictedSpan
 from trainer import objectives
 from trainer.model.adapters import TASKS, BaseModelReference, is_adapter_folder
-from trainer.model.limits import NO_LIMIT, find_position_limits, window_overlap
+from trainer.model.limits import window_overlap
 from trainer.model.network import load_trained_model
+from trainer.objectives.bases.answer_form import AnswerForm
 from trainer.objectives.bases.objective import Objective, PromptForm
+from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_limits
 from trainer.objectives.bases.sentence_transformers_files import MODULES, embed_texts, set_prompts
 from trainer.objectives.bases.text_pairs import read_pair
 from trainer.objectives.bases.texts import strip_repeated_special_tokens
@@ -156,11 +158,14 @@ class AnsweringModel:
             raise ModelError(self.where, what, fix) from error
 
     def _classify(self, text: str, _: AnswerOptions) -> ModelAnswer:
-        given, is_number = self._text_or_pair(text), self.network.config.problem_type == "regression"
-        found = self._pipeline(given, top_k=None, truncation=True)
+        form = AnswerForm.of(self.network.config.to_dict())
+        given, arguments = self._given(text, form), form.call_arguments if form else {}
+        found = self._pipeline(given, top_k=None, truncation=True, **arguments)
         own = [(str(one["label"]), float(one["score"])) for one in found]
-        if is_number:
-            return ModelAnswer(text, numbers=[PredictedNumber(*one) for one in own], note=self._unread(given))
+        if self.network.config.problem_type == "regression":
+            return ModelAnswer(
+                text, numbers=[PredictedNumber(*one) for one in own], note=self._unread(given, **arguments)
+            )
         labels = [PredictedLabel(*one) for one in own]
         thresholds, note, reached = getattr(self.network.config, "label_thresholds", None), self._unread(given), None
         if thresholds:
@@ -170,7 +175,14 @@ class AnsweringModel:
         labels = [one for place, one in enumerate(labels) if place < _MAX_LABELS or one.name in (reached or ())]
         return ModelAnswer(text, labels=labels, note=note, predicted=reached)
 
-    def _text_or_pair(self, text: str) -> str | dict[str, str]:
+    def _given(self, text: str, form: AnswerForm | None) -> str | dict[str, str]:
+        """Return a text or a pair as the model reads it; of one that gives answers a number, a prompt with its answer."""
+        try:
+            if form:
+                return form.text_of_json(text, self.tokenizer)
+        except ValueError as error:
+            fix = """write '{"prompt": "...", "completion": "..."}', each a text or a list of messages"""
+            raise DataError("the text", f"is no prompt with its answer: {error}", fix) from error
         if self.form.is_pair and read_pair(text) is None:
             what, fix = (
                 "is one text, and the model reads two together",
@@ -254,16 +266,16 @@ class AnsweringModel:
         prompt = self.form.prompt(text)
         return prompt if not isinstance(prompt, str) else strip_repeated_special_tokens([prompt], self.tokenizer)[0]
 
-    def _tokens(self, prompt: str | dict[str, str] | list[dict[str, str]]) -> int:
+    def _tokens(self, prompt: str | dict[str, str] | list[dict[str, str]], **arguments: bool) -> int:
         if isinstance(prompt, str | dict):
             given = prompt if isinstance(prompt, dict) else {"text": prompt}
-            return len(self.tokenizer(**given, verbose=False)["input_ids"])
+            return len(self.tokenizer(**given, verbose=False, **arguments)["input_ids"])
         encoded = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)
         return len(encoded["input_ids"])
 
-    def _unread(self, text: str | dict[str, str]) -> str | None:
+    def _unread(self, text: str | dict[str, str], **arguments: bool) -> str | None:
         """Return a sentence about the end of a text that is too long; None if the model reads all of it."""
-        count, limit = self._tokens(text), self.tokenizer.model_max_length
+        count, limit = self._tokens(text, **arguments), self.tokenizer.model_max_length
         end = "last" if self.tokenizer.truncation_side == "left" else "first"
         read = f"the model read {limit} of {count} tokens, without the end of the longer text"
         read = f"the model read the {end} {limit} of {count} tokens" if isinstance(text, str) else read

@@ -21,7 +21,7 @@ from tasks.evaluation.report import Blessing, ChampionReference, EvaluationRepor
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.stages import read_report
 from trainer.model.adapters import BaseModelReference
-from trainer.model.limits import NO_LIMIT
+from trainer.objectives.bases.position_limits import NO_LIMIT
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import HubRepository

@@ -33,6 +33,7 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.model.limits import window_overlap
 from trainer.model.use_settings import read_number_format
+from trainer.runtime.library_errors import is_hub_away
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -118,10 +119,10 @@ def load_with_card_code(folder: Path, repo_id: str, card: str) -> Iterator[Model
                 # peft 0.21.2 causes it
                 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
                 exec(compile(local, "README.md", "exec"), names)  # noqa: S102 (the card's own code, which is ours)
-        except (ConnectionError, TimeoutError) as error:
-            fix = "try again when the Hub is reachable"
-            raise TransientError(str(folder), f"the base model cannot be downloaded: {error}", fix) from error
         except Exception as error:
+            if is_hub_away(error):
+                fix = "try again when the Hub is reachable"
+                raise TransientError(str(folder), f"the base model cannot be downloaded: {error}", fix) from error
             what = f"the code on its model card fails: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
             fix = f"correct the model's or the tokenizer's files; this code of {folder / 'README.md'} must run"
             raise ModelError(str(folder), what, fix) from error

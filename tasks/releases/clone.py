@@ -222,24 +222,28 @@ def _link(clone: ProjectClone, name: str, *, own_run: Path) -> None:
             target.symlink_to(source.resolve())
 
 
-def restore_or_link_base_model(clone: ProjectClone, release: ReproducibleRelease) -> None:
-    """Bring the model of another recipe that the recipe starts from: from DVC by the recorded lock, else from this project."""
-    base = (release.record.recipe.dvc_item or {}).get("base", "").rstrip("/")
-    if not (maker := re.fullmatch(r"runs/([A-Za-z0-9][\w.-]*)/model", base)):
+def restore_or_link_models(clone: ProjectClone, release: ReproducibleRelease) -> None:
+    """Bring the models of other recipes that the recipe reads: from DVC by the recorded lock, else from this project."""
+    for key in ("base", "code"):
+        _restore_or_link_model(clone, release, (release.record.recipe.dvc_item or {}).get(key, "").rstrip("/"))
+
+
+def _restore_or_link_model(clone: ProjectClone, release: ReproducibleRelease, path: str) -> None:
+    if not (maker := re.fullmatch(r"runs/([A-Za-z0-9][\w.-]*)/model", path)):
         return
-    here, target = clone.original / base, clone.project / base
+    here, target = clone.original / path, clone.project / path
     is_link = target.is_symlink()  # to this project's, which may have been trained since
     if (target.exists() and not is_link) or not target.parent.resolve().is_relative_to(clone.folder):
         return  # it is in git, or the recipe names a folder around it
     target.unlink(missing_ok=True)
-    if _fetch(clone, release, f"train@{release.record.recipe.name}", "deps", maker=f"train@{maker[1]}", path=base):
-        logger.info("reproduce: the base model, %s, is in DVC's cache", base)
+    if _fetch(clone, release, f"train@{release.record.recipe.name}", "deps", maker=f"train@{maker[1]}", path=path):
+        logger.info("reproduce: the model %s is in DVC's cache", path)
         return
     if not here.is_dir():
-        what = f"it starts from {base}, which is neither in this project nor in DVC's cache or remotes"
+        what = f"it reads {path}, which is neither in this project nor in DVC's cache or remotes"
         fix = f"bring the folder as it was at commit {release.record.git_commit}: `dvc pull train@{maker[1]}` there"
         raise ModelError(release.where, what, fix)
-    logger.warning("reproduce: DVC does not have %s: taking this project's, which may have been trained since", base)
+    logger.warning("reproduce: DVC does not have %s: taking this project's, which may have been trained since", path)
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(target, ignore_errors=True)
     target.symlink_to(here.resolve())

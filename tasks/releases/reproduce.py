@@ -30,7 +30,7 @@ from tasks.releases.clone import (
     ReproducibleRelease,
     clone_project_in_block,
     restore_or_ingest_rows,
-    restore_or_link_base_model,
+    restore_or_link_models,
     write_recipe_and_link_files,
 )
 from tasks.training.versions import training_library_versions
@@ -63,7 +63,7 @@ def reproduce(root: Path, target: str, *, endpoint: str, keep: bool = False) -> 
     with _end_on_sigterm(), clone_project_in_block(root, commit, release, keep=keep) as clone:
         write_recipe_and_link_files(clone, clone.project / "params" / f"{recipe.name}.yaml", release)
         made = Artifacts(recipe.name, clone.project)
-        restore_or_link_base_model(clone, release)
+        restore_or_link_models(clone, release)
         restore_or_ingest_rows(clone, made, release)
         for stage in REBUILT[1:]:
             clone.stage(stage, recipe.name)

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from params import ModelError, TransientError
 from params.schema import Tokenization, TrainTokenizer
 from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase, transformers
-from trainer.runtime.library_errors import as_remote_code_error
+from trainer.runtime.library_errors import as_remote_code_error, is_hub_away
 from trainer.runtime.model_files import check_safe_to_load
 
 END_OF_TEXT = "<|endoftext|>"
@@ -81,10 +81,10 @@ def load_tokenizer(path: str, revision: str | None) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
             path, revision=revision or "main", trust_remote_code=False
         )
-    except (ConnectionError, TimeoutError) as error:
-        fix = "check the network, then run the stage again"
-        raise TransientError(path, f"the tokenizer cannot be downloaded: {error}", fix) from error
     except (OSError, ValueError) as error:
+        if is_hub_away(error):
+            fix = "check the network, then run the stage again"
+            raise TransientError(path, f"the tokenizer cannot be downloaded: {error}", fix) from error
         fix = "check the path and revision in tokenization.tokenizer"
         raise as_remote_code_error(path, error) or ModelError(
             path, f"no tokenizer can be loaded: {error}", fix

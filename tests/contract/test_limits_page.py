@@ -124,6 +124,9 @@ ERRORS: dict[str, Callable[[], object]] = {
     "recipes for `grpo` and `iterative_sft` by `evergreen new`": lambda: new(
         answers(), model="llama", objective="grpo"
     ),
+    "reward models that follow a branch or a tag": lambda: checks(
+        {}, objective={"name": "grpo", "rewards": [{"model": "tests/rewards@main"}]}
+    ),
     "pictures and sound": pictures,
     "packing for models that cannot keep texts apart": lambda: checks(
         {"model.config.model_type": "bloom"},

@@ -25,6 +25,7 @@ from params.schema import ObjectiveChoice, Training
 from tasks.diagnostics.check import find_recipe_problems
 from tests.support import tiny
 from tests.support.project import ROOT
+from tests.support.reward_models import write_classifier
 from tests.support.settings_check import check_settings_in_this_process
 from trainer import objectives
 from trainer.loop import arguments
@@ -91,6 +92,8 @@ def test_check_accepts_the_recipe_lines_of_a_row(row: list[str], tmp_path: Path,
         if given in changes:
             del content[section][key]
     choice = ObjectiveChoice.model_validate(content["objective"])
+    for path in objectives.build_objective(choice).models().values():
+        write_classifier(tmp_path / path)
     named = objectives.build_objective(choice).columns()
     columns = {name: 1.5 if kind == "number" else "a text" for name, kind in named.items()}
     columns |= {"text": "a text", "label": "a label"} | dict(

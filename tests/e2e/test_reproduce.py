@@ -194,7 +194,7 @@ def test_a_base_model_comes_from_the_cache_else_from_this_project_else_it_is_nam
         cache.rename(cache.with_name("cache-away"))
         assert base() == "{}", "it may be another one"
         shutil.rmtree(model)
-        with pytest.raises(ModelError, match=r"starts from runs/tiny/model, .*\n.*dvc pull train@tiny"):
+        with pytest.raises(ModelError, match=r"reads runs/tiny/model, .*\n.*dvc pull train@tiny"):
             base()
     finally:
         shutil.rmtree(model, ignore_errors=True)

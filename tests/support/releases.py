@@ -65,7 +65,7 @@ def learn(artifacts: Artifacts, recipe: Recipe, steps: int, *, seed: int = 11, r
         if objective.trainer_class == Objective.trainer_class:
             objective.batch_loss(network, batch, MicroBatchShare(objective.loss_items(batch), 1, 1)).loss.backward()
         elif hasattr(objective, "global_loss"):
-            labels = batch[getattr(objective, "label_name", "labels")]
+            labels = batch[objective.label_name]
             objective.global_loss(objective.embed(network, batch), labels).backward()
         else:  # its loss needs more than a batch, such as a reference or completions
             network(**batch).loss.backward()

@@ -20,9 +20,8 @@ class GlobalBatchTrainer(EvergreenTrainer):
     """Computes the loss of the whole global batch before the backward passes of its micro-batches.
 
     In place of `batch_loss`, its objective has `embed(model, batch)`, what the loss compares of each of B rows, (B, ...), and
-    `global_loss(embeddings, labels)`, of all G rows of a global batch, (G, ...); without labels, these are None. An objective with a
-    `label_name` gets what is called so in a batch as labels. The rows of an objective with a `batch_group`, the name of an integer of
-    its examples, are trained on group by group: rows with the same integer are in one global batch, unless its rest is too small for them.
+    `global_loss(embeddings, labels)`, of all G rows of a global batch, (G, ...). Labels are what the objective's `label_name` names in a
+    batch; None if it has no such. With `batch_group`, rows with the same integer are in one global batch, unless its rest is too small for them.
     """
 
     objective: Any
@@ -36,7 +35,7 @@ class GlobalBatchTrainer(EvergreenTrainer):
     ) -> tuple[list[Any], Any]:
         """Return the micro-batches of one optimizer step, and compute the gradients of its loss with respect to their embeddings."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        embeddings, labels, name = [], [], getattr(self.objective, "label_name", "labels")
+        embeddings, labels, name = [], [], self.objective.label_name
         model = cast("Any", self.model_wrapped).train()
         for i, batch in enumerate(batches):
             self.heartbeat.beat("training", self.state.global_step)

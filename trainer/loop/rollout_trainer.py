@@ -132,7 +132,7 @@ class RolloutTrainer(EvergreenTrainer):
                 on_token=lambda: self.heartbeat.beat("training", step),
             )
         texts = self.processing_class.batch_decode(completions, skip_special_tokens=True)
-        rewards = self.objective.rewards(texts, [row for row in rows for _ in range(count)])
+        rewards = self.objective.rewards(texts, [row for row in rows for _ in range(count)], self.args.device)
         rollouts = []
         for i, ((at, place, _), example, row) in enumerate(zip(own, examples, rows, strict=True)):
             of = slice(i * count, (i + 1) * count)

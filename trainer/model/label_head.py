@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from params import ModelError
+from trainer.objectives.bases.answer_form import KEY
 from trainer.objectives.bases.labels import are_unnamed, list_labels, match_labels
 from trainer.objectives.bases.lazy_imports import torch
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from trainer.objectives.bases.texts import Tokenizer
 
 logger = logging.getLogger(__name__)
-_OF_A_TASK: Final = frozenset({"problem_type", "function_to_apply", "task_specific_params", "finetuning_task"})
+_OF_A_TASK: Final = frozenset({"problem_type", "function_to_apply", "task_specific_params", "finetuning_task", KEY})
 """Keys of a configuration that say what a base model was made for; the first two decide what a pipeline makes of logits."""
 
 
@@ -90,27 +91,6 @@ def settle_configuration(network: PreTrainedModel, tokenizer: Tokenizer, own: Co
     for config in (network.config, network.config.get_text_config()):
         if getattr(config, "pad_token_id", None) is None or not counts_from_padding:
             config.pad_token_id = tokenizer.pad_token_id
-
-
-def put_padding_before_text(network: PreTrainedModel) -> PreTrainedModel:
-    """Let a model whose head reads the last position, as XLNet's, find the end of each text there; return the model.
-
-    Batches are padded behind their texts. This moves the padding before them, as XLNet's own tokenizer puts it: its positions are relative.
-    """
-    if hasattr(network, "sequence_summary") and getattr(network.config, "summary_type", None) == "last":
-        network.base_model.register_forward_pre_hook(_move_padding, with_kwargs=True)
-    return network
-
-
-def _move_padding(_: Any, ids: tuple[torch.Tensor, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    given = dict(zip(("input_ids",), ids, strict=False)) | named
-    mask = given.get("attention_mask")  # (B, T)
-    if mask is None:
-        return (), given
-    size = mask.shape[1]
-    lengths = size - mask.flip(1).argmax(1, keepdim=True)  # (B, 1), up to the last token
-    places = (torch.arange(size, device=mask.device) + lengths) % size  # (B, T)
-    return (), given | {name: given[name].gather(1, places) for name in ("input_ids", "attention_mask")}
 
 
 def _why_new(known: Sequence[str], labels: Sequence[str], unread: Collection[str]) -> str:

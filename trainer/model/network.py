@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from params import ModelError, Problem, TransientError
+from params import ModelError, Problem
 from params.schema import Launch, Model, Quantization
 from trainer.model import adapters, label_head
 from trainer.model.use_settings import repair_generation_settings
-from trainer.runtime.library_errors import as_remote_code_error
-from trainer.runtime.model_files import check_safe_to_load
+from trainer.objectives.bases.padding import put_padding_before_text
+from trainer.runtime.library_errors import as_loading_error, is_hub_away
+from trainer.runtime.model_files import check_safe_to_load, has_only_unsafe_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,9 +57,9 @@ def _tokens_new_to_base(model: Model, tokenizer: Tokenizer) -> list[int]:
     try:
         revision = check_safe_to_load(model.pretrained, model.revision, weights=False)
         own = AutoTokenizer.from_pretrained(model.pretrained, revision=revision or "main", trust_remote_code=False)
-    except (ConnectionError, TimeoutError) as error:
-        raise _unreachable(model.pretrained, error) from error
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if is_hub_away(error):
+            raise as_loading_error(model.pretrained, error) from error
         return []  # it has none
     if own.vocab_size != tokenizer.vocab_size:
         return []  # it is another one
@@ -209,7 +210,7 @@ def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
             try:
                 changed["config"] = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             except (OSError, ValueError) as error:
-                raise _cannot_load(str(folder), error) from error
+                raise as_loading_error(str(folder), error) from error
         network, missing, resized = _load(base.name, model_class, revision=base.revision, **changed)
         if lacking := adapters.weights_missing_from_adapter(folder, missing + resized):
             what = f"neither the adapter nor its base model, {base.name}, has {', '.join(lacking[:5])}"
@@ -222,12 +223,6 @@ def load_trained_model(folder: Path, model_class: type[Any]) -> PreTrainedModel:
         what = f"lacks {', '.join(missing[:5])}, which {type(network).__name__} has"
         raise ModelError(str(folder), what, "use the objective that the model was trained with")
     return network
-
-
-def has_only_unsafe_weights(folder: Path) -> bool:
-    """Return whether a local model folder has weights, but none that are safe to load."""
-    suffixes = {path.suffix for path in folder.iterdir()}
-    return ".safetensors" not in suffixes and bool(suffixes & {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
 
 
 def _build(
@@ -247,7 +242,7 @@ def _build(
         network: PreTrainedModel = objective.model_class().from_config(full, trust_remote_code=False)
     except Exception as error:
         raise ModelError("model.config", f"transformers rejects it: {error}", "fix the configuration") from error
-    return label_head.put_padding_before_text(network)
+    return put_padding_before_text(network)
 
 
 def _load(
@@ -258,6 +253,7 @@ def _load(
     The size may be another one only where `overrides` may change the number of labels.
     """
     import torch
+    from safetensors import SafetensorError
 
     theirs = logging.getLogger("transformers.modeling_utils")
     if Path(path).is_dir() and has_only_unsafe_weights(Path(path)):
@@ -276,10 +272,8 @@ def _load(
             ignore_mismatched_sizes=True,
             **overrides,
         )
-    except (ConnectionError, TimeoutError) as error:
-        raise _unreachable(path, error) from error
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
-        raise _cannot_load(path, error) from error
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        raise as_loading_error(path, error) from error
     finally:
         theirs.removeFilter(_is_no_table_of_weights)
     missing, resized = sorted(info["missing_keys"]), sorted(name for name, *_ in info["mismatched_keys"])
@@ -296,20 +290,9 @@ def _load(
         repair_generation_settings(network.generation_config, path)
     if hasattr(network.config, "auto_map"):  # transformers has its code: what is saved must not ask others to run any
         del network.config.auto_map
-    return label_head.put_padding_before_text(network), missing, resized
+    return put_padding_before_text(network), missing, resized
 
 
 def _is_no_table_of_weights(record: logging.LogRecord) -> bool:
     """Whether a line of transformers' log is not its table of weights, all of which `_load` says, but those that it could not convert."""
     return "LOAD REPORT" not in record.getMessage() or "CONVERSION" in record.getMessage()
-
-
-def _unreachable(path: str, error: Exception) -> TransientError:
-    return TransientError(path, f"cannot be downloaded: {error}", "try again when the Hub is reachable")
-
-
-def _cannot_load(path: str, error: Exception) -> ModelError:
-    fix = "check the path, the revision and the model's type"
-    if isinstance(error, ImportError):
-        fix = "use a model whose config.json asks for no more libraries than Evergreen installs"
-    return as_remote_code_error(path, error) or ModelError(path, f"cannot be loaded: {error}", fix)

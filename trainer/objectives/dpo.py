@@ -34,7 +34,7 @@ from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.preference_loss import completion_logprobs, preference_losses
 from trainer.objectives.bases.preferences import PairAdvice, PairObjective, PairOptions
 from trainer.objectives.bases.rows import Row, ScoreColumns
-from trainer.objectives.bases.texts import Tokenizer, check_end_of_text_token
+from trainer.objectives.bases.texts import Tokenizer
 
 _SCORES = ("loss", "chosen_reward", "rejected_reward", "chosen_logprob", "rejected_logprob")
 _WITH_SMOOTHING = ("sigmoid", "robust", "exo_pair")
@@ -106,10 +106,6 @@ class DPO(PairObjective[Options]):
         if training.streaming and self.options.reference == "precomputed":
             what = "`precomputed` reads all pairs before the first step, which streaming is meant to avoid"
             yield Problem(("objective", "reference"), what, "use `model`, or set training.streaming to false")
-
-    def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
-        check_end_of_text_token(tokenizer)
-        super().prepare_tokenizer(tokenizer)
 
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState

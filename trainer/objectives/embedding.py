@@ -156,7 +156,6 @@ class Embedding(Objective[Options]):
 
     @property
     def label_name(self) -> str:
-        """What of a batch `global_loss` gets as labels."""
         return "labels" if self._has_scores else "texts"
 
     # Rows

@@ -35,7 +35,7 @@ from trainer.objectives.bases.preference_loss import sequence_logprobs, unpaired
 from trainer.objectives.bases.preferences import split_conversation, split_text
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, names_columns
 from trainer.objectives.bases.rows import Row, ScoreColumns
-from trainer.objectives.bases.texts import Tokenizer, check_end_of_text_token
+from trainer.objectives.bases.texts import Tokenizer
 
 _SCORES = ("loss", "liked", "reward", "logprob")
 
@@ -177,10 +177,6 @@ class KTO(AnswersObjective[Options]):
         if self.has_reference_point and training.global_batch_size < 2:
             what = "is 1, and the KL term of the loss needs the answers of other rows"
             yield Problem(("training", "global_batch_size"), what, "use at least 2, or loss_type apo_zero_unpaired")
-
-    def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
-        check_end_of_text_token(tokenizer)
-        super().prepare_tokenizer(tokenizer)
 
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState

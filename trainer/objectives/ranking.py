@@ -86,7 +86,6 @@ class Ranking(TextOrPairObjective[Options]):
     group_score: ClassVar[str | None] = "query"
     served_scores = ("probability",)
     label_name = "ranked"
-    """What of a batch `global_loss` gets as labels."""
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"query": "rain", "document": "it will rain", "relevance": 1},
         {"query": "rain", "document": "a king", "relevance": 0},

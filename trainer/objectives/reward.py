@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 from pydantic import NonNegativeFloat
@@ -22,7 +23,8 @@ from pydantic import NonNegativeFloat
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction
 from trainer.objectives.bases.advice import ModelKind, ObjectiveFit, SeenColumns, UpTo
-from trainer.objectives.bases.answers import as_text, render_answers
+from trainer.objectives.bases.answer_form import KEY, AnswerForm
+from trainer.objectives.bases.answers import as_text
 from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
 from trainer.objectives.bases.labels import require_one_output, require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
@@ -31,12 +33,7 @@ from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, 
 from trainer.objectives.bases.padding import concatenate_texts_along_batch, pad_batch, token_column_names
 from trainer.objectives.bases.preferences import PairAdvice, PairObjective, PairOptions
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
-from trainer.objectives.bases.texts import (
-    Tokenizer,
-    end_texts,
-    strip_repeated_special_tokens,
-    tokenize_texts_truncated,
-)
+from trainer.objectives.bases.texts import Tokenizer, end_texts, strip_repeated_special_tokens
 
 _SCORES = ("loss", "chosen_reward", "rejected_reward")
 
@@ -76,6 +73,7 @@ class Reward(PairObjective[Options]):
     shares = frozenset({"reward_accuracy", "calibration_error"})
     main_metric = "reward_accuracy"
     served_scores = ("chosen_reward", "rejected_reward")
+    writes_answers = False
     reader_cuts = True
     cut_texts_are_easier = False
     auto_class = "AutoModelForSequenceClassification"
@@ -84,6 +82,11 @@ class Reward(PairObjective[Options]):
         {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5, or 6"},
         {"prompt": "A word for a small dog?", "chosen": "puppy", "rejected": "kitten"},
     )
+
+    @cached_property
+    def form(self) -> AnswerForm:
+        """How the model reads a prompt with an answer."""
+        return AnswerForm(chat=self.options.chat, separator=self.options.separator)
 
     def columns(self) -> Mapping[str, ColumnKind]:
         margin: dict[str, ColumnKind] = {self.options.margin_column: "number"} if self.options.margin_column else {}
@@ -107,10 +110,7 @@ class Reward(PairObjective[Options]):
     ) -> list[EncodedRow]:
         """One pair: `input_ids` of prompt and chosen answer, `rejected_input_ids`, and the `margin`."""
         texts = [self.read_texts(row, tokenizer) for row in rows]
-        chosen, rejected = (
-            tokenize_texts_truncated(list(own), tokenizer, max_length, add_special_tokens=not self.options.chat)
-            for own in zip(*texts, strict=True)
-        )
+        chosen, rejected = (self.form.tokenize(own, tokenizer, max_length) for own in zip(*texts, strict=True))
         encoded = []
         for row, (ids, is_cut), (others, other_is_cut) in zip(rows, chosen, rejected, strict=True):
             says_both = all(map(str.strip, self._answers(row, tokenizer)))
@@ -125,10 +125,8 @@ class Reward(PairObjective[Options]):
 
     def read_texts(self, row: Row, tokenizer: Tokenizer) -> list[str]:
         """Return what the model reads of a row: the prompt with the chosen answer, and with the rejected one."""
-        if not self.options.chat:
-            return end_texts(self.texts_with_answers(row), tokenizer)
-        prompt, *answers = render_answers(self.parts(row), self.conversation_tokenizer(tokenizer))
-        return [f"{prompt}{answer}" for answer in answers]
+        conversations = self.conversation_tokenizer(tokenizer) if self.form.chat else None
+        return self.form.texts(self.parts(row), tokenizer, conversations)
 
     def length(self, example: Example) -> int:
         """The tokens of the longer one of its two texts: each is limited by itself."""
@@ -141,6 +139,12 @@ class Reward(PairObjective[Options]):
     def model_config(self, state: ObjectiveState) -> dict[str, Any]:
         """One output, of which a pipeline shows the value as it is."""
         return {"num_labels": 1, "id2label": {0: "reward"}, "label2id": {"reward": 0}, "problem_type": "regression"}
+
+    def prepare_model(
+        self, model: PreTrainedModel, tokenizer: Tokenizer, state: ObjectiveState, new: Collection[str]
+    ) -> None:
+        """Let the model say how it reads answers: whoever takes it for a reward reads it there."""
+        setattr(model.config, KEY, self.form.model_dump())
 
     def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
         require_problem_type(model.config, "regression")
@@ -204,7 +208,7 @@ class Reward(PairObjective[Options]):
 
     @property
     def call_arguments(self) -> Mapping[str, Any]:
-        return {"truncation": True, **({"add_special_tokens": False} if self.options.chat else {})}
+        return {"truncation": True, **self.form.call_arguments}
 
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer

@@ -6,7 +6,7 @@ words of their messages. Contract tests fail when a library changes them.
 
 from __future__ import annotations
 
-from params import ModelError
+from params import EvergreenError, ModelError, TransientError
 
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 _LOST_PEER = ("gloo", "connection closed by peer")
@@ -38,3 +38,24 @@ def as_remote_code_error(where: str, error: BaseException | None) -> ModelError 
     what = "needs code of its own repository, which Evergreen never runs"
     fix = "use a model that transformers has the code of; many models have such a copy on the Hub, whose name often ends with -hf"
     return ModelError(where, what, fix)
+
+
+def is_hub_away(error: BaseException) -> bool:
+    """Whether the Hub did not answer. transformers then raises a plain OSError, which the client's error has caused."""
+    found: BaseException | None = error
+    while found is not None:
+        names = {kind.__name__ for kind in type(found).__mro__}
+        if names & {"ConnectionError", "TimeoutError", "TransportError"}:
+            return "OfflineModeIsEnabled" not in names  # that is as somebody wants it
+        found = found.__cause__ or found.__context__
+    return False
+
+
+def as_loading_error(where: str, error: Exception) -> EvergreenError:
+    """Return the error to raise instead of one with which transformers does not load a model: it may be loaded later, or never."""
+    if is_hub_away(error):
+        return TransientError(where, f"cannot be downloaded: {error}", "try again when the Hub is reachable")
+    fix = "check the path, the revision and the model's type"
+    if isinstance(error, ImportError):
+        fix = "use a model whose config.json asks for no more libraries than Evergreen installs"
+    return as_remote_code_error(where, error) or ModelError(where, f"cannot be loaded: {error}", fix)

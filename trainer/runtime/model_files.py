@@ -98,6 +98,12 @@ def check_safe_to_load(
     return pinned
 
 
+def has_only_unsafe_weights(folder: Path) -> bool:
+    """Return whether a local model folder has weights, but none that are safe to load."""
+    suffixes = {path.suffix for path in folder.iterdir()}
+    return ".safetensors" not in suffixes and bool(suffixes & {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"})
+
+
 def _no_whole_model(name: str) -> ModelError:
     fix = "use its base model, or the folder that `merge_and_unload().save_pretrained(folder)` of peft writes"
     return ModelError(name, f"holds adapters, not a whole model: it has {_ADAPTER}", fix)

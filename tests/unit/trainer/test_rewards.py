@@ -9,7 +9,7 @@ import pytest
 
 from params import DataError, EvergreenError, ModelError, RecipeError
 from params.schema import Call
-from trainer.rewards import WeightedRewardSum, matches, numeric_answer, parse_answer_number
+from trainer.rewards import RewardFunction, WeightedRewardSum, matches, numeric_answer, parse_answer_number
 
 NUMBERS = {
     "48/2 = 24\n#### 24": 24,
@@ -52,7 +52,8 @@ ROWS = [{"row_id": 7, "answer": "1"}, {"row_id": 8, "answer": "2"}]
 
 
 def rewards_of(*calls: Call, weights: tuple[float, ...] = ()) -> list[float]:
-    return WeightedRewardSum(calls, weights)(["one 1", "two 1"], ROWS)
+    functions = [RewardFunction(call, f"objective.rewards.{i}") for i, call in enumerate(calls)]
+    return WeightedRewardSum(functions, weights)(["one 1", "two 1"], ROWS)
 
 
 def test_rewards_are_weighted_and_summed() -> None:
@@ -102,9 +103,9 @@ def test_failing_reward_is_named_with_its_row(function: Any, error: type[Evergre
 
 def test_reference_without_a_number_is_an_error() -> None:
     with pytest.raises(DataError, match="row 3: there is no number in its answer, 'many'"):
-        WeightedRewardSum([Call(name="trainer.rewards:numeric_answer")], [])(["1"], [{"row_id": 3, "answer": "many"}])
+        RewardFunction(Call(name="trainer.rewards:numeric_answer"), "x")(["1"], [{"row_id": 3, "answer": "many"}])
 
 
 def test_uncallable_reward_is_refused() -> None:
     with pytest.raises(RecipeError, match="cannot be called with 2 values"):
-        WeightedRewardSum([Call(name="trainer.rewards:matches")], [])
+        WeightedRewardSum([RewardFunction(Call(name="trainer.rewards:matches"), "x")], []).load()

@@ -110,7 +110,8 @@ def frame_of_pairs(tokenizer: Tokenizer) -> PairFrame:
 def frame_pairs(tokenizer: Tokenizer) -> None:
     """Let a tokenizer put a token before, between and behind two texts, if it is one that does not: it is saved with the tokenizer.
 
-    The first position is where a model says that there is no answer. ModelError if the tokenizer has no such tokens.
+    The first position is where a model says that there is no answer; `separate_texts_of_pairs` needs none, and leaves one text as it is.
+    ModelError if the tokenizer has no such tokens.
     """
     frame = frame_of_pairs(tokenizer)
     if frame.front and frame.middle:

@@ -20,6 +20,7 @@ from trainer.objectives.bases.prompt_template import (
 from trainer.objectives.bases.rows import PromptForm, Row
 from trainer.objectives.bases.texts import (
     Tokenizer,
+    check_end_of_text_token,
     strip_repeated_special_tokens,
     tokenize_prompts,
     tokenize_texts,
@@ -56,6 +57,8 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
     """The options that name the columns of answers."""
     own_options = frozenset({"separator"})
     prompt_option = "prompt_column"
+    writes_answers: ClassVar[bool] = True
+    """Whether the model learns to write answers, and so to end them."""
 
     @abstractmethod
     def parts(self, row: Row) -> Sequence[Any]:
@@ -112,6 +115,8 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
             yield Problem(("training", "loss"), what, fix)
 
     def prepare_tokenizer(self, tokenizer: Tokenizer) -> None:
+        if self.writes_answers:
+            check_end_of_text_token(tokenizer)
         if self.options.chat:
             if not conversation_template(tokenizer):
                 what = "is true, and the tokenizer has no chat template; of several, it is `default`"

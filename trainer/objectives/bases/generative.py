@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import statistics
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
-from params import ModelError, Problem, RecipeError
+from params import EvergreenError, ModelError, Problem, TransientError
 from params.distribution import read_parallelism_strategy
 from params.schema import Direction, Expectation, Launch, Model, Training
 from trainer.objectives.bases.chat import conversation_template
@@ -18,6 +19,7 @@ from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.prompt_template import form_around_text, parse_prompt_template
+from trainer.objectives.bases.reward_models import PROMPT
 from trainer.objectives.bases.rollout import (
     GenerativeObjectiveOptions,
     Rollout,
@@ -34,6 +36,7 @@ from trainer.objectives.bases.texts import (
 )
 from trainer.rewards import WeightedRewardSum
 
+logger = logging.getLogger(__name__)
 _SCORES = ("reward", "completion_length", "terminated")
 
 OptionsT = TypeVar("OptionsT", bound=GenerativeObjectiveOptions)
@@ -98,7 +101,31 @@ class GenerativeObjective(Objective[OptionsT]):
     @cached_property
     def rewards(self) -> WeightedRewardSum:
         """The recipe's rewards."""
-        return WeightedRewardSum(self.options.rewards, self.options.reward_weights)
+        rewards = (
+            source.build(f"objective.rewards.{i}", self.options.chat) for i, source in enumerate(self.options.rewards)
+        )
+        return WeightedRewardSum([*rewards], self.options.reward_weights)
+
+    def models(self) -> Mapping[tuple[str | int, ...], str]:
+        sources = enumerate(self.options.rewards)
+        return {("objective", "rewards", i, "model"): source.model for i, source in sources if source.model}
+
+    def find_model_problems(self) -> Iterable[Problem]:
+        return self._problems_of_rewards({i for i, source in enumerate(self.options.rewards) if source.model})
+
+    def _problems_of_rewards(self, numbers: Collection[int]) -> Iterator[Problem]:
+        for i in sorted(numbers):
+            reward = self.rewards.rewards[i]
+            try:
+                reward.check()
+            except TransientError as error:
+                logger.warning("check: objective.rewards.%d was not checked: %s: %s", i, reward.name, error.what)
+            except EvergreenError as error:
+                yield Problem(("objective", "rewards", i), f"{reward.name}: {error.what}", error.fix)
+
+    def check_model(self, model: PreTrainedModel) -> None:
+        """As the base class; a reward model that cannot be loaded ends a training before its first step."""
+        self.rewards.load()
 
     def columns(self) -> Mapping[str, ColumnKind]:
         kinds: dict[str, ColumnKind] = dict.fromkeys(self.options.reference_columns, "label")
@@ -117,11 +144,7 @@ class GenerativeObjective(Objective[OptionsT]):
         if options.reward_weights and len(options.reward_weights) != len(options.rewards):
             what = f"has {len(options.reward_weights)} weights for {len(options.rewards)} rewards"
             yield Problem(("objective", "reward_weights"), what, "give one weight per reward, or remove the weights")
-        for i, call in enumerate(options.rewards):
-            try:
-                WeightedRewardSum([call], [])
-            except RecipeError as error:
-                yield Problem(("objective", "rewards", i), f"{call.name}: {error.what}", error.fix)
+        yield from self._problems_of_rewards({i for i, source in enumerate(options.rewards) if source.name})
         if training.streaming:
             what = "a round of completions needs the prompts of the next steps, which a stream does not know"
             yield Problem(("training", "streaming"), what, "set it to false: prompts take little memory")
@@ -173,6 +196,7 @@ class GenerativeObjective(Objective[OptionsT]):
             prompt = ids[-max_length:] if own else []
             references = {name: row[name] for name in self.options.reference_columns}
             reward_row = {"row_id": row["row_id"], "prompt": text} | references
+            reward_row |= {PROMPT: self.text(row)} if self.models() else {}
             example = {
                 "row_id": row["row_id"],
                 "input_ids": prompt,
@@ -226,7 +250,7 @@ class GenerativeObjective(Objective[OptionsT]):
             model, prompts, tokenizer=tokenizer, options=self.options, keys=None
         )
         texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
-        rewards = self.rewards(texts, batch["reward_rows"])
+        rewards = self.rewards(texts, batch["reward_rows"], batch["input_ids"].device)
         scores = [(r, len(c), t) for r, c, t in zip(rewards, completions, terminated, strict=True)]
         return torch.tensor(scores, dtype=torch.float64, device=batch["input_ids"].device)
 

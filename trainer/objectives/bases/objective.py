@@ -57,6 +57,8 @@ class Objective(ReleaseReading[OptionsT], ABC):
     """The score that groups rows, such as the number of a query: a row is a sequence, and statistics and resamples take whole groups."""
     group_columns: Sequence[str] = ()
     """The columns whose equal values make rows a group, such as that of the query: `data.group_by` keeps them in one split."""
+    batch_group: str | None = None
+    """The name of an integer of each `Example`, such as a query's number: those with the same one share a global batch, if it has room."""
     split_metrics: ClassVar[frozenset[str]] = frozenset()
     """Metrics that no sums over rows determine, such as a rank correlation: `whole_metrics` computes them of all rows at once."""
     example_counts: ClassVar[tuple[str, ...]] = ()
@@ -131,6 +133,14 @@ class Objective(ReleaseReading[OptionsT], ABC):
             own = "label_smoothing" in self.options_class.model_fields
             fix = "set objective.label_smoothing instead" if own else "remove it"
             yield Problem(key, "has no effect on this objective's loss", fix)
+
+    def models(self) -> Mapping[tuple[str | int, ...], str]:
+        """Return the folders and repositories (`owner/name@commit`) of further models that it reads, by the keys of the recipe that name them."""
+        return {}
+
+    def find_model_problems(self) -> Iterable[Problem]:
+        """Return what is wrong with these models, for `evergreen check`; it may ask a Hub. A training says it when it loads them."""
+        return ()
 
     def remarks(self, model: Model) -> Iterable[str]:
         """Return what `evergreen check` says about this recipe where it does not say so itself."""
@@ -222,6 +232,11 @@ class Objective(ReleaseReading[OptionsT], ABC):
     def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
         """Return what a micro-batch adds to the mean loss of its global batch; by default by the model's own loss, a mean."""
         return compute_rescaled_model_loss(model, batch, share, self.loss_items(batch))
+
+    @property
+    def label_name(self) -> str:
+        """What of a batch the `global_loss` of a whole global batch gets as labels (trainer.loop.global_batch_trainer)."""
+        return "labels"
 
     def prepare_inputs(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Add to a batch what depends on the model, such as `decoder_input_ids`; called once per batch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trainer.objectives.bases.lazy_imports import F, torch
+from trainer.objectives.bases.lazy_imports import F, PreTrainedModel, torch
 from trainer.objectives.bases.texts import Tokenizer
 
 IGNORE_INDEX = -100
@@ -78,3 +78,24 @@ def count_labels(batch: Mapping[str, Any]) -> torch.Tensor:
         return torch.tensor(len(batch["input_ids"]))
     found: torch.Tensor = (labels != IGNORE_INDEX).sum()
     return found
+
+
+def put_padding_before_text(network: PreTrainedModel) -> PreTrainedModel:
+    """Let a model whose head reads the last position, as XLNet's, find the end of each text there; return the model.
+
+    Batches are padded behind their texts. This moves the padding before them, as XLNet's own tokenizer puts it: its positions are relative.
+    """
+    if hasattr(network, "sequence_summary") and getattr(network.config, "summary_type", None) == "last":
+        network.base_model.register_forward_pre_hook(_move_padding, with_kwargs=True)
+    return network
+
+
+def _move_padding(_: Any, ids: tuple[torch.Tensor, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    given = dict(zip(("input_ids",), ids, strict=False)) | named
+    mask = given.get("attention_mask")  # (B, T)
+    if mask is None:
+        return (), given
+    size = mask.shape[1]
+    lengths = size - mask.flip(1).argmax(1, keepdim=True)  # (B, 1), up to the last token
+    places = (torch.arange(size, device=mask.device) + lengths) % size  # (B, T)
+    return (), given | {name: given[name].gather(1, places) for name in ("input_ids", "attention_mask")}

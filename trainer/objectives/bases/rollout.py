@@ -14,10 +14,11 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from params.schema import CallOrName, Section
+from params.schema import Section
 from trainer.objectives.bases.lazy_imports import F, PreTrainedModel, torch
 from trainer.objectives.bases.padding import pad_to_tensor
 from trainer.objectives.bases.prompt_template import Template
+from trainer.objectives.bases.reward_models import RewardSource
 from trainer.objectives.bases.texts import Tokenizer
 
 
@@ -33,8 +34,9 @@ class GenerativeObjectiveOptions(Section):
     """Render the prompt as a user's message by the tokenizer's chat template."""
     reference_columns: list[str] = Field(default=["answer"])
     """Columns that rewards get, in addition to `prompt` and `row_id`."""
-    rewards: list[CallOrName] = Field(default=[])
-    """Functions of (completions, rows) that return one number per completion; trainer.rewards has some."""
+    rewards: list[RewardSource] = Field(default=[])
+    """Functions of (completions, rows) that return one number per completion, of which trainer.rewards has some; and reward models,
+    `{model: owner/name@commit}` or `{model: folder}` (trainer.objectives.bases.reward_models)."""
     reward_weights: list[float] = Field(default=[])
     """The weight of each reward in their sum; by default 1."""
     num_generations: PositiveInt = 8

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from params import ModelError, TransientError
 from trainer.objectives.bases.lazy_imports import F, torch
+from trainer.objectives.bases.position_limits import NO_LIMIT
 from trainer.objectives.bases.release_format import ReleaseFormat
 from trainer.objectives.bases.texts import Tokenizer
 
@@ -43,8 +44,6 @@ _CONFIGURATION: Final = "config_sentence_transformers.json"
 _LIMIT: Final = "max_seq_length"
 _BATCH: Final = 32
 """Texts that are embedded at a time."""
-_NO_LIMIT: Final = 1_000_000
-"""A tokenizer that cuts no text has a `model_max_length` above this."""
 
 
 def read_parts(base: str, revision: str | None) -> dict[str, Any] | None:
@@ -122,7 +121,7 @@ def set_prompts(tokenizer: Tokenizer, query: str | None, document: str | None) -
     if isinstance(limit, int):
         tokenizer.model_max_length = min(limit, tokenizer.model_max_length)
     own = {"prompts": prompts, "default_prompt_name": config.get("default_prompt_name")}
-    is_limited = tokenizer.model_max_length < _NO_LIMIT
+    is_limited = tokenizer.model_max_length < NO_LIMIT
     tokenizer.init_kwargs[KEY] = own | ({_LIMIT: tokenizer.model_max_length} if is_limited else {})
 
 

@@ -603,6 +603,23 @@ def test_dvc_yaml_must_list_the_model_of_another_recipe(project, key, base, prob
     assert is_here or any("make it: `evergreen run other --no-publish`" in text for _, text in found)
 
 
+@pytest.mark.parametrize(
+    ("base", "code", "is_watched"),
+    [
+        ("runs/answers/model", "trainer/losses.py", True),
+        ("runs/other/model", "runs/answers/model", True),
+        ("runs/other/model", "trainer/losses.py", False),
+    ],
+)
+def test_dvc_yaml_must_list_the_reward_model_of_another_recipe(project, base, code, is_watched):
+    list_recipe(project, base=base, code=code, objective="trainer/objectives/grpo.py")
+    content = prompts.recipe({**prompts.GRPO, "rewards": [{"model": "runs/answers/model"}]})
+    found = find_recipe_problems(read_yaml_document(tiny.write(project / "params/trial.yaml", content)))
+    told = [f"{p.what}; {p.fix}" for p in found if p.key == ("objective", "rewards", 0, "model")]
+    assert not told if is_watched else "or `code: runs/answers/model` if `base` is another model" in told[0]
+    assert any("make it: `evergreen run answers --no-publish`" in p.fix for p in found)
+
+
 @pytest.mark.parametrize(("verdict", "is_said"), [("refuse", True), ("keep", True), ("publish", False)])
 def test_base_model_that_was_not_published_is_named(project, caplog, verdict, is_said):
     write_model(project / "runs/other/model", "llama")

@@ -13,14 +13,8 @@ import transformers
 from params import ModelError
 from tests.support.zoo.architectures import ARCHITECTURES
 from trainer.build import check_positions
-from trainer.model.limits import (
-    NO_LIMIT,
-    find_position_limits,
-    find_position_limits_in,
-    find_position_table,
-    find_reading_limit,
-    write_reading_limit,
-)
+from trainer.model.limits import find_position_limits_in, find_reading_limit, write_reading_limit
+from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_limits, find_position_table
 
 TABLES = {
     "bert": 66,
