@@ -128,13 +128,18 @@ def figure_as_svg(figure: Figure) -> str:
 
 def chart_as_svg(draw: Callable[..., Figure], *content: Any, **options: Any) -> str:
     """Return what `draw` draws of a content as `figure_as_svg` does; once, as the page of a release and that of its run show the same."""
-    return _drawn_as_svg(draw, pickle.dumps((content, options)))
+    return _drawn_once(figure_as_svg, draw, pickle.dumps((content, options)))
+
+
+def chart_as_png(draw: Callable[..., Figure], *content: Any, **options: Any) -> bytes:
+    """Return what `draw` draws of a content as `figure_as_png` does; once, as the same model may be published in several forms."""
+    return _drawn_once(figure_as_png, draw, pickle.dumps((content, options)))
 
 
 @functools.lru_cache(maxsize=64)
-def _drawn_as_svg(draw: Callable[..., Figure], pickled: bytes) -> str:
+def _drawn_once(write: Callable[[Figure], Any], draw: Callable[..., Figure], pickled: bytes) -> Any:
     content, options = pickle.loads(pickled)  # noqa: S301 (pickled above)
-    return figure_as_svg(draw(*content, **options))
+    return write(draw(*content, **options))
 
 
 def figure_as_png(figure: Figure) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import MetricComparison, Opponent, SliceResult
-from tasks.report.canvas import chart_as_svg, figure_as_png
+from tasks.report.canvas import chart_as_png, chart_as_svg
 from tasks.report.charts import (
     MODELS,
     NAMES,
@@ -103,15 +103,15 @@ def draw_card_charts(artifacts: Artifacts) -> dict[str, bytes]:
     results = RunResults(artifacts, local=False)
     drawn = {}
     if panels := read_metric_curves(results):
-        drawn["curves.png"] = draw_curves(panels[:3])
+        drawn["curves.png"] = chart_as_png(draw_curves, panels[:3])
     if values := metric_values_of_models(results, 6):
-        drawn["comparison.png"] = draw_comparison(values)
+        drawn["comparison.png"] = chart_as_png(draw_comparison, values)
     if slices := slices_for_chart(results):
         overall = results.value("model", sliced_metric(results))
-        drawn["slices.png"] = draw_slices(slices[:MAX_SLICES], overall=overall, columns=2)
+        drawn["slices.png"] = chart_as_png(draw_slices, slices[:MAX_SLICES], overall=overall, columns=2)
     if bins := filled_calibration_bins(results):
-        drawn["calibration.png"] = draw_calibration(bins)
-    return {name: figure_as_png(figure) for name, figure in drawn.items()}
+        drawn["calibration.png"] = chart_as_png(draw_calibration, bins)
+    return drawn
 
 
 def comparison_section_content(results: RunResults) -> Section | None:
