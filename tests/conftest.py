@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import compileall
+import functools
 import gc
 import importlib.metadata
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +32,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A script starts its background jobs with SIGINT ignored, and so would be all that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# All clients of Hubs share what they would read of the system's certificates, 0.03 s each; and no test loses power.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
+os.fsync = lambda _: None
 
 # Stages in this process fork from the server of tests.support.forked, which has imported more.
 executor.set_forkserver_preload = lambda imports: None

@@ -79,8 +79,9 @@ def test_metrics_are_the_same_after_a_resume(tmp_path, arguments):
     whole = job(tmp_path, changes | {"training.arguments": arguments})
     trained(whole)
     expected = (whole.folder / "metrics.jsonl").read_bytes()
+    at_start: list[dict] = []
     for step in (8, 12):
-        at_start = []
+        at_start.clear()
         with (whole.folder / "metrics.jsonl").open("a") as file:
             file.write('{"step": 21, "lo')  # torn by a kill
         trained(
