@@ -5,6 +5,7 @@ from __future__ import annotations
 import compileall
 import functools
 import gc
+import importlib
 import importlib.metadata
 import os
 import shutil
@@ -48,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
             compileall.compile_dir(ROOT / name, quiet=2)
     else:
         forked.use_server(**config.workerinput["forkserver"])  # type: ignore[attr-defined]
+        importlib.import_module("tests.support.preloading")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -128,12 +128,14 @@ def figure_as_svg(figure: Figure) -> str:
 
 def chart_as_svg(draw: Callable[..., Figure], *content: Any, **options: Any) -> str:
     """Return what `draw` draws of a content as `figure_as_svg` does; once, as the page of a release and that of its run show the same."""
-    return _drawn_once(figure_as_svg, draw, pickle.dumps((content, options)))
+    drawn: str = _drawn_once(figure_as_svg, draw, pickle.dumps((content, options)))
+    return drawn
 
 
 def chart_as_png(draw: Callable[..., Figure], *content: Any, **options: Any) -> bytes:
     """Return what `draw` draws of a content as `figure_as_png` does; once, as the same model may be published in several forms."""
-    return _drawn_once(figure_as_png, draw, pickle.dumps((content, options)))
+    drawn: bytes = _drawn_once(figure_as_png, draw, pickle.dumps((content, options)))
+    return drawn
 
 
 @functools.lru_cache(maxsize=64)
