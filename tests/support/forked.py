@@ -73,6 +73,8 @@ _ONCE: Mapping[str, str] = {
 """What the project sets before it imports a library."""
 
 
+_USE_PREFECT = {"-c", "flows.cli", "flows.server.own", "prefect", "prefect.engine"}
+"""Commands that read Prefect's settings."""
 Streams: TypeAlias = tuple[connection.Connection, connection.Connection, connection.Connection]
 """Standard input, output and errors; not as numbers, because only such an object is passed on to the process."""
 
@@ -200,11 +202,12 @@ def _run_requested(command: list[str], parent: int, file_size: list[int]) -> Non
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size[0], file_size[1]))
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [str(Path.cwd()), *filter(None, named), *(path for path in sys.path if path not in ("", _ROOT))]
-    from prefect.context import refresh_global_settings_context
-
     from trainer.runtime import lifetime
 
-    refresh_global_settings_context()
+    if command[0] in _USE_PREFECT:
+        from prefect.context import refresh_global_settings_context
+
+        refresh_global_settings_context()  # takes a fourteenth of a second
     os.getppid = lambda: parent
     os.environ["FORKED_PID"] = str(os.getpid())
     lifetime.die_with_parent = lambda *_, **__: None  # the client does, and the fork with it
