@@ -6,6 +6,7 @@ They must be defined in the project, so that nobody's recipe can call `os:system
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -173,28 +174,37 @@ def directly_imported_files(file: Path, root: Path) -> Iterator[Path]:
     `package.module:name`, which something else imports.
     """
     try:
-        tree = ast.parse(file.read_bytes())
+        modules, starred = _named_modules(file.read_bytes(), file.relative_to(root).parent.parts)
     except (OSError, SyntaxError, ValueError):  # whoever imports it says so
         return
-    folders = file.relative_to(root).parent.parts
+    inside = ((*package, path.stem) for package in starred for path in root.joinpath(*package).glob("*.py"))
+    packages = (module[:end] for module in dict.fromkeys([*modules, *inside]) for end in range(1, len(module) + 1))
+    for place in (root.joinpath(*package) for package in dict.fromkeys(packages)):
+        yield from (path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file())
+
+
+@functools.lru_cache(maxsize=1024)
+def _named_modules(code: bytes, folders: tuple[str, ...]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """Return the modules that code in these folders names, and the packages from which it imports everything.
+
+    A stage asks several times for the imports of the same files, and to parse them takes most of that.
+    """
     modules: list[tuple[str, ...]] = [folders]
-    for node in ast.walk(tree):
+    starred: list[tuple[str, ...]] = []
+    for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
             modules += [tuple(alias.name.split(".")) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             package = folders[: len(folders) - node.level + 1] if node.level else ()
             package += tuple(node.module.split(".")) if node.module else ()
             modules += [(*package, alias.name) for alias in node.names]  # a module, or a name in the package
-            if any(alias.name == "*" for alias in node.names):
-                modules += [(*package, path.stem) for path in root.joinpath(*package).glob("*.py")]
+            starred += [package for alias in node.names if alias.name == "*"]
         elif isinstance(node, ast.Call) and _called(node) in {"import_module", "__import__"}:
             names = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
             modules += [tuple(name.split(".")) for name in names if isinstance(name, str) and not name.startswith(".")]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value):
             modules.append(tuple(node.value.partition(":")[0].split(".")))
-    packages = (module[:end] for module in dict.fromkeys(modules) for end in range(1, len(module) + 1))
-    for place in (root.joinpath(*package) for package in dict.fromkeys(packages)):
-        yield from (path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file())
+    return modules, starred
 
 
 def _called(node: ast.Call) -> str | None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import compileall
+import functools
 import gc
+import importlib
+import importlib.metadata
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +34,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# All clients of Hubs share what they would read of the system's certificates, 0.03 s each; and no test loses power.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
+os.fsync = lambda _: None
+
 # Stages in this process fork from the server of tests.support.forked, which has imported more.
 executor.set_forkserver_preload = lambda imports: None
 
@@ -41,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
             compileall.compile_dir(ROOT / name, quiet=2)
     else:
         forked.use_server(**config.workerinput["forkserver"])  # type: ignore[attr-defined]
+        importlib.import_module("tests.support.preloading")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -52,11 +61,25 @@ def pytest_configure_node(node: Any) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where tests change what they share, the slow ones need those before them. What leaves threads behind comes last."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items[:] = _alternate(items)
     items.sort(key=lambda item: item.get_closest_marker("runs_last") is not None)
     if config.option.markexpr == "slow":
         for item in items:
             if item.get_closest_marker("in_order"):
                 item.add_marker("slow")
+
+
+def _alternate(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Put files whose tests wait for processes between those whose tests compute, which then run side by side; none at the end."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting = [path for path in files if path.parent.name in ("chaos", "e2e")]
+    computing = [path for path in files if path not in waiting]
+    each = 4 * len(computing) // (5 * len(waiting)) if waiting else 0
+    order = [path for i, one in enumerate(waiting) for path in (one, *computing[i * each : (i + 1) * each])]
+    return [item for path in (*order, *computing[len(waiting) * each :]) for item in files[path]]
 
 
 def pytest_collection_finish() -> None:
@@ -84,18 +107,21 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def make_prefect_home(tmp_path_factory: pytest.TempPathFactory, shared_folder: Path) -> Callable[[], Path]:
-    """Make a folder for Prefect with a database that is ready; all workers share its migrations, which take eight seconds."""
-    ready = shared_folder / "prefect.db"
+def make_prefect_home(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[[], Path]:
+    """Make a folder for Prefect with a database that is ready; all runs of tests share its migrations, which take eight seconds."""
+    ready = request.config.cache.mkdir("prefect") / f"{importlib.metadata.version('prefect')}.db"
 
     def make() -> Path:
         home = tmp_path_factory.mktemp("prefect")
         with filelock.FileLock(f"{ready}.lock"):
             if not ready.exists():
-                migrate = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
+                migrate = ["python", "-m", "prefect", "server", "database", "upgrade", "-y"]
                 kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-                subprocess.run(migrate, env=kept | {"PREFECT_HOME": str(home)}, check=True, capture_output=True)
-                shutil.copy(home / "prefect.db", ready)
+                subprocess.run(
+                    migrate, env=forked.commands(kept | {"PREFECT_HOME": str(home)}), check=True, capture_output=True
+                )
+                shutil.copy(home / "prefect.db", whole := ready.with_suffix(".part"))
+                whole.rename(ready)
         shutil.copy(ready, home)
         return home
 

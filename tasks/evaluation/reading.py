@@ -31,6 +31,7 @@ from tasks.tokenization.report import TokenizationReport
 from trainer.data.shards import ROW_ID, Manifest
 from trainer.data.tokens import Sequences, read_tokenizer
 from trainer.model.limits import find_position_limits_in, find_reading_limit
+from trainer.runtime.memory import import_network_code
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,6 +60,7 @@ class ModelTokenization:
     @classmethod
     def of_candidate(cls, artifacts: Artifacts, objective: Objective[Any]) -> ModelTokenization:
         """Return how the model of a run reads rows."""
+        import_network_code()
         limit = read_report(artifacts, TokenizationReport).max_length
         if objective.reads_as_its_release:
             limit = find_reading_limit(artifacts.model)

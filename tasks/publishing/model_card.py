@@ -7,14 +7,14 @@ from the data are escaped.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import unicodedata
 from collections.abc import Collection, Mapping
-from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from params import load
 from params.schema import RowsFromHubDataset
@@ -38,6 +38,9 @@ from trainer.data import tokens
 from trainer.model.adapters import BaseModelReference
 from trainer.model.limits import window_overlap
 from trainer.model.use_settings import read_number_format
+
+if TYPE_CHECKING:
+    import jinja2
 
 PICTURES = {
     "comparison.png": "Metrics of this model, the previous release and the model before training, with intervals",
@@ -88,7 +91,6 @@ def render_model_card(
     `record` is the provenance of the model, `replaced` the one that the release replaces, and `pictures` are the names in the
     release of the charts that the card shows, see `PICTURES`.
     """
-    import jinja2
     from huggingface_hub import EvalResult, ModelCardData
 
     artifacts, publish, evaluated = candidate.artifacts, candidate.publish, candidate.evaluated
@@ -100,28 +102,12 @@ def render_model_card(
     base = recipe.model.pretrained  # the Hub repository that training started from; None for random weights or a folder
     if base and ((artifacts.root / base).exists() or not _REPOSITORY.fullmatch(base)):
         base = None
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,  # noqa: S701 (Markdown)
-    )
-    environment.filters.update(
-        text=_text,
-        code=_code,
-        number=lambda value: f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}",
-        # what a model's scores of a row say, before another fact
-        notes=lambda notes: "".join(f"{_text(name)} {_text(note)}, " for name, note in notes.items()),
-        # a text on one line; JSON writes printable text as Python does, in double quotes
-        python=lambda value: json.dumps(value, ensure_ascii=False) if value.isprintable() else repr(value),
-    )
-    environment.globals.update(confidence_text=format_confidence_level, record_file=FILE)
-    body = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+    body = _template().render(
         publish=publish,
         is_local=candidate.endpoint == LOCAL,
         objective=objective,
         own_code=own_format.code(publish.repo_id, artifacts.model) if own_format else None,
-        read_tokenizer=partial(tokens.read_tokenizer, artifacts.tokens),
+        read_tokenizer=functools.partial(tokens.read_tokenizer, artifacts.tokens),
         call=", ".join(f"{name}={value!r}" for name, value in objective.call_arguments.items()),
         form=objectives.prompt_form(record["objective"], has_template=_has_chat_template(artifacts.model)),
         recipe_name=artifacts.recipe,
@@ -183,6 +169,29 @@ def render_model_card(
         ],
     )
     return f"---\n{metadata.to_yaml()}\n---\n\n{body}"
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    import jinja2
+
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # noqa: S701 (Markdown)
+    )
+    environment.filters.update(
+        text=_text,
+        code=_code,
+        number=lambda value: f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}",
+        # what a model's scores of a row say, before another fact
+        notes=lambda notes: "".join(f"{_text(name)} {_text(note)}, " for name, note in notes.items()),
+        # a text on one line; JSON writes printable text as Python does, in double quotes
+        python=lambda value: json.dumps(value, ensure_ascii=False) if value.isprintable() else repr(value),
+    )
+    environment.globals.update(confidence_text=format_confidence_level, record_file=FILE)
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _hub_metric(name: str, evaluated: EvaluationReport, details: EvaluationDetails) -> dict[str, Any]:

@@ -7,13 +7,15 @@ Both formats hold no date: equal drawings give equal bytes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
+import pickle
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 if TYPE_CHECKING:
@@ -122,6 +124,24 @@ def figure_as_svg(figure: Figure) -> str:
     title.text = description
     root.insert(0, title)
     return ET.tostring(root, encoding="unicode")
+
+
+def chart_as_svg(draw: Callable[..., Figure], *content: Any, **options: Any) -> str:
+    """Return what `draw` draws of a content as `figure_as_svg` does; once, as the page of a release and that of its run show the same."""
+    drawn: str = _drawn_once(figure_as_svg, draw, pickle.dumps((content, options)))
+    return drawn
+
+
+def chart_as_png(draw: Callable[..., Figure], *content: Any, **options: Any) -> bytes:
+    """Return what `draw` draws of a content as `figure_as_png` does; once, as the same model may be published in several forms."""
+    drawn: bytes = _drawn_once(figure_as_png, draw, pickle.dumps((content, options)))
+    return drawn
+
+
+@functools.lru_cache(maxsize=64)
+def _drawn_once(write: Callable[[Figure], Any], draw: Callable[..., Figure], pickled: bytes) -> Any:
+    content, options = pickle.loads(pickled)  # noqa: S301 (pickled above)
+    return write(draw(*content, **options))
 
 
 def figure_as_png(figure: Figure) -> bytes:

@@ -6,7 +6,7 @@ from math import isfinite
 from typing import Any
 
 from tasks.evaluation.label_report import LabelReport
-from tasks.report.canvas import figure_as_svg
+from tasks.report.canvas import chart_as_svg
 from tasks.report.label_charts import draw_confusion_matrix, draw_label_curves
 from tasks.report.run_results import RunResults
 
@@ -34,13 +34,14 @@ def label_section_content(results: RunResults) -> dict[str, Any] | None:
 
 
 def _charts(labels: LabelReport) -> list[tuple[str, str]]:
-    drawn = []
+    charts = []
     if labels.matrix:
-        drawn = [("Rows by their label and the predicted one", draw_confusion_matrix(labels.names, labels.matrix))]
+        drawn = chart_as_svg(draw_confusion_matrix, labels.names, labels.matrix)
+        charts = [("Rows by their label and the predicted one", drawn)]
     order = {one.label: place for place, one in enumerate(labels.results)}
     curves = [one for one in labels.curves if all(map(isfinite, (*one.recall, *one.precision)))]
     curves = sorted(curves, key=lambda one: order.get(one.label, len(order)))[:_MAX_CURVES]
     half = max(6, (len(curves) + 3) // 4 * 2)
     parts = (curves[i : i + half] for i in range(0, len(curves), half))
-    drawn += [("Precision in % by recall, with average precision", draw_label_curves(part)) for part in parts]
-    return [(title, figure_as_svg(figure)) for title, figure in drawn]
+    title = "Precision in % by recall, with average precision"
+    return charts + [(title, chart_as_svg(draw_label_curves, part)) for part in parts]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +18,8 @@ from params.foundation.artifacts import SPLITS, STAGES, Artifacts, write_text_at
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.receipt import Receipt
 from tasks.report import sections
-from tasks.report.canvas import figure_as_svg
-from tasks.report.charts import MetricCurves, draw_curves, draw_gain
+from tasks.report.canvas import chart_as_svg
+from tasks.report.charts import draw_curves, draw_gain
 from tasks.report.formatting import truncate_and_escape_invisible
 from tasks.report.label_section import label_section_content
 from tasks.report.run_results import RunResults
@@ -79,18 +78,12 @@ def render_report_page(
         "labels": label_section_content(results),
         "slices": sections.slices_section_content(results),
         "calibration": sections.calibration_section_content(results),
-        "curves": [("", _curves_as_svg(panel)) for panel in sections.read_metric_curves(results)],
+        "curves": [("", chart_as_svg(draw_curves, [panel])) for panel in sections.read_metric_curves(results)],
         "timings": timings or {},
         "outputs": outputs[:200],
         "recipe_text": source.read_text(encoding="utf-8", errors="replace") if source.is_file() else "",
     }
     return render_template("report/page.html.jinja", content)
-
-
-@lru_cache(maxsize=16)
-def _curves_as_svg(curves: MetricCurves) -> str:
-    """Return the chart of one metric; the page of a release and that of its run show the same."""
-    return figure_as_svg(draw_curves([curves]))
 
 
 @dataclass(frozen=True)
@@ -165,7 +158,7 @@ def _decided(results: RunResults) -> dict[str, Any] | None:
                 "by": found[0],
                 "against": name,
                 "bar": bar,
-                "chart": figure_as_svg(draw_gain(found[0], against=name, bar=bar)),
+                "chart": chart_as_svg(draw_gain, found[0], against=name, bar=bar),
             }
     return None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import MetricComparison, Opponent, SliceResult
-from tasks.report.canvas import figure_as_png, figure_as_svg
+from tasks.report.canvas import chart_as_png, chart_as_svg
 from tasks.report.charts import (
     MODELS,
     NAMES,
@@ -103,15 +103,15 @@ def draw_card_charts(artifacts: Artifacts) -> dict[str, bytes]:
     results = RunResults(artifacts, local=False)
     drawn = {}
     if panels := read_metric_curves(results):
-        drawn["curves.png"] = draw_curves(panels[:3])
+        drawn["curves.png"] = chart_as_png(draw_curves, panels[:3])
     if values := metric_values_of_models(results, 6):
-        drawn["comparison.png"] = draw_comparison(values)
+        drawn["comparison.png"] = chart_as_png(draw_comparison, values)
     if slices := slices_for_chart(results):
         overall = results.value("model", sliced_metric(results))
-        drawn["slices.png"] = draw_slices(slices[:MAX_SLICES], overall=overall, columns=2)
+        drawn["slices.png"] = chart_as_png(draw_slices, slices[:MAX_SLICES], overall=overall, columns=2)
     if bins := filled_calibration_bins(results):
-        drawn["calibration.png"] = draw_calibration(bins)
-    return {name: figure_as_png(figure) for name, figure in drawn.items()}
+        drawn["calibration.png"] = chart_as_png(draw_calibration, bins)
+    return drawn
 
 
 def comparison_section_content(results: RunResults) -> Section | None:
@@ -122,11 +122,11 @@ def comparison_section_content(results: RunResults) -> Section | None:
     against = [model for model in OPPONENTS if any(results.comparison(model, name) for name in results.metric_names)]
     charts = []
     if values := metric_values_of_models(results, MAX_METRICS):
-        charts.append(("Side by side", figure_as_svg(draw_comparison(values))))
+        charts.append(("Side by side", chart_as_svg(draw_comparison, values)))
     for model in against:
         if gains := gains_over_opponent(results, model)[:MAX_METRICS]:
-            drawn = draw_gains(gains, against=OPPONENTS[model], bars=gate_gain_thresholds(results, model))
-            charts.append((f"Gain over the {OPPONENTS[model]}", figure_as_svg(drawn)))
+            options = {"against": OPPONENTS[model], "bars": gate_gain_thresholds(results, model)}
+            charts.append((f"Gain over the {OPPONENTS[model]}", chart_as_svg(draw_gains, gains, **options)))
     return {
         "lead": _comparison_lead(results, against, where),
         "models": {model: NAMES[model] for model in ("model", *OPPONENTS) if results.model_metrics(model)},
@@ -162,7 +162,7 @@ def slices_section_content(results: RunResults) -> Section | None:
     half = max(5, (len(shown) + 1) // 2)
     scale = slice_value_range(shown, overall)
     parts = (shown[i : i + half] for i in range(0, len(shown), half))
-    charts = [("", figure_as_svg(draw_slices(part, overall=overall, scale=scale))) for part in parts]
+    charts = [("", chart_as_svg(draw_slices, part, overall=overall, scale=scale)) for part in parts]
     worst = next((one for one in drawn if one.low is not None), drawn[0])
     return {"metric": metric, "overall": overall, "worst": worst, "all": ordered, "charts": charts}
 
@@ -174,4 +174,4 @@ def calibration_section_content(results: RunResults) -> Section | None:
         return None
     differences = [one["rows"] * (one["confidence"] - one["accuracy"]) for one in bins]
     error = 100 * sum(map(abs, differences)) / sum(one["rows"] for one in bins)
-    return {"error": error, "excess": sum(differences), "chart": figure_as_svg(draw_calibration(bins)), "bins": bins}
+    return {"error": error, "excess": sum(differences), "chart": chart_as_svg(draw_calibration, bins), "bins": bins}

@@ -41,6 +41,7 @@ from trainer.job import Job
 from trainer.loop.other_length import continue_run_of_other_length
 from trainer.model import network
 from trainer.runtime.lifetime import hold_file_lock
+from trainer.runtime.memory import import_network_code
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,7 @@ def _is_finished(job: Job) -> bool:
 def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingReport:
     from trainer.reporting import metrics_log
 
+    import_network_code()
     folder = job.folder
     finished = json.loads((folder / sealed.FINISHED).read_text(encoding="utf-8"))
     best = sealed.find_best_weights(folder, job.direction)

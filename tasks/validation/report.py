@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pydantic
 
 from params.schema import Expectation
 from tasks.drift.report import DriftReport
 from tasks.stages import Report
+
+if TYPE_CHECKING:
+    import jinja2
 
 Origin = Literal["objective", "objective, on the remaining rows", "recipe"]
 """Where a check comes from; reports of earlier versions say of some that they were run again, on the remaining rows."""
@@ -116,6 +120,12 @@ def render_validation_page(
 
     `failing` counts the rows that are not shown, too.
     """
+    page = _template().render(report=report, recipe=recipe, failures=failures, rows=rows, failing=failing)
+    return escape_direction_characters(page) + "\n"
+
+
+@functools.cache
+def _template() -> jinja2.Template:
     import jinja2
 
     # selecting autoescape by file name would miss this suffix
@@ -123,6 +133,4 @@ def render_validation_page(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["shorten"] = shorten_value
-    template = environment.from_string(files("tasks.validation").joinpath("report.html.jinja").read_text("utf-8"))
-    page = template.render(report=report, recipe=recipe, failures=failures, rows=rows, failing=failing)
-    return escape_direction_characters(page) + "\n"
+    return environment.from_string(files("tasks.validation").joinpath("report.html.jinja").read_text("utf-8"))

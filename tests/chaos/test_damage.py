@@ -73,7 +73,7 @@ CHECKPOINTS = len(DAMAGES) + 1
 def killing(root: Path, *, golden: bool) -> Iterator[Victim]:
     """A run that was killed when it had a checkpoint for each damage and an older one; on request after the golden run."""
     steps = {"training.max_steps": 2 * CHECKPOINTS + 4, "training.keep_checkpoints": CHECKPOINTS}
-    victim = Victim(root, steps, {"train": 240, "validation": 40, "test": 16})
+    victim = Victim(root, steps, {"train": 240, "validation": 40, "test": 16}, fork=not golden)
     try:
         if golden:
             victim.train_golden()

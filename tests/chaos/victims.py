@@ -58,9 +58,13 @@ class Victim:
         root: an empty folder for the project.
         changes: to tests.support.tiny.RECIPE, as `tiny.recipe` takes them.
         sizes: rows of each split.
+        fork: whether a start forks its processes, as `Project.run` does.
     """
 
-    def __init__(self, root: Path, changes: dict[str, Any], sizes: dict[str, int] = SIZES) -> None:
+    def __init__(
+        self, root: Path, changes: dict[str, Any], sizes: dict[str, int] = SIZES, *, fork: bool = False
+    ) -> None:
+        self._fork = fork
         self.project = Project(root / "project", root / "prefect")
         self.artifacts = Artifacts("tiny", self.project.root)
         self.golden = root / "golden"
@@ -96,7 +100,8 @@ class Victim:
         before = dict(self.project.environment)
         self.project.environment |= environment | ({KILL_AT: kill_at} if kill_at else {})
         try:
-            return self.project.start(sys.executable, "-m", "tasks", "train", "params/tiny.yaml", log=log)
+            command = ("python", "-m", "tasks", "train", "params/tiny.yaml")
+            return self.project.start(*command, log=log, fork=self._fork)
         finally:
             self.project.environment = before
 

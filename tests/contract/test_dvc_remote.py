@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from flows.dvc_project import stage as dvc_stage
 from flows.dvc_project.remote import DvcRemote
 from params import DataError, EvergreenError, RemoteRefusedError, TransientError
 from params.foundation import command_result
+from tests.support import forked
 
 DVC_YAML = """\
 stages:
@@ -45,7 +45,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("dvc.yaml").write_text(DVC_YAML)
         Path("source").write_text("one,two\n")
         for command in (("init", "--no-scm", "-q"), ("remote", "add", "-q", "-d", "storage", "../storage")):
-            subprocess.run([sys.executable, "-m", "dvc", *command], check=True)
+            subprocess.run([forked.python(), "-m", "dvc", *command], check=True)
         for stage in STAGES:
             assert run(stage) == (0, None)
         assert push() > 0

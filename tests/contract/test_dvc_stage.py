@@ -48,7 +48,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("dvc")
     for name, text in {"dvc.yaml": DVC_YAML, "source": "1", "fails.py": FAILS}.items():
         (root / name).write_text(text, encoding="utf-8")
-    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], cwd=root, check=True)
+    subprocess.run([forked.python(), "-m", "dvc", "init", "--no-scm", "-q"], cwd=root, check=True)
     return root
 
 
@@ -204,7 +204,7 @@ def test_invalid_dvc_yaml_is_named(project: Path) -> None:
 def test_wrong_list_of_recipes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first is an item of an earlier version of the project."""
     monkeypatch.chdir(tmp_path)
-    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "-q"], check=True)
+    subprocess.run([forked.python(), "-m", "dvc", "init", "--no-scm", "-q"], check=True)
     stage = {"foreach": "${recipes}", "do": {"cmd": "true", "deps": ["${item.data}", "${item.base}"]}}
     content = {"vars": ["recipes.yaml"], "stages": {"train": stage}}
     Path("dvc.yaml").write_text(json.dumps(content), encoding="utf-8")

@@ -76,7 +76,7 @@ def test_each_data_stage_imports_only_what_it_needs(tmp_path: Path) -> None:
     code += "print('imported', *(name for name, module in sys.modules.items() if module)); sys.exit(status)"
     imported = {}
     for stage in NOT_IMPORTED:
-        out = Project(tmp_path, tmp_path).run("python", "-c", code, stage)
+        out = Project(tmp_path, tmp_path).run(sys.executable, "-c", code, stage)
         imported[stage] = set(out.splitlines()[-1].split())
     found = {stage: sorted(imported[stage] & set(names)) for stage, names in NOT_IMPORTED.items()}
     assert found == {stage: [] for stage in NOT_IMPORTED}

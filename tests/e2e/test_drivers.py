@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sqlite3
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,7 @@ def test_a_configured_server_gets_the_flow_run_of_a_run_with_nothing_to_do_witho
         served.start_server()
         served.run("python", "-c", "from flows.retrain import retrain; retrain('tiny')")
         code = "import sys; from flows.cli import main; main(['run', 'tiny']); print('prefect' in sys.modules)"
-        out = served.run("python", "-c", code)
+        out = served.run(sys.executable, "-c", code)  # not forked: it says what it has imported
         assert "nothing has changed since the last run" in out
         assert out.splitlines()[-1] == "False"
         found = served.post("flow_runs/filter")

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from tests.e2e.test_objectives import questions
+from tests.support import forked
 from tests.support.pretrained import write_model
 from tests.support.project import Project
 from tests.support.terminal import terminal
@@ -50,7 +51,7 @@ def test_on_a_terminal_it_asks(project: Project, tmp_path: Path) -> None:
     (project.root / "data" / "two.csv").write_text(f"question,team,urgency\n{rows}")
     model = str(write_model(tmp_path / "model"))
     command = ("python", "-m", "tasks", "new", "two", "--data", "data/two.csv")
-    with terminal(*command, folder=project.root, environment=project.environment) as seen:
+    with terminal(*command, folder=project.root, environment=forked.commands(project.environment)) as seen:
         for question, answer in {"Which model": model, "Which one? --label": "urgency"}.items():
             seen.wait_for(question)
             seen.type(f"{answer}\n")

@@ -5,7 +5,7 @@ Python's forkserver imports the libraries once for all workers of pytest, and no
 it forks are processes of their own: a session, an environment, a working directory, an exit status.
 
 `commands` gives this to programs: a `python`, first on their path, that asks for a fork instead of starting a module of the
-project (tests/support/forked_python.py). It stands for the fork: it gets its signals and ends as it ends.
+project (tests/support/forked_python.py), or code by -c. It stands for the fork: it gets its signals and ends as it ends.
 
 Where it matters how processes are started or what they import, tests start them as a user does.
 """
@@ -33,6 +33,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ _NAMES = """
     dulwich.commit_graph ruamel.yaml.mergevalue fsspec.implementations.memory matplotlib.style.core
     platformdirs.unix rich._emoji_codes tabulate starlette.middleware.trustedhost typer._adapters
     uvicorn.loops.auto cyclopts prefect.concurrency.services prefect.utilities.visualization
-    uvicorn.protocols.http.h11_impl uvicorn.loops.uvloop uvicorn.lifespan.off anyio._backends._asyncio
+    distributed.cli.dask_scheduler distributed.cli.dask_worker uvicorn.protocols.http.h11_impl uvicorn.loops.uvloop uvicorn.lifespan.off anyio._backends._asyncio
     tests.support.preloaded
 """
 LIBRARIES = _NAMES.split()
@@ -72,6 +73,8 @@ _ONCE: Mapping[str, str] = {
 """What the project sets before it imports a library."""
 
 
+_USE_PREFECT = {"-c", "flows.cli", "flows.server.own", "prefect", "prefect.engine"}
+"""Commands that read Prefect's settings."""
 Streams: TypeAlias = tuple[connection.Connection, connection.Connection, connection.Connection]
 """Standard input, output and errors; not as numbers, because only such an object is passed on to the process."""
 
@@ -122,6 +125,11 @@ def commands(environment: Mapping[str, str]) -> dict[str, str]:
     folder = str(_python_that_forks())
     first = {name: os.pathsep.join(filter(None, (folder, environment.get(name)))) for name in ("PATH", "PYTHONPATH")}
     return {**environment, **first}
+
+
+def python() -> str:
+    """The `python` that forks, for tests in which it matters neither how a process is started nor what it imports."""
+    return str(_python_that_forks() / "python")
 
 
 @functools.cache
@@ -190,18 +198,24 @@ def _kill(process: BaseProcess) -> None:
 
 
 def _run_requested(command: list[str], parent: int, file_size: list[int]) -> None:
-    """Run a module of the project in the working directory, not of the one that runs the tests, as a child of `parent`."""
+    """Run a module or code of the project in the working directory, not of the one that runs the tests, as a child of `parent`."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size[0], file_size[1]))
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [str(Path.cwd()), *filter(None, named), *(path for path in sys.path if path not in ("", _ROOT))]
-    from prefect.context import refresh_global_settings_context
-
     from trainer.runtime import lifetime
 
-    refresh_global_settings_context()
+    if command[0] in _USE_PREFECT:
+        from prefect.context import refresh_global_settings_context
+
+        refresh_global_settings_context()  # takes a fourteenth of a second
     os.getppid = lambda: parent
     os.environ["FORKED_PID"] = str(os.getpid())
     lifetime.die_with_parent = lambda *_, **__: None  # the client does, and the fork with it
+    if command[0] == "-c":
+        sys.argv = ["-c", *command[2:]]
+        sys.modules["__main__"] = code = ModuleType("__main__")
+        exec(compile(command[1], "<string>", "exec"), vars(code))
+        return
     sys.argv = list(command)
     runpy.run_module(command[0], run_name="__main__", alter_sys=True)
 

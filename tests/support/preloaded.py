@@ -1,7 +1,13 @@
 """Imported last by the process that tests.support.forked forks from: what every process would do, it does once."""
 
+import functools
 import gc
+import os
+import ssl
 import weakref
+
+ssl.create_default_context = functools.cache(ssl.create_default_context)  # as in conftest.py
+os.fsync = lambda _: None
 
 for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
     if finalizer.peek()[1].__module__ == "torch.library":

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import importlib
 import sys
 from collections.abc import Iterator
 
@@ -58,3 +59,13 @@ def import_without_gc() -> Iterator[None]:
         gc.freeze()
         gc.enable()
         atexit.register(gc.freeze)
+
+
+def import_network_code() -> None:
+    """Import what the code of every network imports, as `import_without_gc` does: most of what a process with a model has.
+
+    transformers would import it with the first model, and each search for what that model leaves would look through it.
+    """
+    if (code := "transformers.generation.utils") not in sys.modules:
+        with import_without_gc():
+            importlib.import_module(code)

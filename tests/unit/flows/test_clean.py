@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from params import TransientError
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.release_events import ReleaseEvent
 from tasks.training.run_folders import mark_run_as_last_started
-from tests.support import tiny
+from tests.support import forked, tiny
 from tests.support.project import ROOT
 from trainer.runtime.lifetime import hold_file_lock
 
@@ -322,7 +321,7 @@ def test_stages_that_no_branch_has_run_give_no_warnings(versions, capfd):
     run("git", "add", "dvc.yaml")
     run("git", "commit", "-qm", "a stage")
     code = "from flows.dvc_project import cache as dvc_cache; dvc_cache.measure_or_delete_unused_objects(set())"
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    subprocess.run([forked.python(), "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert "missing version info" not in "".join(capfd.readouterr())
 
 

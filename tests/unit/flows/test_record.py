@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
 from tasks.history.run_log import append_run, read_runs
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import read_report, save_report
-from tests.support import tiny
+from tests.support import forked, tiny
 from tests.support.project import ROOT, free_port
 from tests.unit.tasks.history.example import entry
 
@@ -394,11 +393,11 @@ while time.time() < float(sys.argv[2]):
 record_run_on_branch(Artifacts(sys.argv[1]), RecordTarget(), logging.getLogger(), {})
 """
         workers = {recipe: clone(remote, tmp_path / recipe) for recipe in ("a", "b")}
-        start = str(time.time() + 5)
+        start = str(time.time() + 2)
         processes = []
         for recipe, worker in workers.items():
             worker.ran(recipe, ord(recipe))
-            command = [sys.executable, "-c", code, recipe, start]
+            command = [forked.python(), "-c", code, recipe, start]
             processes.append(
                 subprocess.Popen(command, cwd=worker.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             )

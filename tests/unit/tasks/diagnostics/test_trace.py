@@ -20,7 +20,7 @@ from tasks.diagnostics.trace import _loss_lines, trace_sections
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import run_stage
 from tasks.tokenization.stage import tokenize
-from tests.support import tiny
+from tests.support import forked, tiny
 from tests.support.project import ROOT
 from trainer import objectives
 from trainer.data import tokens
@@ -60,9 +60,10 @@ def inside(project, monkeypatch):
 
 @pytest.fixture
 def finished(project, inside):
-    for stage in STAGES[: STAGES.index("evaluate")]:
-        if not Artifacts("tiny").report(stage).exists():
-            run_stage(stage, project)
+    with forked.ranks():
+        for stage in STAGES[: STAGES.index("evaluate")]:
+            if not Artifacts("tiny").report(stage).exists():
+                run_stage(stage, project)
     return project
 
 

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from math import nan
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from tasks.evaluation.release_events import (
     format_release_event,
     read_release_events,
 )
+from tests.support import forked
 from tests.support.project import ROOT
 
 
@@ -76,7 +76,7 @@ def test_killed_write_leaves_whole_lines_and_is_repeated_once(artifacts, killed_
     append_release_event(artifacts, entry(1))
     before = artifacts.release_events.read_bytes()
     child = f"from {__name__} import killed_append; killed_append({str(artifacts.root)!r}, {killed_at!r})"
-    assert subprocess.run([sys.executable, "-c", child], cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    assert subprocess.run([forked.python(), "-c", child], cwd=ROOT, check=False).returncode == -signal.SIGKILL
     written = artifacts.release_events.read_bytes()
     assert written.startswith(before)
     assert (written == before) == (killed_at != "the end")
@@ -97,7 +97,7 @@ def killed_append(root, killed_at):
 
 def test_two_processes_write_at_the_same_time(artifacts):
     child = f"from {__name__} import append_many; append_many({str(artifacts.root)!r}, %d)"
-    writers = [subprocess.Popen([sys.executable, "-c", child % first], cwd=ROOT) for first in (0, 20)]
+    writers = [subprocess.Popen([forked.python(), "-c", child % first], cwd=ROOT) for first in (0, 20)]
     assert [writer.wait() for writer in writers] == [0, 0]
     assert sorted(int(one.tag[1:]) for one in read_release_events(artifacts)) == list(range(40))
 

@@ -6,7 +6,6 @@ import errno
 import json
 import re
 import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from params.foundation.artifacts import Artifacts
 from params.foundation.errors import StorageError
 from tasks.history.run_log import append_run, read_runs, utc_now_to_second
+from tests.support import forked
 from tests.support.project import ROOT
 from tests.unit.tasks.history.example import entry
 
@@ -60,7 +60,7 @@ def test_runs_are_read_in_the_order_in_which_they_started_and_once_after_a_merge
 
 def test_two_processes_write_at_the_same_time(artifacts):
     child = f"from {__name__} import append_many; append_many({str(artifacts.root)!r}, %d)"
-    writers = [subprocess.Popen([sys.executable, "-c", child % first], cwd=ROOT) for first in (0, 20)]
+    writers = [subprocess.Popen([forked.python(), "-c", child % first], cwd=ROOT) for first in (0, 20)]
     assert [writer.wait() for writer in writers] == [0, 0]
     assert [one.started.timetuple().tm_yday for one in read_runs(artifacts)] == list(range(1, 41))
 

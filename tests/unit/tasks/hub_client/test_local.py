@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +19,14 @@ from huggingface_hub.errors import HfHubHTTPError
 from params import EvergreenError
 from params.foundation.errors import HubRefusedError, StorageError, TransientError
 from tasks.hub_client.local import read_tokens_file, serve_hub_until_signal
+from tests.support import forked
 
 ALICE, BOB = "hf_" + "a" * 40, "hf_" + "b" * 40
 SERVE = """
 import sys
 from pathlib import Path
 from tasks.hub_client.local import serve_hub_until_signal
+from tests.support import forked
 folder, host, tokens = sys.argv[1:]
 serve_hub_until_signal(Path(folder), host=host, port=0, tokens=Path(tokens) if tokens else None)
 """
@@ -43,7 +44,7 @@ def members(tmp_path: Path) -> Path:
 def serving(folder: Path, host: str = "127.0.0.1", tokens: Path | str = "") -> Iterator[tuple[str, str]]:
     """Run a Hub in a child process and stop it with Ctrl-C; yields its first lines and its address."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, str(folder), host, str(tokens)],
+        [forked.python(), "-c", SERVE, str(folder), host, str(tokens)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

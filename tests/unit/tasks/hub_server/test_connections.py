@@ -6,7 +6,6 @@ import contextlib
 import resource
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from tasks.hub_server import (
     routes_uploads,
 )
 from tasks.hub_server.server import LocalHub
+from tests.support import forked
 
 REPO = "alice/model"
 ROUTERS: list[APIRouter] = [
@@ -121,7 +121,7 @@ with LocalHub(Path(sys.argv[1]), tokens={}) as hub:
 
 def test_half_open_connections_lock_nobody_out(tmp_path: Path) -> None:
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    command = [sys.executable, "-c", SERVE, str(tmp_path)]
+    command = [forked.python(), "-c", SERVE, str(tmp_path)]
     with (
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as hub,
         contextlib.ExitStack() as half_open,

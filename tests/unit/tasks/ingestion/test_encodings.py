@@ -10,7 +10,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.source import open_source
 from tasks.ingestion.stage import ingest
 from tasks.shards.split_rows import SplitRows
+from tests.support import forked
 
 LABELS = ("007", "NA", "null", "1_0", "None", "3.10", "#1", "-")
 ROWS = [
@@ -141,7 +141,7 @@ def test_an_index_of_pandas_is_refused_with_the_command_that_removes_it(tmp_path
         )
         error = refusal("rows.csv", text.encode(), tmp_path)
         assert error.what == "its first column has no name: pandas writes its index like that"
-        command = error.fix.partition("use the new file: ")[2].replace("python ", f"{shlex.quote(sys.executable)} ", 1)
+        command = error.fix.partition("use the new file: ")[2].replace("python ", f"{shlex.quote(forked.python())} ", 1)
         subprocess.run(["sh", "-c", command], check=True)
         assert [row["label"] for row in rows("rows-clean.csv", tmp_path)] == [LABELS[i % 8] for i in range(24)]
 

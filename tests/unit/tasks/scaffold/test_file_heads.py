@@ -7,7 +7,6 @@ import io
 import lzma
 import shlex
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tasks.scaffold.file_heads import EXCEL_SUFFIXES, OTHER_FORMATS, guess_text_
 from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.sources import find_source
+from tests.support import forked
 
 LABELS = ("007", "NA", "null", "1_0")
 ROWS = [(f"It\u2019s late: is it {i % 5}?", LABELS[i % 4]) for i in range(24)]
@@ -84,7 +84,7 @@ def test_the_command_in_the_fix_gives_the_right_rows(name: str, content: bytes, 
     with pytest.raises(DataError, match=what) as error:
         sample(path, tmp_path)
     command = error.value.fix.split(": ", 1)[1].partition("; else")[0]
-    python = shlex.quote(sys.executable)
+    python = shlex.quote(forked.python())
     subprocess.run(["sh", "-c", command.replace("python -", f"{python} -", 1)], check=True)
     (clean,) = {path for path in path.parent.rglob("*") if path.is_file()} - {path}
     assert sample(clean, tmp_path) == ROWS

@@ -21,7 +21,7 @@ from tasks.shards.split_rows import SplitRows
 from tasks.tokenization import encoding, tokenizers
 from tasks.tokenization.encoding import read_row_batches
 from tasks.tokenization.stage import tokenize
-from tests.support import tiny
+from tests.support import forked, tiny
 from tests.support.memory import peak_anonymous_mib
 from tests.support.project import ROOT
 from trainer.data import tokens
@@ -81,7 +81,7 @@ def test_another_process_gives_the_same_bytes(artifacts):
         "ObjectiveChoice(name='causal_lm'), launch=Launch(micro_batch_size=1), tokenization=Tokenization(max_length=16, "
         "tokenizer={'kind': 'train', 'vocab_size': 300}))"
     )
-    subprocess.run([sys.executable, "-c", code, str(artifacts.root)], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run([forked.python(), "-c", code, str(artifacts.root)], cwd=ROOT, check=True, capture_output=True)
     assert digests(artifacts.tokens) == before
 
 

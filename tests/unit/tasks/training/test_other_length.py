@@ -85,7 +85,14 @@ LENGTHS = {
 }
 
 
-@pytest.mark.parametrize(("first", "then", "step"), LENGTHS.values(), ids=LENGTHS)
+LONG = {"the last step is evaluated anyway", "evaluations begin late"}
+"""What the other cases train, too, and `of_steps` shows without a training."""
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "step"),
+    [pytest.param(*case, id=name, marks=pytest.mark.slow if name in LONG else ()) for name, case in LENGTHS.items()],
+)
 def test_a_longer_run_ends_like_one_with_all_of_the_steps(tmp_path, caplog, first, then, step):
     artifacts, recipe = project(tmp_path / "one", first)
     whole = with_tokens(artifacts, tmp_path / "whole")

@@ -15,6 +15,12 @@ from tests.support.project import ROOT
 EIGHT_A_EPOCH = {"training.max_steps": 20, "training.eval_steps": 10, "training.save_steps": 4}
 
 
+@pytest.fixture(scope="module")
+def each_loss(tmp_path_factory):
+    """The loss of each step of the same training."""
+    return losses(trained(job(tmp_path_factory.mktemp("each"), EIGHT_A_EPOCH | {"training.logging_steps": 1})))
+
+
 @pytest.mark.parametrize(
     ("arguments", "steps"),
     [
@@ -25,13 +31,12 @@ EIGHT_A_EPOCH = {"training.max_steps": 20, "training.eval_steps": 10, "training.
     ],
     ids=["steps", "first step", "epoch", "no"],
 )
-def test_logging_strategy_sets_the_logged_steps(tmp_path, arguments, steps):
+def test_logging_strategy_sets_the_logged_steps(tmp_path, each_loss, arguments, steps):
     changes = EIGHT_A_EPOCH | {"training.logging_steps": 5, "training.arguments": arguments}
     done = trained(job(tmp_path, changes))
     assert list(losses(done)) == steps
-    single = losses(trained(job(tmp_path / "each", EIGHT_A_EPOCH | {"training.logging_steps": 1})))
     for last, this in zip([0, *steps], steps, strict=False):
-        mean = sum(single[step] for step in range(last + 1, this + 1)) / (this - last)
+        mean = sum(each_loss[step] for step in range(last + 1, this + 1)) / (this - last)
         assert losses(done)[this] == pytest.approx(mean, rel=1e-6), "the mean since the previous line"
 
 
@@ -68,22 +73,23 @@ def test_metrics_are_written_during_training(tmp_path):
     [{}, {"logging_strategy": "epoch"}, {"include_num_input_tokens_seen": "non_padding"}],
     ids=["steps", "epoch", "tokens"],
 )
-@pytest.mark.parametrize("step", [8, 12])
-def test_metrics_are_the_same_after_a_resume(tmp_path, arguments, step):
+def test_metrics_are_the_same_after_a_resume(tmp_path, arguments):
     """Also at the end of an epoch, 8. Lines after the checkpoint are removed at the start."""
     changes = EIGHT_A_EPOCH | {"training.logging_steps": 3, "training.keep_checkpoints": 9}
     whole = job(tmp_path, changes | {"training.arguments": arguments})
     trained(whole)
     expected = (whole.folder / "metrics.jsonl").read_bytes()
-    at_start = []
-    with (whole.folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 21, "lo')  # torn by a kill
-    trained(
-        whole.model_copy(update={"checkpoint": whole.folder / f"checkpoint-{step}"}),
-        At("on_train_begin", lambda **_: at_start.extend(lines(whole.folder))),
-    )
-    assert max(line["step"] for line in at_start) <= step
-    assert (whole.folder / "metrics.jsonl").read_bytes() == expected
+    at_start: list[dict] = []
+    for step in (8, 12):
+        at_start.clear()
+        with (whole.folder / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 21, "lo')  # torn by a kill
+        trained(
+            whole.model_copy(update={"checkpoint": whole.folder / f"checkpoint-{step}"}),
+            At("on_train_begin", lambda **_: at_start.extend(lines(whole.folder))),
+        )
+        assert max(line["step"] for line in at_start) <= step
+        assert (whole.folder / "metrics.jsonl").read_bytes() == expected
 
 
 def test_tokens_seen_are_counted_with_or_without_padding(tmp_path):
