@@ -18,7 +18,6 @@ correlation of cosines and scores. A release is a repository of sentence-transfo
 from __future__ import annotations
 
 import importlib.util
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -28,13 +27,13 @@ from pydantic import BeforeValidator, Field, PositiveInt
 from params import ModelError, Problem, RecipeError
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Section, Training
-from trainer.objectives.bases.advice import AdvisedValue, ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.contrastive_loss import (
     cosent_loss,
     multiple_negatives_loss,
     over_dimensions,
     supervised_contrastive_loss,
 )
+from trainer.objectives.bases.embedding_advice import EmbeddingAdvice
 from trainer.objectives.bases.groups import group_statistics, hash_group_value
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
@@ -88,41 +87,12 @@ class Options(Section):
     """Text before each positive and negative of a pair. Both texts of a scored pair have `query_prompt`."""
 
 
-class _Advice(NewRecipeAdvice):
-    meaning = "vectors, close to each other for texts that belong together"
-    columns: ClassVar[Mapping[str, str]] = (
-        dict.fromkeys(("prompt", "text"), "anchor_column")
-        | {"completion": "positive_column", "rejected": "negative_columns"}
-        | dict.fromkeys(("label", "score"), "label_column")
-    )
-    models: ClassVar[tuple[ModelKind, ...]] = ("encoder",)
-    place = 2
-    rates: ClassVar[UpTo] = ((60e6, 5e-5), (200e6, 2e-5), (math.inf, 1e-5))
-    batch = 64
-    least_batch = 32
-    scheduler = "linear"
-
-    def fit(self, seen: SeenColumns) -> ObjectiveFit:
-        is_other = seen.has("label") or seen.has("chosen")
-        return ObjectiveFit.COLUMNS if (seen.has_pairs or seen.pairs_documents) and not is_other else ObjectiveFit.NOT
-
-    def asked(self, seen: SeenColumns) -> Sequence[str]:
-        if "score" in seen.named:
-            return ("prompt", "completion", "score")
-        if "label" in seen.named:
-            return ("prompt", "completion", "label") if seen.names_pair else ("text", "label")
-        return ("prompt", "completion", *(["rejected"] if seen.has("rejected") else []))
-
-    def best_metric(self, labels: Mapping[str, int]) -> AdvisedValue:
-        return AdvisedValue("ndcg_at_10", "how high relevant texts are ranked among all of the validation rows")
-
-
 class Embedding(Objective[Options]):
     """A vector for each text."""
 
     options_class = Options
     defaults = ObjectiveDefaults(2e-5, epochs=1.0, global_batch_size=64, best_metric="ndcg_at_10")
-    advice = _Advice()
+    advice = EmbeddingAdvice()
     metrics: ClassVar[Mapping[str, Direction]] = dict.fromkeys(NAMES, "max")
     shares = frozenset(NAMES)
     main_metric = "ndcg_at_10"
