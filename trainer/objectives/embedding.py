@@ -10,7 +10,7 @@ many processes and micro-batches it is spread over. Scored pairs (`label_column`
 classes (`label_column` alone) by the supervised contrastive loss (bases/contrastive_loss.py).
 
 Evaluation looks for the positives of each query among all positives and negatives of the split, and the documents of `data.corpus`, if
-there is one; the training's own validation leaves the corpus out. Of texts with classes, it looks among all other texts. The metrics are
+there is one; the training's own validation among some of the corpus. Of texts with classes, it looks among all other texts. The metrics are
 means over queries: a query is one anchor with all its positives (bases/retrieval.py). Of scored pairs, it is Spearman's rank
 correlation of cosines and scores. A release is a repository of sentence-transformers.
 """
@@ -69,8 +69,15 @@ class Options(Section):
     """The column with a text that belongs to it; by default `positive`, and none where there is a label_column: then rows are texts with classes."""
     negative_columns: _ListOfNames = Field(default=[])
     """A column, or several, with texts that do not belong to it, although they seem to."""
+    mined_negatives: int = Field(default=0, ge=0)
+    """How many further negatives each row gets: texts that the model finds near to its anchor before the first step, among all
+    positives of the train split and the documents of `data.corpus`."""
+    mining_margin: float = Field(default=0.05, ge=0, lt=1)
+    """The share of the positive's cosine by which that of a mined negative is lower at least: a nearer text may be a positive, too."""
     document_column: str | None = None
     """The column of `data.corpus` with a document; by default the name of `positive_column`."""
+    validation_documents: int = Field(default=10_000, ge=0)
+    """Most documents of `data.corpus` that the evaluations during training search, spread over all of them; evaluate searches all."""
     label_column: str | None = None
     """Beside a `positive_column`, the column with a number that says how alike both texts are; alone, the column with the class."""
     scale: float = Field(default=20.0, gt=0)
@@ -111,6 +118,8 @@ class Embedding(Objective[Options]):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self.group_columns = () if options.label_column else (options.anchor_column,)
+        if options.mined_negatives:
+            self.trainer_class = "trainer.loop.mining_trainer:MiningTrainer"  # type: ignore[misc]
         if options.label_column and options.positive_column:
             self.metrics, self.main_metric = {"spearman": "max"}, "spearman"  # type: ignore[misc]
             self.split_metrics, self.group_score = frozenset({"spearman"}), None  # type: ignore[misc]
@@ -145,10 +154,13 @@ class Embedding(Objective[Options]):
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)
         o = self.options
-        for name in ("negative_columns", "both_directions"):
+        for name in ("negative_columns", "both_directions", "mined_negatives"):
             if getattr(o, name) and o.label_column:
                 what = "has no effect beside label_column"
                 yield Problem(("objective", name), what, "remove one of the two")
+        if o.mined_negatives and training.streaming:
+            what = "reads all rows before the first step, which streaming is meant to avoid"
+            yield Problem(("objective", "mined_negatives"), what, "remove it, or set `training.streaming: false`")
         if importlib.util.find_spec("sentence_transformers") is None:
             what = "needs sentence-transformers, which loads a release before it is published"
             yield Problem(("objective", "name"), what, "pip install 'evergreen[embedding]'")
@@ -277,7 +289,8 @@ class Embedding(Objective[Options]):
         """How documents are embedded, and which vectors of two models can be compared."""
         ranks_documents = self.options.label_column is None
         column = self.options.document_column or self._text_columns()[1] if ranks_documents else None
-        return VectorSpace(column, self._encode_documents, self._vectors_of_texts)
+        most = self.options.validation_documents
+        return VectorSpace(column, self._encode_documents, self._vectors_of_texts, most)
 
     def _encode_documents(self, texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[Example]:
         before, limit = prompt_before(tokenizer, "document"), min(max_length, tokenizer.model_max_length)
