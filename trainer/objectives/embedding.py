@@ -37,7 +37,7 @@ from trainer.objectives.bases.embedding_advice import EmbeddingAdvice
 from trainer.objectives.bases.groups import group_statistics, hash_group_value
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
-from trainer.objectives.bases.padding import concatenate_texts_along_batch, pad_batch, token_column_names
+from trainer.objectives.bases.padding import pad_batch
 from trainer.objectives.bases.rank_correlation import rank_distance, spearman
 from trainer.objectives.bases.retrieval import NAMES, measure_classes, measure_pairs
 from trainer.objectives.bases.rows import ScoreColumns
@@ -45,8 +45,8 @@ from trainer.objectives.bases.sentence_transformers_files import (
     FORMAT,
     KEY,
     Pooling,
+    embed_batch,
     parts_of,
-    pool,
     prompt_before,
     read_parts,
     set_prompts,
@@ -76,6 +76,8 @@ class Options(Section):
     """The share of the positive's cosine by which that of a mined negative is lower at least: a nearer text may be a positive, too."""
     document_column: str | None = None
     """The column of `data.corpus` with a document; by default the name of `positive_column`."""
+    grade_column: str | None = None
+    """The column with a number above 0 that says how relevant the positive is to the anchor: the gain in NDCG. All are learned alike."""
     validation_documents: int = Field(default=10_000, ge=0)
     """Most documents of `data.corpus` that the evaluations during training search, spread over all of them; evaluate searches all."""
     label_column: str | None = None
@@ -149,12 +151,19 @@ class Embedding(Objective[Options]):
         found: dict[str, ColumnKind] = dict.fromkeys(self._text_columns(), "string")
         if self.options.label_column:
             found[self.options.label_column] = "number" if self._has_scores else "label"
-        return found
+        return found | ({self.options.grade_column: "number"} if self.options.grade_column else {})
+
+    def reject_reason(self, row: Row) -> str | None:
+        name = self.options.grade_column
+        is_low = name is not None and float(row[name]) <= 0
+        return super().reject_reason(row) or (
+            f"{name} is {row[str(name)]}, and that of a positive is above 0" if is_low else None
+        )
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)
         o = self.options
-        for name in ("negative_columns", "both_directions", "mined_negatives"):
+        for name in ("negative_columns", "both_directions", "mined_negatives", "grade_column"):
             if getattr(o, name) and o.label_column:
                 what = "has no effect beside label_column"
                 yield Problem(("objective", name), what, "remove one of the two")
@@ -207,11 +216,16 @@ class Embedding(Objective[Options]):
         example: Example = {"row_id": row["row_id"], **dict(zip(names, ids, strict=False))}
         if self._has_scores:
             return example | {"labels": float(row[str(self.options.label_column)])}
+        if self.options.grade_column:
+            example["grade"] = float(row[self.options.grade_column])
         names = [*self._text_columns(), *([self.options.label_column] if self.options.label_column else [])]
         return example | {f"text_{i}": hash_group_value(str(row[name]).strip()) for i, name in enumerate(names)}
 
     def collate(self, examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
+        """As the base class, with `texts`, the numbers of the texts of each row, and its `grade`, if it has one, (B, 1)."""
         batch = pad_batch(examples, tokenizer)
+        if "grade" in examples[0]:
+            batch["grade"] = torch.tensor([[one["grade"]] for one in examples], dtype=torch.float64)
         names = [name for name in examples[0] if name.startswith("text_")]
         return batch | ({"texts": torch.tensor([[e[name] for name in names] for e in examples])} if names else {})
 
@@ -231,16 +245,7 @@ class Embedding(Objective[Options]):
 
     def embed(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return the vectors of the M texts of B rows, (B, M, D)."""
-        config = getattr(model, "module", model).config
-        parts = getattr(config, KEY, None) or parts_of(config)  # of a release that was not trained here
-        texts = [name.removesuffix("input_ids") for name in token_column_names(batch)]
-        inputs = [{name: batch[text + name] for name in ("input_ids", "attention_mask")} for text in texts]
-        if hasattr(model, "module"):  # of several processes, whose gradients come from one forward pass
-            inputs = [concatenate_texts_along_batch(batch, model)]
-        found = [
-            pool(model(**own).last_hidden_state.float(), own["attention_mask"], parts["pooling"]) for own in inputs
-        ]
-        return torch.stack(torch.cat(found).chunk(len(texts)), 1)
+        return embed_batch(model, batch)
 
     def global_loss(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of G rows, a sum over `matryoshka_dims`; `labels` are the scores (G,), or numbers of texts and class (G, L)."""
@@ -264,12 +269,13 @@ class Embedding(Objective[Options]):
         """Return what `scores_of_split` needs: vectors of length 1, and the scores of pairs or the numbers of texts."""
         vectors = F.normalize(self.embed(model, batch), dim=-1)
         given = batch["labels"][:, None] if self._has_scores else batch["texts"]
-        return torch.cat([vectors.flatten(1).double(), given.double()], 1)
+        grades = [batch["grade"]] if "grade" in batch else []
+        return torch.cat([vectors.flatten(1).double(), given.double(), *grades], 1)
 
     def _divide(self, measured: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the vectors (N, T, D) of the T texts of rows, and what else `score_batch` measured."""
-        texts, own = len(self._text_columns()), self.options.label_column
-        size = (measured.shape[1] - (1 if self._has_scores else texts + bool(own))) // texts
+        texts, own = len(self._text_columns()), bool(self.options.label_column) + bool(self.options.grade_column)
+        size = (measured.shape[1] - (1 if self._has_scores else texts + own)) // texts
         return measured[:, : texts * size].reshape(-1, texts, size), measured[:, texts * size :]
 
     def scores_of_split(
@@ -282,7 +288,10 @@ class Embedding(Objective[Options]):
         if self.options.label_column:
             found = measure_classes(vectors[:, 0], given[:, 1])
             return np.concatenate([found, found[:, :1], np.arange(len(given))[:, None]], 1)
-        return np.concatenate([measure_pairs(vectors, given, documents), cosines, given[:, :1]], 1)
+        texts = vectors.shape[1]
+        grades = given[:, texts] if self.options.grade_column else None
+        found = measure_pairs(vectors, given[:, :texts], documents, grades)
+        return np.concatenate([found, cosines, given[:, :1]], 1)
 
     @property
     def vector_space(self) -> VectorSpace:  # type: ignore[override]
