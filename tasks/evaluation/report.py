@@ -207,6 +207,8 @@ class EvaluationDetails(Report):
     """None in a report of an earlier version, and for an objective without labels."""
     documents: int = 0
     """How many documents `data.corpus` adds to those that the queries of the split search."""
+    breakdown: list[SliceResult] = Field(default=[])
+    """The metric that decides, by what the objective shows it by (`Objective.breakdown`); empty in a report of an earlier version."""
     vectors: VectorSpaceChange | None = None
     """None without a champion, and for models that are not there to make vectors."""
 

@@ -18,7 +18,7 @@ correlation of cosines and scores. A release is a repository of sentence-transfo
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -39,7 +39,7 @@ from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
 from trainer.objectives.bases.padding import pad_batch
 from trainer.objectives.bases.rank_correlation import rank_distance, spearman
-from trainer.objectives.bases.retrieval import NAMES, measure_classes, measure_pairs
+from trainer.objectives.bases.retrieval import NAMES, measure_classes, measure_pairs, name_length
 from trainer.objectives.bases.rows import ScoreColumns
 from trainer.objectives.bases.sentence_transformers_files import (
     FORMAT,
@@ -335,6 +335,11 @@ class Embedding(Objective[Options]):
         if self._has_scores:
             return rank_distance(scores["predicted"], scores["given"])
         return 1 - scores["ndcg_at_10"] + 1e-3 * (1 - scores["cosine"])
+
+    def breakdown(self) -> Mapping[str, Callable[[Row], str]]:
+        return (
+            {} if self._has_scores else {"query length": lambda row: name_length(str(row[self.options.anchor_column]))}
+        )
 
     def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
         if self._has_scores:

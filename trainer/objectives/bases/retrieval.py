@@ -18,6 +18,13 @@ _BLOCK: Final = 256
 """Queries whose cosines are in memory at a time."""
 
 
+def name_length(query: str) -> str:
+    """Return the words of a query as a range: 1 to 2, 3 to 4, 5 to 8, 9 to 16 and so on."""
+    words = max(1, len(query.split()))
+    end = max(2, 1 << (words - 1).bit_length())
+    return f"{1 if end == 2 else end // 2 + 1} to {end} words"
+
+
 def rank_relevant(
     cosines: NDArray[np.float64], grades: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
