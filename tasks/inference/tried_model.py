@@ -8,49 +8,33 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
-from params import DataError, ModelError, RecipeError
-from params.schema import ObjectiveChoice
+from params import DataError, ModelError
 from tasks.digests import PROVENANCE
-from tasks.inference.answer import ModelAnswer, NearText, PredictedLabel, PredictedNumber, PredictedSpan
+from tasks.inference.answer import ModelAnswer, NearText, PredictedLabel, PredictedNumber, PredictedSpan, RankedText
+from tasks.inference.model_loading import (
+    Task,
+    find_task,
+    is_cross_encoder,
+    load_errors,
+    load_network,
+    recorded_objective,
+)
 from trainer import objectives
-from trainer.model.adapters import TASKS, BaseModelReference, is_adapter_folder
+from trainer.model.adapters import BaseModelReference, is_adapter_folder
 from trainer.model.limits import NO_LIMIT, find_position_limits, window_overlap
-from trainer.model.network import load_trained_model
 from trainer.objectives.bases.objective import Objective, PromptForm
 from trainer.objectives.bases.sentence_transformers_files import MODULES, embed_texts, set_prompts
 from trainer.objectives.bases.text_pairs import read_pair
 from trainer.objectives.bases.texts import strip_repeated_special_tokens
-from trainer.runtime.library_errors import as_remote_code_error
 from trainer.runtime.model_files import check_safe_to_load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Task = Literal[
-    "text-generation",
-    "text2text-generation",
-    "text-classification",
-    "token-classification",
-    "sentence-similarity",
-    "fill-mask",
-    "question-answering",
-    "multiple-choice",
-]
-_AUTO_CLASSES: Final[dict[Task, tuple[str, str]]] = {
-    "text-generation": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
-    "text2text-generation": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
-    "text-classification": ("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"),
-    "token-classification": ("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES"),
-    "fill-mask": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
-    "question-answering": ("AutoModelForQuestionAnswering", "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES"),
-    "multiple-choice": ("AutoModelForMultipleChoice", "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES"),
-}
-"""The class that loads a model for a task, and transformers' table of the architectures that it knows."""
 _MAX_LABELS: Final = 5
 """Labels that are shown; more only if more of several labels are predicted."""
 _OF_ROWS: Final = ("question-answering", "multiple-choice")
@@ -69,7 +53,7 @@ class AnswerOptions:
     temperature: float = 0.0
     """Logits are divided by it before a token is drawn; 0 takes the likeliest token, so that an answer repeats."""
     among: tuple[str, ...] = ()
-    """Texts of which an embedding finds the nearest; by default the lines of the text after its first."""
+    """Texts of which an embedding finds the nearest, or which a ranker puts in order; by default the lines of the text after its first."""
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -106,22 +90,22 @@ class AnsweringModel:
         from transformers import AutoConfig, AutoTokenizer, pipeline
 
         check_safe_to_load(folder, where=where, adapter=True)
-        if (folder / MODULES).exists():
+        if (folder / MODULES).exists() and not is_cross_encoder(folder):
             task: Task = "sentence-similarity"
-            with _load_errors(where):
+            with load_errors(where):
                 config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         elif is_adapter_folder(folder):
             named = BaseModelReference.of(folder).task
-            task = _task([named] if named else [], where, "adapter_config.json")
+            task = find_task([named] if named else [], where, "adapter_config.json")
         else:
-            with _load_errors(where):
+            with load_errors(where):
                 config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            task = _task(config.architectures or [], where, "config.json")
-        network = _load_network(folder, task, where)
+            task = find_task(config.architectures or [], where, "config.json")
+        network = load_network(folder, task, where)
         if not any(file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)):
             what = "has no tokenizer, which reads the text"  # transformers would make an empty one
             raise ModelError(where, what, "name a revision that has the tokenizer beside the model")
-        with _load_errors(where, "its tokenizer "):
+        with load_errors(where, "its tokenizer "):
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         limits = find_position_limits(network.config)
         positions, longest = limits.most, limits.table or NO_LIMIT
@@ -131,14 +115,21 @@ class AnsweringModel:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a release need not record its objective
             section = dict(json.loads((folder / PROVENANCE).read_bytes())["objective"])
         form = objectives.prompt_form(section, has_template=bool(tokenizer.chat_template))
+        if section is None and task == "text-classification" and is_cross_encoder(folder):
+            form = PromptForm(is_pair=True, ranks=network.config.num_labels == 1)
         made = objective = None
         if task == "sentence-similarity":
             set_prompts(tokenizer, None, None)
         elif task in _OF_ROWS:
-            objective = _recorded_objective(section, task, where)
+            objective = recorded_objective(section, task, where)
         elif task != "text2text-generation":
             made = pipeline(task, model=network, tokenizer=tokenizer, trust_remote_code=False)
         return cls(where, task, form, network.eval(), tokenizer, positions, made, objective)
+
+    @property
+    def reads_several(self) -> bool:
+        """Whether the model answers a text by looking at others."""
+        return self.task == "sentence-similarity" or self.form.ranks
 
     def answer(self, text: str, options: AnswerOptions) -> ModelAnswer:
         """Return the model's answer to a text.
@@ -168,7 +159,9 @@ class AnsweringModel:
             fix = "try a shorter text, or load it with transformers to see more"
             raise ModelError(self.where, what, fix) from error
 
-    def _classify(self, text: str, _: AnswerOptions) -> ModelAnswer:
+    def _classify(self, text: str, options: AnswerOptions) -> ModelAnswer:
+        if self.form.ranks and read_pair(text) is None:
+            return self._rank(text, options)
         given, is_number = self._text_or_pair(text), self.network.config.problem_type == "regression"
         found = self._pipeline(given, top_k=None, truncation=True)
         own = [(str(one["label"]), float(one["score"])) for one in found]
@@ -182,6 +175,15 @@ class AnsweringModel:
             note = f"{told}; {note}" if note else told
         labels = [one for place, one in enumerate(labels) if place < _MAX_LABELS or one.name in (reached or ())]
         return ModelAnswer(text, labels=labels, note=note, predicted=reached)
+
+    def _rank(self, text: str, options: AnswerOptions) -> ModelAnswer:
+        query, documents = _query_and_others(text, options)
+        pairs = [{"text": query, "text_pair": one} for one in documents]
+        found = [float(one["score"]) for (one,) in self._pipeline(pairs, top_k=None, truncation=True)]
+        in_order = sorted(zip(documents, found, strict=True), key=lambda pair: -pair[1])
+        cut = sum(self._unread(pair) is not None for pair in pairs)
+        note = f"the model did not read the end of {cut} of {len(pairs)} documents" if cut else None
+        return ModelAnswer(query, ranked=[RankedText(*pair) for pair in in_order], note=note)
 
     def _text_or_pair(self, text: str) -> str | dict[str, str]:
         if self.form.is_pair and read_pair(text) is None:
@@ -222,11 +224,7 @@ class AnsweringModel:
         return ModelAnswer(text, generated="\n".join(lines))
 
     def _find_near(self, text: str, options: AnswerOptions) -> ModelAnswer:
-        query, *others = [text] if options.among else text.splitlines()
-        among = tuple(one for one in options.among or others if one.strip() and one != query)
-        if not among:
-            what, fix = "is searched among other texts, and there are none", "give several texts, or --among FILE"
-            raise DataError("the text", what, fix)
+        query, among = _query_and_others(text, options)
         if among not in self._vectors:
             self._vectors[among] = embed_texts(self.network, self.tokenizer, among, "document")
         cosines = self._vectors[among] @ embed_texts(self.network, self.tokenizer, [query], "query")[0]
@@ -283,55 +281,11 @@ class AnsweringModel:
         return read if count > limit else None
 
 
-def _task(names: Collection[str], where: str, file: str) -> Task:
-    """Return what a model is for, by the architectures that its configuration names, or by the task that an adapter names."""
-    from transformers.models.auto import modeling_auto as auto
-
-    for task, (_, table) in _AUTO_CLASSES.items():
-        known = {TASKS.get(task)}
-        for value in getattr(auto, table).values():
-            known.update([value] if isinstance(value, str) else value)
-        if known.intersection(names):
-            return task
-    what = f"its {file} names {', '.join(sorted(names)) or 'no task'}, for which there is no way to try it"
-    raise ModelError(where, what, f"try a model for {', '.join(_AUTO_CLASSES)}")
-
-
-def _recorded_objective(section: Any, task: Task, where: str) -> Objective[Any]:
-    """Return the objective that a release records; ModelError if it records none for its task."""
-    try:
-        found = objectives.build_objective(ObjectiveChoice.model_validate(section))
-    except (ValueError, RecipeError):
-        found = None
-    if found is None or found.pipeline_tag != task:
-        fix = "load it as its model card says"
-        raise ModelError(where, f"does not say which columns it reads, as a model for {task}", fix)
-    return found
-
-
-def _load_network(folder: Path, task: Task, where: str) -> PreTrainedModel:
-    import transformers
-
-    auto_class = getattr(transformers, _AUTO_CLASSES[task][0] if task in _AUTO_CLASSES else "AutoModel")
-    network: PreTrainedModel
-    with _load_errors(where):
-        if is_adapter_folder(folder):
-            return load_trained_model(folder, auto_class)
-        network, info = auto_class.from_pretrained(
-            folder, use_safetensors=True, trust_remote_code=False, dtype="float32", output_loading_info=True
-        )
-    if missing := sorted(info["missing_keys"]):
-        what = f"its weights lack {', '.join(missing[:5])}, so its answers would be random"
-        raise ModelError(where, what, "name a revision with a whole model")
-    return network
-
-
-@contextlib.contextmanager
-def _load_errors(where: str, part: str = "") -> Iterator[None]:
-    """Turn what transformers raises for a folder that it cannot load into a ModelError."""
-    try:
-        yield
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError) as error:
-        what = f"{part}cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        fix = "name a model that transformers can load without code of its own"
-        raise as_remote_code_error(where, error) or ModelError(where, what, fix) from error
+def _query_and_others(text: str, options: AnswerOptions) -> tuple[str, tuple[str, ...]]:
+    """Return a query and the texts to look at for it: those of the options, or the lines below the first."""
+    query, *others = [text] if options.among else text.splitlines()
+    among = tuple(one for one in options.among or others if one.strip() and one != query)
+    if not among:
+        what, fix = "is searched among other texts, and there are none", "give several texts, or --among FILE"
+        raise DataError("the text", what, fix)
+    return query, among

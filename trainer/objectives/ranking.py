@@ -226,7 +226,7 @@ class Ranking(TextOrPairObjective[Options]):
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        return PromptForm(is_pair=True)
+        return PromptForm(is_pair=True, ranks=True)
 
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer
