@@ -20,9 +20,9 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from params import ModelError, Problem, RecipeError
 from params.defaults import ObjectiveDefaults
@@ -38,6 +38,7 @@ from trainer.objectives.bases.groups import group_statistics, hash_group_value
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
 from trainer.objectives.bases.padding import pad_batch
+from trainer.objectives.bases.prompt_template import ColumnNames
 from trainer.objectives.bases.rank_correlation import rank_distance, spearman
 from trainer.objectives.bases.retrieval import NAMES, measure_classes, measure_pairs, name_length
 from trainer.objectives.bases.rows import ScoreColumns
@@ -57,8 +58,6 @@ from trainer.objectives.bases.vector_space import VectorSpace
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_ListOfNames = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
-
 
 class Options(Section):
     """Keys of the recipe's `objective` section."""
@@ -67,8 +66,8 @@ class Options(Section):
     """The column with the text to find others for, such as a query."""
     positive_column: str | None = None
     """The column with a text that belongs to it; by default `positive`, and none where there is a label_column: then rows are texts with classes."""
-    negative_columns: _ListOfNames = Field(default=[])
-    """A column, or several, with texts that do not belong to it, although they seem to."""
+    negative_columns: ColumnNames = Field(default=[])
+    """A column, or several, with texts that do not belong to it, although they seem to: [negative_1, negative_2], or as a template."""
     mined_negatives: int = Field(default=0, ge=0)
     """How many further negatives each row gets: texts that the model finds near to its anchor before the first step, among all
     positives of the train split and the documents of `data.corpus`."""

@@ -18,6 +18,7 @@ class EmbeddingAdvice(NewRecipeAdvice):
         | {"completion": "positive_column", "rejected": "negative_columns"}
         | dict.fromkeys(("label", "score"), "label_column")
     )
+    templates = frozenset({"rejected"})
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder",)
     place = 2
     rates: ClassVar[UpTo] = ((60e6, 5e-5), (200e6, 2e-5), (math.inf, 1e-5))

@@ -178,6 +178,13 @@ def test_grades_are_gains_and_the_highest_of_equal_pairs_counts():
     assert objective.reject_reason({**row, "grade": 0.5}) is None
 
 
+@pytest.mark.parametrize("given", [["negative_1", "negative_2"], "{negative_1} {negative_2}"])
+def test_several_columns_of_negatives_are_a_list_or_a_template(given):
+    objective = build(negative_columns=given)
+    assert [*objective.columns()] == ["anchor", "positive", "negative_1", "negative_2"]
+    assert build(negative_columns="negative").options.negative_columns == ["negative"]
+
+
 def test_grade_of_a_row_reaches_the_scores():
     """Through tokens and a batch."""
     tokenizer = train_tokenizer(tiny.sentences(20), TrainTokenizer(kind="train", vocab_size=300, min_frequency=1))
