@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from trainer.objectives.bases.lazy_imports import NDArray
 
-if TYPE_CHECKING:
-    from trainer.loop.trainer import EvergreenTrainer
 
-
-def measure_texts(trainer: EvergreenTrainer, model: Any, texts: Any) -> NDArray[np.float64]:
+def measure_texts(trainer: Any, model: Any, texts: Any) -> NDArray[np.float64]:
     """Return what `Objective.score_batch` measures of N texts, (N, L), in their order, on every process.
 
-    The batches are the same ones for any number of processes, so the results are, too. `texts` are examples by number.
+    The batches are the same ones for any number of processes, so the results are, too. `texts` are examples by number, and
+    `trainer` is an EvergreenTrainer.
     """
     args = trainer.args
     size, processes = args.per_device_eval_batch_size, args.world_size

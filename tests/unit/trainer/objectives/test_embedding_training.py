@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from params import load
 from params.foundation.artifacts import Artifacts
 from tasks.tokenization.stage import tokenize
-from tasks.training.model_folder import complete_model_folder
+from tasks.training.model_folder import check_same_metrics, complete_model_folder
 from tests.support import in_process, tiny
 from tests.support.training import plan_job, run_train, run_train_with_kills
 from trainer import objectives
@@ -96,6 +96,23 @@ def test_killed_run_ends_with_the_same_bits(tmp_path, form):
     killed = run_train_with_kills(golden, recipe, "checkpoint.renamed:2")
     one, other = (load_file(artifacts.model / "model.safetensors") for artifacts in (golden, killed))
     assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_validation_during_training_searches_documents_of_the_corpus(tmp_path):
+    """The saved model is scored in the same way: the train stage compares."""
+    found = {}
+    for most in (0, 4, 1000):
+        changes = {"training.max_steps": 1, "training.eval_steps": 1, "training.learning_rate": 1e-9}
+        artifacts, recipe = made(tmp_path / str(most), {"validation_documents": most}, changes)
+        job = plan_job(artifacts, recipe)
+        trainer = in_process.trained(job)
+        (first, last) = [entry for entry in trainer.state.log_history if "eval_ndcg_at_10" in entry]
+        found[most] = last["eval_ndcg_at_10"]
+        assert first["eval_ndcg_at_10"] == pytest.approx(found[most], abs=1e-3)
+        trainer.model.save_pretrained(artifacts.model)
+        check_same_metrics(artifacts.model, job, last)
+    assert found[1000] < found[0], "documents are in the way"
+    assert found[1000] <= found[4] <= found[0]
 
 
 def test_negatives_are_mined_once_by_the_model_that_training_starts_from(tmp_path):
