@@ -138,6 +138,15 @@ def test_neither_a_positive_nor_the_anchor_itself_is_mined():
     assert own.__getitems__([1, 0])[1] == first
 
 
+def test_the_anchor_as_a_document_is_no_negative():
+    """With a prompt before documents, its vector is another one."""
+    anchors, candidates = np.eye(2, dtype=np.float32)[:1], np.array([[1, 0], [0.6, 0.8], [0.5, 0.75**0.5]], np.float32)
+    settings = {"count": 1, "margin": 0.05}
+    relevant = [np.array([0])]
+    assert mine_negatives(anchors, candidates, relevant, np.array([-1]), **settings).tolist() == [[1]]
+    assert mine_negatives(anchors, candidates, relevant, np.array([1]), **settings).tolist() == [[2]]
+
+
 def test_rows_keep_the_negatives_that_they_have():
     rows = Sequences([{"row_id": 0, "input_ids": [1], "positive_input_ids": [2], "negative0_input_ids": [3]}])
     rows[0] |= {"text_0": 1, "text_1": 2, "text_2": 3}
