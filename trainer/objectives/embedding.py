@@ -6,7 +6,8 @@
     {"anchor": "where is my card?", "label": "card_arrival"}                                            texts with classes
 
 Pairs are learned by the multiple negatives ranking loss: the positives of all other rows of the global batch are negatives, however
-many processes and micro-batches it is spread over. Scored pairs (`label_column` beside `positive_column`) are learned by CoSENT, and
+many processes and micro-batches it is spread over. `mined_negatives` adds texts that the model finds near to an anchor before it trains
+(bases/hard_negatives.py). Scored pairs (`label_column` beside `positive_column`) are learned by CoSENT, and
 classes (`label_column` alone) by the supervised contrastive loss (bases/contrastive_loss.py).
 
 Evaluation looks for the positives of each query among all positives and negatives of the split, and the documents of `data.corpus`, if
