@@ -267,14 +267,16 @@ def try_model(
     among: Annotated[
         Path | None,
         Option(
-            metavar="FILE", help="Texts that an embedding searches, one per line. By default the texts after the first."
+            metavar="FILE",
+            help="Texts that an embedding searches, or a ranker puts in order, one per line. By default the texts after the first.",
         ),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print a line of JSON for each text.")] = False,
 ) -> None:
     """Let a published model answer texts.
 
-    Prints generated text, classes with probabilities, the spans of the text, or the nearest of other texts.
+    Prints generated text, classes with probabilities, the spans of the text, the nearest of other texts, or documents in the order of
+    their relevance.
     """
     from tasks.inference.command import read_lines, try_model
     from tasks.inference.tried_model import AnswerOptions

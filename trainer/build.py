@@ -64,7 +64,14 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
     check_positions(find_position_table(model), rows)
     heartbeat.beat("starting")
     every = args.eval_accumulation_steps
-    metrics = EvaluationMetrics(objective, state=state, tokenizer=tokenizer, metrics=job.metrics, to_cpu_every=every)
+    metrics = EvaluationMetrics(
+        objective,
+        state=state,
+        tokenizer=tokenizer,
+        metrics=job.metrics,
+        to_cpu_every=every,
+        documents=tokens.read_documents(job.tokens),
+    )
     base: Any = import_by_name(objective.trainer_class, "objective")
     trainer = extensions.combine_trainer_class(training, base)(
         objective=objective,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, Any
@@ -72,6 +72,7 @@ class EvaluationAnalysis:
             breakdowns=report_breakdowns(resampler.objective, scores, models.get("champion")),
             documents=len(self.plan.documents),
             vectors=self._vectors(),
+            own_slices=list(self._own_slices()),
         )
 
     def _vectors(self) -> VectorSpaceChange | None:
@@ -146,10 +147,27 @@ class EvaluationAnalysis:
             )
 
     def _slices(self) -> Iterator[SliceResult]:
-        own, settings = self.scored["model"].scores, self.plan.settings
-        metrics = {self.plan.metric, *settings.gate.slice_floors}
-        common = self._common(written=bool(metrics & self.plan.resampler.objective.restated))
-        for slice_by, slices in find_slice_positions(self.plan.rows, settings.slices, own.row_ids):
+        settings = self.plan.settings
+        found = find_slice_positions(self.plan.rows, settings.slices, self.scored["model"].scores.row_ids)
+        return self._of_slices(found, {self.plan.metric, *settings.gate.slice_floors})
+
+    def _own_slices(self) -> Iterator[SliceResult]:
+        """The metric that decides, by what the objective shows it by; the gate does not look there."""
+        objective, ids = self.plan.resampler.objective, self.scored["model"].scores.row_ids
+        for title, name_part in objective.own_slices().items():
+            parts = name_positions(self.plan.rows, name_part, ids)
+            in_order = {name: parts[name] for name in sorted(parts, key=lambda name: (int(name.split()[0]), name))}
+            floors = self.plan.settings.gate.slice_floors.keys() - {self.plan.metric}
+            yield from (
+                one for one in self._of_slices([(title, in_order)], {self.plan.metric}) if one.metric not in floors
+            )
+
+    def _of_slices(
+        self, found: Iterable[tuple[str, Mapping[str, NDArray[np.int64]]]], metrics: Collection[str]
+    ) -> Iterator[SliceResult]:
+        own = self.scored["model"].scores
+        common = self._common(written=not self.plan.resampler.objective.restated.isdisjoint(metrics))
+        for slice_by, slices in found:
             for name, positions in slices.items():
                 inside = own.take(positions)
                 both = common and [one.take(np.isin(one.row_ids, inside.row_ids)) for one in common]
@@ -258,19 +276,27 @@ def find_slice_positions(
     for i, slice_by in enumerate(slices):
         where = f"evaluation.slices.{i}"
         name_slice = _slice_name_function(slice_by, where)
-        positions: dict[str, list[int]] = {}
         if slice_by.column is not None and slice_by.column not in rows.schema.names:
             what = f"the rows have no column `{slice_by.column}`"
             raise RecipeError(where, what, f"use one of {', '.join(rows.schema.names)}")
-        for row in rows.rows():
-            position = int(np.searchsorted(row_ids, row[ROW_ID]))
-            if position < len(row_ids) and row_ids[position] == row[ROW_ID]:
-                positions.setdefault(name_slice(row), []).append(position)
+        positions = name_positions(rows, name_slice, row_ids)
         if len(positions) > _MAX_SLICES:
             what = f"{slice_by.title} gives {len(positions)} slices, more than the limit of {_MAX_SLICES}"
             raise RecipeError(where, what, "slice by a function that returns fewer names")
         largest_first = sorted(positions.items(), key=lambda item: (-len(item[1]), item[0]))
-        yield slice_by.title, {name: np.array(found) for name, found in largest_first}
+        yield slice_by.title, dict(largest_first)
+
+
+def name_positions(
+    rows: SplitRows, name_row: Callable[[Mapping[str, Any]], str], row_ids: NDArray[np.int64]
+) -> dict[str, NDArray[np.int64]]:
+    """Return the positions in `row_ids` of the rows that a function gives each name. `row_ids` (N,) ascend; other rows are ignored."""
+    positions: dict[str, list[int]] = {}
+    for row in rows.rows():
+        position = int(np.searchsorted(row_ids, row[ROW_ID]))
+        if position < len(row_ids) and row_ids[position] == row[ROW_ID]:
+            positions.setdefault(name_row(row), []).append(position)
+    return {name: np.array(found) for name, found in positions.items()}
 
 
 def _slice_name_function(slice_by: SliceBy, where: str) -> Callable[[Mapping[str, Any]], str]:

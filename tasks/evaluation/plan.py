@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import ModelError
-from params.foundation.artifacts import CORPUS, Artifacts
+from params.foundation.artifacts import Artifacts
 from params.schema import Direction, Evaluation, Launch, Model, ObjectiveChoice
 from tasks.drift.report import DriftReport
 from tasks.evaluation import champion
@@ -21,6 +21,7 @@ from tasks.evaluation.statistics import Resampler
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
+from tasks.tokenization.encoding import find_documents
 from tasks.tokenization.report import TokenizationReport
 from tasks.validation.report import ValidationReport
 from trainer import objectives
@@ -150,9 +151,9 @@ def plan_evaluation_and_encode(
     for one in models:
         one.reader.objective.set_reference(load_untrained)
     documents = list[str]()
-    if (artifacts.rows / CORPUS).exists() and built.vector_space and (column := built.vector_space.document_column):
-        of_corpus = SplitRows(artifacts.rows / CORPUS)
-        documents = [str(row[column]) for row in of_corpus.reading({column: "string"}).rows([column])]
+    if (found_documents := find_documents(artifacts.rows, built)) and built.vector_space:
+        column = str(built.vector_space.document_column)
+        documents = [str(row[column]) for row in found_documents.rows([column])]
     has_report = artifacts.report("validate").exists()
     drift = read_report(artifacts, ValidationReport).drift if has_report else None
     reason = champion.why_confidence_not_comparable(built, drift, published)

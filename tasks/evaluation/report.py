@@ -211,6 +211,8 @@ class EvaluationDetails(Report):
     """The rows in groups that the objective names; empty in a report of an earlier version."""
     documents: int = 0
     """How many documents `data.corpus` adds to those that the queries of the split search."""
+    own_slices: list[SliceResult] = Field(default=[])
+    """The metric that decides, by what the objective shows it by (`Objective.own_slices`); empty in a report of an earlier version."""
     vectors: VectorSpaceChange | None = None
     """None without a champion, and for models that are not there to make vectors."""
 

@@ -1,4 +1,4 @@
-"""What a model answers to a text: generated text, classes with probabilities, numbers, near texts, or spans of the text."""
+"""What a model answers to a text: generated text, classes with probabilities, numbers, near or ranked texts, or spans of the text."""
 
 from __future__ import annotations
 
@@ -49,8 +49,17 @@ class NearText:
 
 
 @dataclass(frozen=True)
+class RankedText:
+    """A document for a query."""
+
+    text: str
+    probability: float
+    """That it is relevant."""
+
+
+@dataclass(frozen=True)
 class ModelAnswer:
-    """An answer, of one kind: text, classes, numbers, spans or near texts."""
+    """An answer, of one kind: text, classes, numbers, spans, near texts or ranked ones."""
 
     text: str
     """What was asked."""
@@ -63,6 +72,8 @@ class ModelAnswer:
     """In the order of the text; they do not overlap."""
     near: Sequence[NearText] | None = None
     """The nearest texts, the nearest first."""
+    ranked: Sequence[RankedText] | None = None
+    """The documents, the most relevant first."""
     note: str | None = None
     """What the model did not read of the text, and which of several labels it predicts."""
     predicted: Sequence[str] | None = None
@@ -70,15 +81,15 @@ class ModelAnswer:
 
     @property
     def said(self) -> object:
-        """What makes two answers the same one: the text, the classes that are predicted or the likeliest one, numbers, the nearest text, or spans."""
+        """What makes two answers the same one: the text, the classes that are predicted or the likeliest one, numbers, the nearest text, the order of documents, or spans."""
         if self.predicted is not None:
             return list(self.predicted)
         if self.labels is not None:
             return self.labels[0].name
         if self.numbers is not None:
             return [(number.name, f"{number.value:.4g}") for number in self.numbers]
-        if self.near is not None:
-            return self.near[0].text
+        if texts := [one.text for one in self.ranked or self.near or ()]:
+            return texts if self.ranked else texts[0]
         if self.spans is not None:
             return [(span.label, span.start, span.end) for span in self.spans]
         return self.generated
@@ -103,6 +114,8 @@ class ModelAnswer:
             found = [f"{number.name}  {number.shown}" for number in self.numbers]
         elif self.near is not None:
             found = [f"{one.cosine:6.3f}  {' '.join(one.text.split())}" for one in self.near]
+        elif self.ranked is not None:
+            found = [f"{one.probability:.3f}  {' '.join(one.text.split())}" for one in self.ranked]
         elif self.spans is not None:
             marked = "".join(f"[{piece}]({label})" if label else piece for piece, label in self.pieces())
             listed = [

@@ -43,7 +43,7 @@ def try_model(
     if not any(_needs_more(one.folder) for one in files):
         hide_packages("peft", "torchao")
     models = [AnsweringModel.load(one.folder, one.where) for one in files]
-    if all(model.task == "sentence-similarity" for model in models) and not options.among and len(texts) > 1:
+    if all(model.reads_several for model in models) and not options.among and len(texts) > 1:
         texts, options = texts[:1], replace(options, among=tuple(texts[1:]))
     for text in texts or _standard_input():
         answers = [model.answer(text, options) for model in models]

@@ -72,6 +72,7 @@ def _answer(models: dict[str, Any], request: Mapping[str, str]) -> dict[str, Any
     rows = [(label.name, label.probability) for label in answer.labels or ()]
     rows += [(f"{span.label}: {span.text}", span.probability) for span in answer.spans or ()]
     rows += [(one.text, one.cosine) for one in answer.near or ()]
+    rows += [(one.text, one.probability) for one in answer.ranked or ()]
     numbers = [(number.name, number.shown) for number in answer.numbers or ()]
     pieces = [] if answer.spans is None else list(answer.pieces())
     if answer.generated is not None:

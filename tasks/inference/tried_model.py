@@ -10,45 +10,36 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from params import DataError, ModelError, RecipeError
-from params.schema import ObjectiveChoice
+from params import DataError, ModelError
 from tasks.digests import PROVENANCE
-from tasks.inference.answer import ModelAnswer, NearText, PredictedLabel, PredictedNumber, PredictedSpan
+from tasks.inference.answer import ModelAnswer, NearText, PredictedLabel, PredictedNumber, PredictedSpan, RankedText
+from tasks.inference.model_loading import (
+    NEAREST,
+    TASKS,
+    find_task,
+    is_cross_encoder,
+    load_errors,
+    load_network,
+    objective_that_answers,
+)
 from trainer import objectives
-from trainer.model.adapters import TASKS, BaseModelReference, is_adapter_folder
+from trainer.model.adapters import BaseModelReference, is_adapter_folder
 from trainer.model.limits import window_overlap
-from trainer.model.network import load_trained_model
 from trainer.objectives.bases.answer_form import AnswerForm
 from trainer.objectives.bases.objective import Objective, PromptForm
 from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_limits
 from trainer.objectives.bases.sentence_transformers_files import MODULES, embed_texts, set_prompts
 from trainer.objectives.bases.text_pairs import read_pair
 from trainer.objectives.bases.texts import strip_repeated_special_tokens
-from trainer.runtime.library_errors import as_remote_code_error
 from trainer.runtime.model_files import check_safe_to_load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_NEAREST: Final = "sentence-similarity"
-_TASKS: Final[Mapping[str, tuple[str, str, str]]] = {
-    "text-generation": ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "_continue"),
-    "text2text-generation": ("AutoModelForSeq2SeqLM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "_rewrite"),
-    "text-classification": (
-        *("AutoModelForSequenceClassification", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", "_classify"),
-    ),
-    "token-classification": (
-        *("AutoModelForTokenClassification", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES", "_find_spans"),
-    ),
-    "fill-mask": ("AutoModelForMaskedLM", "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "_fill"),
-    _NEAREST: ("AutoModel", "", "_find_near"),
-}
-"""For each task the class that loads a model, transformers' table of the architectures that it knows, and the method that answers."""
 _MAX_LABELS: Final = 5
 """Labels that are shown; more only if more of several labels are predicted."""
 _NEAR: Final = 10
@@ -65,7 +56,7 @@ class AnswerOptions:
     temperature: float = 0.0
     """Logits are divided by it before a token is drawn; 0 takes the likeliest token, so that an answer repeats."""
     among: tuple[str, ...] = ()
-    """Texts of which an embedding finds the nearest; by default the lines of the text after its first."""
+    """Texts of which an embedding finds the nearest, or which a ranker puts in order; by default the lines of the text after its first."""
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -80,7 +71,7 @@ class AnsweringModel:
     where: str
     """The model in messages."""
     task: str
-    """One of `_TASKS`, or that of the objective which answers."""
+    """One of `TASKS`, or that of the objective which answers."""
     form: PromptForm
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -89,7 +80,7 @@ class AnsweringModel:
     _pipeline: Any
     """transformers' own; None for sequence to sequence, for embeddings and where the objective answers, for which it has none."""
     _objective: Objective[Any] | None = None
-    """That of the release, if it answers: its task is none of `_TASKS`."""
+    """That of the release, if it answers: its task is none of `TASKS`."""
     _vectors: dict[tuple[str, ...], Any] = field(default_factory=dict)
     """Those of the texts that were searched."""
 
@@ -106,35 +97,42 @@ class AnsweringModel:
         section = None
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a release need not record its objective
             section = dict(json.loads((folder / PROVENANCE).read_bytes())["objective"])
-        objective = _objective_that_answers(section)
+        objective = objective_that_answers(section)
         if objective:
             task = objective.pipeline_tag
-        elif (folder / MODULES).exists():
-            task = _NEAREST
+        elif (folder / MODULES).exists() and not is_cross_encoder(folder):
+            task = NEAREST
         elif is_adapter_folder(folder):
             named = BaseModelReference.of(folder).task
-            task = _task([named] if named else [], where, "adapter_config.json")
+            task = find_task([named] if named else [], where, "adapter_config.json")
         else:
-            with _load_errors(where):
+            with load_errors(where):
                 config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            task = _task(config.architectures or [], where, "config.json")
-        network = _load_network(folder, objective or task, where)
+            task = find_task(config.architectures or [], where, "config.json")
+        network = load_network(folder, objective or task, where)
         if not any(file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)):
             what = "has no tokenizer, which reads the text"  # transformers would make an empty one
             raise ModelError(where, what, "name a revision that has the tokenizer beside the model")
-        with _load_errors(where, "its tokenizer "):
+        with load_errors(where, "its tokenizer "):
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         limits = find_position_limits(network.config)
         positions, longest = limits.most, limits.table or NO_LIMIT
         if tokenizer.model_max_length > longest:
             tokenizer.model_max_length = positions or tokenizer.model_max_length
         form = objectives.prompt_form(section, has_template=bool(tokenizer.chat_template))
+        if section is None and task == "text-classification" and is_cross_encoder(folder):
+            form = PromptForm(is_pair=True, ranks=network.config.num_labels == 1)
         made = None
-        if task == _NEAREST:
+        if task == NEAREST:
             set_prompts(tokenizer, None, None)
         elif objective is None and task != "text2text-generation":
             made = pipeline(task, model=network, tokenizer=tokenizer, trust_remote_code=False)
         return cls(where, task, form, network.eval(), tokenizer, positions, made, objective)
+
+    @property
+    def reads_several(self) -> bool:
+        """Whether the model answers a text by looking at others."""
+        return self.task == "sentence-similarity" or self.form.ranks
 
     def answer(self, text: str, options: AnswerOptions) -> ModelAnswer:
         """Return the model's answer to a text.
@@ -147,7 +145,7 @@ class AnsweringModel:
 
         if not text.strip():
             raise DataError("the text", "is empty", "write one")
-        answer = self._answer_row if self._objective else getattr(self, _TASKS[self.task][2])
+        answer = self._answer_row if self._objective else getattr(self, TASKS[self.task].method)
         try:
             with torch.inference_mode():
                 found: ModelAnswer = answer(text, options)
@@ -157,7 +155,9 @@ class AnsweringModel:
             fix = "try a shorter text, or load it with transformers to see more"
             raise ModelError(self.where, what, fix) from error
 
-    def _classify(self, text: str, _: AnswerOptions) -> ModelAnswer:
+    def _classify(self, text: str, options: AnswerOptions) -> ModelAnswer:
+        if self.form.ranks and read_pair(text) is None:
+            return self._rank(text, options)
         form = AnswerForm.of(self.network.config.to_dict())
         given, arguments = self._given(text, form), form.call_arguments if form else {}
         found = self._pipeline(given, top_k=None, truncation=True, **arguments)
@@ -174,6 +174,15 @@ class AnsweringModel:
             note = f"{told}; {note}" if note else told
         labels = [one for place, one in enumerate(labels) if place < _MAX_LABELS or one.name in (reached or ())]
         return ModelAnswer(text, labels=labels, note=note, predicted=reached)
+
+    def _rank(self, text: str, options: AnswerOptions) -> ModelAnswer:
+        query, documents = _query_and_others(text, options)
+        pairs = [{"text": query, "text_pair": one} for one in documents]
+        found = [float(one["score"]) for (one,) in self._pipeline(pairs, top_k=None, truncation=True)]
+        in_order = sorted(zip(documents, found, strict=True), key=lambda pair: -pair[1])
+        cut = sum(self._unread(pair) is not None for pair in pairs)
+        note = f"the model did not read the end of {cut} of {len(pairs)} documents" if cut else None
+        return ModelAnswer(query, ranked=[RankedText(*pair) for pair in in_order], note=note)
 
     def _given(self, text: str, form: AnswerForm | None) -> str | dict[str, str]:
         """Return a text or a pair as the model reads it; of one that gives answers a number, a prompt with its answer."""
@@ -221,11 +230,7 @@ class AnsweringModel:
         return ModelAnswer(text, generated="\n".join(lines))
 
     def _find_near(self, text: str, options: AnswerOptions) -> ModelAnswer:
-        query, *others = [text] if options.among else text.splitlines()
-        among = tuple(one for one in options.among or others if one.strip() and one != query)
-        if not among:
-            what, fix = "is searched among other texts, and there are none", "give several texts, or --among FILE"
-            raise DataError("the text", what, fix)
+        query, among = _query_and_others(text, options)
         if among not in self._vectors:
             self._vectors[among] = embed_texts(self.network, self.tokenizer, among, "document")
         cosines = self._vectors[among] @ embed_texts(self.network, self.tokenizer, [query], "query")[0]
@@ -282,54 +287,11 @@ class AnsweringModel:
         return read if count > limit else None
 
 
-def _task(names: Collection[str], where: str, file: str) -> str:
-    """Return what a model is for, by the architectures that its configuration names, or by the task that an adapter names."""
-    from transformers.models.auto import modeling_auto as auto
-
-    tried = {task: table for task, (_, table, _) in _TASKS.items() if task != _NEAREST}
-    for task, table in tried.items():
-        known = {TASKS.get(task)}
-        for value in getattr(auto, table).values():
-            known.update([value] if isinstance(value, str) else value)
-        if known.intersection(names):
-            return task
-    what = f"its {file} names {', '.join(sorted(names)) or 'no task'}, for which there is no way to try it"
-    raise ModelError(where, what, f"try a model for {', '.join(tried)}, or a release whose record names its objective")
-
-
-def _objective_that_answers(section: Mapping[str, Any] | None) -> Objective[Any] | None:
-    """Return the objective that a release records, if it answers rows by itself: transformers has no pipeline for its task, or none is used."""
-    with contextlib.suppress(ValueError, RecipeError):
-        found = objectives.build_objective(ObjectiveChoice.model_validate(section))
-        if found.pipeline_tag not in _TASKS and objectives.overrides_method(found, "prediction_lines"):
-            return found
-    return None
-
-
-def _load_network(folder: Path, of: Objective[Any] | str, where: str) -> PreTrainedModel:
-    """Return the model of an objective, or of a task."""
-    import transformers
-
-    model_class = getattr(transformers, _TASKS[of][0]) if isinstance(of, str) else of.model_class()
-    network: PreTrainedModel
-    with _load_errors(where):
-        if is_adapter_folder(folder):
-            return load_trained_model(folder, model_class)
-        network, info = model_class.from_pretrained(
-            folder, use_safetensors=True, trust_remote_code=False, dtype="float32", output_loading_info=True
-        )
-    if missing := sorted(info["missing_keys"]):
-        what = f"its weights lack {', '.join(missing[:5])}, so its answers would be random"
-        raise ModelError(where, what, "name a revision with a whole model")
-    return network
-
-
-@contextlib.contextmanager
-def _load_errors(where: str, part: str = "") -> Iterator[None]:
-    """Turn what transformers raises for a folder that it cannot load into a ModelError."""
-    try:
-        yield
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError) as error:
-        what = f"{part}cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        fix = "name a model that transformers can load without code of its own"
-        raise as_remote_code_error(where, error) or ModelError(where, what, fix) from error
+def _query_and_others(text: str, options: AnswerOptions) -> tuple[str, tuple[str, ...]]:
+    """Return a query and the texts to look at for it: those of the options, or the lines below the first."""
+    query, *others = [text] if options.among else text.splitlines()
+    among = tuple(one for one in options.among or others if one.strip() and one != query)
+    if not among:
+        what, fix = "is searched among other texts, and there are none", "give several texts, or --among FILE"
+        raise DataError("the text", what, fix)
+    return query, among

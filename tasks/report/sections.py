@@ -62,6 +62,16 @@ def slices_for_chart(results: RunResults) -> list[SliceResult]:
     return [one for one in found if isfinite(one.value)]
 
 
+def own_slices_for_charts(results: RunResults) -> dict[str, list[SliceResult]]:
+    """Return the slices of each way that the objective names, in their order: those with a value, with finite numbers only."""
+    found: dict[str, list[SliceResult]] = {}
+    for one in results.details.own_slices if results.details else ():
+        if isfinite(one.value):
+            ends = {key: finite_or_none(getattr(one, key)) for key in ("low", "high", "champion")}
+            found.setdefault(one.slice_by, []).append(one.model_copy(update=ends))
+    return found
+
+
 def filled_calibration_bins(results: RunResults) -> list[dict[str, float]]:
     """Return the bins of the reliability diagram that have rows."""
     bins = (results.details.calibration if results.details else None) or ()
@@ -123,6 +133,9 @@ def comparison_section_content(results: RunResults) -> Section | None:
     charts = []
     if values := metric_values_of_models(results, MAX_METRICS):
         charts.append(("Side by side", chart_as_svg(draw_comparison, values)))
+    for title, parts in own_slices_for_charts(results).items():
+        drawn = chart_as_svg(draw_slices, parts, overall=results.value("model", parts[0].metric))
+        charts.append((f"{parts[0].metric} by {title}", drawn))
     for model in against:
         if gains := gains_over_opponent(results, model)[:MAX_METRICS]:
             options = {"against": OPPONENTS[model], "bars": gate_gain_thresholds(results, model)}

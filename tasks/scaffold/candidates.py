@@ -18,11 +18,14 @@ NESTED: Final = ("spans", "messages", "answers", "choices")
 """Flags of `evergreen new` that name such columns."""
 _NUMBERED_CHOICE: Final = re.compile(r"(ending|choice|option|answer|op|opt|sol)_?(\d|[a-e])|[a-e]")
 """Names of columns with one of several choices each."""
+_NUMBERED_NEGATIVE: Final = re.compile(r"negative_?\d+")
+"""Names of columns with one of several negatives each, as sentence-transformers' `mine_hard_negatives` writes them."""
 
 
 def find_usual_columns(sample: RowSample, flag: str) -> list[SampledColumn]:
-    """Return the columns with a usual name for a flag, most usual first."""
-    return columns_named(sample.columns, USUAL_NAMES[flag])
+    """Return the columns with a usual name for a flag, most usual first; of several negatives, one whose name is a template of them."""
+    found = columns_named(sample.columns, USUAL_NAMES[flag])
+    return found or (_find_numbered_negatives(sample.columns) if flag == "rejected" else [])
 
 
 @lru_cache(maxsize=1)
@@ -51,6 +54,8 @@ def find_candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> 
             found = [c for c in columns if c.says_numbers and not c.is_id]
             grades = [c for c in found if "prompt" in chosen and c.name.lower() in RELEVANCE]
             found = grades or found  # of a document for a query; beside them may be scores of a search
+        case "rejected" if negatives := _find_numbered_negatives(sample.columns):
+            found = negatives
         case "liked":
             found = feedback_columns(sample.columns)
         case _:
@@ -115,6 +120,11 @@ def _find_nested(flag: str, columns: Mapping[str, SampledColumn]) -> list[Sample
         hold = [c for c in columns.values() if any(map(looks_like_answers, c.filled))]
         return [c for c in hold if most(lambda value: value == [] or looks_like_answers(value), c.filled)]
     return [c for c in columns.values() if c.kind == flag]
+
+
+def _find_numbered_negatives(columns: Mapping[str, SampledColumn]) -> list[SampledColumn]:
+    found = [c for name, c in columns.items() if _NUMBERED_NEGATIVE.fullmatch(name.lower()) and c.kind == "text"]
+    return [_joined(found)] if len(found) > 1 else found
 
 
 def _names_choices(column: SampledColumn, sample: RowSample) -> bool:

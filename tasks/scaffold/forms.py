@@ -16,7 +16,7 @@ from params import DataError
 from tasks.ingestion.encodings import clean_name
 from tasks.scaffold.look import Row, SampledColumn, columns_named, most
 from tasks.scaffold.sources import common_folder, converted_name, is_glob
-from tasks.scaffold.usual_names import RELEVANCE, USUAL_NAMES
+from tasks.scaffold.usual_names import LISTED, RELEVANCE, USUAL_NAMES
 from trainer.objectives.bases.feedback import BAD, GOOD
 from trainer.objectives.bases.messages import looks_like_conversation, read_turns
 
@@ -333,6 +333,12 @@ FORMS: Final = (
         "write lists of labels, each a text or a number, of which rows have several in common; or, if they are labels,"
         " add --labels {found}",
         lambda c, _: c.kind == "list" and not c.has_label_sets and shlex.quote(c.name),
+    ),
+    _Other(
+        "holds lists, and `{found}` is one text",
+        "a row for each",
+        lambda c, columns: columns_named(columns, USUAL_NAMES["prompt"]) and _holds(c, _is_name) and LISTED.get(c.name),
+        lambda row, name, found: [_without(row, name) | {found: text} for text in row.get(name) or [None]],
     ),
     RowForm(
         "holds numbers, which are not read as text",

@@ -99,7 +99,7 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
                 if form.column.lower() in USUAL_NAMES[flag]:
                     raise form.error(sample.patterns)
         columns[flag] = chosen[flag] if flag in chosen else _choose_column(flag, sample, chosen, request, objective)
-    for flag in advice.templates.intersection(columns).difference(given, {"labels", "choices"}):
+    for flag in advice.templates.intersection(columns).difference(given, {"labels", "choices", "rejected"}):
         columns[flag] = _with_context(columns, flag, sample)
     for flag, column in columns.items():
         if names_columns(column) and (flag in advice.templates) == (column in sample.columns):

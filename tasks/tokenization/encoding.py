@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from params import DataError
+from params.foundation.artifacts import CORPUS
 from params.foundation.hashing import file_sha256
 from tasks.progress import iterate_with_progress
 from tasks.shards.kept_work import ShardTask, ShardWorkers
@@ -59,7 +60,9 @@ class RowEncoder:
         Raises:
             DataError: a row cannot be encoded, for example because no training row has its label.
         """
-        encode = self.objective.encode_training if split == "train" else self.objective.encode
+        encode = {"train": self.objective.encode_training, CORPUS: self._encode_documents}.get(
+            split, self.objective.encode
+        )
         try:
             return encode(rows, self.tokenizer, self.max_length, self.state)
         except (ValueError, KeyError, TypeError) as error:
@@ -71,10 +74,27 @@ class RowEncoder:
             fix = "fix the row, or add a check to validation.expectations that sets it aside"
             raise DataError(f"row_id {rows[0]['row_id']}", what, fix) from error
 
+    def _encode_documents(
+        self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, _: ObjectiveState
+    ) -> list[EncodedRow]:
+        space = self.objective.vector_space
+        assert space is not None
+        texts = [str(row[str(space.document_column)]) for row in rows]
+        found = space.encode_documents(texts, tokenizer, max_length)
+        return [EncodedRow([one | {ROW_ID: row[ROW_ID]}]) for row, one in zip(rows, found, strict=True)]
+
     def marks(self, row: Row, encoded: EncodedRow) -> Example:
         """Return what each sequence of a row says about it."""
         says_all = self.objective.says_all(row, encoded.examples, self.tokenizer)
         return {IS_CUT: int(encoded.is_truncated), SAYS_ALL: int(says_all)}
+
+
+def find_documents(rows: Path, objective: Objective[Any]) -> SplitRows | None:
+    """Return the documents of `data.corpus` among the validated rows, as the objective reads them; None if it ranks none."""
+    space = objective.vector_space
+    if space is None or space.document_column is None or not (rows / CORPUS).exists():
+        return None
+    return SplitRows(rows / CORPUS).reading({space.document_column: "string"})
 
 
 def read_row_batches(rows: SplitRows) -> Iterator[list[Row]]:
@@ -112,7 +132,7 @@ def encode_and_write_splits(
     """Encode the rows of each split into Arrow shards in `folder`/<split>, one for each shard of the rows.
 
     The train split is packed as its objective does it; the other splits are sorted longest first. Both happen within a shard.
-    Return what the rows of each split became, and the characters of their texts. `settings` is a hash of what the encoder depends on,
+    Return what the rows of each split became, and the characters of the texts of the train split. `settings` is a hash of what the encoder depends on,
     for shards that are kept.
 
     Raises:
@@ -123,7 +143,7 @@ def encode_and_write_splits(
         (folder / split).mkdir()
         for own in rows.shards:
             target = folder / split / Path(own.shard.name).with_suffix(".arrow")
-            key = f"{own.shard.sha256} {split == 'train'} {rows.schema} {settings}"
+            key = f"{own.shard.sha256} {split == 'train'} {split == CORPUS} {rows.schema} {settings}"
             works.append(ShardTask((own, split, target), key, [target]))
     done = zip(works, workers.run(partial(_encode_shard, encoder), works, what="shards"), strict=True)
     encoded = [(work.item, found) for work, found in done]
@@ -190,7 +210,7 @@ def _encode_shard(encoder: RowEncoder, work: tuple[SplitRows, str, Path]) -> _En
             counts["truncated"] += encoded.is_truncated
             counts["unused"] += not encoded.examples
             counts["several"] += len(encoded.examples) > 1
-            counts["characters"] += sum(map(len, encoder.objective.texts(row)))
+            counts["characters"] += sum(map(len, encoder.objective.texts(row))) if split == "train" else 0
             marks = encoder.marks(row, encoded) if encoder.marks_rows else {}
             yield from (example | marks for example in encoded.examples)
 

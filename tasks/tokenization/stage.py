@@ -1,6 +1,7 @@
 """tokenize: validated rows in, sequences of tokens out.
 
     validated/rows/<split>/ -> tokens/<split>/         Arrow shards with input_ids and labels, one for each shard of rows
+    validated/rows/corpus/  -> tokens/corpus/          the documents of `data.corpus`, for the validation during training
                                tokens/tokenizer/       trained on the train split, or the pretrained one
                                tokens/objective.json   what the objective learned from the train split
                                tokens/statistics.json  the report
@@ -16,13 +17,13 @@ import logging
 from collections.abc import Iterable
 
 from params.dvc_files import StageInputsSnapshot
-from params.foundation.artifacts import SPLITS, Artifacts, replace_folder_atomically
+from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folder_atomically
 from params.foundation.hashing import file_sha256
 from params.schema import Launch, ObjectiveChoice, Tokenization, TrainTokenizer
 from tasks.shards.kept_work import ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import save_report
-from tasks.tokenization.encoding import RowEncoder, collect_state, encode_and_write_splits, read_rows
+from tasks.tokenization.encoding import RowEncoder, collect_state, encode_and_write_splits, find_documents, read_rows
 from tasks.tokenization.report import TokenizationReport
 from tasks.tokenization.tokenizers import sample_texts, train_or_load_tokenizer
 from trainer import objectives
@@ -50,6 +51,8 @@ def tokenize(
     """
     method = objectives.build_objective(objective)
     rows = {split: SplitRows(artifacts.rows / split) for split in SPLITS}
+    documents = find_documents(artifacts.rows, method)
+    rows |= {CORPUS: documents} if documents else {}
     texts: Iterable[str] = (text for row in read_rows(rows["train"]) for text in method.texts(row))
     if isinstance(tokenization.tokenizer, TrainTokenizer):
         logger.info("tokenize: training a tokenizer with %d tokens", tokenization.tokenizer.vocab_size)
@@ -81,7 +84,7 @@ def tokenize(
             vocab_size=len(tokenizer),
             max_length=tokenization.max_length,
             characters_per_token=round(characters / (train.tokens + target_tokens), 3),
-            splits={split: statistics for split, (statistics, _) in encoded.items()},
+            splits={split: encoded[split][0] for split in SPLITS},
         )
         save_report(report, folder / artifacts.report("tokenize").name)
     return report

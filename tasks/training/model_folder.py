@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from tasks.tokenization.report import TokenizationReport
 from trainer import objectives
 from trainer.data import tokens
 from trainer.job import Job
-from trainer.loop.metrics import EvaluationMetrics
+from trainer.loop.metrics import EvaluationMetrics, Measurement
 from trainer.model import network
 from trainer.model.limits import find_reading_limit, write_reading_limit
 from trainer.model.use_settings import read_number_format, restore_use_settings
@@ -63,9 +63,15 @@ def check_same_metrics(folder: Path, job: Job, trained: Mapping[str, float]) -> 
             job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
         )
     )
-    metrics = EvaluationMetrics(objective, state=state, tokenizer=tokenizer, metrics=job.metrics)
-    sequences, scores = tokens.read_split(job.tokens, "validation"), []
-    for _, parts in metrics.batches(loaded, sequences, batch_size=job.launch.eval_batch_size):
+    documents = tokens.read_documents(job.tokens)
+    metrics = EvaluationMetrics(objective, state=state, tokenizer=tokenizer, metrics=job.metrics, documents=documents)
+
+    def measure(sequences: Any) -> Iterator[Measurement]:
+        return (parts for _, parts in metrics.batches(loaded, sequences, batch_size=job.launch.eval_batch_size))
+
+    metrics.measure_documents(lambda some: np.concatenate([parts[0].double().numpy() for parts in measure(some)]))
+    scores = []
+    for parts in measure(tokens.read_split(job.tokens, "validation")):
         metrics.update(parts)
         scores.append(parts[0].double().numpy())
     found = metrics.compute()

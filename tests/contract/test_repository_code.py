@@ -27,7 +27,7 @@ OF_A_SCRIPT = Path("trainer/iterative/configuration.py")
 """Here a person's own script may say that it trusts a model."""
 
 CHECKED_BY_CALLER = {
-    "tasks/inference/tried_model.py:_load_network": "AnsweringModel.load checks the folder",
+    "tasks/inference/model_loading.py:load_network": "AnsweringModel.load checks the folder",
     "trainer/objectives/bases/standardization.py:restore_units": "the train stage has written the folder",
     "trainer/model/label_head.py:keep_rows_of_known_labels": "network._load has checked the base before it loaded it",
 }

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from params import DataError
+from params.foundation.artifacts import CORPUS
 from trainer.data.shards import ROW, ROW_ID, Manifest
 from trainer.objectives.bases.lazy_imports import NDArray, transformers
 from trainer.objectives.bases.padding import token_column_names
@@ -94,6 +95,11 @@ class Sequences:
 def read_split(tokens: Path, split: str) -> Sequences:
     """Return the sequences of a split."""
     return Sequences(tokens / split)
+
+
+def read_documents(tokens: Path) -> Sequences | None:
+    """Return the documents of `data.corpus`, as an objective's `vector_space` encodes them; None without a corpus."""
+    return Sequences(tokens / CORPUS) if (tokens / CORPUS).exists() else None
 
 
 def read_tokenizer(tokens: Path) -> Tokenizer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -11,7 +11,13 @@ from params import ModelError
 from params.importing import import_with_arguments
 from params.schema import OwnMetrics
 from trainer.data.tokens import Sequences
-from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase, torch, transformers
+from trainer.objectives.bases.lazy_imports import (
+    NDArray,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    torch,
+    transformers,
+)
 from trainer.objectives.bases.likelihood import Likelihood
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState, ScoreColumns
 
@@ -37,11 +43,11 @@ class MetricAccumulator:
         else:
             self._totals = self._totals + self._sums(self._columns(table))
 
-    def compute(self) -> dict[str, float]:
-        """Return the metrics of all sequences so far."""
+    def compute(self, documents: NDArray[np.float64] | None = None) -> dict[str, float]:
+        """Return the metrics of all sequences so far; `documents` (V, L) are further ones that they are ranked among."""
         found: dict[str, Any] = {}
         if self._keeps_scores:
-            columns = self._columns(self._objective.scores_of_split(np.concatenate(self._kept), self._state))
+            columns = self._columns(self._objective.scores_of_split(np.concatenate(self._kept), self._state, documents))
             self._totals = self._sums(columns)
             found = self._objective.whole_metrics(columns, self._state)
         found |= self._objective.compute_metrics(self._totals, self._state)
@@ -57,7 +63,8 @@ class MetricAccumulator:
 class EvaluationMetrics:
     """Measures batches and accumulates the metrics of an evaluation.
 
-    Measurements for the recipe's own `metrics` move off the GPU after `to_cpu_every` batches, by default only at the end.
+    Measurements for the recipe's own `metrics` move off the GPU after `to_cpu_every` batches, by default only at the end. Of the
+    `documents` of a corpus, as many as the objective's `vector_space` says are searched, spread over all of them.
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class EvaluationMetrics:
         tokenizer: PreTrainedTokenizerBase,
         metrics: OwnMetrics | None,
         to_cpu_every: int | None = None,
+        documents: Sequences | None = None,
     ) -> None:
         self._objective = objective
         self.state = state
@@ -80,14 +88,26 @@ class EvaluationMetrics:
                 metrics.preprocess_logits, "evaluation.metrics.preprocess_logits", 2
             )
         self._to_cpu_every = to_cpu_every
+        self.documents = documents
+        """All documents of the corpus; None without one."""
         self._reset()
 
     def _reset(self) -> None:
         self._accumulator = MetricAccumulator(self._objective, self.state)
+        self._documents: NDArray[np.float64] | None = None
         if self._function is not None:
             from transformers.trainer_pt_utils import EvalLoopContainer
 
             self._measurements, self._batches = EvalLoopContainer(), 0
+
+    def measure_documents(self, measure: Callable[[Any], NDArray[np.float64]]) -> None:
+        """Let `measure` say what `score_batch` does of the documents that are searched, (V, L), once for each evaluation."""
+        space = self._objective.vector_space
+        if self.documents is None or space is None or not space.validation_documents or self._documents is not None:
+            return
+        most = min(space.validation_documents, len(self.documents))
+        places = np.linspace(0, len(self.documents) - 1, most).astype(int).tolist()
+        self._documents = measure(torch.utils.data.Subset[Any](cast("Any", self.documents), places))
 
     def measure(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Measurement:
         """Return what the metrics need of a batch that `Objective.prepare_inputs` has prepared."""
@@ -150,7 +170,7 @@ class EvaluationMetrics:
         Raises:
             ModelError: the recipe's function fails, or does not return the metrics that the recipe names.
         """
-        metrics = self._accumulator.compute()
+        metrics = self._accumulator.compute(self._documents)
         if self._function is not None:
             metrics |= self._own(self._function)
         self._reset()

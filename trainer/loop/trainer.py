@@ -29,7 +29,7 @@ from trainer.checkpoints.sealed import identity_to_json
 from trainer.data.loading import ResumableBatchSampler, make_plain_data_loader
 from trainer.data.order import GlobalBatchShard, Groups, Lengths
 from trainer.data.randomness import seeded
-from trainer.loop import optimizers, sharding
+from trainer.loop import optimizers, sharding, single_texts
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.collectives import Collectives
 from trainer.loop.guard import CoordinatedStopGuard
@@ -199,6 +199,7 @@ class EvergreenTrainer(Trainer):
     ) -> tuple[None, Measurement, torch.Tensor]:
         """Return what the metrics need of a batch in place of logits; Trainer insists on labels, which nothing reads."""
         self.heartbeat.beat("evaluating", self.state.global_step)
+        self._metrics.measure_documents(partial(single_texts.measure_texts, self, model))
         with torch.no_grad(), self.compute_loss_context_manager():
             measurement = self._metrics.measure(model, self._prepare_inputs(inputs))
         return None, measurement, measurement[0]

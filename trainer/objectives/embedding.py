@@ -6,11 +6,12 @@
     {"anchor": "where is my card?", "label": "card_arrival"}                                            texts with classes
 
 Pairs are learned by the multiple negatives ranking loss: the positives of all other rows of the global batch are negatives, however
-many processes and micro-batches it is spread over. Scored pairs (`label_column` beside `positive_column`) are learned by CoSENT, and
+many processes and micro-batches it is spread over. `mined_negatives` adds texts that the model finds near to an anchor before it trains
+(bases/hard_negatives.py). Scored pairs (`label_column` beside `positive_column`) are learned by CoSENT, and
 classes (`label_column` alone) by the supervised contrastive loss (bases/contrastive_loss.py).
 
 Evaluation looks for the positives of each query among all positives and negatives of the split, and the documents of `data.corpus`, if
-there is one; the training's own validation leaves the corpus out. Of texts with classes, it looks among all other texts. The metrics are
+there is one; the training's own validation among some of the corpus. Of texts with classes, it looks among all other texts. The metrics are
 means over queries: a query is one anchor with all its positives (bases/retrieval.py). Of scored pairs, it is Spearman's rank
 correlation of cosines and scores. A release is a repository of sentence-transformers.
 """
@@ -18,36 +19,36 @@ correlation of cosines and scores. A release is a repository of sentence-transfo
 from __future__ import annotations
 
 import importlib.util
-import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from params import ModelError, Problem, RecipeError
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Section, Training
-from trainer.objectives.bases.advice import AdvisedValue, ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.contrastive_loss import (
     cosent_loss,
     multiple_negatives_loss,
     over_dimensions,
     supervised_contrastive_loss,
 )
+from trainer.objectives.bases.embedding_advice import EmbeddingAdvice
 from trainer.objectives.bases.groups import group_statistics, hash_group_value
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
-from trainer.objectives.bases.padding import concatenate_texts_along_batch, pad_batch, token_column_names
+from trainer.objectives.bases.padding import pad_batch
+from trainer.objectives.bases.prompt_template import ColumnNames
 from trainer.objectives.bases.rank_correlation import rank_distance, spearman
-from trainer.objectives.bases.retrieval import NAMES, measure_classes, measure_pairs
+from trainer.objectives.bases.retrieval import NAMES, measure_classes, measure_pairs, name_length
 from trainer.objectives.bases.rows import ScoreColumns
 from trainer.objectives.bases.sentence_transformers_files import (
     FORMAT,
     KEY,
     Pooling,
+    embed_batch,
     parts_of,
-    pool,
     prompt_before,
     read_parts,
     set_prompts,
@@ -58,8 +59,6 @@ from trainer.objectives.bases.vector_space import VectorSpace
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_ListOfNames = Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
-
 
 class Options(Section):
     """Keys of the recipe's `objective` section."""
@@ -68,10 +67,19 @@ class Options(Section):
     """The column with the text to find others for, such as a query."""
     positive_column: str | None = None
     """The column with a text that belongs to it; by default `positive`, and none where there is a label_column: then rows are texts with classes."""
-    negative_columns: _ListOfNames = Field(default=[])
-    """A column, or several, with texts that do not belong to it, although they seem to."""
+    negative_columns: ColumnNames = Field(default=[])
+    """A column, or several, with texts that do not belong to it, although they seem to: [negative_1, negative_2], or as a template."""
+    mined_negatives: int = Field(default=0, ge=0)
+    """How many further negatives each row gets: texts that the model finds near to its anchor before the first step, among all
+    positives of the train split and the documents of `data.corpus`."""
+    mining_margin: float = Field(default=0.05, ge=0, lt=1)
+    """The share of the positive's cosine by which that of a mined negative is lower at least: a nearer text may be a positive, too."""
     document_column: str | None = None
     """The column of `data.corpus` with a document; by default the name of `positive_column`."""
+    grade_column: str | None = None
+    """The column with a number above 0 that says how relevant the positive is to the anchor: the gain in NDCG. All are learned alike."""
+    validation_documents: int = Field(default=10_000, ge=0)
+    """Most documents of `data.corpus` that the evaluations during training search, spread over all of them; evaluate searches all."""
     label_column: str | None = None
     """Beside a `positive_column`, the column with a number that says how alike both texts are; alone, the column with the class."""
     scale: float = Field(default=20.0, gt=0)
@@ -88,41 +96,12 @@ class Options(Section):
     """Text before each positive and negative of a pair. Both texts of a scored pair have `query_prompt`."""
 
 
-class _Advice(NewRecipeAdvice):
-    meaning = "vectors, close to each other for texts that belong together"
-    columns: ClassVar[Mapping[str, str]] = (
-        dict.fromkeys(("prompt", "text"), "anchor_column")
-        | {"completion": "positive_column", "rejected": "negative_columns"}
-        | dict.fromkeys(("label", "score"), "label_column")
-    )
-    models: ClassVar[tuple[ModelKind, ...]] = ("encoder",)
-    place = 2
-    rates: ClassVar[UpTo] = ((60e6, 5e-5), (200e6, 2e-5), (math.inf, 1e-5))
-    batch = 64
-    least_batch = 32
-    scheduler = "linear"
-
-    def fit(self, seen: SeenColumns) -> ObjectiveFit:
-        is_other = seen.has("label") or seen.has("chosen")
-        return ObjectiveFit.COLUMNS if (seen.has_pairs or seen.pairs_documents) and not is_other else ObjectiveFit.NOT
-
-    def asked(self, seen: SeenColumns) -> Sequence[str]:
-        if "score" in seen.named:
-            return ("prompt", "completion", "score")
-        if "label" in seen.named:
-            return ("prompt", "completion", "label") if seen.names_pair else ("text", "label")
-        return ("prompt", "completion", *(["rejected"] if seen.has("rejected") else []))
-
-    def best_metric(self, labels: Mapping[str, int]) -> AdvisedValue:
-        return AdvisedValue("ndcg_at_10", "how high relevant texts are ranked among all of the validation rows")
-
-
 class Embedding(Objective[Options]):
     """A vector for each text."""
 
     options_class = Options
     defaults = ObjectiveDefaults(2e-5, epochs=1.0, global_batch_size=64, best_metric="ndcg_at_10")
-    advice = _Advice()
+    advice = EmbeddingAdvice()
     metrics: ClassVar[Mapping[str, Direction]] = dict.fromkeys(NAMES, "max")
     shares = frozenset(NAMES)
     main_metric = "ndcg_at_10"
@@ -141,6 +120,8 @@ class Embedding(Objective[Options]):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self.group_columns = () if options.label_column else (options.anchor_column,)
+        if options.mined_negatives:
+            self.trainer_class = "trainer.loop.mining_trainer:MiningTrainer"  # type: ignore[misc]
         if options.label_column and options.positive_column:
             self.metrics, self.main_metric = {"spearman": "max"}, "spearman"  # type: ignore[misc]
             self.split_metrics, self.group_score = frozenset({"spearman"}), None  # type: ignore[misc]
@@ -169,15 +150,25 @@ class Embedding(Objective[Options]):
         found: dict[str, ColumnKind] = dict.fromkeys(self._text_columns(), "string")
         if self.options.label_column:
             found[self.options.label_column] = "number" if self._has_scores else "label"
-        return found
+        return found | ({self.options.grade_column: "number"} if self.options.grade_column else {})
+
+    def reject_reason(self, row: Row) -> str | None:
+        name = self.options.grade_column
+        is_low = name is not None and float(row[name]) <= 0
+        return super().reject_reason(row) or (
+            f"{name} is {row[str(name)]}, and that of a positive is above 0" if is_low else None
+        )
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)
         o = self.options
-        for name in ("negative_columns", "both_directions"):
+        for name in ("negative_columns", "both_directions", "mined_negatives", "grade_column"):
             if getattr(o, name) and o.label_column:
                 what = "has no effect beside label_column"
                 yield Problem(("objective", name), what, "remove one of the two")
+        if o.mined_negatives and training.streaming:
+            what = "reads all rows before the first step, which streaming is meant to avoid"
+            yield Problem(("objective", "mined_negatives"), what, "remove it, or set `training.streaming: false`")
         if importlib.util.find_spec("sentence_transformers") is None:
             what = "needs sentence-transformers, which loads a release before it is published"
             yield Problem(("objective", "name"), what, "pip install 'evergreen[embedding]'")
@@ -224,11 +215,16 @@ class Embedding(Objective[Options]):
         example: Example = {"row_id": row["row_id"], **dict(zip(names, ids, strict=False))}
         if self._has_scores:
             return example | {"labels": float(row[str(self.options.label_column)])}
+        if self.options.grade_column:
+            example["grade"] = float(row[self.options.grade_column])
         names = [*self._text_columns(), *([self.options.label_column] if self.options.label_column else [])]
         return example | {f"text_{i}": hash_group_value(str(row[name]).strip()) for i, name in enumerate(names)}
 
     def collate(self, examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
+        """As the base class, with `texts`, the numbers of the texts of each row, and its `grade`, if it has one, (B, 1)."""
         batch = pad_batch(examples, tokenizer)
+        if "grade" in examples[0]:
+            batch["grade"] = torch.tensor([[one["grade"]] for one in examples], dtype=torch.float64)
         names = [name for name in examples[0] if name.startswith("text_")]
         return batch | ({"texts": torch.tensor([[e[name] for name in names] for e in examples])} if names else {})
 
@@ -248,16 +244,7 @@ class Embedding(Objective[Options]):
 
     def embed(self, model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return the vectors of the M texts of B rows, (B, M, D)."""
-        config = getattr(model, "module", model).config
-        parts = getattr(config, KEY, None) or parts_of(config)  # of a release that was not trained here
-        texts = [name.removesuffix("input_ids") for name in token_column_names(batch)]
-        inputs = [{name: batch[text + name] for name in ("input_ids", "attention_mask")} for text in texts]
-        if hasattr(model, "module"):  # of several processes, whose gradients come from one forward pass
-            inputs = [concatenate_texts_along_batch(batch, model)]
-        found = [
-            pool(model(**own).last_hidden_state.float(), own["attention_mask"], parts["pooling"]) for own in inputs
-        ]
-        return torch.stack(torch.cat(found).chunk(len(texts)), 1)
+        return embed_batch(model, batch)
 
     def global_loss(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of G rows, a sum over `matryoshka_dims`; `labels` are the scores (G,), or numbers of texts and class (G, L)."""
@@ -281,12 +268,13 @@ class Embedding(Objective[Options]):
         """Return what `scores_of_split` needs: vectors of length 1, and the scores of pairs or the numbers of texts."""
         vectors = F.normalize(self.embed(model, batch), dim=-1)
         given = batch["labels"][:, None] if self._has_scores else batch["texts"]
-        return torch.cat([vectors.flatten(1).double(), given.double()], 1)
+        grades = [batch["grade"]] if "grade" in batch else []
+        return torch.cat([vectors.flatten(1).double(), given.double(), *grades], 1)
 
     def _divide(self, measured: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the vectors (N, T, D) of the T texts of rows, and what else `score_batch` measured."""
-        texts, own = len(self._text_columns()), self.options.label_column
-        size = (measured.shape[1] - (1 if self._has_scores else texts + bool(own))) // texts
+        texts, own = len(self._text_columns()), bool(self.options.label_column) + bool(self.options.grade_column)
+        size = (measured.shape[1] - (1 if self._has_scores else texts + own)) // texts
         return measured[:, : texts * size].reshape(-1, texts, size), measured[:, texts * size :]
 
     def scores_of_split(
@@ -299,14 +287,18 @@ class Embedding(Objective[Options]):
         if self.options.label_column:
             found = measure_classes(vectors[:, 0], given[:, 1])
             return np.concatenate([found, found[:, :1], np.arange(len(given))[:, None]], 1)
-        return np.concatenate([measure_pairs(vectors, given, documents), cosines, given[:, :1]], 1)
+        texts = vectors.shape[1]
+        grades = given[:, texts] if self.options.grade_column else None
+        found = measure_pairs(vectors, given[:, :texts], documents, grades)
+        return np.concatenate([found, cosines, given[:, :1]], 1)
 
     @property
     def vector_space(self) -> VectorSpace:  # type: ignore[override]
         """How documents are embedded, and which vectors of two models can be compared."""
         ranks_documents = self.options.label_column is None
         column = self.options.document_column or self._text_columns()[1] if ranks_documents else None
-        return VectorSpace(column, self._encode_documents, self._vectors_of_texts)
+        most = self.options.validation_documents
+        return VectorSpace(column, self._encode_documents, self._vectors_of_texts, most)
 
     def _encode_documents(self, texts: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[Example]:
         before, limit = prompt_before(tokenizer, "document"), min(max_length, tokenizer.model_max_length)
@@ -342,6 +334,11 @@ class Embedding(Objective[Options]):
         if self._has_scores:
             return rank_distance(scores["predicted"], scores["given"])
         return 1 - scores["ndcg_at_10"] + 1e-3 * (1 - scores["cosine"])
+
+    def own_slices(self) -> Mapping[str, Callable[[Row], str]]:
+        return (
+            {} if self._has_scores else {"query length": lambda row: name_length(str(row[self.options.anchor_column]))}
+        )
 
     def describe_scores(self, scores: Mapping[str, float], state: ObjectiveState) -> dict[str, str]:
         if self._has_scores:

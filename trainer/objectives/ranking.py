@@ -27,7 +27,7 @@ from trainer.objectives.bases.likelihood import compute_logits, without_labels
 from trainer.objectives.bases.listwise_loss import lambda_loss
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, PromptForm, Row
-from trainer.objectives.bases.retrieval import DEPTH
+from trainer.objectives.bases.retrieval import DEPTH, name_length
 from trainer.objectives.bases.rows import ScoreColumns
 from trainer.objectives.bases.text_pairs import TextOrPairObjective
 from trainer.objectives.bases.texts import Tokenizer
@@ -213,6 +213,9 @@ class Ranking(TextOrPairObjective[Options]):
         """The queries with a relevant document; the others say nothing."""
         return [float(totals[2])] if totals[2] else ()
 
+    def own_slices(self) -> Mapping[str, Callable[[Row], str]]:
+        return {"query length": lambda row: name_length(self.input_text(row))}
+
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:
         """How far the probability is from what the grade says, in the order of the scores: the worst are ranked wrongly for sure."""
         is_relevant = scores["relevance"] > 0
@@ -222,7 +225,7 @@ class Ranking(TextOrPairObjective[Options]):
 
     @classmethod
     def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
-        return PromptForm(is_pair=True)
+        return PromptForm(is_pair=True, ranks=True)
 
     def answer_scores(
         self, ask: Callable[..., Any], row: Row, example: Example, tokenizer: Tokenizer

@@ -18,14 +18,14 @@ def multiple_negatives_loss(
 
     Args:
         vectors: anchor, positive and negatives of each row, (G, 2 + N, D).
-        texts: a number for each text, (G, 2 + N): the same one for the same text.
+        texts: a number for each text, (G, 2 + N): the same one for the same text, and a negative one for a row's missing text.
         scale: 1 / temperature.
         both_directions: see above.
     """
     anchors, others = F.normalize(vectors[:, 0], dim=-1), F.normalize(vectors[:, 1:], dim=-1)
     cosines = anchors @ others.transpose(0, 1).flatten(0, 1).T  # (G, G * (1 + N)), all positives first
     own = torch.arange(len(vectors), device=vectors.device)
-    is_other = ~_is_positive(texts)
+    is_other = ~_is_positive(texts) & (texts[:, 1:].T.flatten() >= 0)
     is_other[own, own] = True
     logits = (cosines * scale).masked_fill(~is_other, float("-inf"))
     loss = F.cross_entropy(logits, own)

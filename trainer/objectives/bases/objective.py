@@ -292,6 +292,13 @@ class Objective(ReleaseReading[OptionsT], ABC):
         """Return how badly the model does on each of N rows, (N,); by default the first score, per token."""
         return next(iter(scores.values())) / scores.get("tokens", 1)
 
+    def own_slices(self) -> Mapping[str, Callable[[Row], str]]:
+        """Return what the report shows the main metric by, beside the recipe's slices, and what names the part of a row: `3 to 4 words`.
+
+        A name begins with a whole number, which says its place.
+        """
+        return {}
+
     def confidence(self, scores: ScoreColumns) -> NDArray[np.float64] | None:
         """Return how sure the model is of each of N rows, (N,) from 0 to 1, whatever their labels are; None if the scores do not say."""
         return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from params import Problem
 from params.schema import Section
@@ -67,6 +67,13 @@ def names_columns(text: str) -> bool:
 def column_or_template(text: str) -> PromptTemplate:
     """Return what an option names: one column, or a template; ValueError as of `parse_prompt_template`."""
     return parse_prompt_template(text) if names_columns(text) else PromptTemplate((("", text),))
+
+
+ColumnNames = Annotated[
+    list[str],
+    BeforeValidator(lambda given: [*column_or_template(given).columns] if isinstance(given, str) else given),
+]
+"""What an option names: a column, or several as a list or a template."""
 
 
 @lru_cache

@@ -1,7 +1,7 @@
 """Metrics of retrieval: where the relevant documents of each query stand among all documents.
 
-Documents are ranked by the cosine, rounded to six decimals; where a relevant one and another have the same, the other is first. So
-a model that gives all texts the same vector finds nothing.
+Documents are ranked by the cosine, rounded to six decimals; of those that have the same, the less relevant is first. So a model
+that gives all texts the same vector finds nothing.
 """
 
 from __future__ import annotations
@@ -18,24 +18,38 @@ _BLOCK: Final = 256
 """Queries whose cosines are in memory at a time."""
 
 
-def rank_relevant(cosines: NDArray[np.float64], relevant: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the ranks of the relevant of V documents, ascending from 1, for the cosines (V,) of one query."""
-    rounded = np.round(cosines, 6)
-    others, own = np.sort(rounded[~relevant]), -np.sort(-rounded[relevant])
-    before = len(others) - np.searchsorted(others, own, side="left")
-    ranks: NDArray[np.int64] = before + np.arange(1, len(own) + 1)
-    return ranks
+def name_length(query: str) -> str:
+    """Return the words of a query as a range: 1 to 2, 3 to 4, 5 to 8, 9 to 16 and so on."""
+    words = max(1, len(query.split()))
+    end = max(2, 1 << (words - 1).bit_length())
+    return f"{1 if end == 2 else end // 2 + 1} to {end} words"
 
 
-def measure_ranks(ranks: NDArray[np.int64]) -> tuple[float, float, float, float]:
-    """Return `NAMES` of a query whose relevant documents have these ranks, with equal gains.
+def rank_relevant(
+    cosines: NDArray[np.float64], grades: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the ranks of the relevant of V documents, ascending from 1, and their grades, for the cosines (V,) of one query.
 
-    NDCG is that of Järvelin and Kekäläinen 2002 (https://doi.org/10.1145/582415.582418) with the discount 1 / log2(rank + 1).
+    `grades` (V,) are above 0 for the relevant ones.
+    """
+    rounded, is_relevant = np.round(cosines, 6), grades > 0
+    others, own = np.sort(rounded[~is_relevant]), np.flatnonzero(is_relevant)
+    own = own[np.lexsort((grades[own], -rounded[own]))]
+    before = len(others) - np.searchsorted(others, rounded[own], side="left")
+    return before + np.arange(1, len(own) + 1), grades[own]
+
+
+def measure_ranks(ranks: NDArray[np.int64], grades: NDArray[np.float64]) -> tuple[float, float, float, float]:
+    """Return `NAMES` of a query whose relevant documents have these ranks and grades.
+
+    NDCG is that of Järvelin and Kekäläinen 2002 (https://doi.org/10.1145/582415.582418) with the discount 1 / log2(rank + 1). The gain
+    of a document is its grade, as in trec_eval, and not 2 to the power of it. For the other metrics, all relevant documents are alike.
     """
     found = ranks[ranks <= DEPTH]
-    best = (1 / np.log2(np.arange(2, min(len(ranks), DEPTH) + 2))).sum()
+    best = -np.sort(-grades)[:DEPTH]
+    ideal = (best / np.log2(np.arange(2, len(best) + 2))).sum()
     return (
-        float((1 / np.log2(found + 1)).sum() / best),
+        float((grades[: len(found)] / np.log2(found + 1)).sum() / ideal),
         float(1 / ranks[0]) if len(found) else 0.0,
         float((ranks <= 1).sum() / len(ranks)),
         float(len(found) / len(ranks)),
@@ -52,6 +66,7 @@ def measure_queries(
     documents: NDArray[np.float64],
     relevant: Sequence[NDArray[np.int64]],
     itself: NDArray[np.int64],
+    grades: Sequence[NDArray[np.float64]] | None = None,
 ) -> NDArray[np.float64]:
     """Return `NAMES` of each of Q queries, and 1, (Q, 5); zeros without a relevant document, NaN if a vector is not finite.
 
@@ -60,23 +75,27 @@ def measure_queries(
         documents: vectors of length 1, (V, D).
         relevant: the numbers of the relevant documents of each query.
         itself: the number of the document that is the query's own text, (Q,): it is not looked for, nor found. -1 for none.
+        grades: those of the relevant documents of each query, above 0; by default all are alike.
     """
     found = np.zeros((len(queries), len(NAMES) + 1))
     for i, own in enumerate(relevant):
         if i % _BLOCK == 0:
             block = queries[i : i + _BLOCK] @ documents.T
-        is_relevant, others = np.zeros(len(documents), bool), np.arange(len(documents)) != itself[i]
-        is_relevant[own] = True
-        cosines, is_relevant = block[i % _BLOCK][others], is_relevant[others]
+        given, others = np.zeros(len(documents)), np.arange(len(documents)) != itself[i]
+        given[own] = 1.0 if grades is None else grades[i]
+        cosines, given = block[i % _BLOCK][others], given[others]
         if not np.isfinite(cosines).all():
             found[i] = np.nan
-        elif is_relevant.any():
-            found[i] = *measure_ranks(rank_relevant(cosines, is_relevant)), 1.0
+        elif given.any():
+            found[i] = *measure_ranks(*rank_relevant(cosines, given)), 1.0
     return found
 
 
 def measure_pairs(
-    vectors: NDArray[np.float64], numbers: NDArray[np.float64], documents: NDArray[np.float64] | None = None
+    vectors: NDArray[np.float64],
+    numbers: NDArray[np.float64],
+    documents: NDArray[np.float64] | None = None,
+    grades: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
     """Return what `measure_queries` says of the query of each of N rows, (N, 5). All positives of equal queries are relevant.
 
@@ -86,6 +105,7 @@ def measure_pairs(
         vectors: of length 1, of the query, its positive and its negatives, (N, 2 + M, D).
         numbers: a number for each text, (N, 2 + M): the same one for the same text.
         documents: vector and number of further documents to find the positives among, (V, D + 1).
+        grades: how relevant the positive of each row is, (N,), above 0; the highest one counts of equal pairs. By default all are alike.
     """
     (rows, texts, size), further = (
         vectors.shape,
@@ -95,11 +115,15 @@ def measure_pairs(
     own = np.concatenate([numbers[:, 1:].ravel(), further[:, size]])
     known, place, document = np.unique(own, return_index=True, return_inverse=True)
     positives = document[: rows * (texts - 1)].reshape(rows, -1)[:, 0]
-    relevant = [np.unique(positives[members]) for members in members_of_groups(query)]
+    given, members = np.ones(rows) if grades is None else grades, members_of_groups(query)
+    # from the least relevant on, so that the highest grade of equal pairs stays
+    found = [dict(sorted(zip(positives[own], given[own], strict=True), key=lambda pair: pair[1])) for own in members]
+    relevant = [np.array([*one], np.int64) for one in found]
+    own_grades = [np.array([*one.values()], np.float64) for one in found]
     pool = np.concatenate([vectors[:, 1:].reshape(-1, size), further[:, :size]])[place]
     at = np.searchsorted(known, asked).clip(max=len(known) - 1)
     itself = np.where(known[at] == asked, at, -1)
-    return measure_queries(vectors[first, 0], pool, relevant, itself)[query]
+    return measure_queries(vectors[first, 0], pool, relevant, itself, own_grades)[query]
 
 
 def measure_classes(vectors: NDArray[np.float64], classes: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -52,6 +52,8 @@ class PromptForm:
     """The template of several columns that prompts were made of, of which a text takes the place of the first."""
     is_pair: bool = False
     """Whether the model reads two texts together, `{"text": ..., "text_pair": ...}`."""
+    ranks: bool = False
+    """Whether the second one is a document, of which several are ranked."""
 
     def wrap(self, text: str) -> str:
         """Return a text with what stands around it."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from params import ModelError, TransientError
 from trainer.objectives.bases.lazy_imports import F, torch
+from trainer.objectives.bases.padding import concatenate_texts_along_batch, token_column_names
 from trainer.objectives.bases.position_limits import NO_LIMIT
 from trainer.objectives.bases.release_format import ReleaseFormat
 from trainer.objectives.bases.texts import Tokenizer
@@ -141,6 +142,18 @@ def pool(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor
     if pooling == "max":
         return states.masked_fill(marked == 0, float("-inf")).amax(1)
     return (states * marked).sum(1) / marked.sum(1)
+
+
+def embed_batch(model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
+    """Return the vectors of the M texts of B rows of a batch, (B, M, D), by a model that may be wrapped for several processes."""
+    config = getattr(model, "module", model).config
+    parts = getattr(config, KEY, None) or parts_of(config)  # of a release that was not trained here
+    texts = [name.removesuffix("input_ids") for name in token_column_names(batch)]
+    inputs = [{name: batch[text + name] for name in ("input_ids", "attention_mask")} for text in texts]
+    if hasattr(model, "module"):  # of several processes, whose gradients come from one forward pass
+        inputs = [concatenate_texts_along_batch(batch, model)]
+    found = [pool(model(**own).last_hidden_state.float(), own["attention_mask"], parts["pooling"]) for own in inputs]
+    return torch.stack(torch.cat(found).chunk(len(texts)), 1)
 
 
 def embed_texts(

@@ -20,6 +20,8 @@ class VectorSpace(NamedTuple):
     vectors_of_texts: Callable[[NDArray[np.float64]], NDArray[np.float64]]
     """Returns the vectors of length 1, (V, D), of the V different texts of N rows that `score_batch` measured, (N, M). Their order
     depends on the texts only."""
+    validation_documents: int = 10_000
+    """Most documents of `data.corpus` that the evaluations during training search."""
 
 
 def compare_spaces(vectors: NDArray[np.float64], others: NDArray[np.float64]) -> tuple[float, float]:

@@ -476,6 +476,19 @@ def test_corpus_is_read_by_the_objective_and_watched(project):
     assert any("none.jsonl" in one for key, one in found.items() if key.startswith("data.corpus"))
 
 
+@pytest.mark.parametrize(
+    ("options", "changes", "said"),
+    [
+        ({}, {"training.streaming": True}, "reads all rows before the first step"),
+        ({"label_column": "label"}, {}, "has no effect beside label_column"),
+    ],
+)
+def test_mined_negatives_that_cannot_be_are_refused(project, options, changes, said):
+    objective = {"name": "embedding", "anchor_column": "text", "mined_negatives": 2} | options
+    found = problems({"training.best_metric": "ndcg_at_10"} | changes, objective=objective)
+    assert said in found["objective.mined_negatives"]
+
+
 def test_pretrained_folders():
     pickles = model_folder("pickles", "config.json", "pytorch_model.bin")
     assert "only as pickle files" in problems({"model": {"pretrained": pickles}})["model.pretrained"]

@@ -102,6 +102,9 @@ def test_queries_search_the_corpus_and_the_report_says_how_far_vectors_have_move
     found = releases.evaluate(artifacts, recipe)
     details = json.loads(artifacts.report("details").read_text())
     assert (details["documents"], details["vectors"]) == (120, None)
+    (part,) = details["own_slices"]
+    assert (part["slice_by"], part["slice"], part["rows"]) == ("query length", "3 to 4 words", 10)
+    assert (part["metric"], part["value"]) == ("ndcg_at_10", pytest.approx(found.model["ndcg_at_10"]))
     assert found.rows == alone.rows == 10
     assert found.model["recall_at_10"] < alone.model["recall_at_10"] == 1, "more documents are in the way"
     assert digests.validated_rows_digest(artifacts) != before, "another corpus makes another evaluation"

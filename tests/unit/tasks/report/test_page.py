@@ -294,6 +294,18 @@ def test_page_says_what_is_searched_and_how_far_vectors_have_moved(tmp_path):
     )
 
 
+def test_metric_is_shown_by_the_length_of_queries(tmp_path):
+    run = example.write(tmp_path, text="t")
+    parts = [{**example.slice_result(i, "t"), "slice_by": "query length", "slice": f"{i} words"} for i in range(2)]
+    parts[0]["metric"] = parts[1]["metric"] = "ndcg_at_10"
+    change(run.report("details"), own_slices=[*parts, {**parts[0], "slice": "99 words", "value": None}])
+    page = render_report_page(run, timings=TIMINGS)
+    assert "ndcg_at_10 by query length" in words(page)
+    assert "0 words" in page
+    assert "1 words" in page
+    assert "99 words" not in page, "no query there has a relevant document"
+
+
 def test_labels_are_shown_with_what_is_mixed_up(tmp_path):
     text = words(render_report_page(example.write(tmp_path, text="t"), timings=TIMINGS))
     assert "Against the champion, 3 of 3 labels are better and 0 worse by their whole interval; about 0.2 would" in text

@@ -198,6 +198,24 @@ def test_translations_become_a_column_for_each_language() -> None:
     assert json.loads(Path(written).read_text().splitlines()[0]) == {"id": "000", "en": "a “0”", "fr": "le 0"}
 
 
+def test_lists_of_positives_and_negatives_become_a_row_for_each(tmp_path: Path) -> None:
+    rows = [{"query": f"what of {i}?", "pos": [f"about {i}"], "neg": [f"of {i + 1}", f"of {i + 2}"]} for i in range(40)]
+    rows.append({"query": "what of it?", "pos": ["about it"], "neg": []})
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    written, told = "rows.jsonl", set[str]()
+    while isinstance(error := proposed(written), DataError):
+        told.add(error.what)
+        _, written = run_command_of(error.fix)
+    assert told == {f"holds lists, and `{name}` is one text" for name in ("positive", "negative")}
+    found = [json.loads(line) for line in Path(written).read_text().splitlines()]
+    assert found[:2] == [{"query": "what of 0?", "positive": "about 0", "negative": f"of {n}"} for n in (1, 2)]
+    assert found[80:] == [{"query": "what of it?", "positive": "about it", "negative": None}], "validation says so"
+    request = NewRecipeRequest("x", written)
+    proposal = choose_objective_and_columns(request, read_source_sample(find_source(request).source), "encoder")
+    columns = {"prompt": "query", "completion": "positive", "rejected": "negative"}
+    assert (proposal.objective, proposal.columns) == ("embedding", columns)
+
+
 def test_offsets_of_labels_become_spans(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"text": "Ann Lee in Rome", "entities": [[0, 7, "PER"], [11, 15, "LOC"]]}
     Path("rows.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({"text": "", "entities": []}) + "\n")

@@ -186,6 +186,23 @@ FORMS: dict[str, tuple[dict[str, list[Any]], ModelKind, str, dict[str, str]]] = 
         "embedding",
         {"prompt": "anchor", "completion": "positive", "rejected": "negative"},
     ),
+    "pairs with several negatives": (
+        {
+            "query": TEXTS,
+            "answer": [f"{text}, too" for text in TEXTS],
+            "negative_1": TEXTS[::-1],
+            "negative_2": TEXTS[::-1],
+        },
+        "encoder",
+        "embedding",
+        {"prompt": "query", "completion": "answer", "rejected": "{negative_1} {negative_2}"},
+    ),
+    "pairs with a numbered negative": (
+        {"anchor": TEXTS, "positive": [f"{text}, too" for text in TEXTS], "negative_1": TEXTS[::-1]},
+        "encoder",
+        "embedding",
+        {"prompt": "anchor", "completion": "positive", "rejected": "negative_1"},
+    ),
     "one text that repeats": (
         {"command": ["yes, please", "no, thanks"] * 30},
         "decoder",

@@ -106,8 +106,12 @@ def test_metrics_of_queries_are_those_of_scikit_learn():
         cosines, relevant = chance.uniform(-1, 1, 30), chance.random(30) < chance.uniform(0.05, 0.6)
         if not relevant.any():
             continue
-        found = dict(zip(NAMES, measure_ranks(rank_relevant(cosines, relevant)), strict=True))
+        found = dict(zip(NAMES, measure_ranks(*rank_relevant(cosines, relevant * 1.0)), strict=True))
         assert found["ndcg_at_10"] == pytest.approx(ndcg_score([relevant], [cosines], k=10), abs=1e-9)
+        grades = relevant * chance.integers(1, 5, 30).astype(float)
+        graded = dict(zip(NAMES, measure_ranks(*rank_relevant(cosines, grades)), strict=True))
+        assert graded["ndcg_at_10"] == pytest.approx(ndcg_score([grades], [cosines], k=10), abs=1e-9)
+        assert {**graded, "ndcg_at_10": 0} == {**found, "ndcg_at_10": 0}, "the other metrics know no grades"
         ordered = relevant[np.argsort(-cosines)]
         first = np.flatnonzero(ordered)[0]
         assert found["mrr_at_10"] == pytest.approx(1 / (first + 1) if first < 10 else 0)
@@ -116,9 +120,10 @@ def test_metrics_of_queries_are_those_of_scikit_learn():
 
 
 def test_equal_vectors_find_nothing():
-    relevant = np.zeros(20, bool)
-    relevant[[3, 4]] = True
-    assert rank_relevant(np.full(20, 0.5), relevant).tolist() == [19, 20]
+    grades = np.zeros(20)
+    grades[[3, 4]] = 2, 1
+    ranks, found = rank_relevant(np.full(20, 0.5), grades)
+    assert (ranks.tolist(), found.tolist()) == ([19, 20], [1, 2])
 
 
 def test_a_query_does_not_find_its_own_text():
@@ -150,6 +155,44 @@ def test_query_is_one_anchor_with_all_its_positives_among_all_documents_of_the_s
     totals = objective.additive_statistics(scores, {}).sum(0)
     assert totals[0] == 3
     assert objective.compute_metrics(totals, {})["ndcg_at_10"] == pytest.approx((ndcg + tied + 1) / 3)
+
+
+def test_grades_are_gains_and_the_highest_of_equal_pairs_counts():
+    """Query 7 finds a document of grade 1 before one of grade 3, which the split has twice, once with grade 2."""
+    corners, near = np.eye(3), np.array([0.8, 0.6, 0])
+    rows = [
+        np.concatenate([corners[0], corners[0], [7, 1], [1]]),
+        np.concatenate([corners[0], near, [7, 2], [3]]),
+        np.concatenate([corners[0], near, [7, 2], [2]]),
+        np.concatenate([corners[2], corners[2], [8, 3], [2]]),
+    ]
+    objective = build(grade_column="grade")
+    scores = dict(zip(objective.score_names({}), objective.scores_of_split(np.stack(rows), {}).T, strict=True))
+    ndcg = (1 + 3 / np.log2(3)) / (3 + 1 / np.log2(3))
+    assert scores["ndcg_at_10"].tolist() == pytest.approx([ndcg, ndcg, ndcg, 1])
+    assert scores["recall_at_1"].tolist() == [0.5, 0.5, 0.5, 1]
+    assert len(objective.vector_space.vectors_of_texts(np.stack(rows))) == 5
+    assert objective.columns()["grade"] == "number"
+    row = {"anchor": "a", "positive": "b", "grade": 0}
+    assert objective.reject_reason(row) == "grade is 0, and that of a positive is above 0"
+    assert objective.reject_reason({**row, "grade": 0.5}) is None
+
+
+@pytest.mark.parametrize("given", [["negative_1", "negative_2"], "{negative_1} {negative_2}"])
+def test_several_columns_of_negatives_are_a_list_or_a_template(given):
+    objective = build(negative_columns=given)
+    assert [*objective.columns()] == ["anchor", "positive", "negative_1", "negative_2"]
+    assert build(negative_columns="negative").options.negative_columns == ["negative"]
+
+
+def test_grade_of_a_row_reaches_the_scores():
+    """Through tokens and a batch."""
+    tokenizer = train_tokenizer(tiny.sentences(20), TrainTokenizer(kind="train", vocab_size=300, min_frequency=1))
+    objective = build(grade_column="grade")
+    rows = [{"row_id": i, "anchor": "the cat", "positive": text, "grade": i + 1} for i, text in enumerate("ab")]
+    batch = objective.collate([one.examples[0] for one in objective.encode(rows, tokenizer, 8, {})], tokenizer)
+    assert batch["grade"].tolist() == [[1], [2]]
+    assert batch["texts"].shape == (2, 2)
 
 
 def test_texts_of_a_class_find_each_other_and_not_themselves():

@@ -14,18 +14,21 @@ from safetensors.torch import load_file
 from params import load
 from params.foundation.artifacts import Artifacts
 from tasks.tokenization.stage import tokenize
-from tasks.training.model_folder import complete_model_folder
+from tasks.training.model_folder import check_same_metrics, complete_model_folder
 from tests.support import in_process, tiny
 from tests.support.training import plan_job, run_train, run_train_with_kills
 from trainer import objectives
-from trainer.data.tokens import read_tokenizer
+from trainer.data.tokens import read_documents, read_tokenizer
+from trainer.loop.mining_trainer import MINED
 from trainer.model.network import load_trained_model
+from trainer.objectives.bases.hard_negatives import NO_TEXT
 
 MODEL = tiny.CLASSES["model"]["config"] | {"max_position_embeddings": 64}
 NO_DROPOUT = {"model.config.hidden_dropout_prob": 0.0, "model.config.attention_probs_dropout_prob": 0.0}
 FEW = {"training.max_steps": 4, "training.eval_steps": 2, "training.save_steps": 2}
 FORMS = {
     "pairs": ({"both_directions": True, "negative_columns": "negative"}, "ndcg_at_10"),
+    "mined": ({"mined_negatives": 3, "negative_columns": "negative"}, "ndcg_at_10"),
     "scored pairs": ({"positive_column": "positive", "label_column": "score"}, "spearman"),
     "classes": ({"label_column": "topic"}, "ndcg_at_10"),
 }
@@ -48,6 +51,10 @@ def made(root, objective, changes):
             "topic": [text.split()[1] for text in texts],
         }
     tiny.write_rows(artifacts, **splits)
+    if "label_column" not in objective:
+        tiny.write_splits(
+            artifacts.rows, {"corpus": {"positive": [f"{text.split()[1]} far" for text in tiny.sentences(30, 3)]}}
+        )
     tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     return artifacts, recipe
 
@@ -82,12 +89,54 @@ def test_two_processes_end_with_the_weights_of_one(tmp_path, options, metric):
 
 
 @pytest.mark.slow
-def test_killed_run_ends_with_the_same_bits(tmp_path):
+@pytest.mark.parametrize("form", ["pairs", "mined"])
+def test_killed_run_ends_with_the_same_bits(tmp_path, form):
     changes = {"training.max_steps": 6, "launch.micro_batch_size": 2}  # with dropout
-    golden, recipe = made(tmp_path / "golden", FORMS["pairs"][0], changes)
+    golden, recipe = made(tmp_path / "golden", FORMS[form][0], changes)
     killed = run_train_with_kills(golden, recipe, "checkpoint.renamed:2")
     one, other = (load_file(artifacts.model / "model.safetensors") for artifacts in (golden, killed))
     assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_validation_during_training_searches_documents_of_the_corpus(tmp_path):
+    """The saved model is scored in the same way: the train stage compares."""
+    found = {}
+    for most in (0, 4, 1000):
+        changes = {"training.max_steps": 1, "training.eval_steps": 1, "training.learning_rate": 1e-9}
+        artifacts, recipe = made(tmp_path / str(most), {"validation_documents": most}, changes)
+        job = plan_job(artifacts, recipe)
+        trainer = in_process.trained(job)
+        (first, last) = [entry for entry in trainer.state.log_history if "eval_ndcg_at_10" in entry]
+        found[most] = last["eval_ndcg_at_10"]
+        assert first["eval_ndcg_at_10"] == pytest.approx(found[most], abs=1e-3)
+        trainer.model.save_pretrained(artifacts.model)
+        check_same_metrics(artifacts.model, job, last)
+    assert found[1000] < found[0], "documents are in the way"
+    assert found[1000] <= found[4] <= found[0]
+
+
+def test_negatives_are_mined_once_by_the_model_that_training_starts_from(tmp_path):
+    artifacts, recipe = made(tmp_path, FORMS["mined"][0], {"training.max_steps": 4})
+    job = plan_job(artifacts, recipe)
+    first = in_process.trained(job).train_dataset
+    kept = json.loads((job.folder / MINED).read_text())
+    texts = {one["text_1"] for one in first} | {one["text_0"] for one in read_documents(job.tokens)}
+    for one in first:
+        mined = [one[f"text_{i}"] for i in range(3, 6)]
+        assert one["text_2"] not in mined or one["text_2"] in texts
+        assert {*mined} <= texts | {NO_TEXT}
+        assert one["text_1"] not in mined
+    assert min(map(max, kept)) >= 0, "each row has at least one"
+    assert max(map(max, kept)) >= len(first), "some are documents of the corpus"
+
+    last = max(job.folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    (job.folder / MINED).write_text(json.dumps([[i, i, i] for i in range(len(first))]))
+    again = in_process.trainer_of(job.model_copy(update={"checkpoint": last}))
+    again.train(resume_from_checkpoint=str(last))
+    assert again.train_dataset[5]["text_3"] == first[5]["text_1"], "what the first start has mined is read"
+    (job.folder / MINED).write_text("torn")
+    again = in_process.trained(job.model_copy(update={"checkpoint": last}))
+    assert [*again.train_dataset] == [*first], "and mined again by the start model, not by that of the checkpoint"
 
 
 def released(root, objective, changes):

@@ -128,6 +128,13 @@ def test_metrics_are_means_over_queries_with_a_relevant_document() -> None:
     assert objective.undefined_metrics(alone) == {"ndcg_at_10", "map", "mrr_at_10"}
 
 
+@pytest.mark.parametrize(
+    ("words", "named"), [(0, "1 to 2"), (2, "1 to 2"), (3, "3 to 4"), (4, "3 to 4"), (5, "5 to 8"), (17, "17 to 32")]
+)
+def test_results_are_shown_by_the_length_of_queries(words: int, named: str) -> None:
+    assert build().own_slices()["query length"]({"query": "who " * words}) == f"{named} words"
+
+
 def test_queries_without_a_relevant_document_are_no_evidence_for_an_interval() -> None:
     """All twenty queries with one are ranked rightly: that says as much as twenty, however many there are beside them."""
     queries = 40
