@@ -98,6 +98,7 @@ class Artifacts:
     history = _Below("run", "history")  # train: training.json and the logged curves
     evaluation = _Below("run", "evaluation")  # evaluate: metrics.json, details.json, scores/, plots/ and the blessing
     blessing = _Below("evaluation", "blessing.json")  # evaluate: the gate's verdict, with hashes of what it depends on
+    review = _Below("run", "review.csv")  # evaluate: rows whose labels people should look at
     page = _Below("run", "report.html")  # the report of the whole run, one HTML page
     receipt = _Below("run", "release/receipt.json")  # publish: what was published where
     release_events = _Below("run", "release/log.jsonl")  # every verdict, receipt, refusal and rollback; only git has it

@@ -24,7 +24,7 @@ from tasks.evaluation.report import (
     SliceResult,
     WorstRow,
 )
-from tasks.evaluation.report_parts import VectorSpaceChange
+from tasks.evaluation.report_parts import SuspectReport, VectorSpaceChange
 from tasks.evaluation.scoring import RowScores, ScoredModel, align_to_common_rows
 from tasks.evaluation.statistics import Gain
 from tasks.shards.split_rows import SplitRows
@@ -47,8 +47,8 @@ class EvaluationAnalysis:
     plan: EvaluationPlan
     scored: Mapping[str, ScoredModel]
 
-    def details(self, confidence: ChampionConfidence) -> EvaluationDetails:
-        """Return everything that the report shows beside the metrics.
+    def details(self, confidence: ChampionConfidence, suspects: SuspectReport | None) -> EvaluationDetails:
+        """Return everything that the report shows beside the metrics; `suspects` are what the review of labels found.
 
         Raises:
             RecipeError: the gate names a metric that does not exist, or a slice cannot be formed.
@@ -69,6 +69,7 @@ class EvaluationAnalysis:
             calibration=calibration or None,
             champion_confidence=confidence,
             labels=report_labels(resampler, scores, self._common(written=True), self.plan.settings.gate),
+            suspects=suspects,
             documents=len(self.plan.documents),
             vectors=self._vectors(),
         )

@@ -72,6 +72,8 @@ class EvaluationPlan:
     directions: Mapping[str, Direction]
     """Whether the smallest or the largest value of each metric is best."""
     rows: SplitRows
+    train: Path
+    """The sequences of the train split."""
     groups: RowGroups | None
     models: tuple[PlannedModel, ...]
     """In this order, the candidate first."""
@@ -164,6 +166,7 @@ def plan_evaluation_and_encode(
         metric=metric,
         directions={**built.metrics, **built.evaluate_only_metrics, **extra},
         rows=rows,
+        train=artifacts.tokens / "train",
         groups=groups,
         models=tuple(models),
         documents=documents,

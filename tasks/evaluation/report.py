@@ -9,7 +9,7 @@ from pydantic import Field
 
 from params.schema import Direction
 from tasks.drift.report import ChampionConfidence
-from tasks.evaluation.report_parts import LabelReport, Number, VectorSpaceChange
+from tasks.evaluation.report_parts import LabelReport, Number, SuspectReport, VectorSpaceChange
 from tasks.stages import Report
 
 Verdict = Literal["publish", "keep", "refuse"]
@@ -205,6 +205,8 @@ class EvaluationDetails(Report):
     """None in a report of an earlier version."""
     labels: LabelReport | None = None
     """None in a report of an earlier version, and for an objective without labels."""
+    suspects: SuspectReport | None = None
+    """None in a report of an earlier version, and for an objective that gives whole rows no labels."""
     documents: int = 0
     """How many documents `data.corpus` adds to those that the queries of the split search."""
     vectors: VectorSpaceChange | None = None
