@@ -1,7 +1,8 @@
-"""What a linear model holds of the labels of train rows that it has not seen, from features that the trained network makes of their texts.
+"""What a linear model holds of the labels of train rows that it has not seen, from features that the untrained network makes of their texts.
 
-The trained model itself has learned the wrong labels, too. So it only makes features: the mean of the last hidden states of a text. Linear
-discriminants of them, fitted on four fifths of the rows, then say which labels the last fifth has (cross-fitting).
+The trained model has learned the wrong labels, too: features of it repeat them. So the features are those of the model before training, the
+mean of the last hidden states of a text. A logistic regression on them, fitted on four fifths of the rows, then says which labels the last
+fifth has (cross-fitting).
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from tasks.evaluation.scoring import RowGroups
-from tasks.progress import iterate_with_progress
+from tasks.progress import iterate_with_progress, reset_idle_timer
 from trainer.data.shards import ROW_ID
+from trainer.objectives.bases.lazy_imports import torch
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
@@ -29,8 +30,10 @@ MAX_ROWS: Final = 10_000
 """Most train rows that are looked at; of more, seed and number of rows choose them by chance."""
 FOLDS: Final = 5
 _CHUNK: Final = 1000
-_SHRINKAGE: Final = 0.1
-"""Share of the covariance that is that of independent features of equal variance: few rows say little of many features."""
+_LOGIT_VARIANCE: Final = 10.0
+_ITERATIONS: Final = 30
+_LEAST_SPREAD: Final = 1e-6
+"""A feature that spreads less says nothing."""
 _SURE: Final = 60.0
 """A logit that leaves no doubt."""
 
@@ -75,21 +78,21 @@ def measure_features(
             labels += [example["labels"] for example in examples]
             if not kept:
                 return None
-            features.append(kept.pop().float().cpu().numpy())
+            features.append(kept.pop().cpu().numpy())
     order = np.argsort(row_ids)
     return TrainFeatures(np.array(row_ids)[order], np.concatenate(features)[order], np.array(labels)[order])
 
 
 @contextlib.contextmanager
 def _mean_hidden_states(network: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """Yield a list to which each forward pass adds the mean hidden state of each text, (B, H)."""
+    """Yield a list to which each forward pass adds the mean hidden state of each text, of length 1, (B, H)."""
     kept = list[Any]()
 
     def keep(_: Any, __: Any, given: dict[str, Any], outputs: Any) -> None:
         hidden, mask = outputs[0], given.get("attention_mask")
         if mask is not None and hidden.shape[:2] == mask.shape:
             weights = mask.unsqueeze(-1).to(hidden.dtype)  # (B, T, 1)
-            kept.append((hidden * weights).sum(1) / weights.sum(1))
+            kept.append(torch.nn.functional.normalize((hidden * weights).sum(1).float()))
 
     handle = network.base_model.register_forward_hook(keep, with_kwargs=True)
     try:
@@ -120,44 +123,49 @@ def cross_fit(
     is_class = train.labels.ndim == 1
     given = np.eye(labels)[train.labels] if is_class else train.labels  # (N, C)
     spread = train.features.std(0, dtype=np.float64)
-    features = (train.features - train.features.mean(0, dtype=np.float64)) / np.where(spread > 0, spread, 1)
-    logits, judged = np.empty(given.shape), np.empty(given.shape, bool)
+    features = (train.features - train.features.mean(0, dtype=np.float64)) / np.where(spread > _LEAST_SPREAD, spread, 1)
+    features = np.concatenate([features, np.ones((len(features), 1))], 1)  # (N, H + 1)
+    logits, judged = np.full(given.shape, -_SURE), np.zeros(given.shape, bool)
     for fold in range(FOLDS):
-        out = folds == fold
-        weights, bias, known = _discriminants(features[~out], given[~out], is_class=is_class)
-        logits[out] = features[out] @ weights + bias
+        reset_idle_timer()
+        out, counts = folds == fold, given[folds != fold].sum(0)
+        known = (counts if is_class else np.minimum(counts, (folds != fold).sum() - counts)) >= FOLDS - 1
+        if known.any():
+            weights = _fit_logistic_regression(features[~out], given[~out][:, known], is_class=is_class)
+            logits[np.ix_(out, known)] = features[out] @ weights
         judged[out] = known
     if is_class:
-        logits[~judged] = -_SURE
         judged = np.repeat((judged & (given > 0)).any(1, keepdims=True), labels, 1)
     return np.where(judged, logits, _SURE * (2 * given - 1)), judged
 
 
-def _discriminants(
+def _fit_logistic_regression(
     features: NDArray[np.float64], given: NDArray[np.float64], *, is_class: bool
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Return weights (H, C), bias (C,) and which labels have enough rows, (C,), of linear discriminants; `given` is (N, C), 0 or 1.
+) -> NDArray[np.float64]:
+    """Return weights (H + 1, C) by which `features` (N, H + 1) give logits of classes, or of each label by itself; `given` is (N, C), 0 or 1.
 
-    The logits are those of Gaussians with one covariance: of all classes, or of the rows with and without each label (Hastie, Tibshirani and
-    Friedman 2009, The Elements of Statistical Learning, section 4.3). Without classes, the covariance within the two sides of a label
-    follows from that of all rows by the formula of Sherman and Morrison, so one factorization serves all labels.
+    A Gaussian prior lets logits have the variance `_LOGIT_VARIANCE` beforehand, however many features there are; the last weight, the bias,
+    has none.
     """
-    rows, width = features.shape
-    counts = given.sum(0)
-    known = counts >= FOLDS - 1 if is_class else np.minimum(counts, rows - counts) >= FOLDS - 1
-    sums = given.T @ features  # (C, H)
-    means = sums / np.maximum(counts, 1)[:, None]
-    share = np.clip(counts / rows, 0.5 / rows, 1 - 0.5 / rows)
-    within = features - given @ means if is_class else features - features.mean(0)
-    covariance = within.T @ within / rows
-    level = max(float(np.trace(covariance)) / width, np.finfo(float).tiny)
-    covariance = (1 - _SHRINKAGE) * covariance + _SHRINKAGE * level * np.eye(width)
-    if is_class:
-        weights = np.linalg.solve(covariance, means.T)
-        return weights, np.log(share) - (means.T * weights).sum(0) / 2, known
-    others = (features.sum(0) - sums) / np.maximum(rows - counts, 1)[:, None]
-    apart = means - others
-    weights = np.linalg.solve(covariance, apart.T)
-    between = (1 - _SHRINKAGE) * share * (1 - share) * (apart.T * weights).sum(0)
-    weights = weights / np.maximum(1 - between, 1e-6)
-    return weights, np.log(share / (1 - share)) - ((means + others).T * weights).sum(0) / 2, known
+    from scipy.optimize import minimize
+    from scipy.special import expit, log_softmax
+
+    shape = (features.shape[1], given.shape[1])
+    penalty = np.full((shape[0], 1), (shape[0] - 1) / _LOGIT_VARIANCE)
+    penalty[-1] = 0
+
+    def loss_and_gradient(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        weights = flat.reshape(shape)
+        logits = features @ weights
+        if is_class:
+            logs = log_softmax(logits, axis=1)
+            loss, error = -(given * logs).sum(), np.exp(logs) - given
+        else:
+            loss, error = (np.logaddexp(0, logits) - given * logits).sum(), expit(logits) - given
+        gradient = features.T @ error + penalty * weights
+        return float(loss + (penalty * weights**2).sum() / 2), gradient.ravel()
+
+    options = {"maxiter": _ITERATIONS, "maxcor": 5}
+    found = minimize(loss_and_gradient, np.zeros(math.prod(shape)), jac=True, method="L-BFGS-B", options=options)
+    weights: NDArray[np.float64] = found.x.reshape(shape)
+    return weights

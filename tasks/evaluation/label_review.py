@@ -48,14 +48,14 @@ def _can_review(objective: Objective[Any]) -> bool:
     return own and type(objective).label_beliefs is not ClassifierObjective.label_beliefs
 
 
-def measure_train_rows(plan: EvaluationPlan, network: PreTrainedModel) -> TrainFeatures | None:
-    """Read train rows with the candidate; None if there is nothing to review, or it gives no features."""
+def measure_train_rows(plan: EvaluationPlan, untrained: PreTrainedModel | None = None) -> TrainFeatures | None:
+    """Read train rows with the untrained model, which is loaded if it is not given; None if there is nothing to review, or it gives no features."""
     resampler, own = plan.resampler, plan.models[0].reader
     if not _can_review(own.objective):
         return None
     metrics = EvaluationMetrics(own.objective, state=resampler.state, tokenizer=own.tokenizer, metrics=None)
     return cross_fitting.measure_features(
-        network,
+        untrained or plan.load_untrained(),
         Sequences(plan.train),
         metrics,
         batch_size=plan.batch_size,

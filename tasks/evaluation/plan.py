@@ -77,6 +77,7 @@ class EvaluationPlan:
     groups: RowGroups | None
     models: tuple[PlannedModel, ...]
     """In this order, the candidate first."""
+    load_untrained: Callable[[], PreTrainedModel]
     documents: list[str]
     """Those of `data.corpus`; empty without one."""
     text: ComparableInputs
@@ -169,6 +170,7 @@ def plan_evaluation_and_encode(
         train=artifacts.tokens / "train",
         groups=groups,
         models=tuple(models),
+        load_untrained=load_untrained,
         documents=documents,
         text=text,
         new_rows=None if reason else drift,

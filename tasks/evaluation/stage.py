@@ -174,7 +174,7 @@ def score_models_and_write(
             groups=plan.groups,
             documents=one.documents(plan.documents),
         )
-        if one.name == "model":
+        if one.name == "untrained":
             train = label_review.measure_train_rows(plan, network)
         if one.name == "champion" and plan.new_rows:
             confidence = champion.measure_champion_confidence(
@@ -197,6 +197,8 @@ def score_models_and_write(
         values = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
         logger.info("evaluate: %s on %s: %s", one.name, split, values)
         scored[one.name] = ScoredModel(scores, metrics, len(sequences))
+    if not plan.settings.compare_untrained:
+        train = label_review.measure_train_rows(plan)
     if unused := len(plan.rows) - len(scored["model"].scores):
         message = "evaluate: %d of %d rows give nothing to score within the limit of tokens, and do not count"
         logger.warning(message, unused, len(plan.rows))
