@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _NO_STATES: Final = "no train rows, because the network gives no hidden state for each token"
+_LEAST_SKILL: Final = 2 / 3
+"""Share of the candidate's skill that what reviews train rows must have: else it would mostly find its own errors."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,21 @@ def review_labels(plan: EvaluationPlan, scores: RowScores, train: TrainFeatures 
         return LabelReview(None, review_csv([], {}))
     assert isinstance(objective, ClassifierObjective)
     splits = [suspects.beliefs_of_scores(objective, state, plan.rows, scores)]
+    not_read = _NO_STATES if train is None else ""
     if train is not None:
         rows = SplitRows(plan.rows.folder.parent / plan.train.name)
-        splits.insert(0, suspects.beliefs_of_features(objective, state, rows, train, plan.resampler.seed))
+        linear = suspects.beliefs_of_features(objective, state, rows, train, plan.resampler.seed)
+        if linear.skill >= _LEAST_SKILL * splits[0].skill:
+            splits.insert(0, linear)
+        else:
+            skills = f"its skill is {linear.skill:.2f}, that of the new model {splits[0].skill:.2f}"
+            not_read = f"no train rows, because the model before training knows too little of these labels ({skills})"
     found = suspects.find_suspects(splits)
     texts = dict[int, str]()
     for split in splits:
         ids = {one.row_id for one in found if one.split == split.split}
         texts |= {row[ROW_ID]: quote_text(objective.text(row)) for row in (split.rows.pick(ids) if ids else ())}
-    report = _report(splits, found, texts, "" if train else _NO_STATES, plan.settings.worst_rows)
+    report = _report(splits, found, texts, not_read, plan.settings.worst_rows)
     return LabelReview(report, review_csv(found, texts))
 
 

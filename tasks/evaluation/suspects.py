@@ -69,6 +69,16 @@ class SplitBeliefs:
         """Return which rows count for a question, (N,)."""
         return np.ones(len(self.row_ids), bool) if self.judged is None else self.judged[:, question]
 
+    @property
+    def skill(self) -> float:
+        """How much of the error of always holding the most frequent answer for right is avoided: 1 without error, 0 or less for nothing learned."""
+        wrong, guessed = 0.0, 0.0
+        for question, one in enumerate(self.beliefs):
+            rows = self.judged_in(question)
+            wrong += float((one.likeliest != one.given)[rows].sum())
+            guessed += float(rows.sum() - np.bincount(one.given[rows], minlength=1).max())
+        return 1 - wrong / guessed if guessed else 0.0
+
     def suspects(self) -> Iterator[Suspect]:
         """Yield the suspects, those of a question after the other."""
         for question, one in enumerate(self.beliefs):
