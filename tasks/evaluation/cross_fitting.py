@@ -8,15 +8,19 @@ fifth has (cross-fitting).
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from xxhash import xxh3_128
 
+from params.foundation.artifacts import flush_path_to_disk, translate_disk_errors
 from tasks.evaluation.scoring import RowGroups
 from tasks.progress import iterate_with_progress, reset_idle_timer
-from trainer.data.shards import ROW_ID
+from trainer.data.shards import ROW, ROW_ID
 from trainer.objectives.bases.lazy_imports import torch
 
 if TYPE_CHECKING:
@@ -31,7 +35,7 @@ MAX_ROWS: Final = 10_000
 FOLDS: Final = 5
 _CHUNK: Final = 1000
 _LOGIT_VARIANCE: Final = 10.0
-_ITERATIONS: Final = 30
+_ITERATIONS: Final = 15
 _LEAST_SPREAD: Final = 1e-6
 """A feature that spreads less says nothing."""
 _SURE: Final = 60.0
@@ -57,30 +61,73 @@ def measure_features(
     batch_size: int,
     batch_tokens: int,
     seed: int,
+    kept: Path,
 ) -> TrainFeatures | None:
-    """Read train rows, one sequence each; None if the network gives no hidden state for each token."""
-    places = np.arange(len(sequences))
+    """Read train rows, one sequence each; None if the network gives no hidden state for each token.
+
+    What was read is in `kept` for the next run, in files for so many rows in the order of their `row_id` as are new together: the same rows
+    are in the same batches, so that their features are the same to the last bit.
+    """
+    ids, _ = sequences.numbers(ROW)
+    places = np.arange(len(ids))
     if len(places) > MAX_ROWS:
-        places = np.sort(np.random.default_rng([seed, len(places)]).choice(places, MAX_ROWS, replace=False))
-    row_ids, labels, features = list[int](), list[Any](), list[Any]()
-
-    def batches() -> Iterator[list[Any]]:
-        for start in range(0, len(places), _CHUNK):
-            some = sequences.__getitems__(places[start : start + _CHUNK].tolist())
-            some.sort(key=lambda example: len(example["input_ids"]), reverse=True)
-            for examples, _ in metrics.batches(network, some, batch_size=batch_size, batch_tokens=batch_tokens):
-                yield examples
-
-    total = math.ceil(len(places) / batch_size)
-    with _mean_hidden_states(network) as kept:
-        for examples in iterate_with_progress(batches(), what="evaluate: batches of train rows", total=total):
-            row_ids += [example[ROW_ID] for example in examples]
-            labels += [example["labels"] for example in examples]
-            if not kept:
+        places = np.random.default_rng([seed, len(places)]).choice(places, MAX_ROWS, replace=False)
+    places = places[np.argsort(ids[places])]
+    reader = _Reader(network, metrics, batch_size, batch_tokens)
+    kept.mkdir(parents=True, exist_ok=True)
+    labels, features, used = list[Any](), list[Any](), set[Path]()
+    starts = range(0, len(places), _CHUNK)
+    for start in iterate_with_progress(starts, what="evaluate: thousands of train rows", total=len(starts)):
+        some = sequences.__getitems__(places[start : start + _CHUNK].tolist())
+        path = kept / f"{reader.key(some)}.npy"
+        used.add(path)
+        if not path.exists():
+            if (found := reader.read(some)) is None:
                 return None
-            features.append(kept.pop().cpu().numpy())
-    order = np.argsort(row_ids)
-    return TrainFeatures(np.array(row_ids)[order], np.concatenate(features)[order], np.array(labels)[order])
+            with translate_disk_errors(path):
+                np.save(partial := path.with_suffix(".partial.npy"), found)
+                flush_path_to_disk(partial)
+                partial.rename(path)
+        features.append(np.load(path))
+        labels += [example["labels"] for example in some]
+    for path in set(kept.iterdir()) - used:
+        path.unlink()
+    return TrainFeatures(ids[places], np.concatenate(features), np.array(labels))
+
+
+class _Reader:
+    """The untrained network, which reads sequences."""
+
+    def __init__(
+        self, network: PreTrainedModel, metrics: EvaluationMetrics, batch_size: int, batch_tokens: int
+    ) -> None:
+        self._network, self._metrics, self._sizes = network, metrics, (batch_size, batch_tokens)
+        digest = xxh3_128(repr((self._sizes, torch.__version__)).encode())
+        for name, weight in network.base_model.state_dict().items():
+            digest.update(name.encode())
+            digest.update(weight.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        self._network_key = digest.hexdigest()
+
+    def key(self, examples: list[Any]) -> str:
+        """Return what tells these sequences, as this network reads them, from others."""
+        inputs = [{name: value for name, value in one.items() if name not in (ROW_ID, "labels")} for one in examples]
+        return xxh3_128(f"{self._network_key} {json.dumps(inputs, sort_keys=True)}".encode()).hexdigest()
+
+    def read(self, examples: list[Any]) -> NDArray[np.float32] | None:
+        """Return the features of each of N sequences, (N, H)."""
+        order = sorted(range(len(examples)), key=lambda i: len(examples[i]["input_ids"]), reverse=True)
+        size, tokens = self._sizes
+        found = list[Any]()
+        with _mean_hidden_states(self._network) as states:
+            for _ in self._metrics.batches(
+                self._network, [examples[i] for i in order], batch_size=size, batch_tokens=tokens
+            ):
+                reset_idle_timer()
+                if not states:
+                    return None
+                found.append(states.pop().cpu().numpy())
+        features: NDArray[np.float32] = np.concatenate(found)[np.argsort(order)]
+        return features
 
 
 @contextlib.contextmanager

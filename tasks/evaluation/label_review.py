@@ -46,8 +46,8 @@ class LabelReview:
 
 def _can_review(objective: Objective[Any]) -> bool:
     """Whether the scores of an objective say what a model holds of the labels of whole rows."""
-    own = isinstance(objective, ClassifierObjective)
-    return own and type(objective).label_beliefs is not ClassifierObjective.label_beliefs
+    method = getattr(type(objective), "label_beliefs", ClassifierObjective.label_beliefs)
+    return method is not ClassifierObjective.label_beliefs
 
 
 def measure_train_rows(plan: EvaluationPlan, untrained: PreTrainedModel | None = None) -> TrainFeatures | None:
@@ -63,6 +63,7 @@ def measure_train_rows(plan: EvaluationPlan, untrained: PreTrainedModel | None =
         batch_size=plan.batch_size,
         batch_tokens=plan.batch_tokens,
         seed=resampler.seed,
+        kept=plan.features,
     )
 
 

@@ -74,6 +74,8 @@ class EvaluationPlan:
     rows: SplitRows
     train: Path
     """The sequences of the train split."""
+    features: Path
+    """What an earlier run made of them for the review of labels."""
     groups: RowGroups | None
     models: tuple[PlannedModel, ...]
     """In this order, the candidate first."""
@@ -168,6 +170,7 @@ def plan_evaluation_and_encode(
         directions={**built.metrics, **built.evaluate_only_metrics, **extra},
         rows=rows,
         train=artifacts.tokens / "train",
+        features=artifacts.features,
         groups=groups,
         models=tuple(models),
         load_untrained=load_untrained,

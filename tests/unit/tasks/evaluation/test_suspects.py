@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tasks.evaluation.cross_fitting import TrainFeatures
 from tasks.evaluation.review_table import COLUMNS, quote_text, review_csv
 from tasks.evaluation.scoring import RowGroups
 from tasks.evaluation.suspects import SplitBeliefs, Suspect
+from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from tests.support import releases, sample_data, tiny
 from trainer import objectives
@@ -200,7 +202,7 @@ def test_skill_is_the_share_of_the_errors_of_a_guess_that_are_avoided() -> None:
     assert SplitBeliefs(rows, np.arange(5), same).skill == 0, "there is nothing to know"
 
 
-@pytest.mark.parametrize(("name", "kind"), sample_data.cases("banking77"))
+@pytest.mark.parametrize(("name", "kind"), sample_data.cases("banking77", slow=["banking77"]))
 def test_labels_that_were_changed_are_found(name, kind, tmp_path) -> None:
     """Questions to a bank, of which 5 % have another label by chance, and features of their words that know no labels."""
     with (sample_data.data_set(name, kind, tmp_path) / "train.csv").open(encoding="utf-8") as file:
@@ -323,6 +325,37 @@ def test_an_objective_without_labels_of_rows_says_so(content, tmp_path, caplog) 
     assert "evaluate: no review of labels: this objective gives whole rows no labels" in caplog.text
     assert artifacts.review.read_text(encoding="utf-8-sig").split() == [",".join(COLUMNS)]
     assert json.loads(artifacts.report("details").read_text())["suspects"] is None
+
+
+def test_only_new_rows_are_read_again(tmp_path, monkeypatch) -> None:
+    artifacts, recipe, _ = with_wrong_labels(tmp_path, tiny.recipe(**tiny.CLASSES), 1)
+    monkeypatch.setattr(cross_fitting, "_CHUNK", 50)
+
+    def kept() -> dict[str, tuple[int, bytes]]:
+        releases.evaluate(artifacts, recipe, compare_untrained=False)
+        return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in artifacts.features.iterdir()}
+
+    before = kept()
+    assert len(before) == 4
+    assert kept() == before
+    table = artifacts.review.read_bytes()
+    shutil.rmtree(artifacts.features)
+    anew = kept()
+    assert {name: content for name, (_, content) in anew.items()} == {
+        name: content for name, (_, content) in before.items()
+    }
+    assert artifacts.review.read_bytes() == table
+    rows = SplitRows(artifacts.rows / "train").table().drop_columns(["row_id"]).to_pydict()
+    rows["text"][120] = "The king is new"
+    others = {
+        split: SplitRows(artifacts.rows / split).table().drop_columns(["row_id"]).to_pydict()
+        for split in ("validation", "test")
+    }
+    tiny.write_rows(artifacts, train=rows, **others)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
+    changed = kept()
+    assert len(changed) == 4
+    assert sum(changed.get(name) == one for name, one in anew.items()) == 3
 
 
 def test_a_network_without_a_state_for_each_token_has_held_out_rows_reviewed(tmp_path, caplog) -> None:
