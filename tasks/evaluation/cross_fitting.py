@@ -34,6 +34,7 @@ MAX_ROWS: Final = 10_000
 """Most train rows that are looked at; of more, seed and number of rows choose them by chance."""
 FOLDS: Final = 5
 _CHUNK: Final = 1000
+"""About so many rows are read and kept together."""
 _LOGIT_VARIANCE: Final = 10.0
 _ITERATIONS: Final = 15
 _LEAST_SPREAD: Final = 1e-6
@@ -65,8 +66,8 @@ def measure_features(
 ) -> TrainFeatures | None:
     """Read train rows, one sequence each; None if the network gives no hidden state for each token.
 
-    What was read is in `kept` for the next run, in files for so many rows in the order of their `row_id` as are new together: the same rows
-    are in the same batches, so that their features are the same to the last bit.
+    What was read stays in `kept` for the next run, a file for the rows of each range of ids. Only rows of one range share batches, so that the
+    features of a range do not depend on rows elsewhere, and are the same to the last bit whether they are read or kept.
     """
     ids, _ = sequences.numbers(ROW)
     places = np.arange(len(ids))
@@ -76,9 +77,11 @@ def measure_features(
     reader = _Reader(network, metrics, batch_size, batch_tokens)
     kept.mkdir(parents=True, exist_ok=True)
     labels, features, used = list[Any](), list[Any](), set[Path]()
-    starts = range(0, len(places), _CHUNK)
-    for start in iterate_with_progress(starts, what="evaluate: thousands of train rows", total=len(starts)):
-        some = sequences.__getitems__(places[start : start + _CHUNK].tolist())
+    density = len(places) / float(np.ptp(ids) + 1)
+    span = _CHUNK * 2 ** round(-math.log2(density))  # in powers, so that it changes rarely
+    ranges = np.split(places, np.flatnonzero(np.diff(ids[places] // span)) + 1)
+    for part in iterate_with_progress(ranges, what="evaluate: parts of the train rows", total=len(ranges)):
+        some = sequences.__getitems__(part.tolist())
         path = kept / f"{reader.key(some)}.npy"
         used.add(path)
         if not path.exists():

@@ -27,6 +27,7 @@ from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from tests.support import releases, sample_data, tiny
 from trainer import objectives
+from trainer.data.tokens import Sequences
 
 SIZES = {"train": 200, "validation": 20, "test": 60}
 FUNNEL = {
@@ -345,17 +346,17 @@ def test_only_new_rows_are_read_again(tmp_path, monkeypatch) -> None:
         name: content for name, (_, content) in before.items()
     }
     assert artifacts.review.read_bytes() == table
-    rows = SplitRows(artifacts.rows / "train").table().drop_columns(["row_id"]).to_pydict()
-    rows["text"][120] = "The king is new"
-    others = {
-        split: SplitRows(artifacts.rows / split).table().drop_columns(["row_id"]).to_pydict()
-        for split in ("validation", "test")
-    }
-    tiny.write_rows(artifacts, train=rows, **others)
+    tokens = artifacts.tokens / "train"
+    whole = SplitRows(artifacts.rows / "train")
+    is_left = [row["row_id"] != 70 for row in whole.rows(["row_id"])]  # as if another split had it now
+    tiny.write_some(whole, tmp_path / "fewer/train", is_left)
+    shutil.rmtree(whole.folder)
+    (tmp_path / "fewer/train").rename(whole.folder)
     tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
+    assert len(Sequences(tokens)) == 199
     changed = kept()
     assert len(changed) == 4
-    assert sum(changed.get(name) == one for name, one in anew.items()) == 3
+    assert sum(changed.get(name) == one for name, one in anew.items()) == 3, "only the part that lacks a row is read"
 
 
 def test_a_network_without_a_state_for_each_token_has_held_out_rows_reviewed(tmp_path, caplog) -> None:
