@@ -81,6 +81,9 @@ def format_run_summary(artifacts: Artifacts, outcomes: Mapping[str, str]) -> str
             lines.append("to browse it: evergreen hub")
         lines.append(f"receipt: {artifacts.receipt}")
     lines.append(f"metrics: {artifacts.report('evaluate')}")
+    with contextlib.suppress(EvergreenError):
+        if suspects := read_report(artifacts, EvaluationDetails).suspects:
+            lines.append(f"{suspects.sentence}: {artifacts.review}")
     if artifacts.page.exists():  # another worker may have written it
         lines.append(f"report: {artifacts.page}")
     return "\n".join(lines)

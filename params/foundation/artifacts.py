@@ -64,6 +64,9 @@ class Artifacts:
     champion = _Below("scratch", "champion")  # the published model that evaluate compares with, by its commit
     command_result = _Below("scratch", "result.json")  # how the command that the flow or `reproduce` started ended
     failed_validation = _Below("scratch", "validation-failed")  # the report of a validation that failed
+    features = _Below(
+        "scratch", "features"
+    )  # what the untrained model makes of train rows, for the next review of labels
     finished_run = _Below(
         "scratch", "finished-run"
     )  # what a longer run goes on from: the last finished run, by its key
@@ -98,6 +101,7 @@ class Artifacts:
     history = _Below("run", "history")  # train: training.json and the logged curves
     evaluation = _Below("run", "evaluation")  # evaluate: metrics.json, details.json, scores/, plots/ and the blessing
     blessing = _Below("evaluation", "blessing.json")  # evaluate: the gate's verdict, with hashes of what it depends on
+    review = _Below("run", "review.csv")  # evaluate: rows whose labels people should look at
     page = _Below("run", "report.html")  # the report of the whole run, one HTML page
     receipt = _Below("run", "release/receipt.json")  # publish: what was published where
     release_events = _Below("run", "release/log.jsonl")  # every verdict, receipt, refusal and rollback; only git has it

@@ -27,6 +27,7 @@ from tasks.evaluation.report import (
 )
 from tasks.evaluation.scoring import RowScores, ScoredModel, align_to_common_rows
 from tasks.evaluation.statistics import Gain
+from tasks.evaluation.suspect_report import SuspectReport
 from tasks.evaluation.vector_space_change import VectorSpaceChange, measure_vector_space_change
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
@@ -47,8 +48,8 @@ class EvaluationAnalysis:
     plan: EvaluationPlan
     scored: Mapping[str, ScoredModel]
 
-    def details(self, confidence: ChampionConfidence) -> EvaluationDetails:
-        """Return everything that the report shows beside the metrics.
+    def details(self, confidence: ChampionConfidence, suspects: SuspectReport | None) -> EvaluationDetails:
+        """Return everything that the report shows beside the metrics; `suspects` are what the review of labels found.
 
         Raises:
             RecipeError: the gate names a metric that does not exist, or a slice cannot be formed.
@@ -70,6 +71,7 @@ class EvaluationAnalysis:
             champion_confidence=confidence,
             labels=report_labels(resampler, scores, self._common(written=True), self.plan.settings.gate),
             breakdowns=report_breakdowns(resampler.objective, scores, models.get("champion")),
+            suspects=suspects,
             documents=len(self.plan.documents),
             vectors=self._vectors(),
             own_slices=list(self._own_slices()),

@@ -73,9 +73,14 @@ class EvaluationPlan:
     directions: Mapping[str, Direction]
     """Whether the smallest or the largest value of each metric is best."""
     rows: SplitRows
+    train: Path
+    """The sequences of the train split."""
+    features: Path
+    """What an earlier run made of them for the review of labels."""
     groups: RowGroups | None
     models: tuple[PlannedModel, ...]
     """In this order, the candidate first."""
+    load_untrained: Callable[[], PreTrainedModel]
     documents: list[str]
     """Those of `data.corpus`; empty without one."""
     text: ComparableInputs
@@ -165,8 +170,11 @@ def plan_evaluation_and_encode(
         metric=metric,
         directions={**built.metrics, **built.evaluate_only_metrics, **extra},
         rows=rows,
+        train=artifacts.tokens / "train",
+        features=artifacts.features,
         groups=groups,
         models=tuple(models),
+        load_untrained=load_untrained,
         documents=documents,
         text=text,
         new_rows=None if reason else drift,

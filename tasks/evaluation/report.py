@@ -11,6 +11,7 @@ from params.schema import Direction
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation.breakdowns import Breakdown
 from tasks.evaluation.label_report import LabelReport
+from tasks.evaluation.suspect_report import SuspectReport
 from tasks.evaluation.vector_space_change import VectorSpaceChange
 from tasks.stages import Number, Report
 
@@ -209,6 +210,8 @@ class EvaluationDetails(Report):
     """None in a report of an earlier version, and for an objective without labels."""
     breakdowns: list[Breakdown] = Field(default=[])
     """The rows in groups that the objective names; empty in a report of an earlier version."""
+    suspects: SuspectReport | None = None
+    """None in a report of an earlier version, and for an objective that gives whole rows no labels."""
     documents: int = 0
     """How many documents `data.corpus` adds to those that the queries of the split search."""
     own_slices: list[SliceResult] = Field(default=[])

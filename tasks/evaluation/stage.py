@@ -5,6 +5,7 @@
                               evaluation/scores/          the scores of every row by row_id, one file per model
                               evaluation/blessing.json    whether the model may be published, and why
                               evaluation/plots/           for `dvc plots`
+                              review.csv                  rows whose labels people should look at
 
 The Hub says which model is published. DVC cannot watch that: the blessing therefore names the champion and never comes
 from DVC's cache, and the flow evaluates again when another model has been published since.
@@ -20,12 +21,13 @@ import shutil
 from pathlib import Path
 
 from params import ModelError
-from params.foundation.artifacts import Artifacts, replace_folder_atomically
+from params.foundation.artifacts import Artifacts, replace_folder_atomically, write_text_atomically
 from params.schema import Evaluation, Launch, Model, ObjectiveChoice
 from tasks import digests
 from tasks.drift.report import ChampionConfidence
-from tasks.evaluation import champion, gate
+from tasks.evaluation import champion, gate, label_review
 from tasks.evaluation.analysis import EvaluationAnalysis
+from tasks.evaluation.cross_fitting import TrainFeatures
 from tasks.evaluation.plan import EvaluationPlan, plan_evaluation_and_encode
 from tasks.evaluation.release_events import log_verdict, read_release_events
 from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
@@ -75,9 +77,10 @@ def evaluate(
             published=published,
             folder=folder / ".texts",
         )
-        scored, confidence = score_models_and_write(plan, folder)
+        scored, confidence, train = score_models_and_write(plan, folder)
         shutil.rmtree(folder / ".texts", ignore_errors=True)
-        details = EvaluationAnalysis(plan, scored).details(confidence)
+        review = label_review.review_labels(plan, scored["model"].scores, train)
+        details = EvaluationAnalysis(plan, scored).details(confidence, review.report)
         use: HeldOutRowUse | None = None
         sketch: tuple[str, ...] = ()
         if settings.over == "test_rows" and details.comparisons and not is_champion:
@@ -131,6 +134,9 @@ def evaluate(
         save_report(blessing, folder / artifacts.blessing.name)
         save_report(report, folder / artifacts.report("evaluate").name)
         log_verdict(artifacts, "verdict", blessing, report, repo_id=repo_id, endpoint=where, row_sketch=sketch)
+    write_text_atomically(artifacts.review, review.table)
+    if review.report:
+        logger.info("evaluate: %s: %s", review.report.sentence, artifacts.review)
     for sentence in filter(None, (confidence.sentence, details.vectors and details.vectors.sentence)):
         logger.info("evaluate: %s", sentence)
     for reason in reasons:
@@ -138,14 +144,16 @@ def evaluate(
     return report
 
 
-def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str, ScoredModel], ChampionConfidence]:
+def score_models_and_write(
+    plan: EvaluationPlan, folder: Path
+) -> tuple[dict[str, ScoredModel], ChampionConfidence, TrainFeatures | None]:
     """Score the models of a plan one after another, so that only one is in memory at a time, and write their scores.
 
     Returns:
-        the scored models by name, and how sure the champion is of the new rows.
+        the scored models by name, how sure the champion is of the new rows, and features of train rows for the review of labels.
     """
     split, resampler, scored = plan.settings.split, plan.resampler, dict[str, ScoredModel]()
-    confidence = ChampionConfidence(reason=plan.not_measured)
+    confidence, train = ChampionConfidence(reason=plan.not_measured), None
     (folder / "scores").mkdir()
     for one in plan.models:
         sequences, network = Sequences(one.sequences), one.load()
@@ -166,6 +174,8 @@ def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str
             groups=plan.groups,
             documents=one.documents(plan.documents),
         )
+        if one.name == "untrained":
+            train = label_review.measure_train_rows(plan, network)
         if one.name == "champion" and plan.new_rows:
             confidence = champion.measure_champion_confidence(
                 network,
@@ -187,7 +197,9 @@ def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str
         values = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
         logger.info("evaluate: %s on %s: %s", one.name, split, values)
         scored[one.name] = ScoredModel(scores, metrics, len(sequences))
+    if not plan.settings.compare_untrained:
+        train = label_review.measure_train_rows(plan)
     if unused := len(plan.rows) - len(scored["model"].scores):
         message = "evaluate: %d of %d rows give nothing to score within the limit of tokens, and do not count"
         logger.warning(message, unused, len(plan.rows))
-    return scored, confidence
+    return scored, confidence, train

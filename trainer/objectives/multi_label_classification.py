@@ -25,12 +25,12 @@ from params.schema import Direction, Section
 from trainer.objectives.bases import label_thresholds
 from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.label_results import (
+    LabelBeliefs,
     PrecisionRecallCurve,
     precision_recall_curve,
     precision_recall_f1,
 )
 from trainer.objectives.bases.label_sets import list_labels_in, why_labels_unusable
-from trainer.objectives.bases.labels import match_labels
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective, compute_logits, without_labels
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 _KIND = "multi_label_classification"
 """The `problem_type` of the model, by which a pipeline answers sigmoids."""
-_NEVER = 2.0
-"""The threshold of a label that a model does not know."""
 _OF_A_LABEL = ("given", "probability", "predicted")
 
 
@@ -289,31 +287,19 @@ class MultiLabelClassification(ClassifierObjective[Options]):
         chosen = label_thresholds.choose_f1_thresholds(given > 0, probability)
         return {label_thresholds.KEY: dict(zip(state["labels"], chosen, strict=True))}
 
-    def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
-        """Return a model from another run whose logits (B, L) are those of this run's labels, with its own thresholds.
+    def label_beliefs(self, scores: ScoreColumns, state: ObjectiveState) -> Iterator[LabelBeliefs]:
+        given, probability, _ = _columns(scores, state)
+        for label, own, of in zip(state["labels"], given.T > 0, probability.T, strict=True):
+            yield LabelBeliefs.of_one_label(label, own, of)
 
-        A label that it was not trained on gets the logit 0, a blind guess, and is never predicted. One that only it knows does not count.
+    def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
+        """Return a model from another run whose logits (B, L) are those of this run's labels, see `rearrange_labels`.
+
         ValueError if it gives each text one label.
         """
         if (kind := getattr(model.config, "problem_type", None)) != _KIND:
             raise ValueError(f"it predicts no several labels: problem_type in its config.json is {kind}, not {_KIND}")
-        known, labels = label_thresholds.names_of(model.config), state["labels"]
-        if known == labels:
-            return model
-        same = match_labels(known, labels)
-        own = label_thresholds.thresholds_of(model.config, known)
-        chosen = [_NEVER if place is None else own[place] for place in same]
-        setattr(model.config, label_thresholds.KEY, dict(zip(labels, chosen, strict=True)))
-        model.config.id2label = dict(enumerate(labels))
-        places = [-1 if place is None else place for place in same]
-
-        def rearrange(_: Any, __: Any, outputs: Any) -> Any:
-            guess = torch.zeros_like(outputs.logits[..., :1])
-            outputs.logits = torch.cat([outputs.logits, guess], -1)[..., places]  # the place -1 is `guess`
-            return outputs
-
-        model.register_forward_hook(rearrange)
-        return model
+        return label_thresholds.rearrange_labels(model, state["labels"])
 
     # Releases
 

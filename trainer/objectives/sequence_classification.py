@@ -10,7 +10,7 @@ The labels are the sorted labels of the train split. The loss is the mean negati
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from params import DataError
@@ -18,6 +18,7 @@ from params.defaults import ObjectiveDefaults
 from params.schema import Direction
 from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
+from trainer.objectives.bases.label_results import LabelBeliefs
 from trainer.objectives.bases.labels import require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective
@@ -179,6 +180,10 @@ class SequenceClassification(TextOrPairObjective[Options], ClassifierObjective[O
         labels = len(state["labels"])
         places = scores["label"] * (labels + 1) + np.minimum(scores["prediction"], labels)
         return np.bincount(places.astype(int), minlength=labels * (labels + 1)).reshape(labels, labels + 1)
+
+    def label_beliefs(self, scores: ScoreColumns, state: ObjectiveState) -> Iterator[LabelBeliefs]:
+        given, likeliest = (scores[name].astype(np.int64) for name in ("label", "prediction"))
+        yield LabelBeliefs(state["labels"], given, np.exp(-scores["nll"]), likeliest, scores["confidence"])
 
     def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         return scores["label"] == scores["prediction"] if metric == "accuracy" else None

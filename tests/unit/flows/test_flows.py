@@ -38,6 +38,7 @@ from tasks.report.formatting import metrics_markdown_table
 from tasks.stages import save_report
 from tests.support import tiny
 from tests.support.project import ROOT, free_port, wait_for
+from tests.unit.tasks.report import example
 from trainer.runtime.lifetime import stop_process_group
 
 log = logging.getLogger("test")
@@ -344,6 +345,13 @@ def test_the_summary_says_what_became_of_the_model_and_why(tmp_path) -> None:
     artifacts = receipt(tmp_path, status="kept", reasons=["it is worse", "it is slower"], publish_id=None)
     said = format_run_summary(artifacts, {"publish": "ran"})
     assert "kept the champion: o/n on the Hub in .hub\n  it is worse\n  it is slower\n" in said
+
+
+def test_the_summary_says_how_many_labels_look_wrong_and_where_they_are(tmp_path) -> None:
+    artifacts = example.write(tmp_path)
+    said = format_run_summary(artifacts, {"publish": "ran"}).splitlines()
+    counts = "labels that look wrong: 8 of 10,000 train rows that were looked at, of 12,998, 3 of 402 test rows"
+    assert f"{counts}: {artifacts.review}" in said
 
 
 @pytest.mark.parametrize("name", ["DO_NOT_TRACK", "DVC_NO_ANALYTICS", "PREFECT_SERVER_ANALYTICS_ENABLED"])

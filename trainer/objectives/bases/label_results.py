@@ -1,7 +1,8 @@
-"""How well a classifier does on each label: precision, recall and F1, and for a label by itself its curve."""
+"""How well a classifier does on each label: precision, recall and F1, for a label by itself its curve, and what it holds for likelier."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainer.objectives.bases.lazy_imports import NDArray, np
@@ -19,6 +20,27 @@ class PrecisionRecallCurve(NamedTuple):
     def average_precision(self) -> float:
         """The mean of the precision, weighted by what recall each threshold adds."""
         return float((np.diff(self.recall, prepend=0.0) * self.precision).sum())
+
+
+class LabelBeliefs(NamedTuple):
+    """What a model holds for the likeliest of C answers for N rows, beside the answer that their labels give."""
+
+    answers: Sequence[str]
+    """(C,), such as the labels; or, of a label by itself, that a row lacks it and that it has it."""
+    given: NDArray[np.int64]
+    """(N,), the place in `answers` of what each row says."""
+    given_probability: NDArray[np.float64]
+    likeliest: NDArray[np.int64]
+    """(N,), the place of what the model holds for likeliest."""
+    likeliest_probability: NDArray[np.float64]
+
+    @classmethod
+    def of_one_label(cls, label: str, given: NDArray[np.bool_], probability: NDArray[np.float64]) -> LabelBeliefs:
+        """Return the beliefs about whether rows have a label; `given` and its `probability` are (N,)."""
+        likeliest = (probability >= 0.5).astype(np.int64)
+        sides = np.stack([1 - probability, probability])  # (2, N)
+        rows, own = np.arange(len(given)), given.astype(np.int64)
+        return cls((f"not {label}", label), own, sides[own, rows], likeliest, sides[likeliest, rows])
 
 
 def precision_recall_f1(counts: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:

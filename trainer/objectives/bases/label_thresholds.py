@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from trainer.objectives.bases.labels import match_labels
-from trainer.objectives.bases.lazy_imports import NDArray, np
+from trainer.objectives.bases.lazy_imports import NDArray, np, torch
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 KEY: Final = "label_thresholds"
 """The key of config.json with the threshold of each label."""
 USUAL: Final = 0.5
 """The threshold of a label for which none was chosen."""
+_NEVER: Final = 2.0
+"""The threshold of a label that a model does not know."""
 _PRIOR_ROWS: Final = 10
 """So many rows of the mean label are added to those of each label: thresholds of rare ones would follow from chance."""
 
@@ -29,6 +31,28 @@ def thresholds_of(config: PreTrainedConfig, labels: Sequence[str]) -> list[float
     chosen: Mapping[str, float] = getattr(config, KEY, None) or {}
     names = list(chosen)
     return [USUAL if place is None else float(chosen[names[place]]) for place in match_labels(names, labels)]
+
+
+def rearrange_labels(model: PreTrainedModel, labels: Sequence[str]) -> PreTrainedModel:
+    """Return a model whose logits (B, L) are those of these labels, with its own thresholds.
+
+    A label that it was not trained on gets the logit 0, a blind guess, and is never predicted. One that only it knows does not count.
+    """
+    if (known := names_of(model.config)) == labels:
+        return model
+    same, own = match_labels(known, labels), thresholds_of(model.config, known)
+    chosen = [_NEVER if place is None else own[place] for place in same]
+    setattr(model.config, KEY, dict(zip(labels, chosen, strict=True)))
+    model.config.id2label = dict(enumerate(labels))
+    places = [-1 if place is None else place for place in same]
+
+    def rearrange(_: Any, __: Any, outputs: Any) -> Any:
+        guess = torch.zeros_like(outputs.logits[..., :1])
+        outputs.logits = torch.cat([outputs.logits, guess], -1)[..., places]  # the place -1 is `guess`
+        return outputs
+
+    model.register_forward_hook(rearrange)
+    return model
 
 
 def choose_f1_thresholds(given: NDArray[np.bool_], probability: NDArray[np.float64]) -> list[float]:

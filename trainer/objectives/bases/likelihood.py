@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from params.schema import Direction
-from trainer.objectives.bases.label_results import PrecisionRecallCurve
+from trainer.objectives.bases.label_results import LabelBeliefs, PrecisionRecallCurve
 from trainer.objectives.bases.labels import are_unnamed, match_labels
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare, compute_rescaled_model_loss
@@ -156,6 +156,10 @@ class ClassifierObjective(Likelihood[OptionsT]):
     def label_curves(self, scores: ScoreColumns, state: ObjectiveState) -> Mapping[str, PrecisionRecallCurve]:
         """Return the curve of each label that some of N rows have; none if the scores lack its probability."""
         return {}
+
+    def label_beliefs(self, scores: ScoreColumns, state: ObjectiveState) -> Iterator[LabelBeliefs]:
+        """Yield what the model holds for likeliest for N rows, for each question that their labels answer; nothing if the scores do not say."""
+        yield from ()
 
     def remap_labels(self, model: PreTrainedModel, state: ObjectiveState) -> PreTrainedModel:
         """Return a classifier whose logits (..., C) are those of this run's labels, whatever labels it was trained on.

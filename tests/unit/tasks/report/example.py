@@ -164,6 +164,7 @@ def files(*, slices: int, worst: int, text: str) -> dict[str, Any]:
             ],
             "changed": [changed_row(i, text) for i in range(worst)],
             "labels": labels(text),
+            "suspects": suspects(text, worst),
             "calibration": [{"confidence": c / 10 + 0.05, "accuracy": c / 11, "rows": 40} for c in range(10)],
         },
         "evaluation/blessing.json": {
@@ -229,6 +230,19 @@ def labels(text: str) -> dict[str, Any]:
         "matrix": [[80, 12, 4, 4], [1, 68, 1, 0], [0, 0, 40, 0], [0, 0, 0, 10]],
         "names": names,
         "curves": [{"label": name, **curve} for name in names],
+    }
+
+
+def suspects(text: str, worst: int) -> dict[str, Any]:
+    """What looks wrong in two splits, of which one was not looked at as a whole."""
+    row = {"split": "train", "text": text * 20, "given": text, "suggested": STRANGE, "confidence": 0.97}
+    return {
+        "splits": [
+            {"split": "train", "rows": 12_998, "reviewed": 10_000, "suspects": worst},
+            {"split": "test", "rows": 402, "reviewed": 402, "suspects": 3},
+        ],
+        "labels": [{"label": text, "rows": 300, "suspects": 9, "suggested": STRANGE, "most": 7}],
+        "worst": [{**row, "row_id": i} for i in range(worst)],
     }
 
 

@@ -26,6 +26,7 @@ SECTIONS = [
     "labels",
     "slices",
     "worst",
+    "suspects",
     "changed",
     "calibration",
     "curves",
@@ -147,6 +148,9 @@ def test_page_without_quoted_rows(published):
     page = render_report_page(published, timings=None, quote_rows=False)
     assert 'id="worst"' not in page
     assert 'id="changed"' not in page
+    assert "row 0 of train" in words(render_report_page(published, timings=None))
+    assert "row 0 of train" not in words(page)
+    assert "8 of 10,000 train rows that were looked at, of 12,998, 3 of 402 test rows" in words(page)
     assert "Examples of rows set aside" not in page
     assert "row_is_usable()" in page
     assert "New rows of this kind" in render_report_page(published, timings=None)

@@ -1,0 +1,140 @@
+"""The review of labels in a run: what of the evaluated split and of the train split looks wrong, for the report and for review.csv."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from tasks.evaluation import cross_fitting, suspects
+from tasks.evaluation.review_table import quote_text, review_csv
+from tasks.evaluation.suspect_report import SuspectLabel, SuspectReport, SuspectRow, SuspectSplit
+from tasks.shards.split_rows import SplitRows
+from trainer.data.shards import ROW_ID
+from trainer.data.tokens import Sequences
+from trainer.loop.metrics import EvaluationMetrics
+from trainer.objectives.bases.likelihood import ClassifierObjective
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from tasks.evaluation.cross_fitting import TrainFeatures
+    from tasks.evaluation.plan import EvaluationPlan
+    from tasks.evaluation.scoring import RowScores
+    from tasks.evaluation.suspects import SplitBeliefs, Suspect
+    from trainer.objectives.bases.objective import Objective
+
+logger = logging.getLogger(__name__)
+_NO_STATES: Final = "no train rows, because the network gives no hidden state for each token"
+_LEAST_SKILL: Final = 2 / 3
+"""Share of the candidate's skill that what reviews train rows must have: else it would mostly find its own errors."""
+
+
+@dataclass(frozen=True)
+class LabelReview:
+    """What was found."""
+
+    report: SuspectReport | None
+    """None if the objective gives whole rows no labels."""
+    table: str
+    """The content of review.csv."""
+
+
+def _can_review(objective: Objective[Any]) -> bool:
+    """Whether the scores of an objective say what a model holds of the labels of whole rows."""
+    method = getattr(type(objective), "label_beliefs", ClassifierObjective.label_beliefs)
+    return method is not ClassifierObjective.label_beliefs
+
+
+def measure_train_rows(plan: EvaluationPlan, untrained: PreTrainedModel | None = None) -> TrainFeatures | None:
+    """Read train rows with the untrained model, which is loaded if it is not given; None if there is nothing to review, or it gives no features."""
+    resampler, own = plan.resampler, plan.models[0].reader
+    if not _can_review(own.objective):
+        return None
+    metrics = EvaluationMetrics(own.objective, state=resampler.state, tokenizer=own.tokenizer, metrics=None)
+    return cross_fitting.measure_features(
+        untrained or plan.load_untrained(),
+        Sequences(plan.train),
+        metrics,
+        batch_size=plan.batch_size,
+        batch_tokens=plan.batch_tokens,
+        seed=resampler.seed,
+        kept=plan.features,
+    )
+
+
+def review_labels(plan: EvaluationPlan, scores: RowScores, train: TrainFeatures | None) -> LabelReview:
+    """Find what looks wrong in the evaluated split, of which the candidate has these scores, and among the train rows."""
+    objective, state = plan.resampler.objective, plan.resampler.state
+    if not _can_review(objective):
+        logger.info("evaluate: no review of labels: this objective gives whole rows no labels")
+        return LabelReview(None, review_csv([], {}))
+    assert isinstance(objective, ClassifierObjective)
+    splits = [suspects.beliefs_of_scores(objective, state, plan.rows, scores)]
+    not_read = _NO_STATES if train is None else ""
+    if train is not None:
+        rows = SplitRows(plan.rows.folder.parent / plan.train.name)
+        linear = suspects.beliefs_of_features(objective, state, rows, train, plan.resampler.seed)
+        if linear.skill >= _LEAST_SKILL * splits[0].skill:
+            splits.insert(0, linear)
+        else:
+            skills = f"its skill is {linear.skill:.2f}, that of the new model {splits[0].skill:.2f}"
+            not_read = f"no train rows, because the model before training knows too little of these labels ({skills})"
+    found = suspects.find_suspects(splits)
+    texts = dict[int, str]()
+    for split in splits:
+        ids = {one.row_id for one in found if one.split == split.split}
+        texts |= {row[ROW_ID]: quote_text(objective.text(row)) for row in (split.rows.pick(ids) if ids else ())}
+    report = _report(splits, found, texts, not_read, plan.settings.worst_rows)
+    return LabelReview(report, review_csv(found, texts))
+
+
+def _report(
+    splits: Sequence[SplitBeliefs], found: Sequence[Suspect], texts: Mapping[int, str], not_read: str, shown: int
+) -> SuspectReport:
+    counts, rows = Counter(one.given for one in found), Counter[str]()
+    for split in splits:
+        for question, one in enumerate(split.beliefs):
+            places = np.bincount(one.given[split.judged_in(question)], minlength=len(one.answers))
+            rows.update(dict(zip(one.answers, places.tolist(), strict=True)))
+    suggested = dict[str, tuple[str, int]]()
+    pairs = Counter((one.given, one.suggested) for one in found)
+    for (given, other), count in sorted(pairs.items(), key=lambda item: (-item[1], item[0])):
+        suggested.setdefault(given, (other, count))
+    return SuspectReport(
+        splits=[
+            SuspectSplit(
+                split=one.split,
+                rows=len(one.rows),
+                reviewed=len(one.row_ids) if one.judged is None else int(one.judged.any(1).sum()),
+                suspects=len({own.row_id for own in found if own.split == one.split}),
+            )
+            for one in splits
+        ],
+        not_read=not_read,
+        labels=[
+            SuspectLabel(
+                label=label,
+                rows=rows[label],
+                suspects=count,
+                suggested=suggested[label][0],
+                most=suggested[label][1],
+            )
+            for label, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        ],
+        worst=[
+            SuspectRow(
+                split=one.split,
+                row_id=one.row_id,
+                text=texts[one.row_id],
+                given=one.given,
+                suggested=one.suggested,
+                confidence=one.confidence,
+            )
+            for one in found[:shown]
+        ],
+    )

@@ -1,0 +1,42 @@
+"""review.csv: the rows whose labels people should look at, for any spreadsheet.
+
+A cell that a spreadsheet would take for a formula has an apostrophe before it (OWASP, CSV Injection,
+https://owasp.org/www-community/attacks/CSV_Injection). The mark at the beginning says UTF-8, which Excel would not guess.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tasks.evaluation.suspects import Suspect
+
+COLUMNS: Final = ("split", "row_id", "text", "given_label", "suggested_label", "confidence")
+_MAX_TEXT: Final = 2000
+_FORMULA: Final = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+"""What a cell begins with that some spreadsheet takes for a formula; the last four are wide forms of the first."""
+_NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)")
+
+
+def quote_text(text: str) -> str:
+    """Return a text; of a long one its beginning, and how long it is."""
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} ... ({len(text):,} characters)"
+
+
+def review_csv(suspects: Sequence[Suspect], texts: Mapping[int, str]) -> str:
+    """Return the table, one line for each suspect; without any, it is the line of the columns."""
+    written = io.StringIO(newline="")
+    table = csv.writer(written)
+    table.writerow(COLUMNS)
+    for one in suspects:
+        cells = (texts[one.row_id], one.given, one.suggested)
+        table.writerow([one.split, one.row_id, *map(_cell, cells), f"{one.confidence:.3f}"])
+    return "\ufeff" + written.getvalue()
+
+
+def _cell(text: str) -> str:
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text

@@ -1,0 +1,125 @@
+"""Suspects: rows that the model is sure are labelled wrongly, by confident learning.
+
+Northcutt, Jiang and Chuang 2021 (Confident Learning, https://arxiv.org/abs/1911.00068). A label is likely where its probability is at least
+its threshold: the mean probability that it gets from the rows that have it. A row is suspect if the label that the model holds for likeliest is
+likely, and is not the row's. Of the off-diagonal cells of the paper's confident joint, these are the rows in which the likely label is the
+likeliest one, too. They come in the order of the paper's normalized margin: the probability of the row's own label minus that of the other.
+
+What is asked must not have been learned from: the scores of the evaluated split are there, those of train rows are cross-fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from tasks.evaluation import cross_fitting
+from tasks.evaluation.scoring import RowGroups
+from tasks.shards.split_rows import SplitRows
+from trainer.objectives.bases.lazy_imports import torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tasks.evaluation.cross_fitting import TrainFeatures
+    from tasks.evaluation.scoring import RowScores
+    from trainer.objectives.bases.label_results import LabelBeliefs
+    from trainer.objectives.bases.likelihood import ClassifierObjective
+    from trainer.objectives.bases.objective import ObjectiveState
+
+_DIGITS: Final = 6
+"""To so many digits margins are compared: what differs less is in the order of the rows, whatever the batches were."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """One answer of a row that looks wrong."""
+
+    split: str
+    row_id: int
+    given: str
+    suggested: str
+    confidence: float
+    """The probability of the suggested answer."""
+    margin: float
+    """The probability of the given answer minus it."""
+
+
+@dataclass(frozen=True)
+class SplitBeliefs:
+    """What is held of the rows of a split that were looked at."""
+
+    rows: SplitRows
+    row_ids: NDArray[np.int64]
+    """(N,), ascending."""
+    beliefs: Sequence[LabelBeliefs]
+    """For each question."""
+    judged: NDArray[np.bool_] | None = None
+    """(N, Q), which rows are judged in each question; None if all are."""
+
+    @property
+    def split(self) -> str:
+        """Its name."""
+        return self.rows.folder.name
+
+    def judged_in(self, question: int) -> NDArray[np.bool_]:
+        """Return which rows count for a question, (N,)."""
+        return np.ones(len(self.row_ids), bool) if self.judged is None else self.judged[:, question]
+
+    @property
+    def skill(self) -> float:
+        """How much of the error of always holding the most frequent answer for right is avoided: 1 without error, 0 or less for nothing learned."""
+        wrong, guessed = 0.0, 0.0
+        for question, one in enumerate(self.beliefs):
+            rows = self.judged_in(question)
+            wrong += float((one.likeliest != one.given)[rows].sum())
+            guessed += float(rows.sum() - np.bincount(one.given[rows], minlength=1).max())
+        return 1 - wrong / guessed if guessed else 0.0
+
+    def suspects(self) -> Iterator[Suspect]:
+        """Yield the suspects, those of a question after the other."""
+        for question, one in enumerate(self.beliefs):
+            for place in np.flatnonzero(is_suspect(one) & self.judged_in(question)).tolist():
+                own, other = float(one.given_probability[place]), float(one.likeliest_probability[place])
+                given, suggested = (one.answers[int(places[place])] for places in (one.given, one.likeliest))
+                yield Suspect(
+                    self.split, int(self.row_ids[place]), given, suggested, other, round(own - other, _DIGITS)
+                )
+
+
+def is_suspect(beliefs: LabelBeliefs) -> NDArray[np.bool_]:
+    """Return which of N rows are suspect, (N,). An answer that no row gives has the mean threshold of all rows."""
+    given, answers = beliefs.given, len(beliefs.answers)
+    counts = np.bincount(given, minlength=answers)
+    sums = np.bincount(given, weights=beliefs.given_probability, minlength=answers)
+    thresholds = np.where(counts > 0, sums / np.maximum(counts, 1), sums.sum() / max(len(given), 1))
+    found: NDArray[np.bool_] = beliefs.likeliest != given
+    return found & (beliefs.likeliest_probability >= thresholds[beliefs.likeliest])
+
+
+def beliefs_of_scores(
+    objective: ClassifierObjective[Any], state: ObjectiveState, rows: SplitRows, scores: RowScores
+) -> SplitBeliefs:
+    """Return what the candidate holds of the rows of the evaluated split, from the scores that are there."""
+    return SplitBeliefs(rows, scores.row_ids, list(objective.label_beliefs(scores.columns, state)))
+
+
+def beliefs_of_features(
+    objective: ClassifierObjective[Any], state: ObjectiveState, rows: SplitRows, train: TrainFeatures, seed: int
+) -> SplitBeliefs:
+    """Return what is held of train rows, cross-fitted on their features."""
+    groups = RowGroups.read(rows, train.row_ids.tolist())
+    folds = cross_fitting.assign_folds(train, groups, seed)
+    logits, judged = cross_fitting.cross_fit(train, folds, len(state["labels"]))
+    labels = torch.from_numpy(train.labels)
+    table = objective.score_logits(torch.from_numpy(logits), labels if labels.dim() == 1 else labels.float())
+    columns = dict(zip(objective.score_names(state), table.numpy().T, strict=True))
+    return SplitBeliefs(rows, train.row_ids, list(objective.label_beliefs(columns, state)), judged)
+
+
+def find_suspects(splits: Sequence[SplitBeliefs]) -> list[Suspect]:
+    """Return the suspects of all splits, the surest first."""
+    return sorted((one for split in splits for one in split.suspects()), key=lambda one: (one.margin, one.row_id))

@@ -1,0 +1,366 @@
+"""Suspects: confident learning beside a plain reading of the paper, held-out features, the table for people, and the whole stage."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+
+from params import load
+from params.foundation.artifacts import Artifacts
+from params.schema import ObjectiveChoice
+from tasks.evaluation import cross_fitting, label_review, suspects
+from tasks.evaluation.cross_fitting import TrainFeatures
+from tasks.evaluation.review_table import COLUMNS, quote_text, review_csv
+from tasks.evaluation.scoring import RowGroups
+from tasks.evaluation.suspects import SplitBeliefs, Suspect
+from tasks.shards.split_rows import SplitRows
+from tasks.tokenization.stage import tokenize
+from tests.support import releases, sample_data, tiny
+from trainer import objectives
+from trainer.data.tokens import Sequences
+
+SIZES = {"train": 200, "validation": 20, "test": 60}
+FUNNEL = {
+    "model_type": "funnel",
+    "vocab_size": 300,
+    "block_sizes": [1, 1],
+    "d_model": 32,
+    "n_head": 2,
+    "d_head": 16,
+    "d_inner": 64,
+}
+
+
+def beliefs_of(name: str, logits: torch.Tensor, labels: torch.Tensor) -> list[Any]:
+    """What the scores of an objective say, for labels called by letters."""
+    objective: Any = objectives.build_objective(ObjectiveChoice(name=name))
+    state = {"labels": [chr(97 + i) for i in range(logits.shape[1])]}
+    table = objective.score_logits(logits, labels)
+    columns = dict(zip(objective.score_names(state), table.numpy().T, strict=True))
+    return list(objective.label_beliefs(columns, state))
+
+
+def confident_joint(probabilities: Any, given: Any) -> dict[int, int]:
+    """The paper, row by row: the likely label of each row off the diagonal, without rows whose likeliest label is their own."""
+    thresholds = {}
+    for label in range(probabilities.shape[1]):
+        own = [probabilities[i][label] for i in range(len(given)) if given[i] == label]
+        every = [probabilities[i][given[i]] for i in range(len(given))]
+        thresholds[label] = sum(own) / len(own) if own else sum(every) / len(every)
+    found = {}
+    for i, row in enumerate(probabilities):
+        likely = [label for label, p in enumerate(row) if p >= thresholds[label]]
+        best = max(likely, key=lambda label: row[label], default=given[i])
+        if best != given[i] and row.argmax() != given[i]:
+            found[i] = best
+    return found
+
+
+def noisy(seed: int) -> tuple[torch.Tensor, Any]:
+    """Logits of rows of a few labels, some of which are given wrongly, and are rare."""
+    draw = np.random.default_rng(seed)
+    rows, labels = int(draw.integers(5, 80)), int(draw.integers(2, 9))
+    truth = draw.choice(labels, rows, p=draw.dirichlet(np.ones(labels)))
+    given = np.where(draw.random(rows) < draw.uniform(0, 0.4), draw.integers(0, labels, rows), truth)
+    logits = draw.normal(0, draw.uniform(0.2, 2), (rows, labels)) + draw.uniform(0, 4) * np.eye(labels)[truth]
+    return torch.tensor(logits), given
+
+
+def test_suspects_of_200_random_confusions_are_those_of_the_confident_joint() -> None:
+    found_any, left_any = 0, 0
+    for seed in range(200):
+        logits, given = noisy(seed)
+        probabilities = logits.softmax(1).numpy()
+        (beliefs,) = beliefs_of("sequence_classification", logits, torch.tensor(given))
+        found = set(np.flatnonzero(suspects.is_suspect(beliefs)))
+        paper = confident_joint(probabilities, given)
+        likeliest = {i for i, label in paper.items() if label == probabilities[i].argmax()}
+        assert found == likeliest, seed
+        found_any, left_any = found_any + len(found), left_any + len(paper.keys() - found)
+        for i in found:
+            others = np.delete(probabilities[i], given[i])
+            margin = beliefs.given_probability[i] - beliefs.likeliest_probability[i]
+            assert margin == pytest.approx(probabilities[i][given[i]] - others.max(), abs=1e-6)
+    assert found_any > 500
+    assert left_any < found_any / 4, "the rows whose likely label is not the likeliest are few"
+
+
+def test_each_of_several_labels_is_reviewed_by_itself() -> None:
+    for seed in range(50):
+        draw = np.random.default_rng(seed)
+        logits, given = torch.tensor(draw.normal(0, 2, (60, 3))), torch.tensor(draw.random((60, 3)) < 0.4).float()
+        found = beliefs_of("multi_label_classification", logits, given)
+        assert [one.answers for one in found] == [("not a", "a"), ("not b", "b"), ("not c", "c")]
+        for label, one in enumerate(found):
+            yes = logits[:, label].sigmoid().numpy()
+            paper = confident_joint(np.stack([1 - yes, yes], 1), given[:, label].int().tolist())
+            assert set(np.flatnonzero(suspects.is_suspect(one))) == {*paper}, "of two, the likely one is the likeliest"
+
+
+def gaussians(rows: int = 400, labels: int = 4, width: int = 6, seed: int = 0) -> TrainFeatures:
+    draw = np.random.default_rng(seed)
+    truth = draw.integers(0, labels, rows)
+    features = draw.normal(0, 2, (labels, width))[truth] + draw.normal(0, 1, (rows, width)) @ draw.normal(
+        0, 1, (width, width)
+    )
+    return TrainFeatures(np.arange(rows), features.astype(np.float32), truth)
+
+
+def standardized(train: TrainFeatures) -> Any:
+    features = train.features.astype(float)
+    return (features - features.mean(0)) / features.std(0)
+
+
+@pytest.fixture
+def to_the_end(monkeypatch) -> None:
+    """Let the regression go on until nothing changes."""
+    monkeypatch.setattr(cross_fitting, "_ITERATIONS", 5000)
+
+
+def reference(train: TrainFeatures, given: Any, out: Any) -> Any:
+    model = LogisticRegression(C=10 / train.features.shape[1], max_iter=5000, tol=1e-8)
+    return model.fit(standardized(train)[~out], given[~out])
+
+
+@pytest.mark.usefixtures("to_the_end")
+def test_held_out_logits_are_those_of_scikit_learn() -> None:
+    train = gaussians()
+    folds = cross_fitting.assign_folds(train, None, 3)
+    logits, judged = cross_fitting.cross_fit(train, folds, 4)
+    assert judged.all()
+    for fold in range(cross_fitting.FOLDS):
+        out = folds == fold
+        theirs = reference(train, train.labels, out).predict_proba(standardized(train)[out])
+        assert torch.tensor(logits[out]).softmax(1).numpy() == pytest.approx(theirs, abs=1e-3)
+
+
+@pytest.mark.usefixtures("to_the_end")
+def test_held_out_logits_of_several_labels_are_those_of_each_label_alone() -> None:
+    train = gaussians()
+    given = np.stack([train.labels == 0, train.labels > 1, train.labels % 2 == 0], 1).astype(float)
+    folds = cross_fitting.assign_folds(train, None, 3)
+    logits, _ = cross_fitting.cross_fit(train._replace(labels=given), folds, 3)
+    for label in range(3):
+        for fold in range(cross_fitting.FOLDS):
+            out = folds == fold
+            theirs = reference(train, given[:, label], out).predict_proba(standardized(train)[out])[:, 1]
+            assert torch.tensor(logits[out, label]).sigmoid().numpy() == pytest.approx(theirs, abs=1e-3)
+
+
+def test_what_is_held_of_a_row_does_not_depend_on_its_own_label() -> None:
+    train = gaussians(80)
+    folds = cross_fitting.assign_folds(train, None, 3)
+    before, _ = cross_fitting.cross_fit(train, folds, 4)
+    labels = train.labels.copy()
+    labels[7] = (labels[7] + 1) % 4
+    after, _ = cross_fitting.cross_fit(train._replace(labels=labels), folds, 4)
+    assert (after[folds == folds[7]] == before[folds == folds[7]]).all()
+    assert not (after[folds != folds[7]] == before[folds != folds[7]]).any()
+
+
+def test_folds_keep_groups_together_and_share_out_each_class() -> None:
+    train = gaussians(400)
+    for label in range(4):
+        sizes = np.bincount(cross_fitting.assign_folds(train, None, 1)[train.labels == label], minlength=5)
+        assert sizes.max() - sizes.min() <= 1
+    groups = RowGroups(train.row_ids, train.row_ids // 3)
+    folds = cross_fitting.assign_folds(train, groups, 1)
+    assert all(len(set(folds[groups.numbers == group])) == 1 for group in set(groups.numbers))
+    assert len(set(folds)) == 5
+    assert (folds != cross_fitting.assign_folds(train, groups, 2)).any()
+
+
+def test_a_label_of_few_rows_is_not_judged() -> None:
+    train = gaussians(200)
+    labels = train.labels.copy()
+    labels[:3] = 4
+    logits, judged = cross_fitting.cross_fit(train._replace(labels=labels), np.arange(200) % 5, 5)
+    assert judged.any(1).tolist() == [False] * 3 + [True] * 197
+    assert (logits[:3].argmax(1) == 4).all()
+    (beliefs,) = beliefs_of("sequence_classification", torch.tensor(logits), torch.tensor(labels))
+    assert not suspects.is_suspect(beliefs)[:3].any()
+
+
+def test_skill_is_the_share_of_the_errors_of_a_guess_that_are_avoided() -> None:
+    rows: Any = None
+    given, likeliest = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 1])
+    one = beliefs_of("sequence_classification", 9.0 * torch.nn.functional.one_hot(likeliest), given)
+    assert SplitBeliefs(rows, np.arange(5), one).skill == 1 - 1 / 2
+    judged = np.array([[True], [True], [False], [True], [True]])
+    assert SplitBeliefs(rows, np.arange(5), one, judged).skill == 1
+    assert SplitBeliefs(rows, np.arange(5), [*one, *one]).skill == 1 - 2 / 4
+    same = beliefs_of("sequence_classification", 9.0 * torch.nn.functional.one_hot(likeliest), given * 0)
+    assert SplitBeliefs(rows, np.arange(5), same).skill == 0, "there is nothing to know"
+
+
+@pytest.mark.parametrize(("name", "kind"), sample_data.cases("banking77", slow=["banking77"]))
+def test_labels_that_were_changed_are_found(name, kind, tmp_path) -> None:
+    """Questions to a bank, of which 5 % have another label by chance, and features of their words that know no labels."""
+    with (sample_data.data_set(name, kind, tmp_path) / "train.csv").open(encoding="utf-8") as file:
+        rows = [(row["text"], row["category"]) for row in csv.DictReader(file)]
+    intents = sorted({label for _, label in rows})[:20]
+    texts, names = zip(*(row for row in rows if row[1] in intents), strict=True)
+    labels = np.unique(names, return_inverse=True)[1]
+    draw = np.random.default_rng(0)
+    wrong = draw.random(len(labels)) < 0.05
+    given = np.where(wrong, (labels + draw.integers(1, 20, len(labels))) % 20, labels)
+    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True).fit_transform(texts)
+    features = TruncatedSVD(150, random_state=0).fit_transform(words).astype(np.float32)
+    train = TrainFeatures(np.arange(len(labels)), features, given)
+    logits, _ = cross_fitting.cross_fit(train, cross_fitting.assign_folds(train, None, 0), 20)
+    (beliefs,) = beliefs_of("sequence_classification", torch.tensor(logits), torch.tensor(given))
+    found = suspects.is_suspect(beliefs)
+    assert wrong[found].mean() > 0.65, f"of {found.sum()} suspects {wrong[found].mean():.3f} were changed"
+    assert found[wrong].mean() > 0.65, f"of {wrong.sum()} that were changed {found[wrong].mean():.3f} are suspects"
+
+
+def test_cells_are_no_formulas_and_keep_their_text() -> None:
+    texts = [
+        "=HYPERLINK(1)",
+        "+1 for this",
+        "-",
+        "@you",
+        "\tx",
+        "\uff1d1",
+        "-1",
+        "+2.5",
+        'say "a, b"\nand c',
+        "Grüße",
+        " =1",
+        "",
+    ]
+    found = [Suspect("train", i, "-1", "=b", 0.98765, -0.9) for i in range(len(texts))]
+    content = review_csv(found, dict(enumerate(texts)))
+    assert content.startswith("\ufeffsplit,row_id,"), "Excel takes other files for another encoding"
+    header, *rows = csv.reader(io.StringIO(content.removeprefix("\ufeff"), newline=""))
+    assert tuple(header) == COLUMNS
+    guarded = {row[2] for row in rows if row[2].startswith("'")}
+    assert guarded == {f"'{text}" for text in texts[:6]}
+    assert [row[2].removeprefix("'") for row in rows] == texts
+    assert rows[0][3:] == ["-1", "'=b", "0.988"]
+
+
+def test_a_long_text_says_that_it_is_cut() -> None:
+    assert quote_text("a" * 2000) == "a" * 2000
+    assert quote_text("a" * 12_345) == "a" * 2000 + " ... (12,345 characters)"
+
+
+def with_wrong_labels(root: Any, content: dict[str, Any], steps: int = 25) -> tuple[Artifacts, Any, set[int]]:
+    """A model that has learned from sentences with a label, each tenth of which is another one; the rows with those."""
+    recipe, artifacts = load(tiny.write(root / "params/tiny.yaml", content)), Artifacts("tiny", root)
+    splits, wrong, start = dict[str, Any](), set[int](), 0
+    animals = ["cat", "dog", "friend", "king"]
+    for seed, (split, count) in enumerate(SIZES.items()):
+        texts = tiny.sentences(count, seed)
+        labels, sets = [text.split()[1] for text in texts], tiny.label_sets_of(texts)
+        for i in range(5, count, 10):
+            labels[i] = animals[(animals.index(labels[i]) + 1) % 4]
+            sets[i] = sorted({*sets[i]} ^ {"cat"})
+            wrong.add(start + i)
+        splits[split] = {"text": texts, "label": labels, "labels": sets}
+        start += count
+    tiny.write_rows(artifacts, **splits)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
+    releases.learn(artifacts, recipe, steps, rows=SIZES["train"])
+    return artifacts, recipe, wrong
+
+
+def review_of(artifacts: Artifacts) -> list[dict[str, str]]:
+    with artifacts.review.open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("content", [tiny.CLASSES, tiny.LABEL_SETS], ids=["one label", "several labels"])
+def test_the_stage_finds_wrong_labels_of_both_splits(content, tmp_path, caplog, monkeypatch) -> None:
+    artifacts, recipe, wrong = with_wrong_labels(tmp_path, tiny.recipe(**content))
+    caplog.set_level("INFO")
+    releases.evaluate(artifacts, recipe, compare_untrained=False)
+    table = review_of(artifacts)
+    details = json.loads(artifacts.report("details").read_text())["suspects"]
+    for one, first in zip(details["splits"], (0, 220), strict=True):
+        split, rows = one["split"], one["rows"]
+        assert (rows, one["reviewed"]) == (SIZES[split], SIZES[split])
+        found = {int(row["row_id"]) for row in table if row["split"] == split}
+        own = {row_id for row_id in wrong if first <= row_id < first + rows}
+        assert len(found) == one["suspects"]
+        assert len(found & own) >= 0.5 * len(own), (split, found, own)
+        assert len(found & own) >= 0.4 * len(found), (split, found, own)
+    said = f"evaluate: labels that look wrong: {details['splits'][0]['suspects']} of 200 train rows, "
+    assert f"{said}{details['splits'][1]['suspects']} of 60 test rows: {artifacts.review}" in caplog.text
+    assert [row["row_id"] for row in table[:20]] == [str(row["row_id"]) for row in details["worst"]]
+    assert sum(one["suspects"] for one in details["labels"]) == len(table)
+    for row in table:
+        pair = {row["given_label"], row["suggested_label"]}
+        assert len(pair) == 2
+        assert content is tiny.CLASSES or any(pair == {label, f"not {label}"} for label in ("again", "cat", "rain"))
+    before = artifacts.review.read_bytes(), artifacts.report("details").read_bytes()
+    releases.evaluate(artifacts, recipe, compare_untrained=False)
+    assert before == (artifacts.review.read_bytes(), artifacts.report("details").read_bytes())
+    releases.evaluate(artifacts, recipe, compare_untrained=False, batch_size=3)
+    assert before[0] == artifacts.review.read_bytes()
+    monkeypatch.setattr(cross_fitting, "MAX_ROWS", 50)
+    releases.evaluate(artifacts, recipe, compare_untrained=False)
+    assert " of 50 train rows that were looked at, of 200, " in caplog.text
+    monkeypatch.setattr(label_review, "_LEAST_SKILL", 9.0)
+    releases.evaluate(artifacts, recipe, compare_untrained=False)
+    assert " of 60 test rows; no train rows, because the model before training knows too little" in caplog.text
+    assert {row["split"] for row in review_of(artifacts)} == {"test"}
+
+
+@pytest.mark.parametrize("content", [tiny.recipe(), tiny.recipe(**tiny.TAGS)], ids=["no labels", "labels of spans"])
+def test_an_objective_without_labels_of_rows_says_so(content, tmp_path, caplog) -> None:
+    artifacts, recipe = tiny.tokenized(tmp_path, content, {"train": 20, "validation": 8, "test": 8})
+    releases.learn(artifacts, recipe, 1)
+    caplog.set_level("INFO")
+    releases.evaluate(artifacts, recipe, compare_untrained=False)
+    assert "evaluate: no review of labels: this objective gives whole rows no labels" in caplog.text
+    assert artifacts.review.read_text(encoding="utf-8-sig").split() == [",".join(COLUMNS)]
+    assert json.loads(artifacts.report("details").read_text())["suspects"] is None
+
+
+def test_only_new_rows_are_read_again(tmp_path, monkeypatch) -> None:
+    artifacts, recipe, _ = with_wrong_labels(tmp_path, tiny.recipe(**tiny.CLASSES), 1)
+    monkeypatch.setattr(cross_fitting, "_CHUNK", 50)
+
+    def kept() -> dict[str, tuple[int, bytes]]:
+        releases.evaluate(artifacts, recipe, compare_untrained=False)
+        return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in artifacts.features.iterdir()}
+
+    before = kept()
+    assert len(before) == 4
+    assert kept() == before
+    table = artifacts.review.read_bytes()
+    shutil.rmtree(artifacts.features)
+    anew = kept()
+    assert {name: content for name, (_, content) in anew.items()} == {
+        name: content for name, (_, content) in before.items()
+    }
+    assert artifacts.review.read_bytes() == table
+    tokens = artifacts.tokens / "train"
+    whole = SplitRows(artifacts.rows / "train")
+    is_left = [row["row_id"] != 70 for row in whole.rows(["row_id"])]  # as if another split had it now
+    tiny.write_some(whole, tmp_path / "fewer/train", is_left)
+    shutil.rmtree(whole.folder)
+    (tmp_path / "fewer/train").rename(whole.folder)
+    tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
+    assert len(Sequences(tokens)) == 199
+    changed = kept()
+    assert len(changed) == 4
+    assert sum(changed.get(name) == one for name, one in anew.items()) == 3, "only the part that lacks a row is read"
+
+
+def test_a_network_without_a_state_for_each_token_has_held_out_rows_reviewed(tmp_path, caplog) -> None:
+    artifacts, recipe, _ = with_wrong_labels(tmp_path, tiny.recipe(**tiny.CLASSES | {"model": {"config": FUNNEL}}), 1)
+    caplog.set_level("INFO")
+    releases.evaluate(artifacts, recipe, compare_untrained=False)
+    assert " of 60 test rows; no train rows, because the network gives no hidden state for each token" in caplog.text
