@@ -52,13 +52,13 @@ def create_recipe(request: NewRecipeRequest) -> None:
     root = project.require_project_root()
     found = add_corpus(find_source(request, root), request, root)
     sample = read_source_sample(found.source, root)
-    facts, kind = _model(request, sample, root)
-    chosen = proposal.choose_objective_and_columns(request, sample, kind)
-    print(f"{request.name}: learn {chosen.advice.meaning} ({chosen.objective})")
-    print(*_seen(found, sample, chosen, facts), sep="\n")
     # transformers notes at its import what is installed
     unused = [] if "transformers" in sys.modules else ["peft", "torchao"]
     with hide_packages_in_block(*unused):
+        facts, kind = _model(request, sample, root)
+        chosen = proposal.choose_objective_and_columns(request, sample, kind)
+        print(f"{request.name}: learn {chosen.advice.meaning} ({chosen.objective})")
+        print(*_seen(found, sample, chosen, facts), sep="\n")
         documents = choose_document_column(found, chosen, root)
         plan = plan_recipe(found, chosen, sample, facts, request, more=documents)
     for note in plan.quality.notes():

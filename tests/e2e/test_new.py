@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -58,6 +60,29 @@ def test_on_a_terminal_it_asks(project: Project, tmp_path: Path) -> None:
         assert seen.end() == 0, seen.output
     assert "label: column `urgency`" in seen.output
     assert "label_column: urgency" in (project.root / "params/two.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_libraries_that_it_does_not_need_write_nothing(project: Project, tmp_path: Path) -> None:
+    """transformers imports torchao where it is installed, which says what it failed to load."""
+    pd.DataFrame(questions(400)).to_csv(project.root / "data/questions.csv", index=False)
+    model = str(write_model(tmp_path / "model"))
+    command = [
+        sys.executable,
+        "-m",
+        "tasks",
+        "new",
+        "topics",
+        "--data",
+        "data/questions.csv",
+        "--model",
+        model,
+        "--yes",
+    ]
+    environment = {**project.environment, "PYTHONPATH": str(project.root)}
+    done = subprocess.run(command, cwd=project.root, env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith("topics: learn one label per text")
+    assert "torchao" not in done.stderr, done.stderr
 
 
 @pytest.mark.slow
