@@ -13,7 +13,7 @@ from PIL import Image
 
 from tasks.evaluation.label_report import LabelCurve
 from tasks.evaluation.report import MetricComparison, SliceResult
-from tasks.report.canvas import figure_as_png, figure_as_svg
+from tasks.report.canvas import chart_as_svg, empty_figure, figure_as_png, figure_as_svg, use_report_style
 from tasks.report.charts import (
     MetricCurves,
     draw_calibration,
@@ -137,3 +137,17 @@ def test_card_pictures_of_an_incomplete_run(run):
 def test_drawing_does_not_import_pyplot():
     code = "from tests.unit.tasks.report.test_charts import CHARTS, figure_as_svg; figure_as_svg(CHARTS['gains']()); import sys; assert 'matplotlib.pyplot' not in sys.modules"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_a_chart_of_equal_content_is_drawn_once() -> None:
+    drawn = []
+
+    def draw(values, *, height):
+        drawn.append(values)
+        with use_report_style():
+            return empty_figure(100, height, f"Values {values}")
+
+    first = chart_as_svg(draw, [1], height=50)
+    assert chart_as_svg(draw, [1], height=50) == first
+    assert len({first, chart_as_svg(draw, [2], height=50), chart_as_svg(draw, [1], height=60)}) == 3
+    assert drawn == [[1], [2], [1]]
