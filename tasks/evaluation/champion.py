@@ -134,12 +134,12 @@ def build_champion_reader(
     from transformers import AutoTokenizer
 
     with translate_champion_errors(champion):
+        check_safe_to_load(folder, adapter=True)
         objective, options, judged = objectives.build_objective(choice), None, None
         if made := _read_record(folder):
             _check_objective(objective, made, choice.name)
             if made.objective.name == choice.name:
                 options, judged = made.objective.options, made.max_length
-        check_safe_to_load(folder, adapter=True)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         objective = objective.as_released(options)
         if lacking := sorted(objective.columns().keys() - set(columns)):

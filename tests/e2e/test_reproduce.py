@@ -23,7 +23,7 @@ from tasks.releases import reproduce
 from tasks.releases.clone import (
     clone_project_in_block,
     restore_or_ingest_rows,
-    restore_or_link_base_model,
+    restore_or_link_models,
     write_recipe_and_link_files,
 )
 from tests.support.project import STAGES, Project, copy_project, wait_for, write_sentences
@@ -182,7 +182,7 @@ def test_a_base_model_comes_from_the_cache_else_from_this_project_else_it_is_nam
         with clone_project_in_block(here.root, release.record.git_commit, release, keep=False) as clone:
             (clone.project / "runs/tiny").mkdir(parents=True, exist_ok=True)
             (clone.project / "runs/tiny/model").symlink_to(model)  # as `write_recipe_and_link_files` does
-            restore_or_link_base_model(clone, release)
+            restore_or_link_models(clone, release)
             return (clone.project / "runs/tiny/model/config.json").read_text()
 
     away = model.rename(model.with_name("model-away"))
