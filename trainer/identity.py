@@ -69,8 +69,8 @@ _HARMLESS_PREFIXES = (
     "ddp_timeout",
     "eval_accumulation_steps",
 )
-_OF_MODEL = {".safetensors", ".json", ".jinja"}
-"""Files of a model's folder that decide what it computes."""
+_OF_MODEL = {".safetensors", ".json", ".jinja", ".model", ".txt"}
+"""Files of a model's folder that decide what it computes; those of a tokenizer without tokenizer.json are text, too."""
 
 
 def run_identity(tokens: Path, sections: Mapping[str, Any], models: Iterable[str] = ()) -> dict[str, str]:
@@ -86,8 +86,9 @@ def run_identity(tokens: Path, sections: Mapping[str, Any], models: Iterable[str
     named = {"base model": keys["model"]["pretrained"] or "", **{f"model {path}": path for path in models}}
     for name, path in named.items():
         if path and Path(path).is_dir():
-            own = (p for p in Path(path).iterdir() if p.suffix in _OF_MODEL)
-            files |= {f"{name} {p.name}": p for p in own}
+            own = [p for p in Path(path).iterdir() if p.suffix in _OF_MODEL and p.is_file()]
+            own += Path(path).glob("*/*.json")  # such as the pooling of sentence-transformers
+            files |= {f"{name} {p.relative_to(path)}": p for p in own}
     hashes = {name: file_sha256(path) for name, path in files.items()}
     return dict(sorted((recipe_identity(keys) | hashes | code_hashes(keys)).items()))
 

@@ -18,10 +18,10 @@ def tokens(tmp_path):
     return folder
 
 
-def key(tokens, changes=None):
+def key(tokens, changes=None, models=()):
     recipe = Recipe.model_validate(tiny.recipe(changes))
     sections = {name: getattr(recipe, name) for name in ("seed", "objective", "model", "training")}
-    return run_key(run_identity(tokens, sections))
+    return run_key(run_identity(tokens, sections, models))
 
 
 SAME_RUN = {
@@ -68,11 +68,20 @@ def test_other_data_or_tokenizer_changes_the_run_key(tokens, name):
     assert key(tokens) != before
 
 
-def test_other_base_weights_change_the_run_key(tokens, tmp_path):
-    base = tmp_path / "base"
-    base.mkdir()
-    (base / "model.safetensors").write_text("a")
-    changes = {"model": {"pretrained": str(base)}}
-    before = key(tokens, changes)
-    (base / "model.safetensors").write_text("b")
-    assert key(tokens, changes) != before
+@pytest.mark.parametrize("name", ["model.safetensors", "1_Pooling/config.json", "vocab.txt", "spiece.model"])
+def test_other_files_of_a_base_model_or_of_a_reward_model_change_the_run_key(tokens, tmp_path, name):
+    """Its weights, how its vectors are pooled, and how a reward model without tokenizer.json reads."""
+    file = tmp_path / "base" / name
+    file.parent.mkdir(parents=True)
+    (tmp_path / "base" / "training_args.bin").write_text("a")
+    changes = {"model": {"pretrained": str(tmp_path / "base")}}
+
+    def keys():
+        return key(tokens, changes), key(tokens, models=[str(tmp_path / "base")])
+
+    file.write_text("a")
+    before = keys()
+    (tmp_path / "base" / "training_args.bin").write_text("b")
+    assert keys() == before
+    file.write_text("b")
+    assert {*keys()}.isdisjoint(before)

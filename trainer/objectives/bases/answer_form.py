@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from params import ModelError
 from params.schema import Section
 from trainer.objectives.bases.answers import as_text, render_answers
 from trainer.objectives.bases.chat import ConversationTokenizer
@@ -29,11 +30,15 @@ class AnswerForm(Section):
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> AnswerForm | None:
-        """Return the form that a configuration names; None if it names none."""
-        try:
-            return cls.model_validate(config.get(KEY))
-        except ValidationError:
+        """Return the form that a configuration names; None if it names none. ModelError if it is another one than those here."""
+        if (given := config.get(KEY)) is None:
             return None
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            what = f"{KEY} in its config.json is {given}, of which {' and '.join(cls.model_fields)} are known"
+            fix = "load it with the version of Evergreen that made it, or correct the file"
+            raise ModelError(str(config.get("_name_or_path") or "the model"), what, fix) from error
 
     def texts(
         self, parts: Sequence[Any], tokenizer: Tokenizer, conversations: ConversationTokenizer | None

@@ -187,6 +187,9 @@ def _require_pinned(name: str, path: str, revision: str | None) -> None:
         commit = getattr(resolve_revision(path, revision), "resolved", None)
         fix = f"name its commit: {path}@{commit}" if commit else f"name its commit: {path}@ and its hash"
         raise ModelError(name, f"{revision} is no commit: a branch or a tag may move, and rewards with it", fix)
+    if Path(path).is_dir():
+        what = f"there is a folder {path} here, which would be read in place of the repository"
+        raise ModelError(name, what, "rename the folder; or name it without @, if you mean it")
 
 
 @lru_cache(maxsize=8)
@@ -236,14 +239,16 @@ def _load(path: str, revision: str | None) -> _Loaded:
 
 def _score(network: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Iterator[float]:
     """Yield the output for each text, which is given by its tokens; texts of similar length are read together."""
-    size = (
-        1 if network.config.pad_token_id is None else _BATCH
-    )  # without padding, a head does not find the end of a text
+    pad = network.config.pad_token_id
+    if pad is None or pad < 0:  # some say so that they have none: their head does not find the end of a text
+        pad, size = 0, 1
+    else:
+        size = _BATCH
     order, found = sorted(range(len(texts)), key=lambda i: len(texts[i])), dict[int, float]()
     for start in range(0, len(order), size):
         part = order[start : start + size]
         batch = {
-            "input_ids": pad_to_tensor([texts[i] for i in part], network.config.pad_token_id or 0),
+            "input_ids": pad_to_tensor([texts[i] for i in part], pad),
             "attention_mask": pad_to_tensor([[1] * len(texts[i]) for i in part], 0),
         }
         batch = {name: value.to(network.device) for name, value in batch.items()}

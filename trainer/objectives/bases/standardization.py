@@ -88,13 +88,13 @@ def standardize_head(model: PreTrainedModel, mean: Sequence[float], std: Sequenc
     """
     config, (name, head) = model.config, _find_head(model)
     means, deviations = (torch.tensor(values, dtype=torch.float64) for values in (mean, std))
+    config.target_mean, config.target_std = means.tolist(), deviations.tolist()
     if head.bias is None:
         if (means.abs() > _FARTHEST * deviations).any():
             what = f"the head of a {config.model_type} has no bias, and the numbers are far from 0: their mean is {means.tolist()}"
             fix = f"subtract about that from them, or use a model whose head has a bias, such as a BERT; they vary by {deviations.tolist()}"
             raise RecipeError("model", what, fix)
         means = torch.zeros_like(means)
-    config.target_mean, config.target_std = means.tolist(), deviations.tolist()
     if f"{name}.weight" not in new:
         with torch.no_grad():
             head.weight.div_(deviations[:, None])

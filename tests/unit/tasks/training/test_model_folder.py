@@ -25,6 +25,7 @@ from trainer.job import Job
 from trainer.model.network import _load
 from trainer.model.use_settings import restore_use_settings
 from trainer.objectives import build_objective
+from trainer.objectives.bases.standardization import restore_units
 
 
 def trained_folder(base: Path, folder: Path) -> Path:
@@ -135,6 +136,18 @@ def test_numbers_that_16_bits_cannot_tell_apart_are_published_in_single_precisio
         distances = (released(**ids).logits.double() - network(**ids).logits).abs() / std
     assert distances.max() < 0.05
     assert released.dtype == (torch.float32 if base_format in kept else getattr(torch, base_format))
+
+
+def test_a_head_without_a_bias_may_need_single_precision_too(tmp_path: Path) -> None:
+    """It holds no mean, and its answers are as large: a mean and 1.5 deviations are 69,150 here, and 16 bits end at 65,504."""
+    objective = build_objective(ObjectiveChoice(name="regression", label_column="number"))
+    state = {"numbers": ["number"], "mean": [60_000.0], "std": [6_100.0]}
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = AutoConfig.for_model("llama", vocab_size=64, pad_token_id=0, **sizes, **objective.model_config(state))
+    network = AutoModelForSequenceClassification.from_config(config).eval()
+    objective.prepare_model(network, None, state, list(network.state_dict()))
+    network.save_pretrained(tmp_path)
+    assert restore_units(tmp_path) == {"bfloat16", "float16"}
 
 
 def test_a_saved_model_that_is_not_the_trained_one_is_refused(trained: tuple[Artifacts, Recipe]) -> None:

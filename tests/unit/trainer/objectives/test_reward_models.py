@@ -149,6 +149,26 @@ def test_how_a_model_reads_is_said_once(tmp_path: Path) -> None:
         RewardModel(str(said), AnswerForm(separator="\n")).check()
 
 
+def test_a_form_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    """As of a later version: read as one text without a separator, it would give other rewards."""
+    later = write_classifier(tmp_path, answer_form={"chat": False, "separator": " ", "system": "Be kind."})
+    said = problem_of(later)
+    assert "'system': 'Be kind.'}, of which chat and separator are known" in said
+    assert "load it with the version of Evergreen that made it" in said
+    with pytest.raises(ModelError, match="answer_form in its config"):
+        AnsweringModel.load(later, "here").answer("After 10? 11", AnswerOptions())
+
+
+def test_a_folder_is_not_read_in_place_of_the_repository_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers would, whatever the commit."""
+    write_classifier(tmp_path / "owner" / "name")
+    monkeypatch.chdir(tmp_path)
+    assert "there is a folder owner/name here" in problem_of(Path("owner/name@" + "1" * 40))
+    assert problem_of(Path("owner/name")) == ""
+
+
 def settings(folder: Path) -> tuple[Any, Any]:
     return AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
@@ -173,7 +193,9 @@ def test_a_reward_is_a_function_or_a_model(given: dict[str, Any], what: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("model_type", "config"), [("bert", {}), ("llama", {}), ("llama", {"pad_token_id": None})], ids=str
+    ("model_type", "config"),
+    [("bert", {}), ("llama", {}), ("llama", {"pad_token_id": None}), ("llama", {"pad_token_id": -1})],
+    ids=str,
 )
 def test_each_text_is_read_once_and_alike_in_every_batch(
     model_type: str, config: dict[str, Any], tmp_path: Path
