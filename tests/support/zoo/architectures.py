@@ -47,7 +47,7 @@ class Architecture:
     lora: dict[str, Any] = field(default_factory=dict)
     """What its adapters need."""
 
-    def write(self, folder: Path) -> Path:
+    def write(self, folder: Path, *, encoder_class: str = "AutoModel") -> Path:
         """Write the model and its tokenizer; return the folder."""
         import torch
         import transformers
@@ -61,7 +61,7 @@ class Architecture:
         if "use_cache" in config.to_dict():
             config.use_cache = True
         classes = {
-            "encoder": "AutoModel",
+            "encoder": encoder_class,
             "decoder": "AutoModelForCausalLM",
             "encoder-decoder": "AutoModelForSeq2SeqLM",
         }

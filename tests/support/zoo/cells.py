@@ -102,7 +102,8 @@ def try_cell(cell: Cell, root: Path, changes: dict[str, Any] | None = None) -> A
 def _try(cell: Cell, root: Path, changes: dict[str, Any]) -> Artifacts:
     from tasks.diagnostics.check import find_recipe_problems
 
-    base = cell.of.write(root / "base")
+    is_masked = cell.objective == "masked_lm"  # whose head adapters need, because its output embeddings are tied
+    base = cell.of.write(root / "base", encoder_class="AutoModelForMaskedLM" if is_masked else "AutoModel")
     (root / "data").mkdir()
     row = {"text": "A cat", "label": "cat", "number": 1.5, "spans": [{"label": "who", "start": 2, "end": 5}]}
     own = OWN_ROWS.get(cell.objective)

@@ -143,5 +143,6 @@ def gemma() -> PreTrainedTokenizerFast:
 
 
 KINDS: Final[dict[str, Callable[[], PreTrainedTokenizerFast]]] = {
-    made.__name__: made for made in (wordpiece, wordpiece_without_types, gpt2, qwen, roberta, opt, t5, xlnet, xlm_roberta, llama, gemma)
+    made.__name__: made
+    for made in (wordpiece, wordpiece_without_types, gpt2, qwen, roberta, opt, t5, xlnet, xlm_roberta, llama, gemma)
 }
