@@ -15,6 +15,7 @@ from trainer.model import adapters
 from trainer.model.adapters import is_adapter_folder
 from trainer.model.network import load_trained_model
 from trainer.objectives.bases.objective import Objective
+from trainer.objectives.bases.padding import put_padding_before_text
 from trainer.runtime.library_errors import as_remote_code_error
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def load_network(folder: Path, of: Objective[Any] | str, where: str) -> PreTrain
     if missing := sorted(info["missing_keys"]):
         what = f"its weights lack {', '.join(missing[:5])}, so its answers would be random"
         raise ModelError(where, what, "name a revision with a whole model")
-    return network
+    return put_padding_before_text(network)
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.model.limits import window_overlap
 from trainer.model.use_settings import read_number_format
+from trainer.objectives.bases.padding import put_padding_before_text
 from trainer.runtime.library_errors import is_hub_away
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class AnswerChecker:
     ) -> Iterator[tuple[str, Callable[[EvaluatedRow], Mapping[str, float]]]]:
         yield "rows asked as on the card", partial(self._answer_scores, reader)
         if self.objective.served_scores:
-            network = self.objective.remap_labels(reader.network, self.state)
+            network = put_padding_before_text(self.objective.remap_labels(reader.network, self.state))
             self.objective.set_reference(lambda: network)
             yield "rows scored as the release reads them", partial(self._row_scores, replace(reader, network=network))
 

@@ -92,6 +92,9 @@ def add_lora_adapters(
         set[str]() if task == _NO_HEAD else {*_HEADS},
     )
     in_full = heads + [name for name in layers if name and not set(name.split(".")) & found_by_peft]
+    if outer := next((one for one in in_full if any(name.startswith(f"{one}.") for name in in_full)), None):
+        what = f"the base model lacks weights of {outer} and of layers inside of it, which peft cannot train in full together"
+        raise ModelError("model.lora", what, f"remove `model.lora`, or use a base model that has the layer {outer}")
     in_full += [name for name in lora.modules_to_save if name not in in_full]
     tied = _tied_layers(network)
     known = [f".{name}" for name, _ in network.named_modules() if name]

@@ -47,7 +47,7 @@ class Architecture:
     lora: dict[str, Any] = field(default_factory=dict)
     """What its adapters need."""
 
-    def write(self, folder: Path) -> Path:
+    def write(self, folder: Path, *, encoder_class: str = "AutoModel") -> Path:
         """Write the model and its tokenizer; return the folder."""
         import torch
         import transformers
@@ -61,7 +61,7 @@ class Architecture:
         if "use_cache" in config.to_dict():
             config.use_cache = True
         classes = {
-            "encoder": "AutoModel",
+            "encoder": encoder_class,
             "decoder": "AutoModelForCausalLM",
             "encoder-decoder": "AutoModelForSeq2SeqLM",
         }
@@ -94,7 +94,7 @@ _FOUND = (
     _encoder("roberta", "FacebookAI/roberta-base", "roberta", "positions begin at 2"),
     _encoder("xlm-roberta", "FacebookAI/xlm-roberta-base", "xlm_roberta", "SentencePiece, positions begin at 2"),
     _other(
-        *("distilbert", "distilbert/distilbert-base-uncased", "encoder", "wordpiece", "no token types"),
+        *("distilbert", "distilbert/distilbert-base-uncased", "encoder", "wordpiece_without_types", "no token types"),
         **{"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 2, **_SHORT},
     ),
     _encoder("albert", "albert/albert-base-v2", "wordpiece", "layers share weights", embedding_size=16),
@@ -110,11 +110,11 @@ _FOUND = (
         pooler_hidden_size=32,
     ),
     _encoder("deberta", "microsoft/deberta-base", "roberta", relative_attention=True, pos_att_type=["c2p", "p2c"]),
-    _encoder("mpnet", "microsoft/mpnet-base", "wordpiece", "positions begin behind padding"),
+    _encoder("mpnet", "microsoft/mpnet-base", "wordpiece_without_types", "positions begin behind padding"),
     _encoder("camembert", "almanach/camembert-base", "xlm_roberta", "positions begin at 2"),
     _encoder("longformer", "allenai/longformer-base-4096", "roberta", "sliding window", attention_window=[8, 8]),
     _encoder(
-        *("modernbert", "answerdotai/ModernBERT-base", "wordpiece", "local and global layers, rotary"),
+        *("modernbert", "answerdotai/ModernBERT-base", "wordpiece_without_types", "local and global layers, rotary"),
         local_attention=8,
         global_attn_every_n_layers=2,
     ),

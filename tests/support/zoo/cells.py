@@ -6,31 +6,32 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import transformers
+from transformers import CONFIG_MAPPING
 
 from params.foundation.artifacts import Artifacts
 from params.loading import read_yaml_document
 from tests.support import releases, tiny
-from tests.support.tiny_releases import KINDS
+from tests.support.tiny_releases import KINDS, OWN_ROWS
 from tests.support.zoo.architectures import ARCHITECTURES, Architecture
+from trainer import objectives
+from trainer.objectives.bases.advice import NewRecipeAdvice
 
 SIZES: Final = {"train": 24, "validation": 4, "test": 8}
-_OBJECTIVES: Final[dict[str, tuple[str, ...]]] = {
-    "encoder": ("sequence_classification", "token_classification", "regression"),
-    "decoder": (
-        *("causal_lm", "sft", "dpo", "grpo", "iterative_sft"),
-        *("sequence_classification", "token_classification", "regression"),
-    ),
-    "encoder-decoder": ("seq2seq", "sequence_classification", "regression"),
-}
-_TABLES: Final = {
-    **dict.fromkeys(("sequence_classification", "regression"), "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"),
-    "token_classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
-}
-"""transformers' tables of the architectures that have a head."""
+_FEW: Final = (
+    *("bert", "roberta", "deberta-v2", "modernbert", "xlnet"),
+    *("gpt2", "opt", "llama", "qwen2", "gemma3_text", "mamba", "t5", "bart"),
+)
+"""Architectures that differ from each other."""
+_ALIKE: Final = ("kto", "multi_label_classification", "ranking", "reward")
+"""Objectives whose head another one tries with every architecture: they are tried with few."""
+_RARE: Final = ("AutoModelForSequenceClassification", "AutoModelForQuestionAnswering")
+"""Heads that encoder-decoders have, too. No advice names these, because encoders learn as well in half the time."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +69,19 @@ class Cell:
         return tiny.recipe(changes, **sections)
 
 
-def all_cells() -> list[Cell]:
-    """Return every architecture with every objective that fits."""
-    from transformers.models.auto import modeling_auto
-
+@cache
+def all_cells() -> tuple[Cell, ...]:
+    """Return every architecture with every objective that fits: it advises such models, and transformers has the head."""
     found = []
     for name, one in ARCHITECTURES.items():
-        for objective in _OBJECTIVES[one.kind]:
-            table = getattr(modeling_auto, _TABLES[objective]) if objective in _TABLES else {name: ""}
-            found += [Cell(name, objective, lora) for lora in (False, True) if name in table]
-    return found
+        for objective in objectives.objective_names():
+            cls = objectives.import_objective_class(objective)
+            advised = NewRecipeAdvice.models if isinstance(cls.advice, str) else cls.advice.models
+            is_fit = one.kind in advised or (one.kind == "encoder-decoder" and cls.auto_class in _RARE)
+            is_tried = is_fit and (objective not in _ALIKE or name in _FEW)
+            if is_tried and CONFIG_MAPPING[name] in getattr(transformers, cls.auto_class)._model_mapping:
+                found += [Cell(name, objective, lora) for lora in (False, True)]
+    return tuple(found)
 
 
 def try_cell(cell: Cell, root: Path, changes: dict[str, Any] | None = None) -> Artifacts:
@@ -98,15 +102,22 @@ def try_cell(cell: Cell, root: Path, changes: dict[str, Any] | None = None) -> A
 def _try(cell: Cell, root: Path, changes: dict[str, Any]) -> Artifacts:
     from tasks.diagnostics.check import find_recipe_problems
 
-    base = cell.of.write(root / "base")
+    is_masked = cell.objective == "masked_lm"  # whose head adapters need, because its output embeddings are tied
+    base = cell.of.write(root / "base", encoder_class="AutoModelForMaskedLM" if is_masked else "AutoModel")
     (root / "data").mkdir()
     row = {"text": "A cat", "label": "cat", "number": 1.5, "spans": [{"label": "who", "start": 2, "end": 5}]}
+    own = OWN_ROWS.get(cell.objective)
+    if own:
+        row = {column: values[0] for column, values in own(1, "train").items()}
     (root / "data/rows.jsonl").write_text(f"{json.dumps(row)}\n")
     path = tiny.write(root / "params" / "tiny.yaml", tiny.changed(cell.recipe(base), changes))
     found = find_recipe_problems(read_yaml_document(path))
     assert not found, f"check: {'; '.join(f'{one.what}: {one.fix}' for one in found)}"
     artifacts, recipe = Artifacts("tiny", root), tiny.load(path)
-    tiny.write_sentences(artifacts, SIZES)
+    if own:
+        tiny.write_rows(artifacts, **{split: own(count, split) for split, count in SIZES.items()})
+    else:
+        tiny.write_sentences(artifacts, SIZES)
     releases.save_report(releases.SOURCE, artifacts.report("ingest"))
     tiny.tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     train_in_process(artifacts, recipe)

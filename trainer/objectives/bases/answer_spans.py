@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from params import ModelError
 from trainer.objectives.bases.lazy_imports import Encoding, torch
+from trainer.objectives.bases.position_limits import NO_LIMIT
 from trainer.objectives.bases.texts import Tokenizer, encode_texts
 
 Answer = tuple[str, int]
@@ -196,7 +197,8 @@ print(answer("Who wrote it?", "The book was written by Ada in 1843."))'''
 
 def card_code(repo_id: str, folder: Path, *, stride: int, longest: int, may_be_none: bool) -> str:
     """Return code that answers questions with a release, as it was evaluated."""
-    limit = int(json.loads((folder / "tokenizer_config.json").read_bytes()).get("model_max_length", 512))
+    said = int(json.loads((folder / "tokenizer_config.json").read_bytes()).get("model_max_length", 512))
+    limit = min(said, NO_LIMIT)  # one without a limit says a number that is too large for the tokenizer's own cut
     return _CODE.format(
         repo_id=json.dumps(repo_id),
         max_length=limit,

@@ -98,4 +98,5 @@ def _move_padding(_: Any, ids: tuple[torch.Tensor, ...], named: dict[str, Any]) 
     size = mask.shape[1]
     lengths = size - mask.flip(1).argmax(1, keepdim=True)  # (B, 1), up to the last token
     places = (torch.arange(size, device=mask.device) + lengths) % size  # (B, T)
-    return (), given | {name: given[name].gather(1, places) for name in ("input_ids", "attention_mask")}
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    return (), given | {name: given[name].gather(1, places) for name in names if given.get(name) is not None}

@@ -73,13 +73,16 @@ class TextOrPairObjective(Objective[OptionsT]):
     def encode_inputs(self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int) -> list[tuple[Example, bool]]:
         """Return `row_id` and at most `max_length` tokens of each row, and whether it has more.
 
-        Pairs have the types of their tokens if the tokenizer gives them to models.
+        Pairs have the types of their tokens if the tokenizer gives them to models; and so have single texts if they have several, as
+        XLNet's, whose last token has a type of its own.
         """
         texts: list[Any] = [found if len(found := self.texts(row)) > 1 else found[0] for row in rows]
-        has_types = len(self.text_columns()) > 1 and _TYPES in tokenizer.model_input_names
+        is_pair, has_types = len(self.text_columns()) > 1, _TYPES in tokenizer.model_input_names
         inputs = []
         for row, one in zip(rows, encode_texts(texts, tokenizer, truncation=True, max_length=max_length), strict=True):
-            example = {"row_id": row["row_id"], "input_ids": one.ids} | ({_TYPES: one.type_ids} if has_types else {})
+            example = {"row_id": row["row_id"], "input_ids": one.ids}
+            if has_types and (is_pair or any(one.type_ids)):
+                example[_TYPES] = one.type_ids
             inputs.append((example, len(example["input_ids"]) == max_length and bool(one.overflowing)))
         return inputs
 

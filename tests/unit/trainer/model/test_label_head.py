@@ -202,7 +202,7 @@ def test_a_trained_model_of_another_size_than_it_says_is_refused(tmp_path):
 @pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["in full", "lora"])
 @pytest.mark.parametrize("how", ["pretrained", "new", "trained"])
 def test_a_head_that_reads_the_last_position_finds_the_text_there(tmp_path, how, lora):
-    """XLNet's: padding behind a text of a batch does not change its logits."""
+    """XLNet's: padding behind a text of a batch does not change its logits, and neither do the types of the tokens of a pair."""
     settings = {"model_type": "xlnet", "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "vocab_size": 270}
     model = Model.model_validate({"config": settings} if how == "new" else {"pretrained": str(tmp_path), "lora": lora})
     if how != "new":
@@ -213,10 +213,20 @@ def test_a_head_that_reads_the_last_position_finds_the_text_there(tmp_path, how,
         network.save_pretrained(tmp_path / "trained")
         network = load_trained_model(tmp_path / "trained", AutoModelForSequenceClassification)
     examples = [{"input_ids": TOKENIZER(text)["input_ids"], "labels": 0} for text in TEXTS]
+    for one in examples:
+        one["token_type_ids"] = [int(place > 1) for place in range(len(one["input_ids"]))]
     batch = {name: value for name, value in kind.collate(examples, TOKENIZER).items() if name != "labels"}
     with torch.no_grad():
+        for weight in network.parameters():
+            if weight.dim() > 1:
+                weight.mul_(10)  # small ones hardly heed the types
         together = network.eval()(**batch).logits
-        alone = torch.cat([network(input_ids=torch.tensor([one["input_ids"]])).logits for one in examples])
+        alone = torch.cat(
+            [
+                network(**{name: torch.tensor([one[name]]) for name in ("input_ids", "token_type_ids")}).logits
+                for one in examples
+            ]
+        )
     torch.testing.assert_close(together, alone)
 
 

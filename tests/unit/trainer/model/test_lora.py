@@ -8,8 +8,10 @@ import shutil
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -328,3 +330,16 @@ def test_adapters_of_every_head_are_saved_so_that_they_can_be_merged(name, tmp_p
     merged = network.load_trained_model(tmp_path / "merged", objective.model_class()).eval()
     with torch.inference_mode():
         torch.testing.assert_close(merged(**ids)[0], adapted.eval()(**ids)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "layer"), [("BertConfig", "cls.predictions"), ("RobertaConfig", "lm_head")])
+def test_a_new_head_of_nested_layers_is_refused(kind, layer, tmp_path):
+    """peft failed with a KeyError when it saved the first checkpoint."""
+    config = {"vocab_size": 300, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    AutoModel.from_config(getattr(transformers, kind)(**config, intermediate_size=8)).save_pretrained(tmp_path)
+    write_model(tmp_path / "other", "bert")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "other")
+    own = {"objective": objectives.build_objective(ObjectiveChoice(name="masked_lm")), "state": {}, "seed": 3}
+    model = Model(pretrained=str(tmp_path), lora=Lora(r=2, target_modules=["query", "value"]))
+    with pytest.raises(ModelError, match=f"lacks weights of {layer} and of layers inside of it"):
+        network.build_model_to_train(model, tokenizer=tokenizer, **own)

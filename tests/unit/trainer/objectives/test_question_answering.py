@@ -263,6 +263,18 @@ def test_code_on_the_card_answers_as_the_evaluation(tmp_path, no_answer):
     assert ("no answer" in said) is no_answer
 
 
+def test_code_on_the_card_of_a_tokenizer_without_a_limit_runs(tmp_path):
+    """XLNet's has none: it says 1e30, which is more than the tokenizer itself takes."""
+    tiny_model().save_pretrained(tmp_path)
+    tokenizer = letters()
+    assert tokenizer.model_max_length > 1e20
+    tokenizer.save_pretrained(tmp_path)
+    names = {}
+    code = build().release_format.code(str(tmp_path), tmp_path)
+    exec(compile(code.rpartition("print(")[0], "card", "exec"), names)
+    assert names["answer"]("o ?", "a b c") in {"", "a", "b", "c", "a b", "b c", "a b c"}
+
+
 def test_new_tokenizer_gets_tokens_around_pairs():
     tokenizer = train_tokenizer(["a text"], TrainTokenizer(kind="train", vocab_size=260))
     build().prepare_tokenizer(tokenizer)

@@ -52,6 +52,15 @@ KINDS = {
 FRONT, BACK = slice(None, 1), slice(-1, None)
 
 
+def without_pairs(tokenizer: Tokenizer) -> None:
+    """Let a tokenizer add nothing to pairs of texts."""
+    state = json.loads(tokenizer.to_str())
+    if state["post_processor"] and state["post_processor"]["type"] == "TemplateProcessing":
+        parts = [{"Sequence": {"id": name, "type_id": kind}} for kind, name in enumerate("AB")]
+        state["post_processor"]["pair"] = parts
+        tokenizer.post_processor = Tokenizer.from_str(json.dumps(state)).post_processor
+
+
 def rows() -> list[dict[str, object]]:
     found = [{"premise": numbers(3, a), "hypothesis": numbers(25, b), "label": "yes"} for a, b in LENGTHS]
     return [{"row_id": i, **row} for i, row in enumerate(found)]
@@ -101,6 +110,16 @@ def test_one_text_has_no_types():
     assert example == {"row_id": 0, "input_ids": [1, 3, 2], "labels": 1}
 
 
+def test_one_text_has_types_if_its_tokens_differ():
+    """XLNet's last token has a type of its own, which a pipeline gives the model."""
+    tokenizer = words(("$A <end>:2", "$A <end> $B:1 <end>:2"))
+    (example,), _ = pairs(text_pair_column=None).encode(rows()[1:2], tokenizer, 64, STATE)[0]
+    assert example["token_type_ids"] == [0, 0, 0, 2]
+    without = words(("$A <end>:2", "$A <end> $B:1 <end>:2"), model_input_names=["input_ids"])
+    (example,), _ = pairs(text_pair_column=None).encode(rows()[1:2], without, 64, STATE)[0]
+    assert "token_type_ids" not in example
+
+
 def test_columns_and_what_a_reader_gives():
     objective, row = pairs(), rows()[0]
     assert objective.columns() == {"premise": "string", "hypothesis": "string", "label": "label"}
@@ -114,6 +133,7 @@ def test_columns_and_what_a_reader_gives():
 def test_a_tokenizer_without_a_token_between_texts_gets_one(kind, tmp_path: Path):
     """What stands around one text stands around both, and one text is read as before."""
     tokenizer = KINDS[kind]()
+    without_pairs(tokenizer.backend_tokenizer)
     known = {token for token in tokenizer.get_vocab().values() if token in tokenizer.all_special_ids}
     texts = "a cat", "the rain: 3"
     single = [tokenizer(text)["input_ids"] for text in texts]
