@@ -204,7 +204,8 @@ def _check_head(objective: Objective[Any], folder: Path, model: PreTrainedModel)
     else:
         named = next(iter(model.config.architectures or ()), "")
         makes_vectors = objective.vector_space is not None and (folder / MODULES).exists()  # by the body alone
-        is_other = named != type(model).__name__ and bool(_HEADS.search(named)) and not makes_vectors
+        # early LLaMAs write their name so
+        is_other = named.lower() != type(model).__name__.lower() and bool(_HEADS.search(named)) and not makes_vectors
     if is_other:
         raise ValueError(f"it is a {named}, and not a {type(model).__name__}")
 

@@ -166,3 +166,14 @@ def test_adapters_for_another_task_are_refused(tmp_path: Path, release: Any) -> 
     assert load_champion(tmp_path, objective, STATE, CHAMPION)
     with pytest.raises(ModelError, match="it is a TOKEN_CLS"):
         load_champion(tmp_path, built("sequence_classification")[0], STATE, CHAMPION)
+
+
+def test_the_early_spelling_of_llama_is_the_same_architecture(release: Any) -> None:
+    folder = release("sequence_classification", "llama", recorded=False)
+    path = folder / "config.json"
+    content = path.read_text()
+    path.write_text(content.replace("LlamaFor", "LLaMAFor"))
+    try:
+        assert scored(folder, "sequence_classification")
+    finally:
+        path.write_text(content)
