@@ -125,7 +125,7 @@ def plan_recipe(
     best_metric = _best_metric(advice, objective, quality)
     sections = {
         "seed": SEED,
-        "data": _data_keys(found, proposal, quality, shares),
+        "data": _data_keys(found, proposal, quality, shares, objective.group_columns),
         "validation": {
             "max_quarantined": choices.choose_max_quarantined(quality.set_aside_share, request.max_quarantined),
             "# Columns and types are checked anyway, and each row as the objective needs it. `expectations` adds checks.": "",
@@ -295,7 +295,9 @@ def _best_metric(advice: NewRecipeAdvice, objective: Objective[Any], quality: Sa
     return AdvisedValue(objective.main_metric, "what the gate compares")  # its options decide which metrics it has
 
 
-def _data_keys(found: FoundSource, proposal: ObjectiveProposal, quality: SampleQuality, shares: Keys) -> Keys:
+def _data_keys(
+    found: FoundSource, proposal: ObjectiveProposal, quality: SampleQuality, shares: Keys, groups: Sequence[str]
+) -> Keys:
     source: dict[str, Any] = dict(found.keys)
     if len(source.get("revision", "")) in range(1, 40):
         source["revision"] = AdvisedValue(source["revision"], "a branch: every run asks whether it has a new commit")
@@ -310,6 +312,8 @@ def _data_keys(found: FoundSource, proposal: ObjectiveProposal, quality: SampleQ
         else:
             why = f"{quality.repeated:,} rows repeat a text: all rows with it are in one split"
             data["group_by"] = AdvisedValue(columns, why)
+    elif groups and shares:
+        data["group_by"] = AdvisedValue([*groups], "rows that are judged together are in one split")
     label = proposal.columns.get("label")
     if label and shares and "group_by" not in data and min(quality.labels.values(), default=_FEW_ROWS) < _FEW_ROWS:
         data["split"] = {**shares, "stratify": AdvisedValue(label, "some labels have few rows: each has one in train")}

@@ -271,6 +271,15 @@ def test_pairs_give_a_reward_model_where_somebody_asks_for_it(project: Path, mod
         assert recipe.tokenization.max_length <= 2048
 
 
+def test_rows_that_are_judged_together_stay_together_though_none_repeats_yet(
+    project: Path, models: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_json(project / "data/rows.jsonl", [{"anchor": f"who is {i}", "positive": f"{i} is it"} for i in range(120)])
+    make(data="data/rows.jsonl", model=str(models / "bert"))
+    assert load(project / "params/topics.yaml").data.group_by == ["anchor"]
+    assert "several splits" not in caplog.text
+
+
 def test_repeated_and_messy_rows_show_in_the_recipe(project: Path, models: Path) -> None:
     rows = [{"text": f"text {i % 100}", "label": f"label {i % 2}", "group": i % 7} for i in range(200)]
     write_json(project / "data/rows.jsonl", [*rows, {"text": "", "label": "label 0", "group": 1}])
