@@ -114,14 +114,17 @@ def _labels(config: PreTrainedConfig) -> list[str]:
 
 
 def _label_dimensions(network: PreTrainedModel) -> dict[str, int]:
-    """Return the weights of which each label has a part, and in which dimension."""
+    """Return the weights of which each label has a part, and in which dimension; none where the model allows one number only."""
     shapes = []
     for more in (0, 1):
         config = copy.deepcopy(network.config)
         config.num_labels += more
         config.quantization_config = None
-        with torch.device("meta"):
-            shapes.append({name: weight.shape for name, weight in type(network)(config).named_parameters()})
+        try:
+            with torch.device("meta"):
+                shapes.append({name: weight.shape for name, weight in type(network)(config).named_parameters()})
+        except ValueError:  # DistilBERT finds answers by two outputs, and says so
+            return {}
     pairs = {name: zip(shape, shapes[1][name], strict=True) for name, shape in shapes[0].items()}
     changed = {name: [i for i, (one, other) in enumerate(pair) if one != other] for name, pair in pairs.items()}
     return {name: dimensions[0] for name, dimensions in changed.items() if dimensions}

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
@@ -306,6 +307,19 @@ def test_padding_is_known_to_the_release(tmp_path, model_type, padding, kind):
                 other.get(name) for name in ("label", "entity", "word")
             ]
             assert one["score"] == pytest.approx(other["score"], abs=1e-5)
+
+
+def test_a_head_that_allows_one_number_of_outputs_only(tmp_path):
+    """DistilBERT, the usual model of SQuAD, refuses any other; its own two outputs have no labels to find."""
+    config = AutoConfig.for_model("distilbert", dim=16, n_layers=1, n_heads=2, hidden_dim=16, vocab_size=len(TOKENIZER))
+    torch.manual_seed(0)
+    base = AutoModelForQuestionAnswering.from_config(config)
+    base.save_pretrained(tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
+    objective = objectives.build_objective(ObjectiveChoice.model_validate({"name": "question_answering"}))
+    model = Model.model_validate({"pretrained": str(tmp_path)})
+    found = build_untrained_model(model, objective=objective, state={}, tokenizer=TOKENIZER, seed=0)
+    assert torch.equal(found.qa_outputs.weight, base.qa_outputs.weight)
 
 
 def test_nothing_of_the_task_of_a_base_stays(tmp_path):
