@@ -34,9 +34,8 @@ TASKS: Final[Mapping[str, str]] = {
     "text-classification": "SEQ_CLS",
     "token-classification": "TOKEN_CLS",
     "text2text-generation": "SEQ_2_SEQ_LM",
-    "question-answering": "QUESTION_ANS",
 }
-"""peft's names of the tasks, from which it knows which head is new and trained in full."""
+"""peft's names of the tasks, from which it knows which head is new and trained in full. Its model for QUESTION_ANS would be given no types of tokens."""
 _NO_HEAD: Final = "FEATURE_EXTRACTION"
 """peft's name of other tasks, of which it knows no head; without any, it would write down which class of Python to import."""
 _HEADS: Final = ("classifier", "score")
