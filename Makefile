@@ -37,7 +37,7 @@ slow: $(DEVELOPMENT)  ## run the slow, exhaustive tests that `make test` leaves 
 chaos: $(DEVELOPMENT)  ## kill a training 200 times, publish under 500 schedules of faults, try 2,000 odd inputs, live through 30 nights (up to an hour)
 	EVERGREEN_CHAOS_KILLS=$${EVERGREEN_CHAOS_KILLS:-200} EVERGREEN_CHAOS_PUBLISHES=$${EVERGREEN_CHAOS_PUBLISHES:-500} EVERGREEN_CHAOS_EXAMPLES=$${EVERGREEN_CHAOS_EXAMPLES:-2000} EVERGREEN_CHAOS_NIGHTS=$${EVERGREEN_CHAOS_NIGHTS:-30} $(BIN)/python -m pytest tests/chaos -m "slow or not slow" -o log_cli=true -o log_cli_level=INFO
 
-zoo: $(DEVELOPMENT)  ## take tiny models of 50 architectures through all stages, for every objective; writes docs/models.md (three quarters of an hour)
+zoo: $(DEVELOPMENT)  ## take tiny models of 50 architectures through all stages, for every objective; writes docs/models.md (up to an hour)
 	$(BIN)/python -m tests.support.zoo
 
 benchmark: $(DEVELOPMENT)  ## compare speeds with plain Trainer, datasets.map and dvc, side by side (up to half an hour)
