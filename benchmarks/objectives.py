@@ -1,11 +1,11 @@
 """What people retrain, from file to verdict by the defaults of `evergreen new`, beside the reference trainers at theirs.
 
-    python -m benchmarks.objectives DATA MODEL [--seeds 17 18] [--tasks sick-nli] [--at-once 5]
+    python -m benchmarks.objectives DATA MODEL [--seeds 17 18] [--tasks sick-nli] [--at-once 5] [--results FILE]
 
 DATA is a folder with the folders sick, goemotions, trec-qa and cranfield; MODEL a small encoder with a folder for sentence-transformers,
 such as all-MiniLM-L6-v2. The table has, of each task, the mean metric on the test rows with its standard error over the seeds,
 and training rows per second as a ratio to the reference, the median over the seeds. `--at-once` trains several seeds
-together: read no speed from that.
+together: read no speed from that. `--results` keeps each training's result in a file of JSON lines, and does not train again what stands in it.
 
 The references are those of `benchmarks.reference_trainers`. Validation rows choose the best checkpoint here; the references keep their
 last weights.
@@ -117,10 +117,24 @@ def reference(data: Path, model: str, task: str, seed: int) -> Result:
     return Result(*json.loads(out.splitlines()[-1]))
 
 
-def _both(project: Path, data: Path, model: str, task: str, seed: int) -> tuple[Result, Result]:
-    here, there = ours(project, task, seed), reference(data, model, task, seed)
-    print(f"{task}, seed {seed}: here {here}, reference {there}", flush=True)
-    return here, there
+def _once(kept: Path | None, name: str, train: Callable[[], Result]) -> Result:
+    """Return the result that the file has under a name, or train and keep it there."""
+    done = {row["name"]: Result(*row["result"]) for row in (read(kept) if kept else [])}
+    if name in done:
+        return done[name]
+    result = train()
+    print(f"{name}: {result}", flush=True)
+    if kept:
+        with kept.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"name": name, "result": result}) + "\n")
+    return result
+
+
+def _both(project: Path, data: Path, model: str, kept: Path | None, task: str, seed: int) -> tuple[Result, Result]:
+    return (
+        _once(kept, f"{task}, seed {seed}", partial(ours, project, task, seed)),
+        _once(kept, f"{task}, seed {seed}, reference", partial(reference, data, model, task, seed)),
+    )
 
 
 def _one_reference(data: Path, model: str, task: str, seed: int) -> None:
@@ -156,6 +170,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19, 20, 21])
     parser.add_argument("--tasks", nargs="+", default=[*TASKS])
     parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--results", type=Path)
     parser.add_argument("--reference", nargs=2)
     chosen = parser.parse_args()
     if chosen.reference:
@@ -176,7 +191,7 @@ def main() -> None:
         for task in chosen.tasks:
             write_recipes(project, data, chosen.model, task, chosen.seeds)
             rows = len(read(data / TASKS[task].folder / "train.jsonl"))
-            both = partial(_both, project, data, chosen.model, task)
+            both = partial(_both, project, data, chosen.model, chosen.results, task)
             with ThreadPoolExecutor(chosen.at_once) as pool:
                 results = [*pool.map(both, chosen.seeds)]
             print(line(task, rows, *zip(*results, strict=True)), flush=True)
