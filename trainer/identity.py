@@ -46,7 +46,7 @@ DECIDING_CODE = (
 
 HARMLESS_CODE = {
     "params": "reads the recipe, whose values are part of the identity",
-    "trainer/__init__.py": "only offers names to scripts",
+    "trainer/__init__.py": "only offers names to scripts, and says how long threads wait",
     "trainer/conflicts.py": "only refuses recipes",
     "trainer/identity.py": "computes the identity; a change that matters gives another one",
     "trainer/iterative": "is a Trainer for scripts; the worker does not use it",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 KEPT: Final = 2  # models in memory
-_INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_", "MKL_")
+_INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_", "GOMP_", "MKL_")
 """Beginnings of the names of variables that this process needs. No others: they may hold tokens and passwords."""
 
 
