@@ -9,7 +9,6 @@ those of texts, without padding.
 from __future__ import annotations
 
 import random
-import statistics
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -20,10 +19,10 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 
+from benchmarks.tables import environment, print_table, spread
 from benchmarks.workload import (
     VOCABULARY,
     StepClock,
-    environment,
     language_model,
     set_up,
     trainer,
@@ -104,16 +103,15 @@ def measure(name: str, hidden: int) -> float:
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     hidden = int(sys.argv[2]) if len(sys.argv) > 2 else 256
-    print(environment(), flush=True)
+    print(environment(rounds), flush=True)
     set_up("ours")
     found: dict[str, list[float]] = {name: [] for name in FEATURES}
     for _ in range(rounds):
         for name in FEATURES:
             found[name].append(measure(name, hidden))
-    print(f"seconds per 1,000 tokens with {PLAIN}: {statistics.median(found[PLAIN]):.3f}")
-    for name in [*FEATURES][1:]:
-        ratios = [a / b for a, b in zip(found[name], found[PLAIN], strict=True)]
-        print(f"{name}: {statistics.median(ratios):.2f}x the time ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)
+    ratios = {name: spread(a / b for a, b in zip(found[name], found[PLAIN], strict=True)) for name in [*FEATURES][1:]}
+    print_table(("feature", "time"), ratios.items())
+    print(f"\nSeconds per 1,000 tokens with {PLAIN}: {spread(found[PLAIN], 3)}.")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks.workload import StepClock, environment, trainer
+from benchmarks.tables import environment
+from benchmarks.workload import StepClock, trainer
 from params.schema import ObjectiveChoice
 from trainer.objectives.bases import packing
 

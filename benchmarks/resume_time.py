@@ -5,14 +5,14 @@ python -m benchmarks.resume_time [high step]
 
 from __future__ import annotations
 
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.workload import environment, language_model, sequences, trainer
+from benchmarks.tables import environment, print_table, spread
+from benchmarks.workload import language_model, sequences, trainer
 
 ROUNDS = 5
 
@@ -32,12 +32,12 @@ def build_trainer(folder: Path, steps: int, data: Any) -> Any:
 
 def main() -> None:
     high = int(sys.argv[1]) if len(sys.argv) > 1 else 5000
-    print(environment(), flush=True)
+    print(environment(ROUNDS), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         data = sequences(2 * high, 4)
         steps = (10, high)
         for step in steps:
-            print(f"training to step {step}", flush=True)
+            print(f"training to step {step}", file=sys.stderr)
             build_trainer(Path(folder) / str(step), step, data).train()
         taken: dict[int, list[float]] = {step: [] for step in steps}
         for _ in range(ROUNDS):
@@ -46,9 +46,8 @@ def main() -> None:
                 start = time.perf_counter()
                 again.train(resume_from_checkpoint=str(Path(folder) / str(step) / f"checkpoint-{step}"))
                 taken[step].append(again.first_step_s - start)
-    low, late = (statistics.median(taken[step]) for step in steps)
-    print(f"to the first step: {1000 * low:.0f} ms from step {steps[0]}, {1000 * late:.0f} ms from step {steps[1]}")
-    print(f"ratio {late / low:.2f} (flat would be 1.00)")
+    rows = [(f"step {step:,}", spread((1000 * s for s in taken[step]), 0)) for step in steps]
+    print_table(("resumed at", "ms to the first step"), rows)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, PrinterCallback, TrainingArguments
 
-from benchmarks.workload import environment, sequences
+from benchmarks.tables import environment
+from benchmarks.workload import sequences
 from params.schema import ObjectiveChoice
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics

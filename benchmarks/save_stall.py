@@ -14,7 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.workload import Kind, environment, language_model, sequences, trainer
+from benchmarks.tables import environment, print_table, spread
+from benchmarks.workload import Kind, language_model, sequences, trainer
 
 STEPS, EVERY, HIDDEN, LAYERS = 24, 4, 512, 8
 
@@ -42,7 +43,7 @@ def run(kind: Kind, *, saves: bool) -> tuple[list[float], float, float]:
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    print(environment(), flush=True)
+    print(environment(rounds), flush=True)
     stalls: dict[Kind, list[float]] = {"ours": [], "plain": []}
     costs: dict[Kind, list[float]] = {"ours": [], "plain": []}
     for number in range(rounds):
@@ -54,12 +55,12 @@ def main() -> None:
             print(
                 f"round {number + 1}, {kind:>5}: stall {1000 * statistics.median(found):7.1f} ms, "
                 f"total cost {1000 * costs[kind][-1]:7.1f} ms per save of {size:.0f} MiB",
-                flush=True,
+                file=sys.stderr,
             )
-    ours, plain = statistics.median(stalls["ours"]), statistics.median(stalls["plain"])
-    print(f"stall per save: {1000 * ours:.1f} ms, Trainer {1000 * plain:.1f} ms, ratio {ours / plain:.2f} (goal 0.50)")
-    whole = statistics.median(costs["ours"]) / statistics.median(costs["plain"])
-    print(f"total cost per save: ratio {whole:.2f}")
+    rows = []
+    for name, seconds in (("stops the loop for", stalls), ("costs in all", costs)):
+        rows.append([name, *(spread((1000 * s for s in seconds[kind]), 0) for kind in ("ours", "plain"))])
+    print_table((f"a save of {size:.0f} MiB", "ms here", "ms, plain Trainer"), rows)
 
 
 if __name__ == "__main__":

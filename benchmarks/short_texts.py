@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from datasets import Dataset
 
-from benchmarks.workload import VOCABULARY, Kind, StepClock, classifier, environment, in_own_processes, set_up, trainer
+from benchmarks.tables import environment, print_table, spread
+from benchmarks.workload import VOCABULARY, Kind, StepClock, classifier, in_own_processes, set_up, trainer
 
 TOPICS, WORDS, COMMON = 8, 5, 1000
 """How many topics, words of one topic, and common words there are."""
@@ -83,21 +84,22 @@ def accuracy(model: Any, test: Dataset) -> float:
 
 def main() -> None:
     seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    print(environment(), flush=True)
+    print(environment(seeds), flush=True)
     found: dict[Kind, list[dict[str, float]]] = {"plain": [], "ours": []}
     for seed in range(seeds):
         kinds: tuple[Kind, ...] = ("plain", "ours") if seed % 2 else ("ours", "plain")
         for kind in kinds:
             found[kind].append(in_own_processes("benchmarks.short_texts", kind, str(seed)))
-    ratios = [a["rows_per_second"] / b["rows_per_second"] for a, b in zip(found["ours"], found["plain"], strict=True)]
-    print(
-        f"defaults, short texts: {statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) plain Trainer"
-    )
+    rows = []
     for kind, name in (("ours", "here"), ("plain", "plain Trainer")):
         values = [run["accuracy"] for run in found[kind]]
         error = statistics.stdev(values) / len(values) ** 0.5
-        rate = statistics.median(run["rows_per_second"] for run in found[kind])
-        print(f"    {name}: {rate:.0f} rows/s, accuracy {statistics.mean(values):.4f}, standard error {error:.4f}")
+        rates = spread((run["rows_per_second"] for run in found[kind]), 0)
+        rows.append((name, rates, f"{statistics.mean(values):.3f}, standard error {error:.3f}"))
+    ratio = spread(
+        a["rows_per_second"] / b["rows_per_second"] for a, b in zip(found["ours"], found["plain"], strict=True)
+    )
+    print_table(("defaults, short texts", "rows per second", "mean accuracy"), [*rows, ("ratio", ratio, "")])
 
 
 if __name__ == "__main__":

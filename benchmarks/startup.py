@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.workload import environment
+from benchmarks.tables import environment, print_table, spread
 
 FLOW = ("-m", "flows.cli", "run", "default")
 BARE = """
@@ -88,32 +88,32 @@ class Clone:
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    print(environment(), flush=True)
+    print(environment(rounds), flush=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         clone = Clone(Path(folder))
         clone.seconds(*FLOW)  # compiles the code, and prepares Prefect's database
-        torch = statistics.median(clone.seconds("-c", "import torch") for _ in range(rounds))
+        imports = [clone.seconds("-c", "import torch") for _ in range(rounds)]
 
-        def show(name: str, seconds: float) -> None:
-            print(f"{name}: {seconds:.1f} s, {seconds / torch:.1f}x `import torch` ({torch:.1f} s)", flush=True)
+        def repeat(*arguments: str, **variables: str) -> list[float]:
+            return [clone.seconds(*arguments, **variables) for _ in range(rounds)]
 
-        def median(*arguments: str, **variables: str) -> float:
-            return statistics.median(clone.seconds(*arguments, **variables) for _ in range(rounds))
-
-        show("dvc repro, nothing to do", median("-m", "dvc", "repro"))
-        show("evergreen run, nothing to do, with its own server", median(*FLOW))
+        found = {"`import torch`": imports, "`dvc repro`, nothing to do": repeat("-m", "dvc", "repro")}
+        found["`evergreen run`, nothing to do, with a server of its own"] = repeat(*FLOW)
         with clone.server() as variables:
             clone.seconds(*FLOW, **variables)
-            show("evergreen run, nothing to do, with a server that runs", median(*FLOW, **variables))
-        show("evergreen check", median("-m", "flows.cli", "check", "default"))
+            found["`evergreen run`, nothing to do, with a server that runs"] = repeat(*FLOW, **variables)
+        found["`evergreen check`"] = repeat("-m", "flows.cli", "check", "default")
         bare, flow = [], []
         for _ in range(max(1, rounds // 2)):
             clone.forget()
             bare.append(clone.seconds("-c", BARE))
             clone.forget()
             flow.append(clone.seconds(*FLOW))
-        show("six stages by the flow", statistics.median(flow))
-        show("    more than the bare stages", statistics.median(flow) - statistics.median(bare))
+        found["six stages by the flow, a training of four steps"] = flow
+        found["of which more than the bare stages"] = [a - b for a, b in zip(flow, bare, strict=True)]
+        torch = statistics.median(imports)
+        rows = ((name, spread(s, 1), spread((one / torch for one in s), 1)) for name, s in found.items())
+        print_table(("", "seconds", "of `import torch`"), rows)
 
 
 if __name__ == "__main__":

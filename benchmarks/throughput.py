@@ -16,17 +16,19 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.tables import environment, print_table, spread
 from benchmarks.workload import (
     Kind,
     StepClock,
     classifier,
-    environment,
     in_own_processes,
     language_model,
     sequences,
@@ -111,12 +113,6 @@ def alternate(work: str, rounds: int, processes: int = 1) -> dict[Kind, list[dic
     return found
 
 
-def spread(name: str, found: dict[Kind, list[dict[str, float]]]) -> str:
-    """How many times as long a plain run takes: median, and least to most."""
-    ratios = [plain[name] / ours[name] for plain, ours in zip(found["plain"], found["ours"], strict=True)]
-    return f"{statistics.median(ratios):.3f}x ({min(ratios):.3f} to {max(ratios):.3f})"
-
-
 def matrix_product_rate() -> float:
     """Floating-point operations per second of a large matrix product, the most that this machine can do."""
     size, rates = 2048, []
@@ -128,22 +124,26 @@ def matrix_product_rate() -> float:
     return max(rates)
 
 
+def rows(rounds: int) -> Iterator[list[str]]:
+    """Yield a row of the table for each work and number of processes."""
+    limit = matrix_product_rate()
+    for processes, work in product((1, PROCESSES), (SHORT, LONG)):
+        found = alternate(work.name, rounds, processes)
+        step_ms = [times["wall_ms"] for times in found["ours"]]
+        parameters = sum(p.numel() for name, p in work.model().named_parameters() if "embed" not in name)
+        rate = 6 * parameters * work.batch * work.length / (statistics.median(step_ms) / 1000)
+        ratios = [
+            spread(plain[name] / ours[name] for plain, ours in zip(found["plain"], found["ours"], strict=True))
+            for name in ("wall_ms", "cpu_ms")
+        ]
+        yield [work.name, str(processes), spread(step_ms, 0), *ratios, f"{rate / limit:.0%}"]
+
+
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    print(environment(), flush=True)
-    limit = matrix_product_rate()
-    for processes in (1, PROCESSES):
-        for work in (SHORT, LONG):
-            found = alternate(work.name, rounds, processes)
-            step_ms = statistics.median(times["wall_ms"] for times in found["ours"])
-            parameters = sum(p.numel() for name, p in work.model().named_parameters() if "embed" not in name)
-            share = 6 * parameters * work.batch * work.length / (step_ms / 1000) / limit
-            print(
-                f"{work.name}, {processes} process{'es' * (processes > 1)}, {step_ms:.0f} ms here: "
-                f"{spread('wall_ms', found)}, of the processors {spread('cpu_ms', found)}; "
-                f"{share:.0%} of the matrix product's rate",
-                flush=True,
-            )
+    print(environment(rounds), flush=True)
+    columns = ("steps", "processes", "ms here", "ratio to plain Trainer", "by CPU time", "share of the limit")
+    print_table(columns, rows(rounds))
 
 
 if __name__ == "__main__":

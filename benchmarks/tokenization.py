@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import gc
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ from typing import Any
 
 from datasets import Dataset, disable_progress_bars
 
-from benchmarks.workload import environment
+from benchmarks.tables import environment, print_table, spread
 from params.foundation.artifacts import Artifacts
 from params.python_documentation import documentation
 from params.schema import Data, Launch, ObjectiveChoice, TrainTokenizer
@@ -168,6 +167,21 @@ def times(work: Work, folder: Path, turn: int) -> dict[str, tuple[float, float]]
     return found
 
 
+def row(work: Work, rounds: int) -> list[str]:
+    """Return the row of the table for one kind of rows."""
+    measured = []
+    for turn in range(rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            measured.append(times(work, Path(folder), turn))
+
+    def ratio(other: str, clock: int) -> str:
+        return spread(found[other][clock] / found["here"][clock] for found in measured)
+
+    rates = spread((len(work.rows) / found["here"][0] for found in measured), 0)
+    ratios = ratio("datasets.map", 0), ratio("datasets.map", 1), ratio("the tokenizer's call", 0)
+    return [work.name, f"{len(work.rows):,}", rates, *ratios]
+
+
 def main() -> None:
     """Run the benchmark from the project's root."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
@@ -175,18 +189,15 @@ def main() -> None:
     texts = [row["text"] for row in documentation() if row["text"]]
     tokenizer = train_tokenizer(texts, TrainTokenizer(kind="train", vocab_size=8192))
     of_classifier = load_tokenizer(sys.argv[2], None) if len(sys.argv) > 2 else tokenizer
-    print(environment(), flush=True)
-    for once, repeats in product(works(tokenizer, of_classifier, texts), REPEATS):
-        work = replace(once, rows=once.rows * repeats)
-        measured = []
-        for turn in range(rounds):
-            with tempfile.TemporaryDirectory() as folder:
-                measured.append(times(work, Path(folder), turn))
-        rate = len(work.rows) / statistics.median(found["here"][0] for found in measured)
-        print(f"{work.name}: {rate:,.0f} of {len(work.rows):,} rows per second", flush=True)
-        for other in ("datasets.map", "the tokenizer's call"):
-            wall, cpu = (statistics.median(found[other][i] / found["here"][i] for found in measured) for i in (0, 1))
-            print(f"    {wall:.2f}x {other}, {cpu:.2f}x by CPU time", flush=True)
+    print(environment(rounds), flush=True)
+    columns = ("rows", "", "rows per second here", "ratio to datasets.map", "by CPU time", "ratio to the call alone")
+    print_table(
+        columns,
+        (
+            row(replace(once, rows=once.rows * repeats), rounds)
+            for once, repeats in product(works(tokenizer, of_classifier, texts), REPEATS)
+        ),
+    )
 
 
 if __name__ == "__main__":

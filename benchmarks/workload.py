@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
-import platform
+import os
 import random
 import subprocess
 import sys
@@ -35,14 +35,16 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from params.schema import ObjectiveChoice
-from trainer import objectives
+from trainer import OPENMP_SPINS, objectives
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.runtime.heartbeat import Heartbeat
+from trainer.runtime.imports import hide_packages
 from trainer.runtime.memory import keep_freed_memory
 
 Kind = Literal["ours", "plain"]
 VOCABULARY, LABELS = 8192, 77
+hide_packages("lomo_optim")  # a plain script has not installed it; a worker hides it
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
 
@@ -89,7 +91,11 @@ def in_own_processes(module: str, kind: Kind, *arguments: str, processes: int = 
     """Return what a module prints as JSON in new processes."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
     command = [sys.executable, *launch, "-m", module, kind, *arguments]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)  # libraries write warnings
+    waits = {"GOMP_SPINCOUNT": OPENMP_SPINS} if kind == "ours" else {}
+    variables = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"} | waits
+    done = subprocess.run(
+        command, env=variables, check=False, capture_output=True, text=True
+    )  # libraries write warnings
     if done.returncode:
         sys.exit(f"{' '.join(command)} ended with {done.returncode}\n{done.stderr}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -209,8 +215,3 @@ def trainer(
     made.stalls_s, made.first_step_s = [], 0.0
     made.remove_callback(PrinterCallback)
     return made
-
-
-def environment() -> str:
-    """Describe the machine and the versions in one line."""
-    return f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, Python {platform.python_version()}"

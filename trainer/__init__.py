@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainer.iterative import IterativeSFTConfig, IterativeSFTTrainer
 
-# How often a waiting thread of GNU OpenMP looks for work before it sleeps, read when torch is imported. 10,000 looks take 0.1 to 0.6 ms,
-# longer than most pauses of a step. The default of 300,000 takes 4 to 20 ms, more than a turn on a CPU: on a machine that other programs
-# use, it takes the turn of the thread that it waits for.
+OPENMP_SPINS = "10000"
+"""How often a waiting thread of GNU OpenMP looks for work before it sleeps, which it reads when torch is imported.
+
+That takes 0.1 to 0.6 ms, longer than most pauses of a step. The default of 300,000 takes 4 to 20 ms, more than a turn on a CPU: on a
+machine that other programs use, it takes the turn of the thread that it waits for.
+"""
+
 if not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
-    os.environ["GOMP_SPINCOUNT"] = "10000"
+    os.environ["GOMP_SPINCOUNT"] = OPENMP_SPINS
 
 __all__ = ["IterativeSFTConfig", "IterativeSFTTrainer"]
 

@@ -153,7 +153,7 @@ class EvergreenTrainer(Trainer):
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor:
         own = torch.stack([self.objective.loss_items(batch) for batch in batch_samples]).sum()
-        return self.accelerator.gather(own.to(device)).sum().float()  # type: ignore[no-any-return]
+        return self.collectives.sum(own).to(device).float()
 
     def compute_loss(
         self,

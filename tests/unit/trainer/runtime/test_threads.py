@@ -36,7 +36,9 @@ def run(code: str, argument: str, **own: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
 
 
-@pytest.mark.parametrize("module", ["trainer.worker", "trainer.iterative", "tasks.commands", "tasks.inference.tried_model"])
+@pytest.mark.parametrize(
+    "module", ["trainer.worker", "trainer.iterative", "tasks.commands", "tasks.inference.tried_model"]
+)
 def test_spin_is_bounded_before_torch_is_imported(module: str) -> None:
     """In a training, a script, a stage or `try`, and the answers of a Hub's pages."""
     assert run(_FIRST_TORCH, module).stdout.strip() == "10000"
