@@ -40,8 +40,8 @@ chaos: $(DEVELOPMENT)  ## kill a training 200 times, publish under 500 schedules
 zoo: $(DEVELOPMENT)  ## take tiny models of 50 architectures through all stages, for every objective; writes docs/models.md (up to an hour)
 	$(BIN)/python -m tests.support.zoo
 
-benchmark: $(DEVELOPMENT)  ## compare speeds with plain Trainer, datasets.map and dvc, side by side (up to half an hour)
-	$(BIN)/python -m benchmarks
+benchmark: $(DEVELOPMENT)  ## compare speeds with plain Trainer, datasets.map and dvc; writes docs/benchmarks.md (up to half an hour)
+	$(BIN)/python -m benchmarks $(NAMES)
 
 check: $(DEVELOPMENT)  ## check lint, format, types and import rules
 	$(BIN)/ruff check .
