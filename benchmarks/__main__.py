@@ -17,7 +17,7 @@ from benchmarks.tables import put_into_page
 RUNS = {
     "startup": ("2",),
     "throughput": ("3",),
-    "waiting": ("3",),
+    "waiting": ("5",),
     "short_texts": ("5",),
     "tokenization": ("3",),
     "features": ("3",),

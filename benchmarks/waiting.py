@@ -20,8 +20,9 @@ from benchmarks.load import busy_programs
 
 WAYS = {"ours": trainer.OPENMP_SPINS, "at once": "0", "default": "300000"}
 """How often a thread looks for work before it sleeps."""
-LOADS = (0, 2, 8)
-STEPS = {"short": 30, "long": 6}
+LOADS = {"short": (0, 2, 8), "long": (0, 2)}
+"""Other programs; beside eight, a long step by default takes minutes."""
+STEPS = {"short": 20, "long": 4}
 """Steps of a round on an idle machine; fewer beside other programs."""
 
 
@@ -81,7 +82,7 @@ def rows(rounds: int) -> Iterator[list[str]]:
             for process in processes.values():
                 assert process.stdout
                 process.stdout.readline()
-            for load in LOADS:
+            for load in LOADS[kind]:
                 found: dict[str, list[float]] = {way: [] for way in WAYS}
                 with busy_programs(load):
                     for turn in range(rounds):
