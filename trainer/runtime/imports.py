@@ -63,14 +63,9 @@ def defer_import(module: str) -> None:
 
 
 def hide_unused_packages(run: Any) -> None:
-    """Leave out what a recipe or job does not use; the user's own code that it names may need anything.
-
-    accelerate looks twice a step whether lomo_optim is installed, and reads its metadata if it is: 0.6 ms.
-    """
+    """Leave out what a recipe or job does not use; the user's own code that it names may need anything."""
     named = find_named_source_files(run.model_dump(mode="json", exclude={"data"}))
     if run.model.lora is None and all(path.is_relative_to(_TRAINER) for _, path in named):
         hide_packages("peft")
         if run.training.optimizer not in ("adamw_torch_4bit", "adamw_torch_8bit"):
             hide_packages("torchao")
-        if "lomo" not in run.training.optimizer:
-            hide_packages("lomo_optim")

@@ -65,9 +65,8 @@ def test_module_is_imported_when_one_of_its_names_is_used(package: str) -> None:
 @pytest.mark.parametrize(
     ("training", "expected"),
     [
-        ({"optimizer": "adamw_torch_fused"}, {"peft", "torchao", "lomo_optim"}),
-        ({"optimizer": "adamw_torch_4bit"}, {"peft", "lomo_optim"}),
-        ({"optimizer": "adalomo"}, {"peft", "torchao"}),
+        ({"optimizer": "adamw_torch_fused"}, {"peft", "torchao"}),
+        ({"optimizer": "adamw_torch_4bit"}, {"peft"}),
         ({"loss": "tests.support.own_code:loss"}, set()),
     ],
 )
