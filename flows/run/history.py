@@ -39,12 +39,14 @@ def log_run_in_block(artifacts: Artifacts) -> Iterator[RunRecorder]:
     """Log the flow run that the block does, if it does something, and bring the page of all runs up to date."""
     from prefect.runtime import flow_run
 
-    run = RunRecorder(artifacts, run_id=flow_run.id or "")
+    from flows.run.stops import was_stopped_by_person
+
+    run = RunRecorder(artifacts, run_id=flow_run.id or "", was_stopped=was_stopped_by_person)
     try:
         with run:
             yield run
     finally:
-        if run.entry and run.entry.outcome != "cancelled":  # then there is little time
+        if run.entry and run.entry.outcome not in {"cancelled", "crashed"}:  # then there is little time
             _show(artifacts)
 
 

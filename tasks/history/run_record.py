@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, cast
 
 from params import BudgetSpentError, EvergreenError, ModelError, Recipe
@@ -37,12 +37,13 @@ from tasks.training.versions import git_commit_with_dirty_mark
 
 logger = logging.getLogger(__name__)
 _DONE = {"ran", "restored", "unchanged"}
+_WITH_ERROR = {"failed", "budget spent"}
 _MAX_TEXT = 2000
 """Characters of an error's text that the log keeps."""
 _KILLED = RunErrorRecord(
     type="KilledError",
     where="the flow",
-    what="was killed: it left no end",
+    what="was killed, or stopped with its worker",
     fix="see the logs of the worker and of the machine; the next run continues",
 )
 
@@ -53,8 +54,10 @@ class RunRecorder:
     entry: RunEntry | None = None
     """What was logged when the run ended; None if it had nothing to do."""
 
-    def __init__(self, artifacts: Artifacts, *, run_id: str) -> None:
+    def __init__(self, artifacts: Artifacts, *, run_id: str, was_stopped: Callable[[str], bool] | None = None) -> None:
+        """`was_stopped` says by its id whether a person stopped a run that did not end by itself; by default, this one only."""
         self.artifacts, self.run_id, self.started = artifacts, run_id, utc_now_to_second()
+        self.was_stopped = was_stopped or (lambda stopped: stopped == run_id)
         self.stages: dict[str, StageRun] = {}
 
     def __enter__(self) -> Self:
@@ -110,6 +113,8 @@ class RunRecorder:
         try:
             lost = RunEntry.model_validate_json(self.artifacts.unfinished_run.read_bytes())
             cost = _cost(lost, read_recipe_or_none(self.artifacts))
+            if lost.run_id and self.was_stopped(lost.run_id):  # and killed, because it took too long to end
+                lost = lost.model_copy(update={"outcome": "cancelled", "error": None})
             append_run(self.artifacts, lost.model_copy(update={"cost": cost}))
         except FileNotFoundError:
             pass
@@ -130,7 +135,7 @@ class RunRecorder:
             outcome=outcome,
             verdict=blessing.verdict if blessing else None,
             reasons=judged.reasons if judged else (),
-            error=_error(error) if error and outcome in {"failed", "budget spent"} else None,
+            error=_KILLED if outcome == "crashed" else _error(error) if error and outcome in _WITH_ERROR else None,
             rows={**validated.rows_out, "quarantined": validated.quarantined} if validated else {},
             drift=drift_summary(
                 validated.drift if validated else None, details.champion_confidence if details else None
@@ -150,7 +155,7 @@ class RunRecorder:
                 return receipt.status
             return "evaluated" if "publish" not in self.stages and self._did("evaluate") else "unchanged"
         if not isinstance(error, Exception):
-            return "cancelled"
+            return "cancelled" if self.was_stopped(self.run_id) else "crashed"
         if isinstance(error, BudgetSpentError):
             return "budget spent"
         is_refused = blessing and blessing.verdict == "refuse" and isinstance(error, ModelError)
