@@ -159,14 +159,14 @@ def fetch_scheduled_deployments() -> set[str] | None:
     None if the server does not answer: then any may have one. Where no server is configured, there is none.
     """
 
-    def ask(client: SyncPrefectClient) -> set[str]:
+    def ask(client: SyncPrefectClient) -> set[str] | None:
         of_flow = filters.FlowFilter(name=filters.FlowFilterName(any_=["retrain"]))
         deployments = client.read_deployments(flow_filter=of_flow)
         return {one.name for one in deployments if not one.paused and any(each.active for each in one.schedules)}
 
     from prefect.client.schemas import filters
 
-    return _ask_server("what is deployed", ask, unconfigured=set(), unknown=None)
+    return _ask_server("what is deployed", ask, unconfigured=set[str](), unknown=None)
 
 
 def fetch_last_success_times(recipes: Sequence[str]) -> dict[str, datetime]:
@@ -176,7 +176,7 @@ def fetch_last_success_times(recipes: Sequence[str]) -> dict[str, datetime]:
     """
 
     def ask(client: SyncPrefectClient) -> dict[str, datetime]:
-        found = {}
+        found: dict[str, datetime] = {}
         completed = filters.FlowRunFilterStateType(any_=[StateType.COMPLETED])
         for recipe in recipes:
             names = filters.FlowRunFilterName(any_=[f"retrain-{recipe}", f"retrain-params/{recipe}.yaml"])

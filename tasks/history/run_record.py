@@ -114,7 +114,8 @@ class RunRecorder:
             lost = RunEntry.model_validate_json(self.artifacts.unfinished_run.read_bytes())
             cost = _cost(lost, read_recipe_or_none(self.artifacts))
             if lost.run_id and self.was_stopped(lost.run_id):  # and killed, because it took too long to end
-                lost = lost.model_copy(update={"outcome": "cancelled", "error": None})
+                stages = _with_outcome(lost.stages, "cancelled", instead_of="crashed")
+                lost = lost.model_copy(update={"outcome": "cancelled", "error": None, "stages": stages})
             append_run(self.artifacts, lost.model_copy(update={"cost": cost}))
         except FileNotFoundError:
             pass
@@ -129,6 +130,8 @@ class RunRecorder:
         details = results.details if self._is_done("evaluate") else None
         validated = results.validated if self._is_done("validate") else None
         outcome = self._outcome(error, receipt, blessing)
+        if outcome == "crashed":
+            self.stages = _with_outcome(self.stages, "crashed", instead_of="cancelled")
         judged, recipe = receipt or blessing, results.recipe
         release = receipt or (recipe.publish if recipe else None)
         entry = self._until_now(
@@ -167,6 +170,13 @@ class RunRecorder:
 
     def _did(self, stage: str) -> bool:
         return self._is_done(stage) and self.stages[stage].outcome != "unchanged"
+
+
+def _with_outcome(stages: Mapping[str, StageRun], outcome: str, *, instead_of: str) -> dict[str, StageRun]:
+    return {
+        name: one.model_copy(update={"outcome": outcome}) if one.outcome == instead_of else one
+        for name, one in stages.items()
+    }
 
 
 def _cost(entry: RunEntry, recipe: Recipe | None) -> float | None:

@@ -157,6 +157,14 @@ WRONG = {
         "tokenization.max_length",
         "32 tokens exceed the model's 16 positions; use at most 16",
     ),
+    "model of a type that publish would refuse": (
+        {
+            "objective": {"name": "question_answering"},
+            "model.config": {"model_type": "convbert", "hidden_size": 32, "num_attention_heads": 2},
+        },
+        "model.config",
+        "convbert does not fit the objective question_answering: its convolutions read padding",
+    ),
     "optimizer": (
         {"training.optimizer": "adamw_torsh"},
         "training.optimizer",
