@@ -84,7 +84,7 @@ def run(
                 client.api_version()
         with server.used() if server else nullcontext(), logs.draw_stage_progress(artifacts):
             from flows.retrain import retrain
-            from flows.run.pauses import turn_user_stop_into_error
+            from flows.run.stops import turn_user_stop_into_error
 
             with turn_user_stop_into_error():
                 outcomes = retrain(recipe, publish=not no_publish, force=force, record=branch)

@@ -12,6 +12,7 @@ from typing import Any
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import TerminationSignal
 from prefect.runtime import task_run
 
 from flows.child_process import Logger
@@ -20,6 +21,7 @@ from flows.record.recording import RecordTarget, ensure_recordable_before_publis
 from flows.run import history, logs, pauses, stages
 from flows.run.final_state import final_state, gate_refused_state
 from flows.run.prefect_artifacts import add_run_page_link, add_stage_report_artifact
+from flows.run.stops import state_after_signal
 from params import GateRefusedError, InputsChangedError, StaleBlessingError, load
 from params.foundation.artifacts import STAGES, Artifacts
 from params.loading import recipe_name
@@ -98,4 +100,6 @@ def retrain(
                 add_run_page_link(artifacts, renew=not publish)
     except GateRefusedError as error:
         return gate_refused_state(artifacts, error)
+    except (KeyboardInterrupt, TerminationSignal) as stop:
+        return state_after_signal(stop)
     return final_state(artifacts, outcomes)

@@ -119,9 +119,9 @@ def trace_row(
     row: Annotated[int, Option(help="The row's row_id in the raw data.")],
 ) -> None:
     """Show what each stage makes of one row."""
+    hide_unused_packages(load(recipe))
     from tasks.diagnostics.trace import trace
 
-    hide_unused_packages(load(recipe))
     trace(recipe, row_id=row)
 
 
@@ -131,9 +131,9 @@ def rehearse(recipe: RecipePath) -> None:
 
     Takes a minute or two, and estimates time, memory and disk of the real run. Fails with what the real run would fail with after hours.
     """
+    hide_unused_packages(load(recipe))
     from tasks.diagnostics.rehearse import rehearse
 
-    hide_unused_packages(load(recipe))
     rehearse(recipe)
 
 

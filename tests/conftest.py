@@ -122,7 +122,9 @@ def make_prefect_home(tmp_path_factory: pytest.TempPathFactory, request: pytest.
                 )
                 shutil.copy(home / "prefect.db", whole := ready.with_suffix(".part"))
                 whole.rename(ready)
-        shutil.copy(ready, home)
+        (home / "evergreen").mkdir()
+        for database in ("prefect.db", "evergreen/runs-1.db"):  # of a server of the user's, and of a run's own
+            shutil.copy(ready, home / database)
         return home
 
     return make

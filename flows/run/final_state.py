@@ -57,6 +57,8 @@ def name_and_message(artifacts: Artifacts, outcomes: Mapping[str, str]) -> tuple
     lines = run_result_lines(artifacts, (receipt or read_report(artifacts, Blessing)).reasons, receipt)
     if outcomes["publish" if receipt else "evaluate"] == "unchanged":
         lines.insert(0, f"nothing has changed since the last run, which ended with: {name or 'Completed'}")
+        if receipt and (now := _published_since(artifacts)):
+            lines.append(now)
         name = NOTHING_NEW
     return name, "\n".join(lines)
 
@@ -76,7 +78,9 @@ def format_run_summary(artifacts: Artifacts, outcomes: Mapping[str, str]) -> str
         )
         lines += [f"  {reason}" for reason in receipt.reasons]
         if receipt.commit:
-            lines.append(f"revision: {receipt.commit} ({receipt.tag})")
+            lines.append(f"revision: {receipt.commit}{f' ({receipt.tag})' if receipt.tag else ''}")
+        if outcomes["publish"] == "unchanged" and (now := _published_since(artifacts)):
+            lines.append(now)
         if is_local:
             lines.append("to browse it: evergreen hub")
         lines.append(f"receipt: {artifacts.receipt}")
@@ -105,6 +109,16 @@ def run_result_lines(artifacts: Artifacts, reasons: Sequence[str], receipt: Rece
     if artifacts.page.exists():
         lines.append(f"report: {artifacts.page.resolve().as_uri()} on {socket.gethostname()}")
     return lines
+
+
+def _published_since(artifacts: Artifacts) -> str | None:
+    """What is published now if it is not what the last run left, as after a rollback; None if it is, or nobody knows."""
+    from tasks.publishing.hub_changes import describe_later_release
+
+    with contextlib.suppress(EvergreenError):
+        if now := describe_later_release(artifacts):
+            return f"published now: {now}"
+    return None
 
 
 def _metric_lines(artifacts: Artifacts, reasons: Sequence[str]) -> Iterator[str]:

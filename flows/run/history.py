@@ -1,6 +1,7 @@
 """The history of all runs: what each run of the flow adds to it, and `evergreen history`.
 
-Whether a recipe is overdue follows from the schedules in prefect.yaml, and from the last successes that the Prefect server knows.
+Whether a recipe is overdue follows from the schedules in prefect.yaml that are deployed, and from the last successes that the
+Prefect server knows.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from zoneinfo import ZoneInfo
 
 import httpx
@@ -28,6 +29,10 @@ from tasks.history.run_log import utc_now_to_second
 from tasks.history.run_record import RunRecorder
 from tasks.report.formatting import format_duration, format_one_line
 
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 _FLOW = "flows/retrain.py:retrain"
 _ANSWER_S = 5.0
@@ -39,12 +44,14 @@ def log_run_in_block(artifacts: Artifacts) -> Iterator[RunRecorder]:
     """Log the flow run that the block does, if it does something, and bring the page of all runs up to date."""
     from prefect.runtime import flow_run
 
-    run = RunRecorder(artifacts, run_id=flow_run.id or "")
+    from flows.run.stops import was_stopped_by_person
+
+    run = RunRecorder(artifacts, run_id=flow_run.id or "", was_stopped=was_stopped_by_person)
     try:
         with run:
             yield run
     finally:
-        if run.entry and run.entry.outcome != "cancelled":  # then there is little time
+        if run.entry and run.entry.outcome not in {"cancelled", "crashed"}:  # then there is little time
             _show(artifacts)
 
 
@@ -66,7 +73,7 @@ def _page(root: Path) -> tuple[list[RecipeHistory], Path]:
     from tasks.history.page import write_history_page
 
     time = utc_now_to_second()
-    schedules = read_prefect_yaml_schedules(root, time)
+    schedules = read_prefect_yaml_schedules(root, time, fetch_scheduled_deployments())
     histories = read_recipe_histories(root, schedules, fetch_last_success_times(list(schedules)))
     return histories, write_history_page(root, histories, now=time)
 
@@ -89,8 +96,10 @@ def print_history_and_write_page(recipe: str | None, *, as_json: bool, last: int
     print(f"page: {page}")
 
 
-def read_prefect_yaml_schedules(root: Path, now: datetime) -> dict[str, list[Schedule]]:
-    """Return the active schedules of each recipe, from the deployments in prefect.yaml."""
+def read_prefect_yaml_schedules(
+    root: Path, now: datetime, deployed: Collection[str] | None = None
+) -> dict[str, list[Schedule]]:
+    """Return the active schedules of each recipe, from the deployments in prefect.yaml that are `deployed`; None: all."""
     try:
         content = YAML(typ="safe").load((root / "prefect.yaml").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, YAMLError) as error:
@@ -100,7 +109,7 @@ def read_prefect_yaml_schedules(root: Path, now: datetime) -> dict[str, list[Sch
     for deployment in _mappings(content, "deployments"):
         parameters = deployment.get("parameters")
         recipe = parameters.get("recipe", "default") if isinstance(parameters, Mapping) else "default"
-        if deployment.get("entrypoint") == _FLOW:
+        if deployment.get("entrypoint") == _FLOW and (deployed is None or deployment.get("name") in deployed):
             for schedule in _mappings(deployment, "schedules"):
                 if schedule.get("active", True):
                     found.setdefault(Path(str(recipe)).name.removesuffix(".yaml"), []).append(_schedule(schedule, now))
@@ -144,34 +153,61 @@ def _cron_limit(cron: str, zone: str, now: datetime) -> datetime | None:
     return min(second, third + (here - last)).astimezone(UTC)
 
 
+def fetch_scheduled_deployments() -> set[str] | None:
+    """Return the deployments with an active schedule on the configured server.
+
+    None if the server does not answer: then any may have one. Where no server is configured, there is none.
+    """
+
+    def ask(client: SyncPrefectClient) -> set[str] | None:
+        of_flow = filters.FlowFilter(name=filters.FlowFilterName(any_=["retrain"]))
+        deployments = client.read_deployments(flow_filter=of_flow)
+        return {one.name for one in deployments if not one.paused and any(each.active for each in one.schedules)}
+
+    from prefect.client.schemas import filters
+
+    return _ask_server("what is deployed", ask, unconfigured=set[str](), unknown=None)
+
+
 def fetch_last_success_times(recipes: Sequence[str]) -> dict[str, datetime]:
     """Return when a run of each recipe last succeeded on any worker, as far as the configured Prefect server knows.
 
     It is empty without a server, or if the server does not answer at once.
     """
-    from prefect import settings
 
-    if not recipes or not (url := settings.get_current_settings().api.url):
-        return {}
-    from prefect.client.orchestration import get_client
+    def ask(client: SyncPrefectClient) -> dict[str, datetime]:
+        found: dict[str, datetime] = {}
+        completed = filters.FlowRunFilterStateType(any_=[StateType.COMPLETED])
+        for recipe in recipes:
+            names = filters.FlowRunFilterName(any_=[f"retrain-{recipe}", f"retrain-params/{recipe}.yaml"])
+            wanted = filters.FlowRunFilter(name=names, state=filters.FlowRunFilterState(type=completed))
+            runs = client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.END_TIME_DESC, limit=1)
+            if runs and (ended := runs[0].end_time):
+                found[recipe] = ended
+        return found
+
     from prefect.client.schemas import filters
     from prefect.client.schemas.objects import StateType
     from prefect.client.schemas.sorting import FlowRunSort
 
+    return _ask_server("when runs last succeeded", ask, unconfigured={}, unknown={}) if recipes else {}
+
+
+def _ask_server(what: str, ask: Callable[[SyncPrefectClient], T], *, unconfigured: T, unknown: T) -> T:
+    """Return what the configured server answers, or `unknown` if it does not at once."""
+    from prefect import settings
+
+    if not (url := settings.get_current_settings().api.url):
+        return unconfigured
+    from prefect.client.orchestration import get_client
+
     from flows.server.configured import refuse_non_api_url
 
-    found: dict[str, datetime] = {}
-    completed = filters.FlowRunFilterStateType(any_=[StateType.COMPLETED])
+    quickly = {settings.PREFECT_CLIENT_MAX_RETRIES: 0, settings.PREFECT_API_REQUEST_TIMEOUT: _ANSWER_S}
     try:
         refuse_non_api_url(url)
-        quickly = {settings.PREFECT_CLIENT_MAX_RETRIES: 0, settings.PREFECT_API_REQUEST_TIMEOUT: _ANSWER_S}
         with settings.temporary_settings(quickly), get_client(sync_client=True) as client:
-            for recipe in recipes:
-                names = filters.FlowRunFilterName(any_=[f"retrain-{recipe}", f"retrain-params/{recipe}.yaml"])
-                wanted = filters.FlowRunFilter(name=names, state=filters.FlowRunFilterState(type=completed))
-                runs = client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.END_TIME_DESC, limit=1)
-                if runs and (ended := runs[0].end_time):
-                    found[recipe] = ended
+            return ask(client)
     except (httpx.HTTPError, EvergreenError) as error:
-        logger.warning("the Prefect server does not say when runs last succeeded: %s", error)
-    return found
+        logger.warning("the Prefect server does not say %s: %s", what, error)
+        return unknown

@@ -6,9 +6,7 @@ crashed goes on, too: that happens to healthy ones while the server is away (doc
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 
 import httpx
 from prefect.client.orchestration import get_client
@@ -18,7 +16,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
 from flows.child_process import Logger
-from params import PreemptedError, TransientError
+from params import TransientError
 
 POLL_S = 10.0  # seconds between two questions whether a paused run may go on
 _STOPPED = (StateType.CANCELLING, StateType.CANCELLED, StateType.FAILED, StateType.COMPLETED, StateType.SCHEDULED)
@@ -52,12 +50,3 @@ def wait_while_paused(log: Logger) -> None:
         raise TransientError("Prefect's server", what, "start the run again when the server answers") from error
     if state and (state.type in _STOPPED or (waiting and state.type != StateType.RUNNING)):
         raise Abort(f"the run is {state.name}: its next stage does not start; what has ended is kept")
-
-
-@contextlib.contextmanager
-def turn_user_stop_into_error() -> Iterator[None]:
-    """Turn the end that a person has given to the flow run in the block into an error."""
-    try:
-        yield
-    except (Abort, Pause) as signal:
-        raise PreemptedError("the flow run", str(signal), "run it again: it goes on from where it was") from None

@@ -2,12 +2,17 @@
 
 Prefect's own temporary server outlives a killed flow: only a flow that ends normally stops it. This one starts while the
 flow is imported. Its password is random, so that only this process can use it.
+
+Two servers on one SQLite file refuse requests for minutes, so no other server ever has its database: PREFECT_HOME/evergreen holds
+one for each run that goes on at the same time. What a database says of past runs stays there; `evergreen history` has its own log.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
+import logging
 import os
 import socket
 import sys
@@ -18,10 +23,15 @@ from pathlib import Path
 from flows import child_process
 from flows.server import password
 from params import TransientError
-from trainer.runtime.lifetime import stop_process_group
+from params.foundation.secrets import without_secrets
+from trainer.runtime.lifetime import hold_file_lock, stop_process_group
 from trainer.runtime.memory import reduce_garbage_collection
 
-_STARTUP_S = 90.0
+logger = logging.getLogger(__name__)
+_STARTUP_S = 900.0
+"""How long a server may take to answer: on a busy machine, the first one of a user took minutes to make its database."""
+_SLOW_S = 30.0
+"""After so long, whoever waits is told."""
 
 
 class OwnPrefectServer:
@@ -44,24 +54,41 @@ class OwnPrefectServer:
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """Use it for the flows that run meanwhile, as soon as it answers."""
-        from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+        from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 
         self._wait()
-        with temporary_settings({PREFECT_API_URL: self.url, PREFECT_API_AUTH_STRING: self._password}):
+        own = {PREFECT_API_URL: self.url, PREFECT_API_AUTH_STRING: self._password}
+        with temporary_settings(own | {PREFECT_UI_URL: ""}):  # it has no pages: none are named in the log
             yield
 
     def _wait(self) -> None:
         import httpx
 
-        give_up = time.monotonic() + _STARTUP_S
+        start, is_told = time.monotonic(), False
         with httpx.Client(timeout=5, trust_env=False) as client:
             while True:
                 with contextlib.suppress(httpx.TransportError):
                     if client.get(f"{self.url}/health").status_code == httpx.codes.OK:
                         return
-                if self.process.poll() is not None or time.monotonic() > give_up:
-                    raise TransientError("Prefect's server", "did not start", f"see {self.log_file}")
+                status, waited_s = self.process.poll(), time.monotonic() - start
+                if status is not None or waited_s > _STARTUP_S:
+                    raise self._start_error(status, waited_s)
+                if waited_s > _SLOW_S and not is_told:
+                    logger.warning("waiting for Prefect's server, which starts slowly: other programs use this machine")
+                    is_told = True
                 time.sleep(0.05)
+
+    def _start_error(self, status: int | None, waited_s: float) -> TransientError:
+        lines = self.log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        said = f": {without_secrets(lines[-1])}" if lines else ", without a word"
+        more = f" ({self.log_file} has all that it said)" if lines else ""
+        if status is None:
+            what = f"has not answered within {waited_s:.0f} s{said}"
+            fix = f"run it again when other programs leave this machine some time{more}"
+        else:
+            what = f"ended with status {status} after {waited_s:.0f} s, before it answered{said}"
+            fix = f"run it again; if it ends like this each time, set PREFECT_API_URL to a server of yours{more}"
+        return TransientError("Prefect's server for this run", what, fix)
 
 
 def is_own_server_needed() -> bool:
@@ -74,16 +101,33 @@ def is_own_server_needed() -> bool:
 
 
 def _serve(port: int) -> None:
-    """Run a server without background services and pages."""
+    """Run a server without background services and pages, on a database of its own."""
     reduce_garbage_collection()
     import uvicorn
-    from prefect.settings import PREFECT_SERVER_UI_ENABLED, get_current_settings, temporary_settings
+    from prefect.settings import (
+        PREFECT_SERVER_DATABASE_CONNECTION_URL,
+        PREFECT_SERVER_UI_ENABLED,
+        get_current_settings,
+        temporary_settings,
+    )
 
-    get_current_settings().home.mkdir(parents=True, exist_ok=True)
     os.environ |= {"PREFECT__SERVER_WEBSERVER_ONLY": "1", "PREFECT__SERVER_FINAL": "1"}
-    with temporary_settings({PREFECT_SERVER_UI_ENABLED: False}):
-        app = "prefect.server.api.server:create_app"
-        uvicorn.run(app, factory=True, host="127.0.0.1", port=port, log_level="error", lifespan="on")
+    with _free_database(get_current_settings().home / "evergreen") as database:
+        url = f"sqlite+aiosqlite:///{database}"
+        with temporary_settings({PREFECT_SERVER_UI_ENABLED: False, PREFECT_SERVER_DATABASE_CONNECTION_URL: url}):
+            app = "prefect.server.api.server:create_app"
+            uvicorn.run(app, factory=True, host="127.0.0.1", port=port, log_level="error", lifespan="on")
+
+
+@contextlib.contextmanager
+def _free_database(folder: Path) -> Iterator[Path]:
+    """Give the block the first database in `folder` that no other process uses; it may not exist yet."""
+    with contextlib.ExitStack() as held:
+        for number in itertools.count(1):
+            with contextlib.suppress(TransientError):
+                held.enter_context(hold_file_lock(folder / f"runs-{number}.lock", "a server"))
+                break
+        yield folder / f"runs-{number}.db"
 
 
 if __name__ == "__main__":

@@ -304,6 +304,7 @@ _CHECKS: list[Callable[..., Iterable[Problem]]] = [
     _tell_of_run_of_other_length,
     _expectation_problems,
     model_checks.find_position_limit_problem,
+    model_checks.find_unfit_model_problem,
     model_checks.find_generation_problem,
     model_checks.find_lora_problem,
     _metric_problems,

@@ -154,6 +154,18 @@ def find_lora_problem(model: Model, objective: ObjectiveChoice) -> Iterator[Prob
         return
 
 
+def find_unfit_model_problem(model: Model, objective: ObjectiveChoice) -> Iterator[Problem]:
+    """Find a type of models whose releases publish would refuse with this objective."""
+    kind = str(_read_config(model).get("model_type"))
+    if objectives.find_option_problems(objective):  # which another check says
+        return
+    if reason := objectives.build_objective(objective).unfit_model_types.get(kind):
+        what = f"{kind} does not fit the objective {objective.name}: {reason}, and publish would refuse the model"
+        yield Problem(
+            ("model", "config" if model.config else "pretrained"), what, "use a model of another type, such as bert"
+        )
+
+
 def find_generation_problem(model: Model) -> Iterator[Problem]:
     """Find a generation_config.json that transformers reads, but with which it would not save the trained model."""
     path = Path(model.pretrained or "") / "generation_config.json"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, cast
 
 from params import BudgetSpentError, EvergreenError, ModelError, Recipe
@@ -37,12 +37,13 @@ from tasks.training.versions import git_commit_with_dirty_mark
 
 logger = logging.getLogger(__name__)
 _DONE = {"ran", "restored", "unchanged"}
+_WITH_ERROR = {"failed", "budget spent"}
 _MAX_TEXT = 2000
 """Characters of an error's text that the log keeps."""
 _KILLED = RunErrorRecord(
     type="KilledError",
     where="the flow",
-    what="was killed: it left no end",
+    what="was killed, or stopped with its worker",
     fix="see the logs of the worker and of the machine; the next run continues",
 )
 
@@ -53,8 +54,10 @@ class RunRecorder:
     entry: RunEntry | None = None
     """What was logged when the run ended; None if it had nothing to do."""
 
-    def __init__(self, artifacts: Artifacts, *, run_id: str) -> None:
+    def __init__(self, artifacts: Artifacts, *, run_id: str, was_stopped: Callable[[str], bool] | None = None) -> None:
+        """`was_stopped` says by its id whether a person stopped a run that did not end by itself; by default, this one only."""
         self.artifacts, self.run_id, self.started = artifacts, run_id, utc_now_to_second()
+        self.was_stopped = was_stopped or (lambda stopped: stopped == run_id)
         self.stages: dict[str, StageRun] = {}
 
     def __enter__(self) -> Self:
@@ -110,6 +113,9 @@ class RunRecorder:
         try:
             lost = RunEntry.model_validate_json(self.artifacts.unfinished_run.read_bytes())
             cost = _cost(lost, read_recipe_or_none(self.artifacts))
+            if lost.run_id and self.was_stopped(lost.run_id):  # and killed, because it took too long to end
+                stages = _with_outcome(lost.stages, "cancelled", instead_of="crashed")
+                lost = lost.model_copy(update={"outcome": "cancelled", "error": None, "stages": stages})
             append_run(self.artifacts, lost.model_copy(update={"cost": cost}))
         except FileNotFoundError:
             pass
@@ -124,13 +130,15 @@ class RunRecorder:
         details = results.details if self._is_done("evaluate") else None
         validated = results.validated if self._is_done("validate") else None
         outcome = self._outcome(error, receipt, blessing)
+        if outcome == "crashed":
+            self.stages = _with_outcome(self.stages, "crashed", instead_of="cancelled")
         judged, recipe = receipt or blessing, results.recipe
         release = receipt or (recipe.publish if recipe else None)
         entry = self._until_now(
             outcome=outcome,
             verdict=blessing.verdict if blessing else None,
             reasons=judged.reasons if judged else (),
-            error=_error(error) if error and outcome in {"failed", "budget spent"} else None,
+            error=_KILLED if outcome == "crashed" else _error(error) if error and outcome in _WITH_ERROR else None,
             rows={**validated.rows_out, "quarantined": validated.quarantined} if validated else {},
             drift=drift_summary(
                 validated.drift if validated else None, details.champion_confidence if details else None
@@ -150,7 +158,7 @@ class RunRecorder:
                 return receipt.status
             return "evaluated" if "publish" not in self.stages and self._did("evaluate") else "unchanged"
         if not isinstance(error, Exception):
-            return "cancelled"
+            return "cancelled" if self.was_stopped(self.run_id) else "crashed"
         if isinstance(error, BudgetSpentError):
             return "budget spent"
         is_refused = blessing and blessing.verdict == "refuse" and isinstance(error, ModelError)
@@ -162,6 +170,13 @@ class RunRecorder:
 
     def _did(self, stage: str) -> bool:
         return self._is_done(stage) and self.stages[stage].outcome != "unchanged"
+
+
+def _with_outcome(stages: Mapping[str, StageRun], outcome: str, *, instead_of: str) -> dict[str, StageRun]:
+    return {
+        name: one.model_copy(update={"outcome": outcome}) if one.outcome == instead_of else one
+        for name, one in stages.items()
+    }
 
 
 def _cost(entry: RunEntry, recipe: Recipe | None) -> float | None:

@@ -97,4 +97,4 @@ def open_local_repository(folder: Path, repo_id: str) -> Iterator[HubRepository]
 
     owner, token = repo_id.split("/", maxsplit=1)[0], new_token()
     with LocalHub(folder, tokens={token: owner}) as hub:
-        yield HubRepository(HfApi(endpoint=hub.endpoint, token=token), repo_id)
+        yield HubRepository(HfApi(endpoint=hub.endpoint, token=token), repo_id, folder=folder.name)

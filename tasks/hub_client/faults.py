@@ -35,10 +35,11 @@ CLIENT_ERRORS = (*_NETWORK_ERRORS, InconsistentStateError, HubBusyError, Request
 """What a call of the client may raise because of the Hub or the network."""
 
 
-def as_permanent_error(error: BaseException, api: HfApi, repo_id: str) -> EvergreenError | None:
+def as_permanent_error(error: BaseException, api: HfApi, where: str) -> EvergreenError | None:
     """Return the error for what the Hub would refuse again; None when another attempt may succeed."""
     cause, uploading = _root_cause(error)
-    where, (namespace, _, _), fix = f"{api.endpoint}/{repo_id}", repo_id.partition("/"), ""
+    namespace, name = where.split("/")[-2:]
+    fix = ""
     if isinstance(cause, EvergreenError):
         return cause
     if isinstance(cause, HfHubHTTPError):
@@ -50,7 +51,7 @@ def as_permanent_error(error: BaseException, api: HfApi, repo_id: str) -> Evergr
             fixes = {
                 401: "set HF_TOKEN to a valid token with write access, or run `hf auth login`",
                 403: f"give the token write access to {namespace}, or publish to a namespace that it may write",
-                404: f"check that {namespace} exists and that the token may see {repo_id}",
+                404: f"check that {namespace} exists and that the token may see {namespace}/{name}",
             }
             fix = fixes.get(status, "correct what the message names")
     elif isinstance(cause, OfflineModeIsEnabled):
@@ -94,9 +95,9 @@ def describe_without_secrets(error: BaseException, api: HfApi) -> str:
     return without_secrets(text)
 
 
-def refuse_malformed_token(api: HfApi, repo_id: str) -> None:
+def refuse_malformed_token(api: HfApi, where: str) -> None:
     """Check the token before it is sent: the HTTP library quotes one that it cannot send."""
     token = get_token() if api.token in (None, True) else api.token
     if isinstance(token, str) and not re.fullmatch(r"[\x21-\x7e]+", token):
         what = "the token holds white space or other characters that no token has"
-        raise HubRefusedError(f"{api.endpoint}/{repo_id}", what, "copy it again, without the line end")
+        raise HubRefusedError(where, what, "copy it again, without the line end")

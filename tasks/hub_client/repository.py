@@ -94,11 +94,13 @@ class HubRepository:
     retries: RetryPolicy = RetryPolicy()
     log: Callable[[str], None] = lambda _: None
     """Takes a line for every unclear answer. No line holds the token."""
+    folder: str = ""
+    """The folder of a Hub that is served for this process alone: messages name it, because its address soon leads nowhere."""
 
     @property
     def where(self) -> str:
         """The repository in messages."""
-        return f"{self.api.endpoint}/{self.id}"
+        return f"{self.folder or self.api.endpoint}/{self.id}"
 
     def retry_until_clear(
         self, attempt: Callable[[], T], *, missing: Callable[[], T] | None = None, fix: str = "try again later"
@@ -115,7 +117,7 @@ class HubRepository:
             TransientError: no clear answer in time.
             EvergreenError: any that `attempt` raises.
         """
-        faults.refuse_malformed_token(self.api, self.id)
+        faults.refuse_malformed_token(self.api, self.where)
         clock, started = self.retries.clock, self.retries.clock()
         with limit_hub_requests(self.timeout_s if self.cuts_requests else math.inf):
             for number in itertools.count():
@@ -124,7 +126,7 @@ class HubRepository:
                 except faults.CLIENT_ERRORS as error:
                     if missing and isinstance(error, RepositoryNotFoundError):
                         return missing()
-                    if refused := faults.as_permanent_error(error, self.api, self.id):
+                    if refused := faults.as_permanent_error(error, self.api, self.where):
                         raise refused from None
                     reason, wait_s = faults.describe_without_secrets(error, self.api), faults.retry_delay(error, number)
                 self.log(f"{self.where}: no clear answer: {reason}")

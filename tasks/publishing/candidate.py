@@ -160,6 +160,6 @@ def require_readable_base_model(repository: HubRepository, base: BaseModelRefere
         else:
             return
         fix = f"train on a base model that readers of this Hub can load; or {_MERGED}"
-        raise HubRefusedError(repository.api.endpoint, what, fix)
+        raise HubRefusedError(repository.folder or repository.api.endpoint, what, fix)
 
     repository.retry_until_clear(look)

@@ -10,6 +10,7 @@ from params.schema import Publish
 from tasks.evaluation.report import Blessing
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.hub_client.receipt import Receipt
+from tasks.hub_client.release_log import read_main_commits
 from tasks.hub_client.repository import HubRepository
 from tasks.publishing.proposal import WAITING
 from tasks.stages import read_report
@@ -39,6 +40,25 @@ def is_blessing_current(artifacts: Artifacts, publish: Publish) -> bool:
     if head is None:
         return compared is None
     return blessing.is_in_release(head.weights) or compared == (resolve_hub_endpoint(publish.endpoint), head.weights)
+
+
+def describe_later_release(artifacts: Artifacts) -> str | None:
+    """Say what main holds in the place of the receipt's release, such as that of a rollback; None if it still holds that.
+
+    Raises:
+        HubRefusedError, TransientError: the Hub does not say.
+    """
+    receipt = read_report(artifacts, Receipt)
+    if receipt.commit is None:
+        return None
+    with open_repository(artifacts, repo_id=receipt.repo_id, endpoint=receipt.endpoint) as repository:
+        head = repository.head()
+        if head is None or head.commit == receipt.commit:
+            return None
+        now = read_main_commits(repository)[0]
+    if now.kind == "rollback":
+        return f"{receipt.repo_id} {now.to}, by a rollback: {now.by}: {now.why} (revision {now.commit})"
+    return f"{receipt.repo_id} {head.tag or now.commit}: {now.title} (revision {now.commit})"
 
 
 def fetch_pull_request_status(repository: HubRepository, number: int) -> str | None:

@@ -77,6 +77,9 @@ def train(
         recipe = load(artifacts.recipe_path)
         commit = git_commit_with_dirty_mark(artifacts.root, recipe)
         if not _is_finished(job):
+            if (artifacts.finished_run / job.folder.name).exists() and "DVC_STAGE" in os.environ:
+                why = "DVC deletes results that it does not know, such as those of `evergreen train`"
+                logger.warning("train: run %s has finished before, and trains again: %s", job.folder.name, why)
             fetch_before_training(artifacts, job, recipe.publish)
             if training.resume == "auto":
                 continue_run_of_other_length(artifacts, job)

@@ -79,6 +79,9 @@ class MultipleChoice(Objective[Options]):
     reader_cuts = True
     cut_texts_are_easier = False
     auto_class = "AutoModelForMultipleChoice"
+    unfit_model_types: ClassVar[Mapping[str, str]] = {
+        "roformer": "its head reads the last position, which is padding for the shorter choices"
+    }
     pipeline_tag = "multiple-choice"
     example_rows: ClassVar[tuple[Row, ...]] = (
         {"context": "She opened the door.", "choices": ["She went in.", "It barked.", "Two."], "label": 0},

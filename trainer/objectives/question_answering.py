@@ -87,6 +87,9 @@ class QuestionAnswering(Objective[Options]):
     reader_strides = True
     cut_texts_are_easier = False
     auto_class = "AutoModelForQuestionAnswering"
+    unfit_model_types: ClassVar[Mapping[str, str]] = {
+        "convbert": "its convolutions read padding, so its answers depend on the rest of the batch"
+    }
     pipeline_tag = "question-answering"
     example_rows: ClassVar[tuple[Row, ...]] = (
         {

@@ -17,9 +17,9 @@ from typing import Final
 from tests.support import forked
 from tests.support.zoo.cells import Cell, try_cell
 
-_READS_PADDING: Final = "its convolutions read padding, so answers depend on the batch, and publish refuses it"
+_READS_PADDING: Final = "its convolutions read padding, so answers depend on the batch, and check refuses it"
 _READS_THE_END: Final = (
-    "its head reads the last position, which is padding for the shorter choices, and publish refuses it"
+    "its head reads the last position, which is padding for the shorter choices, and check refuses it"
 )
 REASONS: Final[dict[str, str]] = {
     **dict.fromkeys(("convbert-question_answering", "convbert-question_answering-lora"), _READS_PADDING),

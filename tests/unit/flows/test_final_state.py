@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from prefect.client.schemas.objects import StateType
 
-from flows.run.final_state import SUCCESSES, final_state, gate_refused_state
+from flows.run.final_state import SUCCESSES, final_state, format_run_summary, gate_refused_state, name_and_message
 from params import GateRefusedError
 from params.foundation.artifacts import STAGES, Artifacts
+from tasks.publishing import hub_changes
 from tests.unit.tasks.report import example
 
 RAN = dict.fromkeys(STAGES, "ran")
@@ -50,6 +51,19 @@ def test_the_name_says_what_became_of_the_model(run, changes, outcomes, name) ->
     if name == "Nothing new":
         before = "Published" if "publish" in outcomes else "Completed"
         assert state.message.startswith(f"nothing has changed since the last run, which ended with: {before}\n")
+
+
+def test_a_run_with_nothing_to_do_says_what_is_published_now(run, monkeypatch) -> None:
+    """After a rollback, that is not what the last run published."""
+    receipt(run)
+    nothing = dict.fromkeys(STAGES, "unchanged")
+    monkeypatch.setattr(
+        hub_changes, "describe_later_release", lambda _: "tests/tiny release-old, by a rollback: Ann: odd"
+    )
+    now = "published now: tests/tiny release-old, by a rollback: Ann: odd"
+    assert now in name_and_message(run, nothing)[1].splitlines()
+    assert now in format_run_summary(run, nothing).splitlines()
+    assert now not in name_and_message(run, RAN)[1] + format_run_summary(run, RAN), "a run that published knows"
 
 
 def test_the_message_has_reason_metrics_release_and_report(run) -> None:

@@ -31,7 +31,7 @@ from prefect.states import (
 
 from flows import retrain
 from flows.record.recording import RecordTarget
-from flows.run import pauses
+from flows.run import pauses, stops
 from flows.server import own as server
 from params import PreemptedError, TransientError
 from params.foundation.artifacts import Artifacts
@@ -166,5 +166,5 @@ def test_outside_of_a_run_nothing_is_asked() -> None:
 
 @pytest.mark.parametrize("signal", [Abort("the run is Cancelled"), Pause("the run was suspended")])
 def test_who_waits_for_the_run_is_told(signal: BaseException) -> None:
-    with pytest.raises(PreemptedError, match=str(signal)), pauses.turn_user_stop_into_error():
+    with pytest.raises(PreemptedError, match=str(signal)), stops.turn_user_stop_into_error():
         raise signal

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.run.history import _cron_limit, fetch_last_success_times, read_prefect_yaml_schedules
+from flows.run.history import (
+    _cron_limit,
+    fetch_last_success_times,
+    fetch_scheduled_deployments,
+    read_prefect_yaml_schedules,
+)
 from tests.support.project import ROOT
 
 NOW = datetime(2026, 3, 10, 12, 0, tzinfo=UTC)
@@ -50,6 +55,8 @@ deployments:
     assert found["default"] == [("every 2 h", NOW - timedelta(hours=4))]
     assert found["c"] == [("FREQ=DAILY", None), ("by cron never, UTC", None), ("every odd", None)]
     assert found.keys() == {"a", "c", "default"}
+    assert read_prefect_yaml_schedules(tmp_path, NOW, {"a", "b"}).keys() == {"a"}
+    assert read_prefect_yaml_schedules(tmp_path, NOW, set()) == {}
 
 
 @pytest.mark.parametrize("text", ["deployments: [", "[]", "deployments: 3"])
@@ -82,6 +89,7 @@ def test_an_unknown_time_zone_is_no_schedule():
 def test_without_a_server_nobody_knows_more(monkeypatch):
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     assert fetch_last_success_times(["default"]) == {}
+    assert fetch_scheduled_deployments() == set()
 
 
 def test_a_server_that_is_away_is_not_waited_for(monkeypatch, caplog):
@@ -89,4 +97,5 @@ def test_a_server_that_is_away_is_not_waited_for(monkeypatch, caplog):
 
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
         assert fetch_last_success_times(["default"]) == {}
+        assert fetch_scheduled_deployments() is None
     assert "the Prefect server does not say when runs last succeeded" in caplog.text

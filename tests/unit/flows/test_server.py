@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -15,10 +17,11 @@ from prefect.settings import (
     get_current_settings,
     temporary_settings,
 )
+from prefect.utilities.urls import url_for
 
 from flows.server import own as server
 from flows.server.configured import refuse_non_api_url
-from params import EvergreenError
+from params import EvergreenError, TransientError
 from trainer.runtime.lifetime import stop_process_group
 
 
@@ -37,6 +40,44 @@ def test_only_the_process_that_started_the_server_can_use_it(tmp_path, make_pref
             assert secret not in started.log_file.read_text()
     finally:
         stop_process_group(started.process, 0)
+
+
+def test_each_server_has_a_database_that_no_other_one_uses(tmp_path, make_prefect_home, monkeypatch) -> None:
+    home = make_prefect_home()
+    monkeypatch.setenv("PREFECT_HOME", str(home))
+    theirs = f"sqlite+aiosqlite:///{home}/prefect.db"
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", theirs)  # of a server that stays
+    before = (home / "prefect.db").read_bytes()
+    shutil.copy(home / "prefect.db", home / "evergreen/runs-2.db")
+    both = [server.OwnPrefectServer(tmp_path / name) for name in ("one", "two")]
+    try:
+        for number, started in enumerate(both):
+            with started.used(), get_client(sync_client=True) as client:
+                client.create_flow_from_name(f"flow-{number}")
+                assert [flow.name for flow in client.read_flows()] == [f"flow-{number}"]
+                assert url_for("flow-run", obj_id="1") is None, "its address leads nowhere when it has ended"
+    finally:
+        for started in both:
+            stop_process_group(started.process, 0)
+    assert (home / "prefect.db").read_bytes() == before
+
+
+def test_a_server_that_does_not_start_says_how_long_was_waited_and_what_to_do(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(server, "_STARTUP_S", 0.3)
+    monkeypatch.setattr(server.child_process, "start_python_module", lambda *_: subprocess.Popen(["sleep", "60"]))
+    slow = server.OwnPrefectServer(tmp_path / "log")
+    with pytest.raises(TransientError, match="has not answered within 0 s, without a word") as raised, slow.used():
+        pass
+    assert "when other programs leave this machine some time" in raised.value.fix
+    slow.process.kill()
+    slow.process.wait()
+    slow.log_file.write_text("starting\nno space left\n")
+    with (
+        pytest.raises(TransientError, match=r"ended with status -9 after 0 s, .*: no space left") as raised,
+        slow.used(),
+    ):
+        pass
+    assert str(slow.log_file) in raised.value.fix
 
 
 def test_no_server_is_needed_where_a_profile_or_the_environment_names_one(monkeypatch) -> None:

@@ -65,6 +65,8 @@ class Objective(ReleaseReading[OptionsT], ABC):
     """Integers of an `Example` that the evaluate stage keeps with the scores, such as `bytes`."""
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
     """The Auto class of transformers with the right head."""
+    unfit_model_types: ClassVar[Mapping[str, str]] = {}
+    """Types of models whose head computes something else than a release would answer, each with the reason: `check` refuses them."""
     has_target_text: ClassVar[bool] = False
     """Whether `labels` are the tokens of a second text, such as a translation, instead of one label per input token."""
     smooths_labels: ClassVar[bool] = False

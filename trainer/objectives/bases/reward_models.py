@@ -87,6 +87,9 @@ class RewardSource(Section):
         return RewardModel(str(self.model), self.reads, chat=chat)
 
 
+_USUAL_TOKENS: Final = 512
+
+
 class _Loaded(NamedTuple):
     network: PreTrainedModel
     tokenizer: Tokenizer
@@ -119,7 +122,9 @@ class RewardModel:
             require_one_output(config)
         except ValueError as error:
             raise self._no_reward_model(str(error)) from error
-        self._form(config, tokenizer)
+        form = self._form(config, tokenizer)
+        if config.is_encoder_decoder:  # such heads read where the end-of-text token is, and fail without one
+            self._require_end_of_text(config.eos_token_id, tokenizer, form)
 
     def load(self) -> None:
         """Load the model, if this process has not yet; errors as of `check`, and a ModelError if its weights cannot be loaded."""
@@ -167,6 +172,19 @@ class RewardModel:
             fix = "use a reward model with a chat template" if own else "set `reads: {chat: false}`, or use another one"
             raise ModelError(self.name, what, fix)
         return form
+
+    def _require_end_of_text(self, token: int | None, tokenizer: Tokenizer, form: AnswerForm) -> None:
+        parts = [as_messages("a", "user"), as_messages("a", "assistant")] if form.chat else ["a", "a"]
+        try:
+            texts = form.texts(parts, tokenizer, ConversationTokenizer(tokenizer) if form.chat else None)
+        except ValueError:  # the template refuses this one, and may take others
+            return
+        ((ids, _),) = form.tokenize(texts, tokenizer, _USUAL_TOKENS)
+        if token not in ids:
+            where = "its chat template does not write" if form.chat else "its tokenizer does not add"
+            what = f"its head reads a text at the end-of-text token, {token} in its config.json, which {where}"
+            own = f"let its chat template end with {tokenizer.eos_token}" if form.chat else "give it its own tokenizer"
+            raise ModelError(self.name, what, f"{own}, or use another reward model")
 
     def _no_reward_model(self, why: str) -> ModelError:
         fix = "use a model with one output for a text, such as one of the objective `reward`"
@@ -243,7 +261,9 @@ def _score(network: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Iterator
     if pad is None or pad < 0:  # some say so that they have none: their head does not find the end of a text
         pad, size = 0, 1
     else:
-        size = _BATCH
+        ends = network.config.eos_token_id
+        is_uneven = network.config.is_encoder_decoder and (pad == ends or len({own.count(ends) for own in texts}) > 1)
+        size = 1 if is_uneven else _BATCH  # its head refuses a batch with different numbers of end-of-text tokens
     order, found = sorted(range(len(texts)), key=lambda i: len(texts[i])), dict[int, float]()
     for start in range(0, len(order), size):
         part = order[start : start + size]

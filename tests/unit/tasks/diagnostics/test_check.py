@@ -18,7 +18,7 @@ from huggingface_hub.utils import validate_repo_id
 from params import DataError, RecipeError
 from params.foundation.artifacts import Artifacts
 from params.loading import read_yaml_document
-from params.schema import Launch, Recipe, Training
+from params.schema import Launch, Model, ObjectiveChoice, Recipe, Training
 from tasks.commands import main
 from tasks.diagnostics import model_checks, source_checks
 from tasks.diagnostics.check import check, find_recipe_problems
@@ -779,3 +779,16 @@ def test_default_of_each_argument_is_accepted():
         is_passed_through = field.name in not_ours and not field.name.startswith("hub_")
         if is_passed_through and field.default is not dataclasses.MISSING:
             assert arguments.find_argument_problems({field.name: field.default}) == [], field.name
+
+
+@pytest.mark.parametrize(
+    ("objective", "kind"), [("question_answering", "convbert"), ("multiple_choice", "roformer")], ids=lambda one: one
+)
+def test_a_type_of_models_that_publish_would_refuse_is_refused_before_training(objective, kind):
+    def problems(kind: str) -> list[str]:
+        model = Model(config={"model_type": kind})
+        return [one.what for one in model_checks.find_unfit_model_problem(model, ObjectiveChoice(name=objective))]
+
+    (what,) = problems(kind)
+    assert what.startswith(f"{kind} does not fit the objective {objective}: its ")
+    assert problems("bert") == []

@@ -240,6 +240,23 @@ def test_a_killed_run_is_logged_by_the_next_one(artifacts):
     assert read_runs(artifacts) == [entry]
 
 
+@pytest.mark.parametrize(("by_person", "outcome"), [(True, "cancelled"), (False, "crashed")])
+def test_a_run_that_a_signal_ends_has_crashed_unless_a_person_stopped_it(artifacts, by_person, outcome):
+    def record(name: str) -> RunRecorder:
+        return RunRecorder(artifacts, run_id=name, was_stopped=lambda _: by_person)
+
+    with pytest.raises(KeyboardInterrupt), record("ended") as run, run.stage("train", {}):
+        raise KeyboardInterrupt
+    killed = record("killed")
+    killed.__enter__()
+    killed.stage("train", {}).__enter__()
+    with record("next"):
+        pass
+    for entry in read_runs(artifacts):
+        assert (entry.outcome, entry.stages["train"].outcome, entry.error is None) == (outcome, outcome, by_person)
+    assert {entry.run_id for entry in read_runs(artifacts)} == {"ended", "killed"}
+
+
 def test_a_log_that_cannot_be_written_fails_no_run(artifacts, caplog):
     artifacts.run_log.mkdir()
     record = RunRecorder(artifacts, run_id="run")

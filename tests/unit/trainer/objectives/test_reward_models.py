@@ -240,3 +240,22 @@ def test_a_text_that_the_template_refuses_is_named(tmp_path: Path) -> None:
     assert len(reward(["11"], [{"row_id": 3, PROMPT: "fine"}])) == 1
     with pytest.raises(DataError, match=r"row 4: .*no bad words"):
         reward(["11", "11"], [{"row_id": 3, PROMPT: "fine"}, {"row_id": 4, PROMPT: "bad"}])
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["texts", "messages"])
+def test_a_model_that_reads_the_end_of_a_text_is_refused_if_no_text_has_one(chat: bool, tmp_path: Path) -> None:
+    template = CHAT.replace("<|endoftext|>", "").replace("{{ eos_token }}", "")
+    folder = write_classifier(tmp_path, model_type="t5", eos_token_id=1)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    model = RewardModel(str(folder), chat=chat)
+    with pytest.raises(ModelError, match="at the end-of-text token, 1 in its config") as raised:
+        model.check()
+    assert ("chat template" if chat else "own tokenizer") in raised.value.fix
+
+
+def test_a_model_that_reads_the_end_of_a_text_gives_a_reward_where_its_tokenizer_writes_it(tmp_path: Path) -> None:
+    folder = write_classifier(tmp_path, model_type="t5", eos_token_id=0)
+    assert AutoTokenizer.from_pretrained(folder).eos_token_id == 0
+    assert len(RewardModel(str(folder))(["It is 11.", "No."], [{PROMPT: "7 + 4?"}] * 2)) == 2
