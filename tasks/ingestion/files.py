@@ -5,16 +5,23 @@ It is known where the rows of a file are, so that several processes can read par
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
+import os
+import secrets
 import sys
+import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_128
 
 from params import DataError, InputsChangedError
 from params.foundation.hashing import file_sha256
@@ -24,12 +31,15 @@ from tasks.ingestion.encodings import TextFilePosition, format_suffix
 from tasks.ingestion.json_files import index_json_lines
 from tasks.progress import reset_idle_timer
 from tasks.shards.executor import count_usable_cpus
+from tasks.shards.kept_work import read_pickle, write_pickle
 
 _BLOCK_BYTES = 1 << 20
 _END = sys.maxsize
 """The offset of a file's end."""
 _AFTER_FOOTER_BYTES = 8
 """A Parquet file ends with the length of its footer and four letters."""
+_SETTLED_S = 2.0
+"""Age of a change from which on any file system gives a later one another time."""
 
 
 @dataclass(frozen=True)
@@ -99,22 +109,77 @@ class FileRowIndex:
         return FileRowRange(self.path, self.name, first, rows, begin, hashed, self.csv_columns, key)
 
 
-def index_file(path: Path, name: str) -> FileRowIndex:
+@dataclass(frozen=True)
+class _Remembered:
+    """An index, and fast hashes that tell which bytes of the file are still those that it is of."""
+
+    index: FileRowIndex
+    seed: int
+    fast: Sequence[str]
+    """As `index.hashes`."""
+
+    def count_equal(self, path: Path) -> int:
+        """Return how many of the hashed ranges of the file, from its beginning on, have not changed."""
+        now = _hashes(path, _offsets(self.index.places), partial(xxh3_128, seed=self.seed))
+        pairs = enumerate(zip(self.fast, now, strict=True))
+        return next((i for i, (before, found) in pairs if before != found), len(now))
+
+
+class _BothHashes:
+    """SHA-256 and a fast hash of the same bytes."""
+
+    def __init__(self, seed: int) -> None:
+        self._found = hashlib.sha256(), xxh3_128(seed=seed)
+
+    def update(self, block: bytes) -> None:
+        for one in self._found:
+            one.update(block)
+
+    def hexdigest(self) -> str:
+        return " ".join(one.hexdigest() for one in self._found)
+
+
+def index_file(path: Path, name: str, memory: Path | None = None) -> FileRowIndex:
     """Find the rows of a file that `has_places`; the work of a fast look at all of it.
+
+    What is found is written to `memory`. The next call takes it from there where a fast hash shows that the bytes are the same: those of
+    the whole file, or of lines of JSON before the first change. Times and sizes prove nothing: programs set them, and clocks are set back.
 
     Raises:
         DataError: the file is empty or unreadable. Rows are checked only as far as that finds them.
     """
-    columns = None
+    columns, equal = None, 0
+    known: _Remembered | None = None
     with formats.translate_read_errors(path, name):
+        if memory:
+            with contextlib.suppress(OSError):
+                known = read_pickle(memory)
+        if known and (equal := known.count_equal(path)) == len(known.fast):
+            return replace(known.index, path=path)
+        before, begun_s = path.stat(), time.time()
+        first: Sequence[TextFilePosition] = ()
         if _is_parquet(path):
             places, rows = _scan_parquet(path, name)
         elif format_suffix(path) in formats.TABLE_SUFFIXES:
             columns, places, rows = formats.index_csv(path, name)
         else:
-            places, rows = index_json_lines(path)
-        hashes = _hashes(path, [0, *(place.offset for place in places[1:])])
-        return FileRowIndex(path, name, rows, _hash_of(hashes), places, hashes, columns)
+            first = known.index.places[: equal + 1] if known and equal else ()
+            places, rows = index_json_lines(path, first)
+        same, seed = max(0, min(len(first), len(places)) - 1), known.seed if known else secrets.randbits(64)
+        found = [both.split() for both in _hashes(path, _offsets(places)[same:], partial(_BothHashes, seed))]
+        hashes = [*(known.index.hashes[:same] if known else ()), *(one for one, _ in found)]
+        fast = [*(known.fast[:same] if known else ()), *(one for _, one in found)]
+        index = FileRowIndex(path, name, rows, _hash_of(hashes), places, hashes, columns)
+        # a change in between that left no other time, because it came too soon after the one before it, would stay unknown
+        is_settled = begun_s - before.st_ctime > _SETTLED_S and _whole_state(before) == _whole_state(path.stat())
+        if memory and is_settled:
+            with contextlib.suppress(OSError):
+                write_pickle(memory, _Remembered(index, seed, fast))
+        return index
+
+
+def _offsets(places: Sequence[TextFilePosition]) -> list[int]:
+    return [0, *(place.offset for place in places[1:])]
 
 
 def _scan_parquet(path: Path, name: str) -> tuple[list[TextFilePosition], int]:
@@ -138,14 +203,18 @@ def _are_ascending(offsets: Sequence[int]) -> bool:
     return all(before < after for before, after in pairwise(offsets))
 
 
-def _hashes(path: Path, offsets: Sequence[int]) -> list[str]:
+def _hashes(path: Path, offsets: Sequence[int], new: Callable[[], Any] = hashlib.sha256) -> list[str]:
     """Return the hash of a file's bytes from each of the offsets to the next one. Threads do it side by side, without Python's lock."""
     threads = count_usable_cpus()
     size = -(-len(offsets) // threads)
     parts = [[*offsets[i : i + size + 1]] for i in range(0, len(offsets), size)]
     parts[-1].append(_END)
     with ThreadPoolExecutor(threads) as pool:
-        return [own for several in pool.map(partial(_hashes_of, path), parts) for own in several]
+        return [own for several in pool.map(partial(_hashes_of, path, new=new), parts) for own in several]
+
+
+def _whole_state(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _state(path: Path) -> tuple[int, int]:
@@ -153,13 +222,13 @@ def _state(path: Path) -> tuple[int, int]:
     return found.st_ino, found.st_mtime_ns
 
 
-def _hashes_of(path: Path, offsets: Sequence[int]) -> list[str]:
+def _hashes_of(path: Path, offsets: Sequence[int], new: Callable[[], Any] = hashlib.sha256) -> list[str]:
     """Return the hash of the bytes from each of the offsets to the next one; the last one may be `_END`."""
     hashes = []
     with path.open("rb") as file:
         file.seek(offsets[0])
         for start, stop in pairwise(offsets):
-            found, left = hashlib.sha256(), stop - start
+            found, left = new(), stop - start
             while block := file.read(min(left, _BLOCK_BYTES)):
                 found.update(block)
                 left -= len(block)
@@ -187,13 +256,19 @@ class FileSource:
     """
 
     def __init__(
-        self, patterns: Mapping[str, str], folder: Path, text_unit: formats.TextUnit = "paragraph", place: str = ""
+        self,
+        patterns: Mapping[str, str],
+        folder: Path,
+        text_unit: formats.TextUnit = "paragraph",
+        place: str = "",
+        memory: Callable[[str], Path | None] = lambda _: None,
     ) -> None:
         self._folder = folder
         self._text_unit = text_unit
         self._place = place or str(folder.absolute())
         self._names = {split: self._match(split, pattern) for split, pattern in patterns.items()}
         self._indexes: dict[str, FileRowIndex] = {}
+        self._memory = memory
 
     @property
     def splits(self) -> Sequence[str]:
@@ -226,7 +301,7 @@ class FileSource:
 
     def _index(self, name: str) -> FileRowIndex:
         if name not in self._indexes:
-            self._indexes[name] = index_file(self._folder / name, name)
+            self._indexes[name] = index_file(self._folder / name, name, self._memory(f"index of {name}"))
         return self._indexes[name]
 
     def _check_columns(self, split: str) -> None:
