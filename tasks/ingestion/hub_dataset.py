@@ -15,7 +15,8 @@ from params import DataError, EvergreenError, HubRefusedError, RecipeError, Tran
 from params.schema import RowsFromHubDataset
 from tasks.hub_client.token import find_token_for_hub
 from tasks.ingestion.batches import Batches
-from tasks.ingestion.files import FileRowIndex, FileSource
+from tasks.ingestion.file_index import FileRowIndex
+from tasks.ingestion.files import FileSource
 
 
 class HubSource:

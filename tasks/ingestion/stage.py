@@ -32,7 +32,7 @@ from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folde
 from params.loading import suggestion
 from params.schema import Data, Launch, SplitFractions
 from tasks.ingestion.batches import Batches, SourceBatch, to_readable_batch
-from tasks.ingestion.files import FileRowIndex, FileRowRange
+from tasks.ingestion.file_index import FileRowIndex, FileRowRange
 from tasks.ingestion.parquet import (
     SourceColumn,
     WrittenPart,
