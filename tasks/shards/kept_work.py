@@ -275,7 +275,7 @@ def write_pickle(path: Path, value: Any) -> None:
 
 
 def _fast_hash(path: Path, seed: int) -> bytes:
-    """Return a hash that finds every change by chance or mistake, in a twentieth of the time of SHA-256."""
+    """Return a hash that finds every change by chance or mistake, in a quarter of the time of SHA-256, reading included."""
     found = xxh3_128(seed=seed)
     with path.open("rb") as file:
         while block := file.read(1 << 20):
