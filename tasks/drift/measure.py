@@ -83,7 +83,8 @@ def write_profile_and_measure_drift(
     columns = ComparedColumns.of(rows, objective, drift.ignore)
     scanned = scan_rows(rows, columns, workers)
     smallest = scanned.smallest
-    sampled = read_compared_values(rows, columns, smallest.row_ids[:MAX_SAMPLED], workers)
+    read = smallest.ids_below_round_hash(MAX_SAMPLED)
+    sampled = read_compared_values(rows, columns, smallest.row_ids[:MAX_SAMPLED], workers, read)
     columns, sampled = without_identifier_columns(columns, sampled)
     profile = DataProfile.of(scanned, columns, sampled)
     profile.save(folder / artifacts.data_profile.name)

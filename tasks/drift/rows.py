@@ -35,6 +35,8 @@ from trainer.objectives.bases.objective import Objective
 MAX_KNOWN: Final = 100_000
 """Most rows whose hashes are kept, to tell new rows from known ones."""
 MAX_SAMPLED: Final = 10_000
+_ROUND_BITS: Final = 3
+"""Bits of a round hash: at most a quarter more rows are below it."""
 """Most rows that are compared, on each side."""
 NO_LABEL: Final = "(no label)"
 MAX_LABELS: Final = 10_000
@@ -119,6 +121,12 @@ class ComparedColumns:
         assert self.objective is not None
         return [as_learned(label, self.objective.state_of) for label in self.objective.row_labels(row)]
 
+    def settings(self, rows: SplitRows, names: Iterable[str]) -> dict[str, Any]:
+        """Return what work on these columns depends on beside the shard, as JSON."""
+        types = [(name, str(rows.schema.field(name).type)) for name in names]
+        options = self.objective.options.model_dump(mode="json") if self.objective else {}
+        return {"types": types, "labels": self.labelled, "options": options}
+
     @property
     def content(self) -> list[str]:
         """The columns that tell two rows apart."""
@@ -135,6 +143,12 @@ class SmallestHashes:
     """(K,), of the first row with each hash."""
     is_whole: bool = True
     """Whether no row was left out."""
+
+    def ids_below_round_hash(self, count: int) -> NDArray[np.int64]:
+        """Return the ids of the first `count` rows, and of those up to the next round hash: of a shard, they stay the same as others are added."""
+        last = int(self.hashes[:count][-1]) if len(self.hashes) else 0
+        unit = max(0, last.bit_length() - _ROUND_BITS)
+        return self.row_ids[: np.searchsorted(self.hashes, np.uint64(last >> unit << unit | (1 << unit) - 1), "right")]
 
     def add(self, hashes: NDArray[np.uint64], row_ids: NDArray[np.int64]) -> None:
         """Add a batch of rows."""
@@ -178,10 +192,8 @@ class SampledRows:
 
 def scan_rows(rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers) -> RowScan:
     """Look at all rows once, in memory that does not grow with them; what was seen of a shard is kept for the next run."""
-    types = [(name, str(rows.schema.field(name).type)) for name in columns.content]
-    options = columns.objective.options.model_dump(mode="json") if columns.objective else {}
-    settings = {"work": "drift", "types": types, "labels": columns.labelled, "options": options}
-    works = [ShardTask(own, hash_settings(shard=own.shard.sha256, **settings)) for own in rows.shards]
+    settings = columns.settings(rows, columns.content)
+    works = [ShardTask(own, hash_settings(work="drift", shard=own.shard.sha256, **settings)) for own in rows.shards]
     smallest, labels = SmallestHashes(), {column: Counter[int]() for column in columns.labelled}
     all_found = workers.run(partial(scan_shard, columns), works, what="shards (drift)")
     for shard, found in zip(rows.manifest.shards, all_found, strict=True):
@@ -220,14 +232,28 @@ def scan_shard(columns: ComparedColumns, rows: SplitRows) -> RowScan:
 
 
 def read_compared_values(
-    rows: SplitRows, columns: ComparedColumns, row_ids: NDArray[np.int64], workers: ShardWorkers
+    rows: SplitRows,
+    columns: ComparedColumns,
+    row_ids: NDArray[np.int64],
+    workers: ShardWorkers,
+    read: NDArray[np.int64] | None = None,
 ) -> SampledRows:
-    """Read the rows with these ids, and keep what is compared of them; the result has the order of `row_ids`."""
-    chosen = np.sort(row_ids)
+    """Read the rows with these ids, and return what is compared of them, in the order of `row_ids`.
+
+    What was read of a shard is kept for the next run, which finds it if it reads the same rows of the shard. `read` names them: those of
+    `row_ids`, and more.
+    """
+    chosen = np.sort(row_ids if read is None else read)
     starts = np.searchsorted(chosen, [shard.first_row_id for shard in rows.manifest.shards])
-    works = [own for own in zip(rows.shards, np.split(chosen, starts)[1:], strict=True) if len(own[1])]
+    settings = columns.settings(rows, dict.fromkeys([*columns.content, *columns.numbers, *columns.group_by]))
+    settings |= {"numbers": columns.numbers, "groups": columns.group_by, "work": "sampled rows"}
+    works = [
+        ShardTask((own, ids), hash_settings(shard=own.shard.model_dump(), ids=ids.tolist(), **settings))
+        for own, ids in zip(rows.shards, np.split(chosen, starts)[1:], strict=True)
+        if len(ids)
+    ]
     found: dict[int, Any] = {}
-    for own in workers.map(partial(_compared, columns), works, what="shards (sampled rows)"):
+    for own in workers.run(partial(_compared, columns), works, what="shards (sampled rows)"):
         found |= own
     groups, labels, lengths, numbers, features = zip(*(found[row_id] for row_id in row_ids.tolist()), strict=True)
     return SampledRows(

@@ -1,180 +1,19 @@
-"""Rows from local files that match a pattern, read in the order of their names.
-
-It is known where the rows of a file are, so that several processes can read parts of it, and unchanged parts are known by their hash.
-"""
+"""Rows from local files that match a pattern, read in the order of their names."""
 
 from __future__ import annotations
 
 import glob
 import hashlib
-import sys
-from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
-from params import DataError, InputsChangedError
+from params import DataError
 from params.foundation.hashing import file_sha256
 from tasks.ingestion import formats
 from tasks.ingestion.batches import Batches, is_utf8_encodable
-from tasks.ingestion.encodings import TextFilePosition, format_suffix
-from tasks.ingestion.json_files import index_json_lines
-from tasks.progress import reset_idle_timer
-from tasks.shards.executor import count_usable_cpus
-
-_BLOCK_BYTES = 1 << 20
-_END = sys.maxsize
-"""The offset of a file's end."""
-_AFTER_FOOTER_BYTES = 8
-"""A Parquet file ends with the length of its footer and four letters."""
-
-
-@dataclass(frozen=True)
-class FileRowRange:
-    """Consecutive rows of a file."""
-
-    path: Path
-    name: str
-    first: int
-    rows: int
-    begin: TextFilePosition
-    """Where to begin to read, at that row or before it."""
-    hashed: Sequence[tuple[Sequence[int], str]]
-    """Offsets in the file between which the bytes are hashed, and the hash: of all that the rows are in, and of a Parquet file's footer."""
-    csv_columns: formats.CsvColumns | None
-    key: str
-    """Hash of all that the rows and their addresses depend on."""
-
-    def batches(self) -> Batches:
-        """Yield the rows. Whoever takes all of them knows that they are those of the hashed bytes.
-
-        Raises:
-            DataError: a row is malformed.
-            InputsChangedError: the file is not what was hashed.
-        """
-        with formats.translate_read_errors(self.path, self.name):
-            state = _state(self.path)
-            try:
-                yield from formats.read_rows_of_file(
-                    self.path, self.name, columns=self.csv_columns, begin=self.begin, first=self.first, rows=self.rows
-                )
-            finally:  # if the file has changed, that is the reason of an error; an edit may have been undone, too
-                differ = any(_hash_of(_hashes_of(self.path, offsets)) != sha256 for offsets, sha256 in self.hashed)
-                if differ or _state(self.path) != state:
-                    fix = "run the recipe again when nothing writes to it any more"
-                    raise InputsChangedError(self.name, "changed while its rows were read", fix)
-
-
-@dataclass(frozen=True)
-class FileRowIndex:
-    """The rows of a file."""
-
-    path: Path
-    name: str
-    rows: int
-    sha256: str
-    places: Sequence[TextFilePosition]
-    """Places of rows, from the first on: of a Parquet file those of its row groups, and then that of its footer."""
-    hashes: Sequence[str]
-    """Hash of the bytes from each place to the next one; the first begins with the file."""
-    csv_columns: formats.CsvColumns | None = None
-
-    def piece(self, first: int, rows: int) -> FileRowRange:
-        """Return the rows from number `first` on, at most `rows`."""
-        rows = min(rows, self.rows - first)
-        start = bisect_right(self.places, first, key=lambda place: place.row) - 1
-        stop = bisect_left(self.places, first + rows, key=lambda place: place.row)
-        begin, offsets = self.places[start], [place.offset for place in self.places[start : stop + 1]]
-        if stop == len(self.places):
-            offsets.append(_END)
-        hashed = [(offsets, _hash_of(self.hashes[start:stop]))]
-        if _is_parquet(self.path):
-            hashed.append(([self.places[-1].offset, _END], _hash_of(self.hashes[-1:])))
-        columns = [(name, kind.__name__) for name, kind in (self.csv_columns or {}).items()]
-        hashes = [sha256 for _, sha256 in hashed]
-        key = _hash_of([hashes, first - begin.row, rows, self.name, begin.line, columns])
-        return FileRowRange(self.path, self.name, first, rows, begin, hashed, self.csv_columns, key)
-
-
-def index_file(path: Path, name: str) -> FileRowIndex:
-    """Find the rows of a file that `has_places`; the work of a fast look at all of it.
-
-    Raises:
-        DataError: the file is empty or unreadable. Rows are checked only as far as that finds them.
-    """
-    columns = None
-    with formats.translate_read_errors(path, name):
-        if _is_parquet(path):
-            places, rows = _scan_parquet(path, name)
-        elif format_suffix(path) in formats.TABLE_SUFFIXES:
-            columns, places, rows = formats.index_csv(path, name)
-        else:
-            places, rows = index_json_lines(path)
-        hashes = _hashes(path, [0, *(place.offset for place in places[1:])])
-        return FileRowIndex(path, name, rows, _hash_of(hashes), places, hashes, columns)
-
-
-def _scan_parquet(path: Path, name: str) -> tuple[list[TextFilePosition], int]:
-    """Return the places of the row groups and of the footer, and the number of rows."""
-    with formats.open_parquet(path, name) as file:
-        metadata, rows, places = file.metadata, 0, list[TextFilePosition]()
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        columns = [group.column(column) for column in range(group.num_columns)]
-        pages = [page for c in columns for page in (c.dictionary_page_offset, c.data_page_offset) if page is not None]
-        places.append(TextFilePosition(rows, min(pages, default=0)))
-        rows += group.num_rows
-    offsets = [place.offset for place in places]
-    if not _are_ascending(offsets):  # a writer put them in another order
-        places = []
-    footer = TextFilePosition(rows, path.stat().st_size - _AFTER_FOOTER_BYTES - int(metadata.serialized_size))
-    return [TextFilePosition(), *places[1:], footer], rows
-
-
-def _are_ascending(offsets: Sequence[int]) -> bool:
-    return all(before < after for before, after in pairwise(offsets))
-
-
-def _hashes(path: Path, offsets: Sequence[int]) -> list[str]:
-    """Return the hash of a file's bytes from each of the offsets to the next one. Threads do it side by side, without Python's lock."""
-    threads = count_usable_cpus()
-    size = -(-len(offsets) // threads)
-    parts = [[*offsets[i : i + size + 1]] for i in range(0, len(offsets), size)]
-    parts[-1].append(_END)
-    with ThreadPoolExecutor(threads) as pool:
-        return [own for several in pool.map(partial(_hashes_of, path), parts) for own in several]
-
-
-def _state(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns
-
-
-def _hashes_of(path: Path, offsets: Sequence[int]) -> list[str]:
-    """Return the hash of the bytes from each of the offsets to the next one; the last one may be `_END`."""
-    hashes = []
-    with path.open("rb") as file:
-        file.seek(offsets[0])
-        for start, stop in pairwise(offsets):
-            found, left = hashlib.sha256(), stop - start
-            while block := file.read(min(left, _BLOCK_BYTES)):
-                found.update(block)
-                left -= len(block)
-                reset_idle_timer()
-            hashes.append(found.hexdigest())
-    return hashes
-
-
-def _hash_of(values: Sequence[object]) -> str:
-    """Return one hash for those of several ranges, or for other values."""
-    return hashlib.sha256(repr(list(values)).encode()).hexdigest()
-
-
-def _is_parquet(path: Path) -> bool:
-    return path.suffix.lower() == ".parquet"
+from tasks.ingestion.encodings import format_suffix
+from tasks.ingestion.file_index import FileRowIndex, index_file
 
 
 class FileSource:
@@ -187,13 +26,19 @@ class FileSource:
     """
 
     def __init__(
-        self, patterns: Mapping[str, str], folder: Path, text_unit: formats.TextUnit = "paragraph", place: str = ""
+        self,
+        patterns: Mapping[str, str],
+        folder: Path,
+        text_unit: formats.TextUnit = "paragraph",
+        place: str = "",
+        memory: Callable[[str], Path | None] = lambda _: None,
     ) -> None:
         self._folder = folder
         self._text_unit = text_unit
         self._place = place or str(folder.absolute())
         self._names = {split: self._match(split, pattern) for split, pattern in patterns.items()}
         self._indexes: dict[str, FileRowIndex] = {}
+        self._memory = memory
 
     @property
     def splits(self) -> Sequence[str]:
@@ -226,7 +71,7 @@ class FileSource:
 
     def _index(self, name: str) -> FileRowIndex:
         if name not in self._indexes:
-            self._indexes[name] = index_file(self._folder / name, name)
+            self._indexes[name] = index_file(self._folder / name, name, self._memory(f"index of {name}"))
         return self._indexes[name]
 
     def _check_columns(self, split: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -15,7 +15,8 @@ from params import DataError, EvergreenError, HubRefusedError, RecipeError, Tran
 from params.schema import RowsFromHubDataset
 from tasks.hub_client.token import find_token_for_hub
 from tasks.ingestion.batches import Batches
-from tasks.ingestion.files import FileRowIndex, FileSource
+from tasks.ingestion.file_index import FileRowIndex
+from tasks.ingestion.files import FileSource
 
 
 class HubSource:
@@ -25,8 +26,9 @@ class HubSource:
         RecipeError: a pattern points outside the repository.
     """
 
-    def __init__(self, source: RowsFromHubDataset) -> None:
+    def __init__(self, source: RowsFromHubDataset, memory: Callable[[str], Path | None] = lambda _: None) -> None:
         self._source = source
+        self._memory = memory
         self._patterns = source.patterns
         for split, pattern in self._patterns.items():
             if PurePosixPath(pattern).is_absolute() or ".." in PurePosixPath(pattern).parts:
@@ -73,7 +75,9 @@ class HubSource:
                 token=self._token,
                 allow_patterns=sorted(patterns),
             )
-        return FileSource(self._patterns, Path(folder), place=f"{self._source.repo_id} at {revision}")
+        return FileSource(
+            self._patterns, Path(folder), place=f"{self._source.repo_id} at {revision}", memory=self._memory
+        )
 
     @property
     def _endpoint(self) -> str:

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from params import DataError
 from tasks.ingestion.batches import AddressedRows
-from tasks.ingestion.encodings import TextFilePosition, open_as_utf8
+from tasks.ingestion.encodings import START, TextFilePosition, open_as_utf8
 
 PLACE_ROWS = 512
 """Rows from one place to the next, about."""
@@ -31,10 +32,15 @@ def has_row_per_line(path: Path, name: str) -> bool:
     return not (head.startswith(b"[") or (head.startswith(b"{") and line_feed and not first.rstrip().endswith(b"}")))
 
 
-def index_json_lines(path: Path) -> tuple[list[TextFilePosition], int]:
-    """Return the places of every `PLACE_ROWS`th row of a file of JSON lines, from the first on, and the number of rows."""
-    places, rows, line, offset = list[TextFilePosition](), 0, 1, 0
+def index_json_lines(path: Path, known: Sequence[TextFilePosition] = ()) -> tuple[list[TextFilePosition], int]:
+    """Return the places of every `PLACE_ROWS`th row of a file of JSON lines, from the first on, and the number of rows.
+
+    Of the `known` places, the first ones, only what is behind the last is read.
+    """
+    places, begin = [*known[:-1]], known[-1] if known else START
+    rows, line, offset = begin.row, begin.line, begin.offset
     with path.open("rb") as file:
+        file.seek(offset)
         while block := file.read(_BLOCK_BYTES) + file.readline():
             data = np.frombuffer(block, np.uint8)
             starts = np.concatenate([[0], np.flatnonzero(data[:-1] == ord("\n")) + 1])

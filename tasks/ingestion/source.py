@@ -9,7 +9,7 @@ cannot be reached.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -26,9 +26,11 @@ OpenedSource: TypeAlias = "FileSource | HubSource | SqlSource | FunctionSource"
 
 
 def open_source(
-    source: RowsFromFiles | RowsFromHubDataset | RowsFromSql | RowsFromFunction, root: Path = Path()
+    source: RowsFromFiles | RowsFromHubDataset | RowsFromSql | RowsFromFunction,
+    root: Path = Path(),
+    memory: Callable[[str], Path | None] = lambda _: None,
 ) -> OpenedSource:
-    """Open the source of a recipe; its paths are relative to `root`.
+    """Open the source of a recipe; its paths are relative to `root`, and `memory` names files that remember what a look at its files found.
 
     Raises:
         RecipeError: a module, function or environment variable that the recipe names does not exist.
@@ -37,11 +39,11 @@ def open_source(
     if isinstance(source, RowsFromFiles):
         from tasks.ingestion.files import FileSource
 
-        return FileSource(source.patterns, root, source.text_unit)
+        return FileSource(source.patterns, root, source.text_unit, memory=memory)
     if isinstance(source, RowsFromHubDataset):
         from tasks.ingestion.hub_dataset import HubSource
 
-        return HubSource(source)
+        return HubSource(source, memory)
     if isinstance(source, RowsFromSql):
         from tasks.ingestion.sql import SqlSource
 

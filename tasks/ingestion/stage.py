@@ -32,7 +32,7 @@ from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folde
 from params.loading import suggestion
 from params.schema import Data, Launch, SplitFractions
 from tasks.ingestion.batches import Batches, SourceBatch, to_readable_batch
-from tasks.ingestion.files import FileRowIndex, FileRowRange
+from tasks.ingestion.file_index import FileRowIndex, FileRowRange
 from tasks.ingestion.parquet import (
     SourceColumn,
     WrittenPart,
@@ -70,12 +70,12 @@ def ingest(
         TransientError: the Hub or database cannot be reached.
         StorageError: the disk is full; the earlier rows are unchanged.
     """
-    source = open_source(data.source, artifacts.root)
-    shares = _shares(source.splits, data.split)
     with (
         replace_folder_atomically(artifacts.raw) as folder,
         ShardWorkers(artifacts, "ingest", launch, inputs, imports=[__name__]) as workers,
     ):
+        source = open_source(data.source, artifacts.root, workers.memory)
+        shares = _shares(source.splits, data.split)
         division = SplitAssigner("train", shares, dict.fromkeys(data.group_by, False), seed)
         columns, shards = _write_rows(source, division, folder, workers)
         mixed = [name for name, column in columns.items() if column.is_mixed]
@@ -100,7 +100,7 @@ def ingest(
                 Manifest.write(folder / split, shards[split])
         rows = {split: SplitRows(folder / split) for split in SPLITS}
         with naming_corpus():
-            documents = open_source(data.corpus, artifacts.root) if data.corpus else None
+            documents = open_source(data.corpus, artifacts.root, workers.memory) if data.corpus else None
             if documents:
                 _write_corpus(documents, folder, workers, seed)
         written = (*SPLITS, *([CORPUS] if documents else []))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from params import DataError
 from params.schema import RowsFromFiles, RowsFromHubDataset, RowsFromSql
 from tasks.ingestion.batches import SourceBatch, to_rows_with_texts
-from tasks.ingestion.files import FileRowIndex
+from tasks.ingestion.file_index import FileRowIndex
 from tasks.ingestion.source import open_source
 from tasks.scaffold.sources import list_matching_files
 from tasks.scaffold.usual_names import USUAL_NAMES

@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import pickle
+import secrets
 import shutil
 import tempfile
 import uuid
@@ -26,10 +27,11 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
+from xxhash import xxh3_128
+
 from params import KilledError
 from params.dvc_files import StageInputsSnapshot, file_fingerprint
 from params.foundation.artifacts import Artifacts, link_or_copy
-from params.foundation.hashing import file_sha256
 from params.schema import Launch
 from tasks.progress import iterate_with_progress
 from tasks.shards.executor import (
@@ -136,6 +138,14 @@ class ShardWorkers(contextlib.AbstractContextManager["ShardWorkers"]):
         if found:
             logger.info("%s: %d of %d %s are those of an earlier run", self._stage, found, len(works), what)
 
+    def memory(self, what: str) -> Path | None:
+        """Return the file in which the stage's own process may remember `what` for the next run of the same code; None if nothing is kept."""
+        if not self._cache or not _is_there(self._cache.root, self._cache.code):
+            return None
+        entry = self._cache.entry(ShardTask(None, what))
+        self._used.add(entry.name)
+        return entry
+
     def _are_worth(self, items: int) -> bool:
         """Whether workers start for so many items."""
         return items >= _FEWEST and (self._processes > 1 or bool(self._launch.data_cluster))
@@ -207,11 +217,8 @@ class _Cache:
         """Return what the work gave, and put its files where they belong; nothing if it is not there, or damaged."""
         entry = self.entry(work)
         try:
-            digest, _, content = (entry / _RESULT).read_bytes().partition(b"\n")
-            if hashlib.sha256(content).hexdigest().encode() != digest:
-                return ()
-            result, hashes = pickle.loads(content)  # noqa: S301 - this project wrote it
-            if any(file_sha256(entry / str(number)) != sha256 for number, sha256 in hashes.items()):
+            result, seed, hashes = read_pickle(entry / _RESULT)
+            if any(_fast_hash(entry / str(number), seed) != kept for number, kept in hashes.items()):
                 return ()
             for number in hashes:
                 assert not work.files[number].exists(), f"other work wrote {work.files[number]}"
@@ -232,14 +239,12 @@ class _Cache:
             self.folder.mkdir(parents=True, exist_ok=True)
             partial_entry = Path(tempfile.mkdtemp(prefix=".", dir=self.folder))
             try:
-                hashes = {}
+                hashes, seed = {}, secrets.randbits(64)
                 for number, file in enumerate(work.files):
                     if file.exists():
                         link_or_copy(file, partial_entry / str(number))
-                        hashes[number] = file_sha256(file)
-                content = pickle.dumps((result, hashes))
-                digest = hashlib.sha256(content).hexdigest()
-                (partial_entry / _RESULT).write_bytes(digest.encode() + b"\n" + content)
+                        hashes[number] = _fast_hash(file, seed)
+                write_pickle(partial_entry / _RESULT, (result, seed, hashes))
                 shutil.rmtree(entry, ignore_errors=True)
                 partial_entry.rename(entry)
             finally:
@@ -247,10 +252,35 @@ class _Cache:
 
     def drop_all_but(self, names: set[str]) -> None:
         for entry in self.folder.iterdir() if self.folder.exists() else ():
-            if not entry.is_dir():  # the function of a stage that was killed
-                entry.unlink(missing_ok=True)
-            elif entry.name not in names:
+            if entry.name in names:
+                continue
+            if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)
+            else:  # also the function of a stage that was killed
+                entry.unlink(missing_ok=True)
+
+
+def read_pickle(path: Path) -> Any:
+    """Return what `write_pickle` wrote; OSError if it is not there, or damaged."""
+    digest, _, content = path.read_bytes().partition(b"\n")
+    if hashlib.sha256(content).hexdigest().encode() != digest:
+        raise OSError(f"{path} is damaged")
+    return pickle.loads(content)  # noqa: S301 - this project wrote it
+
+
+def write_pickle(path: Path, value: Any) -> None:
+    """Write a value with its hash."""
+    content = pickle.dumps(value)
+    path.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+
+
+def _fast_hash(path: Path, seed: int) -> bytes:
+    """Return a hash that finds every change by chance or mistake, in a quarter of the time of SHA-256, reading included."""
+    found = xxh3_128(seed=seed)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.digest()
 
 
 @lru_cache(maxsize=4)

@@ -17,12 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params.foundation.artifacts import SPLITS
-from tasks.progress import reset_idle_timer
 from tasks.validation.check_results import CheckResult, quarantined_positions, reasons_at_positions
 from tasks.validation.label_checks import ROW_IS_KNOWN
 from tasks.validation.raw_rows import NOTHING, Positions, RawRows, RawShardWork, positions_in_range, union_of_positions
 from tasks.validation.report import ShownRow, ValidationReport, render_validation_page, shorten_value
-from trainer.data.shards import Shard
+from trainer.data.shards import ROW_ID, Shard
 
 MAX_ROWS_ON_PAGE = 50
 _GROUP_ROWS = 65_536
@@ -116,11 +115,18 @@ def _write_quarantine(path: Path, rows: RawRows, results: Sequence[CheckResult],
 
 def _tables(rows: RawRows, results: Sequence[CheckResult], positions: Positions) -> Iterator[pa.Table]:
     """Yield the failing rows of each shard that has some, in the order of the splits."""
-    for part in (part for split in SPLITS for part in rows.parts_of(split)):
-        if len(own := positions_in_range(positions, part.start, part.stop)):
-            reset_idle_timer()
-            bad = part.with_said().table().take(own - part.start)
-            yield _table(bad, part.split, reasons_at_positions(results, rows, own))
+    found = [(part, positions_in_range(positions, part.start, part.stop)) for s in SPLITS for part in rows.parts_of(s)]
+    found = [each for each in found if len(each[1])]
+    said = {name: str(field.type) for name, field in rows.splits["train"].said.items()}
+    parts, columns = [part for part, _ in found], [ROW_ID, *rows.schema.names]
+    tables = rows.run(read_failing_shard_rows, parts, what="failing rows", columns=columns, skip=positions, said=said)
+    for (part, own), bad in zip(found, tables, strict=True):
+        yield _table(bad, part.split, reasons_at_positions(results, rows, own))
+
+
+def read_failing_shard_rows(work: RawShardWork) -> pa.Table:
+    """Return the failing rows of one shard: those that the others skip."""
+    return work.part.with_said().table().take(work.skip)
 
 
 def _table(bad: pa.Table, split: str, why: list[list[str]]) -> pa.Table:

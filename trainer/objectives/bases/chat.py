@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
@@ -204,16 +204,23 @@ class ConversationTokenizer:
         No token crosses the start of a span, because none does at inference: there the prompt is tokenized alone.
         """
         found = self._encode([sequence.text for sequence in rendered])
+        whole: list[tuple[list[int], list[tuple[int, int]]] | None] = []
+        cut: list[
+            str
+        ] = []  # what is tokenized in pieces: all in one call, because each call takes as long as some texts
         for (text, spans, _), encoding in zip(rendered, found, strict=True):
             places = sorted({place for span in spans for place in span})
             first = {place: first_token_at_character(encoding, place, len(text)) for place in places}
             if all(_begins_at(encoding, first[place], place) for place in places):
-                yield encoding.ids, [(first[a], first[b]) for a, b in spans]
-                continue
-            cuts = [0, *(place for span in spans for place in span), len(text)]
-            pieces = tokenize_texts([text[a:b] for a, b in pairwise(cuts)], self.tokenizer, add_special_tokens=False)
-            ends = list(accumulate(map(len, pieces), initial=0))[1:]
-            yield list(chain.from_iterable(pieces)), list(zip(ends[::2], ends[1::2], strict=False))
+                whole.append((encoding.ids, [(first[a], first[b]) for a, b in spans]))
+            else:
+                whole.append(None)
+                cut += (text[a:b] for a, b in pairwise(_cuts(text, spans)))
+        tokens = iter(tokenize_texts(cut, self.tokenizer, add_special_tokens=False) if cut else ())
+        for (text, spans, _), own in zip(rendered, whole, strict=True):
+            pieces = [] if own else [*islice(tokens, len(_cuts(text, spans)) - 1)]
+            ends = list(accumulate(map(len, pieces)))
+            yield own or ([*chain.from_iterable(pieces)], [*zip(ends[::2], ends[1::2], strict=False)])
 
     def _encode(self, texts: Sequence[str]) -> Iterable[Encoding]:
         if self._backend is not None:
@@ -307,6 +314,11 @@ class ConversationObjective(Objective[OptionsT]):
             given = self.conversation_tokenizer(tokenizer).read(given)
         generate_tokens_checking_prompt(ask, given, example, tokenizer)
         return {}
+
+
+def _cuts(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
+    """Return where a text is cut into its spans and what is between them."""
+    return [0, *chain.from_iterable(spans), len(text)]
 
 
 def _begins_at(encoding: Encoding, token: int, place: int) -> bool:

@@ -34,7 +34,15 @@ def read_turns(messages: Any) -> list[dict[str, Any]]:
     Raises:
         ValueError: a message cannot be read; the error says which.
     """
-    return [_read_turn(i, _without_nulls(message)) for i, message in enumerate(messages)]
+    return [
+        message.copy() if _is_plain(message) else _read_turn(i, _without_nulls(message))
+        for i, message in enumerate(messages)
+    ]
+
+
+def _is_plain(message: Any) -> bool:
+    """Whether a message is {role, content} with text in both, as most are."""
+    return type(message) is dict and len(message) == 2 and all(type(message.get(k)) is str for k in ("role", "content"))
 
 
 def _read_turn(i: int, turn: Any) -> dict[str, Any]:

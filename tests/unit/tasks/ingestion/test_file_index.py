@@ -14,7 +14,7 @@ import pytest
 
 from params import DataError, InputsChangedError
 from tasks.ingestion import formats, json_files
-from tasks.ingestion.files import FileRowIndex, FileRowRange, index_file
+from tasks.ingestion.file_index import FileRowIndex, FileRowRange, index_file
 from tasks.ingestion.formats import read_rows_of_file
 
 TEXTS = ["plain", "", "two\nlines", 'a "quote"', "comma, here", "ä\u2028ö\x1c", " lead", "carriage\rreturn", "{brace"]
@@ -185,7 +185,7 @@ def test_row_groups_can_be_in_any_place_of_the_file(tmp_path: Path, monkeypatch:
     path = tmp_path / "a.parquet"
     write_parquet(path, 345)
     whole = read(index_file(path, "a").piece(0, 345).batches())
-    monkeypatch.setattr("tasks.ingestion.files._are_ascending", lambda offsets: False)
+    monkeypatch.setattr("tasks.ingestion.file_index._are_ascending", lambda offsets: False)
     index = index_file(path, "a")
     assert len(index.places) == 2, "one for all row groups, and the footer"
     assert read(index.piece(100, 100).batches()) == whole[100:200]

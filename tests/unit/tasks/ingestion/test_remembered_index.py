@@ -1,0 +1,114 @@
+"""What a look at a file found is taken for the next run only where the bytes are the same, whatever times, sizes and names say."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.ingestion import file_index
+from tasks.ingestion.file_index import FileRowIndex, index_file
+
+
+@pytest.fixture(autouse=True)
+def _changes_are_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_index, "_SETTLED_S", -1.0)
+
+
+def lines(chance: random.Random, count: int) -> bytes:
+    return b"".join(json.dumps({"text": f"row {chance.randrange(10**6):06}"}).encode() + b"\n" for _ in range(count))
+
+
+def looked_again(path: Path, memory: Path) -> FileRowIndex:
+    """Return the index by the memory, which is that of a look without one."""
+    found = index_file(path, path.name, memory)
+    assert found == replace(index_file(path, path.name), places=found.places)
+    assert [*found.places] == [*index_file(path, path.name).places]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_changes_of_a_file_give_the_index_of_its_bytes(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    path, memory, copy = tmp_path / "a.jsonl", tmp_path / "memory", tmp_path / "copy"
+    path.write_bytes(lines(chance, 1600))
+    shutil.copy2(path, copy)
+    for _ in range(20):
+        looked_again(path, memory)
+        before, content = path.stat(), bytearray(path.read_bytes())
+        change = chance.choice(["append", "byte", "cut", "rewrite", "link", "rename", "back", "blank", "torn"])
+        if change == "append":
+            path.write_bytes(content + lines(chance, chance.randrange(1, 700)))
+        elif change == "byte" and content:  # of equal size
+            place = chance.randrange(len(content))
+            content[place] = ord("7") if chr(content[place]).isdigit() else content[place]
+            path.write_bytes(content)
+        elif change == "cut":
+            path.write_bytes(content[: content.rfind(b"\n", 0, chance.randrange(1, len(content) + 2)) + 1])
+        elif change == "rewrite":
+            path.write_bytes(lines(chance, content.count(b"\n")))
+        elif change == "link":
+            (tmp_path / "link").unlink(missing_ok=True)
+            os.link(path, tmp_path / "link")
+            (tmp_path / "link").write_bytes(lines(chance, 600))
+        elif change == "rename":
+            (tmp_path / "new").write_bytes(bytes(content).replace(b"1", b"2"))
+            (tmp_path / "new").rename(path)
+        elif change == "back":
+            shutil.copy2(copy, path)
+        elif change == "blank":
+            path.write_bytes(b"\n" + content)
+        else:
+            path.write_bytes(content + b'{"text": "no end of line"}')
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_appended_rows_cost_no_look_at_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, memory, chance = tmp_path / "a.jsonl", tmp_path / "memory", random.Random(0)
+    path.write_bytes(lines(chance, 5000))
+    index_file(path, path.name, memory)
+    seen: list[int] = []
+    whole = file_index.index_json_lines
+
+    def counting(path: Path, known: Any = ()) -> Any:
+        seen.append(known[-1].row if known else 0)
+        return whole(path, known)
+
+    monkeypatch.setattr(file_index, "index_json_lines", counting)
+    assert index_file(path, path.name, memory).rows == 5000
+    assert not seen, "nothing has changed"
+    with path.open("ab") as file:
+        file.write(lines(chance, 50))
+    assert index_file(path, path.name, memory).rows == 5050
+    assert seen == [4608]
+
+
+@pytest.mark.parametrize("content", [b"", b"no hash\nno content"])
+def test_damaged_memory_is_replaced(tmp_path: Path, content: bytes) -> None:
+    path, memory = tmp_path / "a.jsonl", tmp_path / "memory"
+    path.write_bytes(lines(random.Random(0), 20))
+    memory.write_bytes(content)
+    assert looked_again(path, memory).rows == 20
+    assert memory.read_bytes() != content
+
+
+def test_file_that_has_just_changed_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_index, "_SETTLED_S", 3600.0)
+    path, memory = tmp_path / "a.jsonl", tmp_path / "memory"
+    path.write_bytes(lines(random.Random(0), 20))
+    index_file(path, path.name, memory)
+    assert not memory.exists()
+
+
+def test_tables_and_columnar_files_are_remembered_as_a_whole(tmp_path: Path) -> None:
+    path, memory = tmp_path / "a.csv", tmp_path / "memory"
+    path.write_text("text,n\n" + "".join(f"row {i},{i}\n" for i in range(2000)))
+    assert looked_again(path, memory) == looked_again(path, memory)
+    path.write_text(path.read_text().replace("1999\n", "none\n"))
+    assert looked_again(path, memory).csv_columns == {"text": str, "n": str}
