@@ -50,7 +50,7 @@ def start_python_module(
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        env=_environment() | (environment or {}),
+        env={**_environment(), **(environment or {})},
         start_new_session=True,
     )
 

@@ -44,7 +44,7 @@ _MODULES: Final = (
     *("dvc.repo", "dvc.commands.repro", "dvc.dvcfile", "dvc.rwlock", "dvc.stage.exceptions", "dvc.utils.strictyaml"),
     *("dvc.parsing", "dvc.scm", "dvc.repo.open_repo", "dvc.data_cloud", "scmrepo.git", "dvc_data.hashfile.db"),
     *("typer", "pydantic", "ruamel.yaml", "psutil", "jinja2", "numpy", "pandas", "pyarrow.parquet"),
-    *("huggingface_hub.hf_api", "tasks.validation.gx", "transformers", "scipy.stats", "scipy.optimize"),
+    *("huggingface_hub.hf_api", "scipy.stats", "scipy.optimize", "tasks.validation.gx", "transformers"),
     *("torch", "accelerate"),
     *("matplotlib.figure", "matplotlib.backends.backend_svg", "markdown_it", "fastapi", "dulwich.repo"),
 )
