@@ -29,7 +29,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -40,28 +40,30 @@ VARIABLE: Final = "EVERGREEN_FORK_SERVER"
 """Environment variable: address of the server, set by `running`. A user sets it to `none`: then nothing is forked."""
 _FORK: Final = "EVERGREEN_FORK"
 """Environment variable of a fork: its process id."""
-_MODULES: Final = (
-    *("dvc.repo", "dvc.commands.repro", "dvc.dvcfile", "dvc.rwlock", "dvc.stage.exceptions", "dvc.utils.strictyaml"),
-    *("dvc.parsing", "dvc.scm", "dvc.repo.open_repo", "dvc.data_cloud", "scmrepo.git", "dvc_data.hashfile.db"),
-    *("typer", "pydantic", "ruamel.yaml", "psutil", "jinja2", "numpy", "pandas", "pyarrow.parquet"),
-    *("huggingface_hub.hf_api", "scipy.stats", "scipy.optimize", "tasks.validation.gx", "transformers"),
-    *("torch", "accelerate"),
-    *("matplotlib.figure", "matplotlib.backends.backend_svg", "markdown_it", "fastapi", "dulwich.repo"),
+MODULES: Final = (
+    *("dvc.repo", "dvc.commands.repro", "dvc.rwlock", "dvc.stage.exceptions", "dvc.utils.strictyaml", "dvc.parsing"),
+    *("dvc.scm", "dvc.repo.open_repo", "dvc.repo.artifacts", "dvc.repo.datasets", "dvc.repo.metrics", "dvc.repo.plots"),
+    *("dvc.cachemgr", "dvc.data_cloud", "dvc_data.hashfile.db.local", "scmrepo.git", "dulwich.worktree"),
+    *("fsspec.implementations.memory", "typer", "pydantic", "ruamel.yaml.mergevalue", "psutil", "jinja2", "xxhash"),
+    *("numpy", "pandas", "pyarrow.parquet", "huggingface_hub.hf_api", "scipy.stats", "scipy.optimize"),
+    *("tasks.validation.gx", "transformers", "tokenizers.processors", "torch", "accelerate", "torch._dynamo"),
+    *("torch.distributed.tensor", "matplotlib.figure", "matplotlib.backends.backend_svg", "markdown_it"),
+    *("fastapi", "uvicorn.loops.auto", "uvicorn.protocols.http.auto", "dulwich.repo"),
 )
 """What the stages import, in the order in which a run needs it."""
 _PROJECT: Final = ("params", "trainer", "tasks", "flows")
-_ASK_FOR_GPUS: Final = {"torch", "accelerate"}
+_ASK_FOR_GPUS: Final = {"torch", "accelerate", "torch._dynamo", "torch.distributed.tensor"}
 _GPUS: Final = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _OWN_VARIABLES: Final = ("DVC_", "EVERGREEN_", "PREFECT__")
-"""Beginnings of the names of variables that each command has for itself, and that no library of `_MODULES` reads when imported."""
+"""Beginnings of the names of variables that each command has for itself, and that no library of `MODULES` reads when imported."""
 _SHELL: Final = {"_", "PWD", "OLDPWD", "SHLVL", "LINES", "COLUMNS"}
 _F_SETSIG: Final = 10
 _SIZE: Final = struct.Struct("!I")
 
 
 @contextlib.contextmanager
-def running(environment: dict[str, str]) -> Iterator[None]:
-    """Run a server for the commands that this process starts in the block, with `environment`, and end it."""
+def running(environment: dict[str, str], modules: Sequence[str] = MODULES) -> Iterator[None]:
+    """Run a server that imports `modules`, for the commands that this process starts in the block with `environment`."""
     if not sys.platform.startswith("linux") or VARIABLE in os.environ:
         yield
         return
@@ -70,7 +72,7 @@ def running(environment: dict[str, str]) -> Iterator[None]:
         listener.bind("\0" + address)
         listener.listen(32)
         process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.runtime.fork_server", str(listener.fileno()), str(os.getpid())],
+            [sys.executable, "-m", "trainer.runtime.fork_server", str(listener.fileno()), str(os.getpid()), *modules],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -150,11 +152,11 @@ class _Server:
 
     def answer(self, wait_s: float | None) -> Callable[[], Any] | None:
         """Answer the commands that have come, or that come within `wait_s` seconds; None: for ever. A fork returns its work."""
-        while ready := select.select([self._listener, self._ended], [], [], wait_s)[0]:
+        while ready := select.select([self._listener.fileno(), self._ended], [], [], wait_s)[0]:
             if self._ended in ready:
                 os.read(self._ended, 4096)
                 self._report_ended()
-            if self._listener in ready and (work := self._fork_for(self._listener.accept()[0])):
+            if self._listener.fileno() in ready and (work := self._fork_for(self._listener.accept()[0])):
                 return work
         return None
 
@@ -178,7 +180,10 @@ class _Server:
                 self._clients[pid] = client
                 client.sendall(b"%d\n" % pid)
                 return None
-        except (OSError, ValueError):  # the command was killed, or is none of ours; without an answer it does its work itself
+        except (
+            OSError,
+            ValueError,
+        ):  # the command was killed, or is none of ours; without an answer it does its work itself
             pass
         finally:
             if os.getpid() == self._pid:
@@ -221,7 +226,9 @@ def _receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # those threads belong to BLAS and Arrow, which prepare for a fork
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # those threads belong to BLAS and Arrow, which prepare for a fork
         return os.fork()
 
 
@@ -257,7 +264,7 @@ def _import(module: str) -> None:
         del sys.modules[name]
 
 
-def _main(listener: int, parent: int) -> Any:
+def _main(listener: int, parent: int, modules: Sequence[str]) -> Any:
     """Import one library after the other, and answer in between; in a fork, return what its work returns."""
     die_with_parent()
     if os.getppid() != parent:
@@ -265,7 +272,7 @@ def _main(listener: int, parent: int) -> Any:
     server = _Server(socket.socket(fileno=listener))
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # as stages do whose output is no terminal
     has_gpu = any(Path(path).exists() for path in _GPUS)
-    for module in _MODULES:
+    for module in modules:
         if work := server.answer(0):
             return work()
         if not (has_gpu and module in _ASK_FOR_GPUS):
@@ -276,4 +283,4 @@ def _main(listener: int, parent: int) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(*map(int, sys.argv[1:])))
+    sys.exit(_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))
