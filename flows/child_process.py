@@ -9,6 +9,7 @@ in the same way (`die_with_parent`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -29,6 +30,7 @@ import psutil
 from params.foundation import command_result
 from params.foundation.artifacts import Artifacts
 from params.foundation.secrets import without_secrets
+from trainer.runtime import fork_server
 from trainer.runtime.lifetime import die_with_parent, signal_process_group, stop_process_group
 
 Logger: TypeAlias = "logging.Logger | logging.LoggerAdapter[logging.Logger]"
@@ -43,15 +45,24 @@ def start_python_module(
 
     The kernel kills the command when the *thread* that started it ends: wait in the same thread.
     """
-    search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return subprocess.Popen(
         [sys.executable, "-m", "flows.child_process", str(os.getpid()), module, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        env={**os.environ, "PATH": search, "PYTHONUNBUFFERED": "1", **(environment or {})},
+        env={**_environment(), **(environment or {})},
         start_new_session=True,
     )
+
+
+def fork_modules() -> contextlib.AbstractContextManager[None]:
+    """Let the modules that `run_python_module` runs in the block, and the stages that they start, be forked with their libraries."""
+    return fork_server.running(_environment())
+
+
+def _environment() -> dict[str, str]:
+    search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return {**os.environ, "PATH": search, "PYTHONUNBUFFERED": "1"}
 
 
 def run_python_module(
@@ -137,6 +148,12 @@ def _main() -> None:
     die_with_parent()
     if os.getppid() != int(parent):  # it ended before the kernel could note that we die with it
         sys.exit(os.EX_TEMPFAIL)
+    fork_server.hand_over("flows.child_process", "run_as_main", module, *arguments)
+    run_as_main(module, *arguments)
+
+
+def run_as_main(module: str, *arguments: str) -> None:
+    """Run a module in this process, as `python -m module arguments` does."""
     signal.signal(signal.SIGTERM, _on_sigterm)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

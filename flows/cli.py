@@ -48,12 +48,11 @@ def run(
     Uses the Prefect server that PREFECT_API_URL names, or else one of its own until it ends. If nothing is stale, it says so
     without running the flow; a server of yours gets a flow run that says so, too.
     """
-    from contextlib import nullcontext
-
+    from flows import child_process
     from flows.dvc_project.locks import hold_recipe_lock
-    from flows.run import logs, nothing_new, stages
+    from flows.run import nothing_new, stages
     from flows.run.final_state import format_run_summary
-    from flows.server.own import OwnPrefectServer, is_own_server_needed
+    from flows.server.own import is_own_server_needed
     from trainer.runtime.memory import reduce_garbage_collection
 
     reduce_garbage_collection()
@@ -72,26 +71,37 @@ def run(
         if outcomes:
             artifacts.succeeded.touch()
     if not outcomes:
-        server = OwnPrefectServer(artifacts.server_log) if has_own_server else None
-        if server:
-            _import_flow()
-        else:
-            from flows.server.configured import open_configured_server_client
-
-            with (
-                open_configured_server_client() as client
-            ):  # a flow would end with an error of Prefect's that says less
-                client.api_version()
-        with server.used() if server else nullcontext(), logs.draw_stage_progress(artifacts):
-            from flows.retrain import retrain
-            from flows.run.stops import turn_user_stop_into_error
-
-            with turn_user_stop_into_error():
-                outcomes = retrain(recipe, publish=not no_publish, force=force, record=branch)
+        with child_process.fork_modules():  # it imports libraries while the server starts
+            outcomes = _run_flow(
+                artifacts, has_own_server=has_own_server, publish=not no_publish, force=force, record=branch
+            )
     elif branch:
         with hold_recipe_lock(artifacts, log):  # an earlier run may not be recorded yet
             recording.record_run_on_branch(artifacts, branch, log, outcomes)
     print(format_run_summary(artifacts, outcomes))
+
+
+def _run_flow(artifacts: Artifacts, *, has_own_server: bool, **parameters: Any) -> Any:
+    """Run the flow on a server of its own, or on the configured one."""
+    from contextlib import nullcontext
+
+    from flows.run import logs
+    from flows.server.own import OwnPrefectServer
+
+    server = OwnPrefectServer(artifacts.server_log) if has_own_server else None
+    if server:
+        _import_flow()
+    else:
+        from flows.server.configured import open_configured_server_client
+
+        with open_configured_server_client() as client:  # a flow would end with an error of Prefect's that says less
+            client.api_version()
+    with server.used() if server else nullcontext(), logs.draw_stage_progress(artifacts):
+        from flows.retrain import retrain
+        from flows.run.stops import turn_user_stop_into_error
+
+        with turn_user_stop_into_error():
+            return retrain(artifacts.recipe, **parameters)
 
 
 def _import_flow() -> None:

@@ -7,6 +7,7 @@ prefect deployment run retrain/default --watch        by a worker, see prefect.y
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import task_run
 
-from flows.child_process import Logger
+from flows.child_process import Logger, fork_modules
 from flows.dvc_project.locks import hold_recipe_lock, remove_dead_lock_owners
 from flows.record.recording import RecordTarget, ensure_recordable_before_publish, record_run_after_block
 from flows.run import history, logs, pauses, stages
@@ -84,9 +85,11 @@ def retrain(
             hold_recipe_lock(artifacts, log),
             record_run_after_block(artifacts, record, outcomes, log),
             history.log_run_in_block(artifacts) as run,
+            contextlib.ExitStack() as opened,
         ):
             load(artifacts.recipe_path)
             if force or stages.any_stale(requested, artifacts.recipe):
+                opened.enter_context(fork_modules())
                 stages.fetch_inputs_and_check_recipe(artifacts.recipe, log)
             try:
                 run_stages(requested, force=force)

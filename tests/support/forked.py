@@ -124,7 +124,7 @@ def commands(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment in which a program finds the `python` that forks, and takes it for its own."""
     folder = str(_python_that_forks())
     first = {name: os.pathsep.join(filter(None, (folder, environment.get(name)))) for name in ("PATH", "PYTHONPATH")}
-    return {**environment, **first}
+    return {"EVERGREEN_FORK_SERVER": "none", **environment, **first}
 
 
 def python() -> str:

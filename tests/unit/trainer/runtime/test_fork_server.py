@@ -1,0 +1,155 @@
+"""Commands that are forked behave as commands that are started; real processes, in a project of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trainer.runtime import fork_server
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it is for Linux")
+ROOT = Path(fork_server.__file__).parents[2]
+COMMAND = """
+import sys
+from trainer.runtime import fork_server
+fork_server.hand_over("work", "main")
+from work import main
+sys.exit(main())
+"""
+WAIT = """
+import os, subprocess, sys, time
+def main():
+    below = subprocess.Popen(["sleep", "600"])
+    print(os.getpid(), below.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project whose only command is `python command.py`; it calls `work.main`."""
+    (tmp_path / "trainer").symlink_to(ROOT / "trainer")
+    (tmp_path / "command.py").write_text(COMMAND)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(fork_server.VARIABLE, raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def server(project: Path) -> Iterator[Path]:
+    with fork_server.running(environment(), ["colorsys"]):
+        yield project
+
+
+def environment() -> dict[str, str]:
+    return {
+        name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"
+    }  # each phase of a test has its own
+
+
+def start(project: Path, work: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    (project / "work.py").write_text(work)
+    command = [sys.executable, "command.py", *arguments]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment() | variables, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
+
+
+def end(process: subprocess.Popen[str], said: str = "") -> tuple[int, str, str]:
+    """Return how a command ended, and what it wrote."""
+    out, err = process.communicate(said, timeout=30)
+    return process.returncode, out, err
+
+
+def has_ended(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+IS_FORKED = """
+import os
+def main():
+    print("EVERGREEN_FORK" in os.environ)
+"""
+FORKED = """
+import os, sys
+def main():
+    print(sys.stdin.readline().strip(), sys.argv[1], os.environ["DVC_SAID"], os.getcwd(), file=sys.stderr)
+    print("colorsys" in sys.modules, os.getpgid(0) == os.getsid(0) == os.getpid(), os.environ["EVERGREEN_FORK"])
+    return 3
+"""
+
+
+def test_a_fork_has_the_command_s_streams_arguments_and_environment_and_its_status_is_the_command_s(
+    server: Path,
+) -> None:
+    process = start(server, FORKED, "one", DVC_SAID="two")
+    status, out, err = end(process, "zero\n")
+    assert (status, err) == (3, f"zero one two {server}\n")
+    assert out.split()[:2] == ["True", "True"]
+    assert int(out.split()[2]) != process.pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT, signal.SIGTERM])
+def test_a_fork_that_a_signal_ends_ends_the_command_by_the_same_signal(server: Path, number: signal.Signals) -> None:
+    assert end(start(server, f"import os\ndef main():\n    os.kill(os.getpid(), {int(number)})"))[0] == -number
+
+
+def test_an_error_of_a_fork_is_shown_as_python_shows_it(server: Path) -> None:
+    status, _, err = end(start(server, "def main():\n    raise ValueError('of the fork')"))
+    assert status == 1
+    assert err.endswith("ValueError: of the fork\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_fork_and_its_children_end_with_the_command(server: Path, number: signal.Signals) -> None:
+    process = start(server, WAIT)
+    assert process.stdout
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    process.send_signal(number)
+    assert end(process)[0] == -number
+    wait_for(lambda: all(map(has_ended, pids)))
+
+
+def test_a_command_ends_with_the_server_and_the_next_one_does_its_work_itself(server: Path) -> None:
+    process = start(server, WAIT)
+    assert process.stdout
+    fork, _ = (int(pid) for pid in process.stdout.readline().split())
+    parent = psutil.Process(fork).parent()
+    assert parent
+    assert "trainer.runtime.fork_server" in parent.cmdline()
+    parent.kill()
+    assert end(process)[0] == -signal.SIGKILL
+    wait_for(lambda: has_ended(fork))
+    assert end(start(server, IS_FORKED))[1] == "False\n"
+
+
+def test_a_fork_runs_the_code_that_is_there_when_it_starts(server: Path) -> None:
+    for said in ("before", "after it"):
+        assert end(start(server, f"def main():\n    print('{said}')"))[1] == f"{said}\n"
+
+
+def test_a_command_is_started_in_another_folder_or_environment_and_where_the_user_wants_no_forks(
+    server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert end(start(server, IS_FORKED))[1] == "True\n"
+    assert end(start(server, IS_FORKED, HF_HOME="elsewhere"))[1] == "False\n"
+    assert end(start(server, IS_FORKED, **{fork_server.VARIABLE: "none"}))[1] == "False\n"
+    (server / "elsewhere").mkdir()
+    (server / "elsewhere" / "command.py").symlink_to(server / "command.py")
+    monkeypatch.chdir(server / "elsewhere")
+    assert end(start(server, IS_FORKED))[1] == "False\n"
