@@ -5,7 +5,7 @@
 
 A command that finds a server hands itself over: arguments, environment, standard streams. It then stands for its fork:
 it passes signals on, and ends as the fork ends. The fork is a process of its own that leads a session. The kernel kills its
-process group when the command ends, however it ends, and when the server does.
+process group when the command ends, however it ends, and the fork when the server does.
 
 A fork is what a start would be, or there is none. The server forgets the project's modules, so that a fork runs the code
 that is there when it begins. It does not fork for a command with another environment or folder, nor

@@ -85,6 +85,11 @@ import os
 def main():
     print("EVERGREEN_FORK" in os.environ)
 """
+IMPORTED = """
+import sys
+def main():
+    return 3 * ("colorsys" in sys.modules)
+"""
 FORKED = """
 import os, sys
 def main():
@@ -97,6 +102,9 @@ def main():
 def test_a_fork_has_the_command_s_streams_arguments_and_environment_and_its_status_is_the_command_s(
     server: Path,
 ) -> None:
+    for _ in range(100):  # until the server has imported it
+        if end(start(server, IMPORTED))[0] == 3:
+            break
     process = start(server, FORKED, "one", DVC_SAID="two")
     status, out, err = end(process, "zero\n")
     assert (status, err) == (3, f"zero one two {server}\n")
@@ -126,7 +134,7 @@ def test_a_fork_and_its_children_end_with_the_command(server: Path, number: sign
 
 
 def test_a_command_ends_with_the_server_and_the_next_one_does_its_work_itself(server: Path) -> None:
-    process = start(server, WAIT)
+    process = start(server, WAIT.replace('"sleep", "600"', '"true"'))
     assert process.stdout
     fork, _ = (int(pid) for pid in process.stdout.readline().split())
     parent = psutil.Process(fork).parent()
