@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+from trainer.reporting.signs_of_life import start_signs_of_life
 from trainer.runtime.lifetime import die_with_parent
 from trainer.runtime.memory import reduce_garbage_collection
 
@@ -26,6 +27,7 @@ def _dvc_processes() -> list[int]:
 if __name__ == "__main__":
     if "DVC_STAGE" in os.environ:
         die_with_parent(ancestors=_dvc_processes())
+    start_signs_of_life(" ".join(sys.argv[1:2]) or "evergreen")
     reduce_garbage_collection()
     from tasks.commands import main
 
