@@ -96,6 +96,7 @@ def main(name: str, *options: str) -> int:
 
     signs_of_life.note(f"{name}: DVC compares and keeps files")
     stage, _, recipe = name.partition("@")
+    artifacts = Artifacts(recipe)
     for library in ("dvc", "dvc_objects", "dvc_data"):
         logger = logging.getLogger(library)
         logger.handlers = [handler for handler in logger.handlers if handler.level >= logging.WARNING]
@@ -103,7 +104,12 @@ def main(name: str, *options: str) -> int:
     try:
         # Without waiting for locks, a stage that ends while another DVC process holds the project's lock for more than
         # 3 s would fail with its outputs uncommitted.
-        with log.log_to_file(Artifacts(recipe).stage_log(stage)), Repo(_wait_for_lock=True) as repo, lock_repo(repo):
+        with (
+            log.log_to_file(artifacts.stage_log(stage)),
+            signs_of_life.show_child_progress(artifacts.scratch / f"progress-{stage}"),
+            Repo(_wait_for_lock=True) as repo,
+            lock_repo(repo),
+        ):
             force = "--force" in options
             if force or restore.is_stale_or_drop_outdated(repo, *repo.stage.collect(name)):
                 restore.restore_or_run(repo, name, force=force)

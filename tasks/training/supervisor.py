@@ -116,6 +116,7 @@ class TrainingAttempt:
                 finally:
                     self._budget.save()
                     self._ranks.poll()
+                    signs_of_life.note("train: keeps the model")
                     processes.kill_processes(process, self._ranks.local_pids())
             if not (folder / FINISHED).exists():
                 raise self._why_ended(process.pid, process.returncode)

@@ -72,7 +72,7 @@ def _output(
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Start a command; yield it and the descriptor from which its output comes."""
     if on_terminal:
-        with terminal(*command, folder=folder, environment={**environment, "TERM": "xterm"}) as seen:
+        with terminal(*command, folder=folder, environment=environment) as seen:
             yield seen.process, seen.descriptor
         return
     with subprocess.Popen(

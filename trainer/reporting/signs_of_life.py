@@ -167,13 +167,13 @@ class SignsOfLife:
         if self._report:
             self._write_report(work, now)
         # After a text without an end of line, somebody types an answer.
-        if self.paused or self._is_open:
+        if self.paused or self._is_open or (theirs and not self._screen):
             self._written = now
             self._clear()
         elif self._screen:
             if now - self._written >= DRAW_AFTER_S or self._is_drawn:
                 self._draw(work.as_bar(now - self._written))
-        elif not theirs and not (self._report and _is_screen_of_starter()):
+        elif not (self._report and is_terminal(sys.stdout)):  # there, the process that draws shows it
             due_s = max(self._line_after_s, (work.seconds or now - self._start) / _FRACTION)
             if now - max(self._written, self._lined) >= due_s:
                 self._lined = now
@@ -302,11 +302,6 @@ def show_child_progress(path: Path) -> Iterator[None]:
 def is_terminal(stream: TextIO) -> bool:
     """Whether a line that moves can be drawn there."""
     return stream.isatty() and os.environ.get("TERM", "").lower() not in {"dumb", "unknown"}
-
-
-def _is_screen_of_starter() -> bool:
-    """Whether the process that draws for this one has the same terminal, so that no line needs to say what it shows."""
-    return is_terminal(sys.stdout)
 
 
 def _find_imported_library() -> str:
