@@ -79,6 +79,7 @@ def train(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         from trainer.checkpoints.sealed import FINISHED, ResumePosition
         from trainer.loop import sharding
 
+    signs_of_life.note("train: loads the model and the tokens")
     trainer = build_trainer(job, heartbeat, stop_requested)
     sharding.check_sharding_as_requested(trainer, job.checkpoint)
     start = time.monotonic()

@@ -9,7 +9,9 @@ contract test compares `parse_exit_status` with what the real DVC says.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import importlib
 import logging
 import os
 import re
@@ -61,6 +63,7 @@ def open_dvc_repository(name: str, *, log_level: int = logging.ERROR) -> Iterato
     from dvc.repo import Repo
 
     logging.getLogger("dvc").setLevel(log_level)  # after its import, which sets the level, too
+    _draw_no_bars()
     try:
         with Repo(_wait_for_lock=True) as repo:
             yield repo
@@ -97,6 +100,7 @@ def main(name: str, *options: str) -> int:
     signs_of_life.note(f"{name}: DVC compares and keeps files")
     stage, _, recipe = name.partition("@")
     artifacts = Artifacts(recipe)
+    _draw_no_bars()
     for library in ("dvc", "dvc_objects", "dvc_data"):
         logger = logging.getLogger(library)
         logger.handlers = [handler for handler in logger.handlers if handler.level >= logging.WARNING]
@@ -130,6 +134,12 @@ def main(name: str, *options: str) -> int:
     if path:
         command_result.write_result_file(Path(path), found)
     return found.exit_code
+
+
+def _draw_no_bars() -> None:
+    """Keep DVC from the terminal, where the signs of life are: from its bars, and from its last code for colours, which would be text."""
+    logging.getLogger("dvc.progress").setLevel(logging.CRITICAL)
+    atexit.unregister(importlib.import_module("colorama.initialise").reset_all)
 
 
 class _LoggedError(logging.Handler):

@@ -119,6 +119,8 @@ def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, forc
         unwatched_sources.keep_rows_until_trained(stage, artifacts, error)
         raise
     unwatched_sources.keep_rows_until_trained(stage, artifacts, None)
+    if not has_run:
+        log.info("%s: restored, DVC has what the same work made before", name)
     return "ran" if has_run else "restored"
 
 

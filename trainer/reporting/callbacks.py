@@ -65,7 +65,10 @@ class TrainingReporter(TrainerCallback):
             control.should_log = False
 
     def on_train_end(self, *_: object, **__: object) -> None:
-        signs_of_life.hide_progress()
+        signs_of_life.note("train: keeps the model")
+
+    def on_save(self, *_: object, **__: object) -> None:
+        signs_of_life.note("train: goes on after a checkpoint")
 
     def _show(self, state: TrainerState, what: str, done: int, total: int, note: str) -> None:
         if state.is_world_process_zero:
