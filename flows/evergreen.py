@@ -22,3 +22,7 @@ def main() -> int:
 
     signal.signal(signal.SIGINT, before)
     return cli.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

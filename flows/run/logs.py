@@ -20,8 +20,10 @@ class TracebackAndSecretFilter(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let every record through."""
+        """Let a record through, unless another one says the same."""
         if record.exc_info and isinstance(record.exc_info[1], EvergreenError):
+            if record.name == "prefect.flow_runs":  # the state of the run, which the next line names, is this error
+                return False
             record.exc_info = None
         if record.exc_info:
             record.exc_text = without_secrets(logging.Formatter().formatException(record.exc_info))

@@ -98,7 +98,8 @@ class SignsOfLife:
         self._screen = sys.stdout if not self._report and is_terminal(sys.stdout) else None
         self._line_after_s = _CHILD_LINE_AFTER_S if self._report else LINE_AFTER_S
         self._lock = threading.RLock()  # a signal handler may write while its thread does
-        self._work: tuple[str, int, int | None, str, float, int] | None = None
+        self.work: tuple[str, int, int | None, str, float, int] | None = None
+        self._begun: dict[str, tuple[float, int, int]] = {}
         self._start = self._written = self._lined = time.monotonic()
         self._reported: tuple[str, float] = ("", 0.0)
         self._is_open = self._is_drawn = self._has_ended = False
@@ -124,14 +125,12 @@ class SignsOfLife:
                 self._report.unlink(missing_ok=True)
 
     def show(self, what: str, done: int, total: int | None, note: str) -> None:
-        """Note how far some work is."""
-        same = self._work is not None and self._work[0] == what and self._work[1] <= done
-        start, before = self._work[4:] if same and self._work else (time.monotonic(), done)
-        self._work = (what, done, total, note, start, before)
-
-    def hide(self) -> None:
-        """Note that the work has ended."""
-        self._work = None
+        """Note how far some work is; it may take turns with other work, as steps do with validations."""
+        start, before, last = self._begun.get(what, (0.0, 0, done + 1))
+        if last > done:  # it begins, or begins again
+            start, before = time.monotonic(), done
+        self._begun[what] = (start, before, done)
+        self.work = (what, done, total, note, start, before)
 
     def write(self, stream: TextIO, text: str) -> int:
         """Write text of this process below what stands there for good, in place of the sign."""
@@ -171,7 +170,8 @@ class SignsOfLife:
             self._written = now
             self._clear()
         elif self._screen:
-            if now - self._written >= DRAW_AFTER_S or self._is_drawn:
+            is_long = work.done is not None and work.seconds >= DRAW_AFTER_S
+            if now - self._written >= DRAW_AFTER_S or self._is_drawn or is_long:
                 self._draw(work.as_bar(now - self._written))
         elif not (self._report and is_terminal(sys.stdout)):  # there, the process that draws shows it
             due_s = max(self._line_after_s, (work.seconds or now - self._start) / _FRACTION)
@@ -180,8 +180,8 @@ class SignsOfLife:
                 os.write(2, f"{work.as_line(now - self._written)}\n".encode())
 
     def _own_work(self, now: float) -> Work:
-        if self._work:
-            what, done, total, note, start, before = self._work
+        if self.work:
+            what, done, total, note, start, before = self.work
             return Work(what, done, total, note, now - start, before)
         library = _find_imported_library()
         return Work(f"{self._command}: loads {library}" if library else self.note)
@@ -251,8 +251,7 @@ def start_signs_of_life(command: str) -> None:
 def note(text: str) -> None:
     """Say in a few words, such as `new: reads the rows`, what comes next if it may take seconds."""
     for signs in _current:
-        signs.note = text
-        signs.hide()
+        signs.note, signs.work = text, None
 
 
 def show_progress(what: str, done: int, total: int | None, note: str = "") -> None:
@@ -264,7 +263,7 @@ def show_progress(what: str, done: int, total: int | None, note: str = "") -> No
 def hide_progress() -> None:
     """Note that the work whose progress was shown has ended."""
     for signs in _current:
-        signs.hide()
+        signs.work = None
 
 
 @contextlib.contextmanager
