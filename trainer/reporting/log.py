@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from params.foundation.secrets import without_secrets
+
 OURS: Final = ("params", "trainer", "tasks")
 _OWN_HANDLERS: Final = ("transformers", "datasets", "huggingface_hub")
 """Libraries that print what they log by a handler of their own, which they add when they are imported."""
@@ -102,6 +104,9 @@ class _LogFile(logging.FileHandler):
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):
             super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_secrets(super().format(record))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """Leave out a line that cannot be written."""
