@@ -130,7 +130,7 @@ def _once(kept: Path | None, name: str, train: Callable[[], Result]) -> Result:
     return result
 
 
-def _both(project: Path, data: Path, model: str, kept: Path | None, task: str, seed: int) -> tuple[Result, Result]:
+def _both(seed: int, *, project: Path, data: Path, model: str, kept: Path | None, task: str) -> tuple[Result, Result]:
     return (
         _once(kept, f"{task}, seed {seed}", partial(ours, project, task, seed)),
         _once(kept, f"{task}, seed {seed}, reference", partial(reference, data, model, task, seed)),
@@ -191,7 +191,7 @@ def main() -> None:
         for task in chosen.tasks:
             write_recipes(project, data, chosen.model, task, chosen.seeds)
             rows = len(read(data / TASKS[task].folder / "train.jsonl"))
-            both = partial(_both, project, data, chosen.model, chosen.results, task)
+            both = partial(_both, project=project, data=data, model=chosen.model, kept=chosen.results, task=task)
             with ThreadPoolExecutor(chosen.at_once) as pool:
                 results = [*pool.map(both, chosen.seeds)]
             print(line(task, rows, *zip(*results, strict=True)), flush=True)

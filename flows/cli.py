@@ -19,6 +19,7 @@ from typer import Argument, Option
 from params.foundation.artifacts import STAGES, Artifacts
 from params.loading import recipe_name
 from tasks import commands
+from trainer.reporting import signs_of_life
 
 app = typer.Typer(context_settings={"help_option_names": ["--help", "-h"]}, no_args_is_help=True, rich_markup_mode=None)
 RecipeName = Annotated[str, commands.recipe_argument(recipe_name)]
@@ -53,9 +54,7 @@ def run(
     from flows.run import nothing_new, stages
     from flows.run.final_state import format_run_summary
     from flows.server.own import is_own_server_needed
-    from trainer.runtime.memory import reduce_garbage_collection
 
-    reduce_garbage_collection()
     artifacts, branch, log = Artifacts(recipe), None, logging.getLogger(__name__)
     if record:
         from flows.record import recording
@@ -63,6 +62,7 @@ def run(
         branch = recording.RecordTarget.parse(record)
     has_own_server, url = is_own_server_needed(), os.environ.get("PREFECT_API_URL")
     outcomes: Any = None
+    signs_of_life.note("run: looks for what has changed")
     if not force and (has_own_server or (url and not branch)):
         outcomes = stages.outcomes_if_all_unchanged(STAGES[:-1] if no_publish else STAGES, artifacts)
         parameters = {"recipe": recipe, "publish": not no_publish, "force": force, "record": None}
@@ -85,9 +85,9 @@ def _run_flow(artifacts: Artifacts, *, has_own_server: bool, **parameters: Any) 
     """Run the flow on a server of its own, or on the configured one."""
     from contextlib import nullcontext
 
-    from flows.run import logs
     from flows.server.own import OwnPrefectServer
 
+    signs_of_life.note("run: waits for the Prefect server")
     server = OwnPrefectServer(artifacts.server_log) if has_own_server else None
     if server:
         _import_flow()
@@ -96,7 +96,10 @@ def _run_flow(artifacts: Artifacts, *, has_own_server: bool, **parameters: Any) 
 
         with open_configured_server_client() as client:  # a flow would end with an error of Prefect's that says less
             client.api_version()
-    with server.used() if server else nullcontext(), logs.draw_stage_progress(artifacts):
+    with (
+        server.used() if server else nullcontext(),
+        signs_of_life.show_child_progress(artifacts.scratch / "progress"),
+    ):
         from flows.retrain import retrain
         from flows.run.stops import turn_user_stop_into_error
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 
 
 def main() -> int:
@@ -10,7 +12,17 @@ def main() -> int:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # not in the background, where a shell lets it be ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if "_EVERGREEN_COMPLETE" not in os.environ:  # then a shell reads what this writes
+        from trainer.reporting.signs_of_life import start_signs_of_life
+        from trainer.runtime.memory import reduce_garbage_collection
+
+        start_signs_of_life(" ".join(sys.argv[1:2]) or "evergreen")
+        reduce_garbage_collection()
     from flows import cli
 
     signal.signal(signal.SIGINT, before)
     return cli.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

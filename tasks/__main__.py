@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+from trainer.reporting.signs_of_life import start_signs_of_life
 from trainer.runtime import fork_server
 from trainer.runtime.lifetime import die_with_parent
 from trainer.runtime.memory import reduce_garbage_collection
@@ -24,11 +25,17 @@ def _dvc_processes() -> list[int]:
         return []
 
 
+def main() -> int:
+    """Run a command in this process, and return its exit status."""
+    start_signs_of_life(" ".join(sys.argv[1:2]) or "evergreen")
+    reduce_garbage_collection()
+    from tasks import commands
+
+    return commands.main()
+
+
 if __name__ == "__main__":
     if "DVC_STAGE" in os.environ:
         die_with_parent(ancestors=_dvc_processes())
-    fork_server.hand_over("tasks.commands", "main")
-    reduce_garbage_collection()
-    from tasks.commands import main
-
+    fork_server.hand_over("tasks.__main__", "main")
     sys.exit(main())

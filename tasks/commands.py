@@ -7,7 +7,6 @@ is a function here: its name, its docstring and its parameters are all that the 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import sys
@@ -26,7 +25,7 @@ from params.foundation.printable import make_stdout_printable
 from params.loading import find_recipe, recipe_names_with_prefix
 from tasks.scaffold import commands as scaffold
 from tasks.stage_command import run_stage_as_command
-from trainer.reporting import progress_bar
+from trainer.reporting import log, signs_of_life
 from trainer.runtime.imports import hide_packages, hide_unused_packages
 
 app = typer.Typer(
@@ -58,12 +57,9 @@ _STAGES = {
 @app.callback()
 def set_up_command_output() -> None:
     """Run one stage of a recipe, inspect a run, or work with its releases."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
-    for package in ("params", "trainer", "tasks"):
-        logging.getLogger(package).setLevel(logging.INFO)
+    log.log_for_people()
     if not sys.stdout.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    progress_bar.enable_progress_bar()
 
 
 def _stage_command(stage: str) -> Callable[[Path], None]:
@@ -313,6 +309,7 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
     After Ctrl-C it is 130. A `KeyboardInterrupt` with a text says what is kept.
     """
     variable = f"_{name.upper()}_COMPLETE"
+    has_starter = command_result.VARIABLE in os.environ  # it prints the error, once
     try:
         group = typer.main.get_command(commands)
         if instruction := os.environ.get(variable):  # a shell asks; only the group's own `main` looks at it
@@ -324,7 +321,7 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
             command_result.report_result_on_exit(),
             group.make_context(name, arguments) as context,
         ):
-            context.call_on_close(progress_bar.hide_progress)
+            context.call_on_close(signs_of_life.hide_progress)
             group.invoke(context)
     except typer.Exit as end:
         return end.exit_code
@@ -333,7 +330,8 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
         return error.exit_code
     except EvergreenError as error:
         sys.stdout.flush()
-        print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        if not has_starter:
+            print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort) as interrupt:
         kept = str(interrupt) or ("nothing is changed" if isinstance(interrupt, typer.Abort) else "start again")

@@ -1,13 +1,11 @@
-"""The progress of a stage: a bar on a terminal, else log lines every few seconds; and the end of a stage that makes none."""
+"""The progress of a stage, as `trainer.reporting.signs_of_life` shows it; and the end of a stage that makes none."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterable, Iterator
 from types import FrameType
@@ -17,9 +15,8 @@ import psutil
 
 from params import StalledError
 from params.foundation import command_result
-from trainer.reporting import progress_bar
+from trainer.reporting import signs_of_life
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _STEP_S = 1.0  # seconds between two looks at the progress
 _moved = threading.Event()
@@ -73,29 +70,12 @@ def _end(stage: str, idle_s: float, frame: FrameType) -> None:
     os._exit(error.exit_code)
 
 
-def iterate_with_progress(
-    items: Iterable[T], *, what: str, total: int | None = None, every_s: float = 5.0
-) -> Iterator[T]:
-    """Yield `items`, and show their count by a bar, or log it every `every_s` seconds.
-
-    `what` is a plural noun, such as `rows`. Work shorter than `every_s` logs nothing.
-    """
-    start = last = shown = time.monotonic()
-    has_bar = False
+def iterate_with_progress(items: Iterable[T], *, what: str, total: int | None = None) -> Iterator[T]:
+    """Yield `items`, and let their count be shown. `what` is a plural noun, such as `rows`."""
     try:
         for count, item in enumerate(items):
             reset_idle_timer()
-            now = time.monotonic()
-            if now - shown >= progress_bar.EVERY_S and now - start >= progress_bar.AFTER_S:
-                shown, has_bar = now, progress_bar.show_progress(what, count, total)
-            if count and now - last >= every_s and not has_bar:  # no rate is known before the first item is done
-                last = now
-                if total:
-                    left_s = (now - start) / count * (total - count)
-                    logger.info("%s: %d of %d (%.0f%%), %.0f s left", what, count, total, 100 * count / total, left_s)
-                else:
-                    logger.info("%s: %d", what, count)
+            signs_of_life.show_progress(what, count, total)
             yield item
     finally:
-        if shown > start:
-            progress_bar.hide_progress()
+        signs_of_life.hide_progress()

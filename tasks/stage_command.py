@@ -7,7 +7,7 @@ import logging
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,29 @@ from params import EvergreenError, TransientError
 from params.foundation import command_result
 from params.foundation.artifacts import Artifacts
 from params.foundation.secrets import without_secrets
+from trainer.reporting import log
+
+logger = logging.getLogger(__name__)
 
 
 def run_stage_as_command(stage: str, recipe: Path) -> None:
-    """Run a stage and print its report."""
+    """Run a stage, and say what it did; its whole report is in its log, `Artifacts.stage_log`."""
+    path = Artifacts(recipe.stem).stage_log(stage)
+    log.set_large_log_aside(path)
+    with log.log_to_file(path):
+        try:
+            _run_stage(stage, recipe)
+        except BaseException as error:
+            logger.debug("%s: %s", type(error).__name__, without_secrets(str(error)), exc_info=True)
+            raise
+
+
+def _run_stage(stage: str, recipe: Path) -> None:
     from tasks import stages
     from tasks.report.timings import StageTiming, save_timing_drop_later_failures
 
     start = time.monotonic()
-    print(f"{stage}: {recipe}", flush=True)
+    logger.info("%s: %s", stage, recipe)
     failed, page_due = "", stage == "publish"
     try:
         with command_result.explain_keyboard_interrupt(
@@ -34,7 +48,8 @@ def run_stage_as_command(stage: str, recipe: Path) -> None:
             from tasks.training.stage import delete_recorded_run_folder  # not before `run` has read the stage's inputs
 
             delete_recorded_run_folder(Artifacts(recipe.stem))
-        _print(report.model_dump(mode="json"))
+        for line in _report_lines(report.model_dump(mode="json")):
+            logger.debug("%s: %s", stage, line)
     except BaseException as error:
         failed = without_secrets(str(error)) or type(error).__name__
         page_due = page_due or (isinstance(error, EvergreenError) and not isinstance(error, TransientError))
@@ -53,17 +68,17 @@ def run_stage_as_command(stage: str, recipe: Path) -> None:
             save_timing_drop_later_failures(Artifacts(recipe.stem), timing)
         if page_due:
             _write_page(Artifacts(recipe.stem))
-    print(f"{stage}: done in {seconds:.1f} s", flush=True)
+    logger.info("%s: done in %.1f s%s", stage, seconds, f": {report.summary}" if report.summary else "")
 
 
-def _print(report: Mapping[str, Any], prefix: str = "  ") -> None:
-    """Print the values of a report: nested names joined by dots, of a list only its length."""
+def _report_lines(report: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the values of a report: nested names joined by dots, of a list only its length."""
     for name, value in report.items():
         if isinstance(value, Mapping):
-            _print(value, f"{prefix}{name}.")
+            yield from _report_lines(value, f"{prefix}{name}.")
         else:
             shown = len(value) if isinstance(value, list) else f"{value:.6g}" if isinstance(value, float) else value
-            print(f"{prefix}{name}: {shown}")
+            yield f"{prefix}{name}: {shown}"
 
 
 def _write_page(artifacts: Artifacts) -> None:
@@ -71,8 +86,8 @@ def _write_page(artifacts: Artifacts) -> None:
     try:
         from tasks.report.page import write_run_report_page
 
-        print(f"report: {write_run_report_page(artifacts)}", flush=True)
+        logger.info("report: %s", write_run_report_page(artifacts))
     except EvergreenError as error:
-        print(f"report: {error.where}: {error.what}", flush=True)
+        logger.info("report: %s: %s", error.where, error.what)
     except Exception:
-        logging.getLogger(__name__).warning("the report could not be written", exc_info=True)
+        logger.warning("the report could not be written", exc_info=True)

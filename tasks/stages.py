@@ -64,6 +64,11 @@ class Report(pydantic.BaseModel):
     saved_as: ClassVar[str] = ""
     """The report's name in `Artifacts.report`; empty for a record inside another report."""
 
+    @property
+    def summary(self) -> str:
+        """What a stage did, in a few words for its last line; empty where its other lines say it."""
+        return ""
+
 
 ReportT = TypeVar("ReportT", bound=Report)
 

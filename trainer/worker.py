@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from params import EvergreenError, MemoryExhaustedError, ModelError, PreemptedError
 from params.foundation.artifacts import translate_disk_errors, write_text_atomically
-from trainer.reporting import progress_bar
+from trainer.reporting import log, signs_of_life
 from trainer.runtime.heartbeat import LOST_PEER, Heartbeat
 from trainer.runtime.library_errors import is_lost_peer, is_out_of_memory
 from trainer.runtime.lifetime import SUPERVISOR, die_with_parent, hold_file_lock, listen_for_stop
@@ -36,17 +36,24 @@ def main(job_path: Path) -> int:
     rank = int(os.environ.get("RANK", "0"))
     heartbeat = Heartbeat(job.folder, rank)
     stop_requested = listen_for_stop(job.folder)
-    _log_to_stdout(rank)
+    if rank == 0:
+        signs_of_life.start_signs_of_life("train")
+    log.log_for_people(logging.ERROR if rank else logging.INFO)
+    logging.getLogger("accelerate").setLevel(logging.WARNING)  # at INFO it names every file of a sharded checkpoint
     lock = hold_file_lock(job.folder / "trainer.lock", "a training in this folder", wait_s=30)
     try:
-        with lock if rank == 0 else contextlib.nullcontext(), translate_disk_errors(job.folder):
+        with (
+            log.log_to_file(Path(os.environ.get(log.VARIABLE, job.folder / "train.log")), rank=rank),
+            lock if rank == 0 else contextlib.nullcontext(),
+            translate_disk_errors(job.folder),
+        ):
             train(job, heartbeat, stop_requested)
     except Exception as error:
         if (exit_code := _report(error, heartbeat)) is None:
             raise
         return exit_code
     finally:
-        progress_bar.hide_progress()
+        signs_of_life.hide_progress()
     heartbeat.beat("finished")
     return os.EX_OK
 
@@ -72,6 +79,7 @@ def train(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
         from trainer.checkpoints.sealed import FINISHED, ResumePosition
         from trainer.loop import sharding
 
+    signs_of_life.note("train: loads the model and the tokens")
     trainer = build_trainer(job, heartbeat, stop_requested)
     sharding.check_sharding_as_requested(trainer, job.checkpoint)
     start = time.monotonic()
@@ -92,13 +100,6 @@ def train(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) ->
             "seconds": time.monotonic() - start,
         }
         write_text_atomically(job.folder / FINISHED, json.dumps(result))
-
-
-def _log_to_stdout(rank: int) -> None:
-    logging.basicConfig(level=logging.ERROR if rank else logging.INFO, format="%(message)s", stream=sys.stdout)
-    if rank == 0:
-        progress_bar.enable_progress_bar()
-    logging.getLogger("accelerate").setLevel(logging.WARNING)  # at INFO it names every file of a sharded checkpoint
 
 
 def _report(error: Exception, heartbeat: Heartbeat) -> int | None:

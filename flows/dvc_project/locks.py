@@ -47,7 +47,7 @@ def remove_dead_lock_owners(log: Logger, root: Path = Path()) -> None:
         content = {"write": writers, "read": {used: owners for used, owners in readers.items() if owners}}
         if content != found:
             path.write_text(json.dumps(content), encoding="utf-8")
-            log.info("removed dead owners from %s", path)
+            log.debug("removed dead owners from %s", path)
 
 
 def _lives(owner: dict[str, Any]) -> bool:

@@ -9,7 +9,9 @@ contract test compares `parse_exit_status` with what the real DVC says.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import importlib
 import logging
 import os
 import re
@@ -21,7 +23,8 @@ from typing import Any
 from flows.dvc_project import restore
 from params import DataError, EvergreenError, RecipeError, TransientError
 from params.foundation import command_result
-from params.foundation.artifacts import as_storage_error
+from params.foundation.artifacts import Artifacts, as_storage_error
+from trainer.reporting import log, signs_of_life
 from trainer.runtime.memory import reduce_garbage_collection
 
 _CACHE = Path(".dvc", "cache")
@@ -60,6 +63,7 @@ def open_dvc_repository(name: str, *, log_level: int = logging.ERROR) -> Iterato
     from dvc.repo import Repo
 
     logging.getLogger("dvc").setLevel(log_level)  # after its import, which sets the level, too
+    _draw_no_bars()
     try:
         with Repo(_wait_for_lock=True) as repo:
             yield repo
@@ -69,17 +73,21 @@ def open_dvc_repository(name: str, *, log_level: int = logging.ERROR) -> Iterato
 
 def run_action_for_exit_status(action: Callable[[Any, str], None], recipe: str) -> int:
     """Call `action` with the DVC repository and the recipe; report its error, and return an exit status."""
+    has_starter = command_result.VARIABLE in os.environ  # it prints the error, once
     try:
         with command_result.report_result_on_exit(), open_dvc_repository(recipe, log_level=logging.WARNING) as repo:
             action(repo, recipe)
     except EvergreenError as error:
-        print(f"DVC: {error}", file=sys.stderr, flush=True)
+        if not has_starter:
+            print(f"DVC: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     return os.EX_OK
 
 
 def main(name: str, *options: str) -> int:
     """Run one stage if it is stale, or in any case with the option `--force`. What it reads and does not exist locally is restored.
+
+    What DVC says of its own work, and its advice on git, is in the stage's log.
 
     Returns:
         The exit status of the stage's command; 128 and the signal's number if a signal ended it. If DVC itself fails, that
@@ -89,11 +97,23 @@ def main(name: str, *options: str) -> int:
     from dvc.repo import Repo, lock_repo
     from dvc.stage.exceptions import StageCmdFailedError
 
+    signs_of_life.note(f"{name}: DVC compares and keeps files")
+    stage, _, recipe = name.partition("@")
+    artifacts = Artifacts(recipe)
+    _draw_no_bars()
+    for library in ("dvc", "dvc_objects", "dvc_data"):
+        logger = logging.getLogger(library)
+        logger.handlers = [handler for handler in logger.handlers if handler.level >= logging.WARNING]
     logging.getLogger("dvc_data").addHandler(logged := _LoggedError())
     try:
         # Without waiting for locks, a stage that ends while another DVC process holds the project's lock for more than
         # 3 s would fail with its outputs uncommitted.
-        with Repo(_wait_for_lock=True) as repo, lock_repo(repo):
+        with (
+            log.log_to_file(artifacts.stage_log(stage)),
+            signs_of_life.show_child_progress(artifacts.scratch / f"progress-{stage}"),
+            Repo(_wait_for_lock=True) as repo,
+            lock_repo(repo),
+        ):
             force = "--force" in options
             if force or restore.is_stale_or_drop_outdated(repo, *repo.stage.collect(name)):
                 restore.restore_or_run(repo, name, force=force)
@@ -101,7 +121,9 @@ def main(name: str, *options: str) -> int:
         cause = (error.__cause__ or error) if isinstance(error, ReproductionError) else error
     else:
         return os.EX_OK
-    print(f"DVC: {cause}", file=sys.stderr, flush=True)
+    path = os.environ.get(command_result.VARIABLE)
+    if not path:
+        print(f"DVC: {cause}", file=sys.stderr, flush=True)
     if isinstance(cause, StageCmdFailedError):
         status = parse_exit_status(cause)
         return 128 - status if status < 0 else status
@@ -109,9 +131,15 @@ def main(name: str, *options: str) -> int:
         found = (as_storage_error(logged.error, _CACHE) if logged.error else None) or cause
     else:
         found = to_evergreen_error(name, logged.error or cause)
-    if path := os.environ.get(command_result.VARIABLE):
+    if path:
         command_result.write_result_file(Path(path), found)
     return found.exit_code
+
+
+def _draw_no_bars() -> None:
+    """Keep DVC from the terminal, where the signs of life are: from its bars, and from its last code for colours, which would be text."""
+    logging.getLogger("dvc.progress").setLevel(logging.CRITICAL)
+    atexit.unregister(importlib.import_module("colorama.initialise").reset_all)
 
 
 class _LoggedError(logging.Handler):
@@ -158,5 +186,6 @@ def to_evergreen_error(name: str, error: BaseException) -> EvergreenError:
 
 
 if __name__ == "__main__":
+    signs_of_life.start_signs_of_life(sys.argv[1])
     reduce_garbage_collection()
     sys.exit(main(*sys.argv[1:]))

@@ -33,6 +33,7 @@ from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
 from tasks.report.formatting import format_duration
 from tasks.stages import idle_limit_s, read_report
+from trainer.reporting import signs_of_life
 
 if TYPE_CHECKING:
     from prefect import Task
@@ -78,6 +79,7 @@ def outcomes_if_all_unchanged(stages: Sequence[str], artifacts: Artifacts) -> di
 def fetch_inputs_and_check_recipe(recipe: str, log: child_process.Logger) -> None:
     """Find what is wrong with a recipe before any stage starts."""
     artifacts = Artifacts(recipe)
+    signs_of_life.note("check")
     unwatched_sources.fetch_missing_source_files(artifacts, log)
     item = read_recipes_yaml_item(artifacts)
     for model in (Path(item[key]) for key in ("base", "code") if key in item):
@@ -89,6 +91,7 @@ def fetch_inputs_and_check_recipe(recipe: str, log: child_process.Logger) -> Non
 def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, force: bool = False) -> StageOutcome:
     """Bring `stage` up to date; with `force`, run it whether it is stale or not. The first stage resolves the recipe before."""
     name, artifacts = f"{stage}@{recipe}", Artifacts(recipe)
+    signs_of_life.note(name)
     if stage == "ingest":
         if dvc_stage.is_any_stage_stale(resolve := f"resolve@{recipe}"):
             child_process.run_python_module("flows.dvc_project.stage", [resolve], artifacts, log, name=resolve)
@@ -116,6 +119,8 @@ def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, forc
         unwatched_sources.keep_rows_until_trained(stage, artifacts, error)
         raise
     unwatched_sources.keep_rows_until_trained(stage, artifacts, None)
+    if not has_run:
+        log.info("%s: restored, DVC has what the same work made before", name)
     return "ran" if has_run else "restored"
 
 

@@ -107,6 +107,10 @@ class Artifacts:
     release_events = _Below("run", "release/log.jsonl")  # every verdict, receipt, refusal and rollback; only git has it
     run_log = _Below("run", "runs.jsonl")  # every run of the flow that did something; only git has it
 
+    def stage_log(self, stage: str) -> Path:
+        """All that the starts of a stage have logged; neither DVC nor git has it."""
+        return self.run / "logs" / f"{stage}.log"
+
     @property
     def logs(self) -> tuple[Path, ...]:
         """The logs that git keeps, JSON lines: where two copies meet, the lines of both stay."""

@@ -25,6 +25,7 @@ from params import EvergreenError
 from params.foundation.errors import HubRefusedError, StorageError, TransientError
 from tasks.hub_server.server import LocalHub, new_token
 from tasks.hub_server.trials import AnswerFunction
+from trainer.reporting.signs_of_life import no_signs_of_life
 
 LOCAL_USER = "local"
 _MIN_TOKEN_LENGTH = 20
@@ -80,7 +81,8 @@ def serve_hub_until_signal(
             raise _start_error(error, folder, f"{host}:{port}") from None
         token = next(iter(members.tokens)) if tokens is None else None
         print(_greeting(hub, folder, address, token), flush=True)
-        hub.serve_forever()
+        with no_signs_of_life():
+            hub.serve_forever()
     print("The Hub has stopped.", flush=True)
 
 

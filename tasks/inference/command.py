@@ -18,6 +18,7 @@ from tasks.inference.answer import ModelAnswer
 from tasks.inference.published_model import DownloadedModel, ModelReference, fetch_published_model
 from tasks.inference.tried_model import AnsweringModel, AnswerOptions
 from trainer.model.adapters import is_adapter_folder
+from trainer.reporting import signs_of_life
 from trainer.runtime.imports import hide_packages
 
 _GAP = "  |  "
@@ -39,12 +40,15 @@ def try_model(
     for handler in logging.root.handlers:  # standard output is only for answers
         if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
             handler.setStream(sys.stderr)
+    signs_of_life.note(f"try: fetches {name}")
     files = [fetch_published_model(Path(), one) for one in names]
     if not any(_needs_more(one.folder) for one in files):
         hide_packages("peft", "torchao")
+    signs_of_life.note("try: loads the model")
     models = [AnsweringModel.load(one.folder, one.where) for one in files]
     if all(model.reads_several for model in models) and not options.among and len(texts) > 1:
         texts, options = texts[:1], replace(options, among=tuple(texts[1:]))
+    signs_of_life.note("try: answers")
     for text in texts or _standard_input():
         answers = [model.answer(text, options) for model in models]
         print(json.dumps(_as_json(files, answers)) if as_json else "\n".join(_shown(files, answers)), flush=True)
@@ -73,7 +77,12 @@ def _standard_input() -> Iterator[str]:
     if sys.stdin is None or sys.stdin.isatty():
         print("Write a text and press Enter; Ctrl-D ends.", file=sys.stderr, flush=True)
     found = False
-    for line in sys.stdin or ():
+    lines = iter(sys.stdin or ())
+    while True:
+        with signs_of_life.no_signs_of_life():  # somebody types
+            line = next(lines, None)
+        if line is None:
+            break
         if text := line.strip():
             found = True
             yield text

@@ -22,3 +22,8 @@ class IngestReport(Report):
     """Hash of each split's files, see trainer.data.shards.folder_sha256; also of the `corpus`, if there is one."""
     corpus_revision: str = ""
     """What the documents of `data.corpus` depend on."""
+
+    @property
+    def summary(self) -> str:
+        """The rows of each split."""
+        return ", ".join(f"{count:,} {split}" for split, count in self.rows.items()) + " rows"

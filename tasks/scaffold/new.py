@@ -26,6 +26,7 @@ from tasks.scaffold.plan import RecipePlan, plan_recipe
 from tasks.scaffold.request import NEW_MODEL, NewRecipeRequest
 from tasks.scaffold.sources import FoundSource, find_source
 from trainer.objectives.bases.advice import ModelKind
+from trainer.reporting import signs_of_life
 from trainer.runtime.imports import hide_packages_in_block
 
 _CRON: Final = re.compile(r"\S+( \S+){4}")
@@ -50,20 +51,24 @@ def create_recipe(request: NewRecipeRequest) -> None:
     """
     _check_request(request)
     root = project.require_project_root()
+    signs_of_life.note("new: reads a sample of the rows")
     found = add_corpus(find_source(request, root), request, root)
     sample = read_source_sample(found.source, root)
     # transformers notes at its import what is installed
     unused = [] if "transformers" in sys.modules else ["peft", "torchao"]
     with hide_packages_in_block(*unused):
+        signs_of_life.note("new: looks at the model")
         facts, kind = _model(request, sample, root)
         chosen = proposal.choose_objective_and_columns(request, sample, kind)
         print(f"{request.name}: learn {chosen.advice.meaning} ({chosen.objective})")
         print(*_seen(found, sample, chosen, facts), sep="\n")
+        signs_of_life.note("new: measures the rows with the model's tokenizer")
         documents = choose_document_column(found, chosen, root)
         plan = plan_recipe(found, chosen, sample, facts, request, more=documents)
     for note in plan.quality.notes():
         print(f"  note: {note}")
     _check_set_aside(request, plan)
+    signs_of_life.note("new: checks the recipe")
     text = project.render_recipe_yaml(request.name, chosen, sample, facts, plan)
     base = facts.path if facts and facts.revision is None else project.NO_BASE
     item = {"data": found.watched, "objective": chosen.objective, "base": base}

@@ -37,3 +37,11 @@ class TokenizationReport(Report):
     characters_per_token: float
     """Characters of the train split's text per token."""
     splits: dict[str, SplitStatistics]
+
+    @property
+    def summary(self) -> str:
+        """The tokens of each split."""
+        return (
+            ", ".join(f"{split} {one.tokens:,} in {one.sequences:,}" for split, one in self.splits.items())
+            + " sequences"
+        )

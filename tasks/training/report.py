@@ -23,3 +23,8 @@ class TrainingReport(Report):
     """Commit of the code that trained; `+` follows when the code had changes that were not committed."""
     versions: dict[str, str]
     """Versions of Python and of the libraries that decide on the weights."""
+
+    @property
+    def summary(self) -> str:
+        """Which step is kept, and why."""
+        return f"{self.steps} steps, the best is {self.best_step} with {self.best_metric} {self.best_value:.4g}"

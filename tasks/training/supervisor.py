@@ -28,6 +28,7 @@ from trainer.checkpoints.sealed import FINISHED
 from trainer.job import Job
 from trainer.loop import sharding
 from trainer.loop.batch import micro_batch_and_accumulation
+from trainer.reporting import signs_of_life
 from trainer.runtime import heartbeat
 from trainer.runtime.heartbeat import ProcessState
 from trainer.runtime.launcher import LaunchFailureReport, RankFailure
@@ -104,16 +105,19 @@ class TrainingAttempt:
             path.unlink(missing_ok=True)
         job_path = folder / "job.json"
         job.save(job_path)
+        signs_of_life.note("train: starts its processes")
         with machines.wait_for_machines_and_announce(job, job_path, lambda: bool(self._signals.first)):
             if self._signals.first or self._budget.is_spent:
                 raise self._stopped(" before it had started")
-            process = processes.start_processes(job, job_path)
-            try:
-                self._watch(process)
-            finally:
-                self._budget.save()
-                self._ranks.poll()
-                processes.kill_processes(process, self._ranks.local_pids())
+            with signs_of_life.show_child_progress(folder / "progress"):
+                process = processes.start_processes(job, job_path)
+                try:
+                    self._watch(process)
+                finally:
+                    self._budget.save()
+                    self._ranks.poll()
+                    signs_of_life.note("train: keeps the model")
+                    processes.kill_processes(process, self._ranks.local_pids())
             if not (folder / FINISHED).exists():
                 raise self._why_ended(process.pid, process.returncode)
         if process.returncode:

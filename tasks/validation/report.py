@@ -81,6 +81,11 @@ class ValidationReport(Report):
     """How the new rows compare with those of the published model; None if the recipe turns that off."""
     corpus: CorpusReport | None = None
 
+    @property
+    def summary(self) -> str:
+        """How many rows were set aside."""
+        return f"{self.quarantined:,} of {sum(self.rows_in.values()):,} rows set aside ({len(self.checks)} checks)"
+
 
 @dataclass(frozen=True)
 class ShownRow:

@@ -203,7 +203,8 @@ def test_a_machine_that_is_asked_to_stop_stops_all_of_them_with_a_checkpoint(add
     train = addresses[0].start(tmp_path, "train", "params/tiny.yaml", log="train.log")
     joined = addresses[1].start(tmp_path, "join", "params/tiny.yaml", "--machine", "1", log="join.log")
     logs = lambda: said(artifacts, "train.log") + said(artifacts, "join.log")  # noqa: E731
-    wait_for(lambda: "step 10 of" in said(artifacts, "train.log"), logs)
+    log = artifacts.stage_log("train")
+    wait_for(lambda: log.exists() and "step 10 of" in log.read_text(), logs)
     joined.send_signal(signal.SIGTERM)
     assert train.wait(60) == os.EX_TEMPFAIL, logs()
     assert joined.wait(60) == os.EX_TEMPFAIL, logs()

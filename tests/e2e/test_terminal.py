@@ -43,7 +43,7 @@ def test_a_training_shows_its_steps(project: Project) -> None:
     tiny.tokenized(project.root, recipe)
     with on_terminal(project, "python", "-m", "tasks", "train", "params/tiny.yaml") as seen:
         assert seen.end() == 0, seen.output
-    assert re.search(r"train: steps .*━.* \d+/200.* [\d.]+/s .*0:00:\d\d.* loss \d", seen.output), seen.output
+    assert re.search(r"train: steps ━+─* \d+/200 [\d.]+/s 0:00:\d\d loss \d", seen.output), seen.output
     assert "step 190 of 200, loss" not in seen.output, "the bar says it already"
     assert "validation at step 100: loss" in seen.output
 
@@ -56,12 +56,13 @@ def test_ctrl_c_ends_a_run_that_says_its_checkpoint_and_goes_on_from_there(proje
         seen.type(CTRL_C)
         check_interrupted(project, seen, says=r"interrupted: train@tiny\r\n  start again: it resumes from step \d+\r\n")
     step = re.findall(r"it resumes from step (\d+)", seen.output)[-1]
-    assert "its newest checkpoint is of step " + step in seen.output
+    log = (project.root / "runs/tiny/logs/train.log").read_text()
+    assert "its newest checkpoint is of step " + step in log
     home = Path(project.environment["PREFECT_HOME"])
     logged = b"".join(path.read_bytes() for path in home.glob("prefect.db*"))
-    assert b"train: step 10 of 3000, loss" in logged
+    assert "train: step 10 of 3000, loss" in log
     kept = [logged, *(path.read_bytes() for path in project.root.glob("**/*.log"))]
-    assert not any(BAR.encode() in content or b"train: steps" in content for content in kept)
+    assert not any(BAR.encode() in content for content in kept)
     with on_terminal(project, "evergreen", "run", "tiny") as again:
         again.wait_for(f" resumes at step {step} from ")
         again.type(CTRL_C)
@@ -77,7 +78,7 @@ def test_ctrl_c_ends_a_stage_of_the_data(project: Project) -> None:
         seen.type(CTRL_C)
         check_interrupted(project, seen, says="interrupted: ingest has not ended\r\n  start again: ")
     with on_terminal(project, "evergreen", "run", "tiny") as seen:
-        seen.wait_for("tasks ingest params/tiny.yaml")
+        seen.wait_for("ingest: params/tiny.yaml")
         time.sleep(1.0)
         seen.type(CTRL_C)
         check_interrupted(project, seen, says="interrupted: ingest@tiny\r\n  start again: what has ended is kept")

@@ -73,7 +73,7 @@ _ONCE: Mapping[str, str] = {
 """What the project sets before it imports a library."""
 
 
-_USE_PREFECT = {"-c", "flows.cli", "flows.server.own", "prefect", "prefect.engine"}
+_USE_PREFECT = {"-c", "flows.cli", "flows.evergreen", "flows.server.own", "prefect", "prefect.engine"}
 """Commands that read Prefect's settings."""
 Streams: TypeAlias = tuple[connection.Connection, connection.Connection, connection.Connection]
 """Standard input, output and errors; not as numbers, because only such an object is passed on to the process."""
@@ -140,7 +140,7 @@ def _python_that_forks() -> Path:
     python, address = folder / "python", folder / "socket"
     head = f"#!{sys.executable} -IS\nPYTHON, ADDRESS = {sys.executable!r}, {str(address)!r}\n"
     python.write_text(head + Path(__file__).with_name("forked_python.py").read_text(encoding="utf-8"), encoding="utf-8")
-    for name, module in {"dvc": "dvc", "evergreen": "flows.cli"}.items():
+    for name, module in {"dvc": "dvc", "evergreen": "flows.evergreen"}.items():
         (folder / name).write_text(f'#!/bin/sh\nexec {python} -m {module} "$@"\n', encoding="utf-8")
     worker = f'case "$*" in *"worker start"*) exec {Path(sys.executable).with_name("prefect")} "$@" ;; esac'
     (folder / "prefect").write_text(  # what a worker has started outlives it, and no fork

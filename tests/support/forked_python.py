@@ -20,6 +20,7 @@ MODULES = {
     "flows.child_process",
     "flows.cli",
     "flows.dvc_project.stage",
+    "flows.evergreen",
     "flows.server.own",
     "prefect",
     "prefect.engine",

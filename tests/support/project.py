@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -275,8 +276,7 @@ class ServedProject(Project):
 
 def stages_of(output: str) -> list[str]:
     """The stages that DVC or a flow ran, by its output, without `resolve`."""
-    ran = [line.split("'")[-2].split("@")[0] for line in output.splitlines() if "Running stage" in line]
-    return [stage for stage in ran if stage != "resolve"]
+    return re.findall(rf"\b({'|'.join(STAGES)}): params/\w+\.yaml$", output, re.MULTILINE)
 
 
 def copy_project(target: Path) -> None:

@@ -18,12 +18,12 @@ CTRL_C = "\x03"
 
 
 class Terminal:
-    """The terminal of a command that runs; `output` is what it has printed, with all control characters."""
+    """The terminal of a command that runs; `output` is what it has printed, with all control characters; `descriptor` is our end of it."""
 
     def __init__(self, process: subprocess.Popen[bytes], ours: int) -> None:
         self.output = ""
-        self._process = process
-        self._ours = ours
+        self.process = process
+        self.descriptor = ours
 
     def wait_for(self, text: str, timeout_s: float = 400) -> None:
         """Read until the command prints `text`."""
@@ -32,7 +32,7 @@ class Terminal:
 
     def type(self, text: str) -> None:
         """Send keys."""
-        os.write(self._ours, text.encode())
+        os.write(self.descriptor, text.encode())
 
     def interrupt(self) -> None:
         """Press Ctrl-C once the command sleeps.
@@ -43,21 +43,21 @@ class Terminal:
         asleep = 0
         while asleep < 5:  # half a second without work: it reads
             time.sleep(0.1)
-            state = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            state = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
             asleep = asleep + 1 if state == "S" else 0
         self.type(CTRL_C)
 
     def end(self, timeout_s: float = 400) -> int:
         """Read to the end of the command; its exit status."""
         self._read(timeout_s)
-        return self._process.wait(10)
+        return self.process.wait(10)
 
     def _read(self, timeout_s: float, until: str | None = None) -> None:
         give_up = time.monotonic() + timeout_s
         while time.monotonic() < give_up and (until is None or until not in self.output):
-            if select.select([self._ours], [], [], 0.5)[0]:
+            if select.select([self.descriptor], [], [], 0.5)[0]:
                 try:
-                    read = os.read(self._ours, 65536)
+                    read = os.read(self.descriptor, 65536)
                 except OSError:  # the terminal is closed
                     return
                 self.output += read.decode(errors="replace")

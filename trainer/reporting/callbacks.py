@@ -14,7 +14,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from params.foundation.artifacts import write_text_atomically
-from trainer.reporting import progress_bar
+from trainer.reporting import log, signs_of_life
 from trainer.reporting.metrics_log import CLOCK_SUFFIXES, FILE, format_json_lines
 
 logger = logging.getLogger(__name__)
@@ -26,12 +26,11 @@ def apply_log_level(args: TrainingArguments) -> None:
         return
     level = args.get_process_log_level()
     logging.getLogger().setLevel(max(level, logging.INFO))  # debug lines of other libraries would bury ours
-    for ours in ("params", "trainer"):
-        logging.getLogger(ours).setLevel(level)
+    log.set_level_for_people(level, level)
 
 
 class TrainingReporter(TrainerCallback):
-    """Shows each step by a bar, or else logs every logging step; logs every evaluation; writes the lines of `metrics_log`.
+    """Shows how far the steps are; logs every evaluation, and for files every logging step; writes the lines of `metrics_log`.
 
     With `logging_strategy: epoch` it also asks for a line at the last step of an epoch. Trainer logs the end of an epoch after saving
     the checkpoint there, which would then lack the line.
@@ -39,14 +38,13 @@ class TrainingReporter(TrainerCallback):
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
-        self._start_s = self._shown_s = 0.0
+        self._start_s = 0.0
         self._start_step = 0
         self._evaluated = 0
-        self._has_bar = False
         self._loss = ""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        self._start_s = self._shown_s = time.monotonic()
+        self._start_s = time.monotonic()
         self._start_step = state.global_step
         if state.is_world_process_zero:
             write_text_atomically(self._path, format_json_lines(state.log_history))
@@ -67,13 +65,14 @@ class TrainingReporter(TrainerCallback):
             control.should_log = False
 
     def on_train_end(self, *_: object, **__: object) -> None:
-        progress_bar.hide_progress()
+        signs_of_life.note("train: keeps the model")
+
+    def on_save(self, *_: object, **__: object) -> None:
+        signs_of_life.note("train: goes on after a checkpoint")
 
     def _show(self, state: TrainerState, what: str, done: int, total: int, note: str) -> None:
-        now = time.monotonic()
-        is_due = now - self._shown_s >= progress_bar.EVERY_S and now - self._start_s >= progress_bar.AFTER_S
-        if is_due and state.is_world_process_zero:
-            self._shown_s, self._has_bar = now, progress_bar.show_progress(what, done, total, note)
+        if state.is_world_process_zero:
+            signs_of_life.show_progress(what, done, total, note)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any, **_: Any) -> None:
         if not state.is_world_process_zero:
@@ -81,12 +80,12 @@ class TrainingReporter(TrainerCallback):
         with self._path.open("a", encoding="utf-8") as file:
             file.write(format_json_lines(state.log_history[-1:]))
         self._loss = f"loss {logs['loss']:.4f}" if "loss" in logs else self._loss
-        if self._has_bar or "loss" not in logs:
+        if "loss" not in logs:
             return
         step, last = state.global_step, state.max_steps
         left_s = (time.monotonic() - self._start_s) / (step - self._start_step) * (last - step)
         numbers = (step, last, logs["loss"], logs["learning_rate"], left_s)
-        logger.info("train: step %d of %d, loss %.4f, learning rate %.2e, %.0f s left", *numbers)
+        logger.debug("train: step %d of %d, loss %.4f, learning rate %.2e, %.0f s left", *numbers)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, metrics: Any, **_: Any) -> None:
         self._evaluated = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import subprocess
@@ -20,14 +19,6 @@ from tasks.progress import end_process_if_idle, iterate_with_progress
 from tests.support.project import ROOT, wait_for
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
-
-
-@pytest.mark.parametrize("total", [3, None])
-def test_progress_logs_the_first_item(caplog, total):
-    with caplog.at_level(logging.INFO):
-        assert list(iterate_with_progress("abc", what="letters", total=total, every_s=0.0)) == ["a", "b", "c"]
-    assert caplog.records[0].getMessage().startswith("letters: 1")
-    assert len(caplog.records) == 2
 
 
 def stalls(tmp_path: Path, code: str) -> tuple[subprocess.CompletedProcess[str], EvergreenError | None]:

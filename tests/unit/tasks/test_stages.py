@@ -11,7 +11,7 @@ from params import ModelError
 from params.foundation.artifacts import STAGES, Artifacts
 from tasks import stages
 from tasks.evaluation.report import Blessing
-from tasks.stage_command import _print
+from tasks.stage_command import _report_lines
 from tasks.stages import read_report, save_report
 
 BLESSING = Blessing(
@@ -68,6 +68,6 @@ def test_every_stage_returns_its_report_type(stage: str) -> None:
     assert report.saved_as == stage
 
 
-def test_values_are_printed_in_short(capsys) -> None:
-    _print({"a": {"b": 0.123456789, "c": [1, 2]}, "d": None})
-    assert capsys.readouterr().out == "  a.b: 0.123457\n  a.c: 2\n  d: None\n"
+def test_values_are_logged_in_short() -> None:
+    lines = _report_lines({"a": {"b": 0.123456789, "c": [1, 2]}, "d": None})
+    assert list(lines) == ["a.b: 0.123457", "a.c: 2", "d: None"]

@@ -147,7 +147,7 @@ TRANSFORMERS, OURS = "***** Running training *****", "train: step 2 of 2"
 @pytest.mark.parametrize(
     ("arguments", "transformers", "ours"),
     [
-        ({"log_level": "info"}, (True, True), True),
+        ({"log_level": "debug"}, (True, True), True),
         ({"log_level": "error", "log_level_replica": "info", "log_on_each_node": False}, (False, True), False),
     ],
     ids=["on each machine", "replica"],
