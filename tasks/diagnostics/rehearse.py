@@ -57,7 +57,9 @@ _TIMED_S: Final = 12.0
 """How long the timed steps take, about."""
 _BUSY: Final = 1.3
 """A machine on which the work takes so many times as long as it would alone is busy."""
-_ADVICE: Final = "other programs use this machine: OMP_WAIT_POLICY=passive can make the training twice as fast beside them"
+_ADVICE: Final = (
+    "other programs use this machine: OMP_WAIT_POLICY=passive can make the training twice as fast beside them"
+)
 _CLOCK: Final = "clock.json"
 _UP_TO_TRAIN: Final = STAGES[: STAGES.index("train") + 1]
 
