@@ -48,9 +48,10 @@ def project(complete) -> Iterator:
 
 
 def contents(root: Path) -> dict[str, str]:
-    """Hashes of all artifacts of the tiny recipe but the page, which tells of the failure, and of all that the Hub holds."""
+    """Hashes of all artifacts of the tiny recipe but the page and the logs, which tell of the failure, and of all that the Hub holds."""
     files = [p for name in ("runs/tiny", ".hub") for p in sorted((root / name).rglob("*")) if p.is_file()]
-    files.remove(root / "runs/tiny/report.html")
+    tell = {root / "runs/tiny/report.html", *(root / "runs/tiny/logs").iterdir()}
+    files = [path for path in files if path not in tell]
     return {str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 

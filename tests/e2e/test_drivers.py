@@ -25,18 +25,24 @@ from tests.support.project import Project, ServedProject, stages_of, wait_for
 pytestmark = pytest.mark.in_order
 
 
+def query(project: Project, sql: str, *values: str) -> list[Any]:
+    """Rows of the databases of the servers of runs, and of the one that a test has started."""
+    home, rows = Path(project.environment["PREFECT_HOME"]), []
+    for path in (home / "prefect.db", *sorted(home.glob("evergreen/runs-*.db"))):
+        with sqlite3.connect(path) as database:
+            rows += database.execute(sql, values).fetchall()
+    return rows
+
+
 def last_state(project: Project) -> tuple[str, str]:
     """Name and type of the state that the last flow ended in."""
-    with sqlite3.connect(Path(project.environment["PREFECT_HOME"], "prefect.db")) as database:
-        (state,) = database.execute("SELECT state_name, state_type FROM flow_run ORDER BY start_time DESC LIMIT 1")
-    return state
+    _, *state = max(query(project, "SELECT start_time, state_name, state_type FROM flow_run"))
+    return tuple(state)
 
 
 def flow_runs(project: Project) -> int:
     """How many runs of the flow Prefect knows."""
-    with sqlite3.connect(Path(project.environment["PREFECT_HOME"], "prefect.db")) as database:
-        ((number,),) = database.execute("SELECT count(*) FROM flow_run")
-    return number
+    return sum(number for (number,) in query(project, "SELECT count(*) FROM flow_run"))
 
 
 def test_the_flow_says_what_there_is_now(finished: Project) -> None:
@@ -77,12 +83,9 @@ def test_a_run_that_publishes_is_logged_with_what_it_did(finished: Project) -> N
 
 def test_prefect_shows_the_last_runs(finished: Project) -> None:
     (entry,) = read_runs(Artifacts("tiny", finished.root))
-    with sqlite3.connect(Path(finished.environment["PREFECT_HOME"], "prefect.db")) as database:
-        found = database.execute(
-            "SELECT data FROM artifact WHERE key = 'history-tiny' AND data LIKE ?", ["%index.html%"]
-        )
-        shown = [json.loads(data) for (data,) in found]
-        ids = [str(one) for (one,) in database.execute("SELECT id FROM flow_run")]
+    pages = "SELECT data FROM artifact WHERE key = 'history-tiny' AND data LIKE ?"
+    shown = [json.loads(data) for (data,) in query(finished, pages, "%index.html%")]
+    ids = [str(one) for (one,) in query(finished, "SELECT id FROM flow_run")]
     assert entry.run_id.replace("-", "") in {one.replace("-", "") for one in ids}
     assert any(f"| {entry.started:%Y\\-%m\\-%d %H:%M} | published |" in text for text in shown), shown
 

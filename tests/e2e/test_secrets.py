@@ -323,6 +323,6 @@ def test_no_token_is_there_when_all_is_over_and_the_search_looks_everywhere(comp
     assert company.places(SOUGHT) == {}
     certain = {"a log": b"publish@tiny", "a commit": b"Publish-Id: ", "a card": b"library_name: transformers"}
     places = {name: " ".join(found) for name, found in company.places(certain).items()}
-    assert all(place in places["a log"] for place in ("rows of prefect.db", "flow.log", "dvc.lock"))
+    assert all(place in places["a log"] for place in ("rows of runs-1.db", "flow.log", "dvc.lock"))
     assert "objects of hub" in places["a commit"]
     assert "objects of hub" in places["a card"]

@@ -59,7 +59,7 @@ def test_ctrl_c_ends_a_run_that_says_its_checkpoint_and_goes_on_from_there(proje
     log = (project.root / "runs/tiny/logs/train.log").read_text()
     assert "its newest checkpoint is of step " + step in log
     home = Path(project.environment["PREFECT_HOME"])
-    logged = b"".join(path.read_bytes() for path in home.glob("prefect.db*"))
+    logged = b"".join(path.read_bytes() for path in home.rglob("*.db*"))
     assert "train: step 10 of 3000, loss" in log
     kept = [logged, *(path.read_bytes() for path in project.root.glob("**/*.log"))]
     assert not any(BAR.encode() in content for content in kept)

@@ -88,7 +88,8 @@ def log_to_file(path: Path, *, rank: int = 0) -> Iterator[None]:
             os.environ[VARIABLE] = before
         logging.captureWarnings(capture=False)
         root.removeHandler(handler)
-        handler.close()
+        with contextlib.suppress(OSError):  # its last lines have no room
+            handler.close()
         for package, level in levels.items():
             logging.getLogger(package).setLevel(level)
 

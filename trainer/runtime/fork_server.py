@@ -176,6 +176,7 @@ class _Server:
                 server, pid = os.getpid(), _fork()
                 if not pid:
                     self._close()
+                    client.close()
                     return partial(_become, request, files, server)
                 self._clients[pid] = client
                 client.sendall(b"%d\n" % pid)

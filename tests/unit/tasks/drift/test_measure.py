@@ -235,7 +235,9 @@ def test_release_of_other_columns_is_said(project):
 
 def test_hub_that_does_not_answer_is_said_or_an_error(project, monkeypatch):
     artifacts, _ = project
-    monkeypatch.setattr(HubRepository.__init__, "__defaults__", (2.0, True, RetryPolicy(attempts=1), lambda _: None))
+    monkeypatch.setattr(
+        HubRepository.__init__, "__defaults__", (2.0, True, RetryPolicy(attempts=1), lambda _: None, "")
+    )
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("HF_TOKEN", "hf_nobody")
     drift = run(artifacts)
