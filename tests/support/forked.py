@@ -204,7 +204,7 @@ def _run_requested(command: list[str], parent: int, file_size: list[int]) -> Non
     sys.path[:] = [str(Path.cwd()), *filter(None, named), *(path for path in sys.path if path not in ("", _ROOT))]
     from trainer.runtime import lifetime
 
-    if command[0] in _USE_PREFECT:
+    if _USE_PREFECT.intersection(command[:3]):  # `flows.child_process`, a process id and the module, or a module
         from prefect.context import refresh_global_settings_context
 
         refresh_global_settings_context()  # takes a fourteenth of a second
