@@ -94,8 +94,9 @@ def ingest(
         if shares and (by := data.split.stratify):
             _check_columns(list(columns), [by], "data.split.stratify")
             moved = give_each_value_a_training_row(folder, shards, by, shares, lambda row: row_position(row, seed))
-            message = "ingest: a row of each of %d value(s) of `%s` goes to train, where a hash had put none"
-            logger.info(message, moved, by)
+            if moved:
+                message = "ingest: a row of each of %d value(s) of `%s` goes to train, where a hash had put none"
+                logger.info(message, moved, by)
             for split in SPLITS:
                 Manifest.write(folder / split, shards[split])
         rows = {split: SplitRows(folder / split) for split in SPLITS}

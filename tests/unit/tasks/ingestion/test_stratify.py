@@ -73,6 +73,14 @@ def test_each_label_has_a_training_row_and_all_others_stay(tmp_path: Path, monke
     assert all(splits[row["text"]] == "train" for row in moved)
 
 
+def test_it_says_how_many_values_moved_only_if_some_did(tmp_path: Path, caplog) -> None:
+    caplog.set_level("INFO")
+    split(tmp_path, [{"text": f"{i}", "label": "a"} for i in range(40)])
+    assert "where a hash had put none" not in caplog.text
+    split(tmp_path, rows_of(40, 4, 0))
+    assert "where a hash had put none" in caplog.text
+
+
 def test_parts_processes_and_kept_work_change_nothing(tmp_path: Path, monkeypatch) -> None:
     rows = rows_of(40, 4)
     whole = split(tmp_path, rows)
