@@ -16,7 +16,7 @@ _MAX_LENGTH: Final = 200
 class TracebackAndSecretFilter(logging.Filter):
     """A filter that removes secrets, and the traceback of an `EvergreenError`, whose message says how to fix it.
 
-    Of the text of an error or a state only its beginning is logged: the state has all of it, and the command ends with it.
+    Of a state only its name is logged, and of an error its beginning: the state has all of it, and the command ends with it.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -29,7 +29,9 @@ class TracebackAndSecretFilter(logging.Filter):
             record.exc_text = without_secrets(logging.Formatter().formatException(record.exc_info))
         message = record.getMessage()
         shown = without_secrets(message)
-        if record.levelno >= logging.ERROR or shown.startswith("Finished in state"):
+        if shown.startswith("Finished in state"):
+            shown = shown.partition("(")[0]
+        if record.levelno >= logging.ERROR:
             shown = format_one_line(re.split(r"\n|\\n", shown)[0], _MAX_LENGTH)
         if shown != message:
             record.msg, record.args = shown, ()
