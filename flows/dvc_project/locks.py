@@ -15,8 +15,10 @@ from typing import Any
 
 import psutil
 
+from flows import child_process
 from flows.child_process import Logger
 from params.foundation.artifacts import Artifacts
+from trainer.runtime import fork_server
 from trainer.runtime.lifetime import hold_file_lock
 
 
@@ -51,11 +53,16 @@ def remove_dead_lock_owners(log: Logger, root: Path = Path()) -> None:
 
 
 def _lives(owner: dict[str, Any]) -> bool:
-    """Whether the process with the owner's id also has the owner's command line."""
+    """Whether the process with the owner's id also has the owner's command line, or is a fork for a command that has it."""
     try:
         command = " ".join(psutil.Process(owner["pid"]).cmdline())
     except psutil.NoSuchProcess:
         return False
     except psutil.AccessDenied:
         return True
-    return command.endswith(" ".join(owner["cmd"].split(" ")[1:]))
+    arguments = " ".join(owner["cmd"].split(" ")[1:])
+    if f" -m {fork_server.__name__} " not in command:
+        return command.endswith(arguments)
+    # A fork has the command line of its server; the command that it stands for lives as long as the fork.
+    commands = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+    return any(f" -m {child_process.__name__} " in own and own.endswith(f" {arguments}") for own in commands)

@@ -5,11 +5,12 @@
 
 A command that finds a server hands itself over: arguments, environment, standard streams. It then stands for its fork:
 it passes signals on, and ends as the fork ends. The fork is a process of its own that leads a session. The kernel kills its
-process group when the command ends, however it ends, and the fork when the server does.
+process group when the command ends, however it ends, and the fork when the server does. When the fork ends, the server kills
+what is left of its group.
 
 A fork is what a start would be, or there is none. The server forgets the project's modules, so that a fork runs the code
-that is there when it begins. It does not fork for a command with another environment or folder, nor
-with threads of Python; it does not import torch where a GPU is, whose driver may not be carried through a fork. A command without a
+that is there when it begins. It does not fork for a command with another environment or folder, nor once packages were installed or
+removed, nor with threads of Python; it does not import torch where a GPU is, whose driver may not be carried through a fork. A command without a
 fork does its work itself.
 """
 
@@ -23,6 +24,7 @@ import os
 import secrets
 import select
 import signal
+import site
 import socket
 import struct
 import subprocess
@@ -142,7 +144,7 @@ class _Server:
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener, self._pid = listener, os.getpid()
-        self._environment = _decide_imports(os.environ)
+        self._environment, self._packages = _decide_imports(os.environ), _packages()
         self._clients: dict[int, socket.socket] = {}
         self._ended, self._wake = os.pipe()
         for end in (self._ended, self._wake):
@@ -161,10 +163,10 @@ class _Server:
         return None
 
     def _report_ended(self) -> None:
-        while self._clients:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
+        while self._clients and (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
+            with contextlib.suppress(ProcessLookupError):  # until it is waited for, no other process has its id
+                os.killpg(ended.si_pid, signal.SIGKILL)
+            pid, status = os.waitpid(ended.si_pid, 0)
             with self._clients.pop(pid) as client, contextlib.suppress(OSError):  # the command was killed
                 client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
 
@@ -181,10 +183,8 @@ class _Server:
                 self._clients[pid] = client
                 client.sendall(b"%d\n" % pid)
                 return None
-        except (
-            OSError,
-            ValueError,
-        ):  # the command was killed, or is none of ours; without an answer it does its work itself
+        # The command was killed, or is none of ours; without an answer it does its work itself.
+        except (OSError, ValueError, struct.error):
             pass
         finally:
             if os.getpid() == self._pid:
@@ -194,8 +194,8 @@ class _Server:
         return None
 
     def _is_like(self, request: dict[str, Any]) -> bool:
-        same = (str(Path.cwd()), self._environment)
-        return (request["folder"], _decide_imports(request["environment"])) == same
+        same = (str(Path.cwd()), self._environment, self._packages)
+        return (request["folder"], _decide_imports(request["environment"]), _packages()) == same
 
     def _close(self) -> None:
         """Close, in a fork, what belongs to the server."""
@@ -210,6 +210,11 @@ class _Server:
 def _decide_imports(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that may decide what a library is when it is imported."""
     return {k: v for k, v in environment.items() if k not in _SHELL and not k.startswith(_OWN_VARIABLES)}
+
+
+def _packages() -> list[int]:
+    """Return the times at which a package was last installed or removed, in ns: one for each folder of packages."""
+    return [Path(folder).stat().st_mtime_ns for folder in site.getsitepackages() if Path(folder).exists()]
 
 
 def _receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:

@@ -39,6 +39,7 @@ from tasks.stages import save_report
 from tests.support import tiny
 from tests.support.project import ROOT, free_port, wait_for
 from tests.unit.tasks.report import example
+from trainer.runtime import fork_server
 from trainer.runtime.lifetime import stop_process_group
 
 log = logging.getLogger("test")
@@ -158,6 +159,23 @@ class TestClearStaleLocks:
         lock = self.put(tmp_path, json.dumps({"write": {"a": me}, "read": {"b": [me, gone], "c": [gone]}}))
         remove_dead_lock_owners(log, tmp_path)
         assert json.loads(lock.read_text()) == {"write": {"a": me}, "read": {"b": [me]}}
+
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nothing is forked")
+    def test_a_fork_is_a_living_owner_while_its_command_lives(self, tmp_path, monkeypatch) -> None:
+        code = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+        name = module(tmp_path, monkeypatch, code)
+        monkeypatch.chdir(ROOT)
+        with fork_server.running(child_process._environment(), ["colorsys"]):
+            command = child_process.start_python_module(name, ["train@tiny", "--force"], subprocess.PIPE)
+            assert command.stdout is not None
+            pid = int(command.stdout.readline())
+            assert pid != command.pid, "it is forked"
+            fork, other = ({"pid": pid, "cmd": f"x/stage.py {own}@tiny --force"} for own in ("train", "evaluate"))
+            lock = self.put(tmp_path, json.dumps({"write": {"a": fork, "b": other}, "read": {"c": [fork, other]}}))
+            remove_dead_lock_owners(log, tmp_path)
+            assert json.loads(lock.read_text()) == {"write": {"a": fork}, "read": {"c": [fork]}}
+            stop_process_group(command, 5)
+            command.stdout.close()
 
     def test_a_file_cut_short_is_removed(self, tmp_path) -> None:
         lock = self.put(tmp_path, '{"write": {"')

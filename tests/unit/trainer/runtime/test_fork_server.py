@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -80,6 +81,12 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+LEAVE = """
+import os, subprocess
+def main():
+    print(subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid, flush=True)
+    os.kill(os.getpid(), int(os.environ["EVERGREEN_SIGNAL"]))
+"""
 IS_FORKED = """
 import os
 def main():
@@ -131,6 +138,34 @@ def test_a_fork_and_its_children_end_with_the_command(server: Path, number: sign
     process.send_signal(number)
     assert end(process)[0] == -number
     wait_for(lambda: all(map(has_ended, pids)))
+
+
+@pytest.mark.parametrize("number", [0, signal.SIGKILL])
+def test_what_a_fork_leaves_behind_ends_with_it(server: Path, number: int) -> None:
+    status, out, _ = end(start(server, LEAVE, EVERGREEN_SIGNAL=str(int(number))))
+    assert status == -number
+    wait_for(lambda: has_ended(int(out)))
+
+
+def test_a_command_that_is_killed_while_it_asks_ends_no_other_command(server: Path) -> None:
+    process = start(server, "import sys\ndef main():\n    print('begun', flush=True)\n    print(sys.stdin.readline())")
+    assert process.stdout
+    assert process.stdout.readline() == "begun\n"
+    with socket.socket(socket.AF_UNIX) as asks:
+        asks.connect("\0" + os.environ[fork_server.VARIABLE])
+    assert end(start(server, IS_FORKED))[1] == "True\n"
+    assert end(process, "said\n")[:2] == (0, "said\n\n")
+
+
+def test_a_command_is_started_once_packages_have_changed(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    site = tmp_path_factory.mktemp("site")
+    (project / "sitecustomize.py").write_text(f"import site\nsite.getsitepackages = lambda: [{str(site)!r}]")
+    with fork_server.running(environment(), ["colorsys"]):
+        assert end(start(project, IS_FORKED))[1] == "True\n"
+        (site / "new-1.0.dist-info").mkdir()
+        assert end(start(project, IS_FORKED))[1] == "False\n"
 
 
 def test_a_command_ends_with_the_server_and_the_next_one_does_its_work_itself(server: Path) -> None:
