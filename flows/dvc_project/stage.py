@@ -182,7 +182,9 @@ def to_evergreen_error(name: str, error: BaseException) -> EvergreenError:
     if isinstance(error, FileNotFoundError) and error.filename:
         fix = "restore it: run the stage that makes it, `dvc pull` it, or take it from git"
         return DataError(str(error.filename), f"{name} needs it, and it is missing", fix)
-    return as_storage_error(error, _CACHE) or EvergreenError(name, f"DVC: {error}", "see its output above")
+    return as_storage_error(error, _CACHE) or EvergreenError(
+        name, f"DVC: {str(error) or repr(error)}", "see its output above"
+    )
 
 
 if __name__ == "__main__":

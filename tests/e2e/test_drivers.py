@@ -227,7 +227,7 @@ def test_a_worse_model_of_a_changed_learning_rate_is_not_published_and_that_is_a
     assert "kept the champion: tests/tiny" in out
     assert reason in out
     assert last_state(finished) == ("Kept the champion", "COMPLETED")
-    assert out.count("Finished in state Kept the champion(") == 1
+    assert out.count("Finished in state Kept the champion") == 1
     assert finished.repro() == []
 
 

@@ -167,8 +167,9 @@ class _Server:
             with contextlib.suppress(ProcessLookupError):  # until it is waited for, no other process has its id
                 os.killpg(ended.si_pid, signal.SIGKILL)
             pid, status = os.waitpid(ended.si_pid, 0)
-            with self._clients.pop(pid) as client, contextlib.suppress(OSError):  # the command was killed
-                client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+            if client := self._clients.pop(pid, None):  # else a library has started it
+                with client, contextlib.suppress(OSError):  # the command was killed
+                    client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
 
     def _fork_for(self, client: socket.socket) -> Callable[[], Any] | None:
         files: list[int] = []
