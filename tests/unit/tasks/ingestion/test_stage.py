@@ -307,7 +307,7 @@ class TestWorkInProportion:
         run(root, code=code, **options)
         return list(self.written)
 
-    @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+    @pytest.mark.parametrize("suffix", ["jsonl", pytest.param("csv", marks=pytest.mark.slow), "parquet"])
     def test_processes_give_the_bytes_of_one(
         self, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -61,7 +61,7 @@ def test_a_bar_stays_below_the_lines_and_leaves_nothing(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("how", ["dumb terminal", "pipe"])
+@pytest.mark.parametrize("how", [pytest.param("dumb terminal", marks=pytest.mark.slow), "pipe"])
 def test_elsewhere_lines_say_it_after_a_silence(tmp_path: Path, how: str) -> None:
     found = heard(tmp_path, COUNTS, on_terminal=how != "pipe", TERM="dumb")
     assert "\x1b" not in text_of(found)
@@ -96,7 +96,7 @@ def test_ctrl_c_ends_it(tmp_path: Path) -> None:
         assert seen.end(20) != 0
 
 
-@pytest.mark.parametrize("on_terminal", [True, False])
+@pytest.mark.parametrize("on_terminal", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_process_shows_what_those_below_it_do(tmp_path: Path, on_terminal: bool) -> None:
     """A flow starts DVC, which starts a stage, which starts a training: each reports to the one above it."""
     (tmp_path / "training.py").write_text(COUNTS)
