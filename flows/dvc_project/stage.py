@@ -154,9 +154,7 @@ def parse_exit_status(failure: Exception) -> int:
     return int(found[1]) if found else os.EX_SOFTWARE
 
 
-def to_evergreen_error(
-    name: str, error: BaseException, more: str = "`dvc status -v` may say more"
-) -> EvergreenError:
+def to_evergreen_error(name: str, error: BaseException, more: str = "`dvc status -v` may say more") -> EvergreenError:
     """Return the error for a failure of DVC; only a lock that another process holds is worth a retry.
 
     `more` is where to read on if nothing is known of it.

@@ -72,6 +72,11 @@ def explain_keyboard_interrupt(kept: str) -> Iterator[None]:
         raise KeyboardInterrupt(str(interrupt) or kept) from None
 
 
+def has_starter() -> bool:
+    """Whether another command has started this one, and says at its end what this one leaves."""
+    return bool(_reserved)
+
+
 def report_to_starter(error: EvergreenError | None) -> None:
     """Write how this command ends to the file that its starter reserved; without one, a person started it, who reads its error."""
     named = os.environ.get(VARIABLE)  # outside of `report_result_on_exit`: what this process starts reports there, too
@@ -112,4 +117,6 @@ def error_of_failed_command(
     if result and result.error:
         return result.error.replace(where=f"{name}: {result.error.where}")
     last = (said.strip().splitlines() or ["it wrote nothing"])[-1]
-    return error_class_of_exit_code(status)(name, f"exited with {status}: {last}", f"see {log if log and log.exists() else 'its output above'}")
+    return error_class_of_exit_code(status)(
+        name, f"exited with {status}: {last}", f"see {log if log and log.exists() else 'its output above'}"
+    )

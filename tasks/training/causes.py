@@ -60,7 +60,11 @@ def likeliest_training_error(
         *_lost_machines(job, by_rank),
         *(_killed(f, by_rank.get(f.rank)) for f in killed),
     ]
-    return causes[0] if causes else _unreported(job, by_rank, report, status, [p.rank for p in lost], failures)
+    return (
+        causes[0]
+        if causes
+        else _unreported(job, by_rank, report, status, lost=[p.rank for p in lost], failures=failures)
+    )
 
 
 def _reported_errors(job: Job, pulses: Sequence[ProcessState]) -> list[EvergreenError]:
@@ -78,6 +82,7 @@ def _unreported(
     pulses: dict[int, ProcessState],
     report: LaunchFailureReport,
     status: int,
+    *,
     lost: list[int],
     failures: list[RankFailure],
 ) -> EvergreenError:
