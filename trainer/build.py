@@ -62,7 +62,7 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
     )
     objective.check_model(model)
-    check_ends_of_texts(model, rows)
+    check_ends_of_texts(model, rows, tokenizer.pad_token_id)
     check_positions(find_position_table(model), rows)
     heartbeat.beat("starting")
     every = args.eval_accumulation_steps
@@ -104,13 +104,13 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
     return trainer
 
 
-def check_ends_of_texts(model: Any, rows: tokens.Sequences) -> None:
+def check_ends_of_texts(model: Any, rows: tokens.Sequences, padding: int | None) -> None:
     """Raise a ModelError if the model's head reads a text at an end-of-text token that the sequences do not have."""
     own = model.config
     if own.model_type not in READ_AT_END_OF_TEXT or not type(model).__name__.endswith("ForSequenceClassification"):
         return
     for name in token_column_names(rows[0]):
-        if why := why_end_is_not_found(own.eos_token_id, rows[0][name], own.pad_token_id):
+        if why := why_end_is_not_found(own.eos_token_id, rows[0][name], padding):
             raise ModelError("tokenization.tokenizer", why, OTHER_TOKENIZER)
 
 

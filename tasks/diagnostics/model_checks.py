@@ -185,22 +185,21 @@ def find_unmarked_ends_of_texts(
     built = objectives.build_objective(objective)
     if getattr(built, "auto_class", "") != "AutoModelForSequenceClassification":
         return
-    known = transformers.AutoConfig.for_model(**config)
-    end, padding, ids = known.eos_token_id, known.pad_token_id, list[int]()
-    if not isinstance(choice, PretrainedTokenizer):
-        end = None if model.config else end  # it is that of the tokenizer to come
-    else:
+    # without a model, the token is that of the tokenizer to come
+    end = None if model.config else transformers.AutoConfig.for_model(**config).eos_token_id
+    padding, ids = None, list[int]()
+    if isinstance(choice, PretrainedTokenizer):
         if not Path(choice.path).is_dir():
             return
-        texts = {name: {"number": 1.0, "labels": [name]}.get(kind, name) for name, kind in built.columns().items()}
+        texts = {name: [name] if kind == "labels" else name for name, kind in built.columns().items()}
+        numbers = [name for name, kind in built.columns().items() if kind == "number"]
         try:
             tokenizer = train_or_load_tokenizer(tokenization, ())
             built.prepare_tokenizer(tokenizer)
-            rows = [{"row_id": 0, **texts}]
-            (encoded,) = built.encode(rows, tokenizer, tokenization.max_length, built.collect_state(rows))
-            ids = encoded.examples[0]["input_ids"]
-            if model.config:
-                end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
+            rows = [{"row_id": i, **texts, **dict.fromkeys(numbers, float(i))} for i in range(2)]
+            encoded = built.encode(rows, tokenizer, tokenization.max_length, built.collect_state(rows))
+            ids = encoded[0].examples[0]["input_ids"]
+            end, padding = tokenizer.eos_token_id if end is None else end, tokenizer.pad_token_id
         except (EvergreenError, ValueError, TypeError, KeyError, IndexError):  # which another check says
             return
     if why := why_end_is_not_found(end, ids, padding):

@@ -96,12 +96,13 @@ def choose_gate_metric(best: AdvisedValue, labels: Mapping[str, int], test_rows:
     A model without mistakes and one that knows only the most frequent label differ on the rows of the other labels. As many of these
     must be there as an interval needs observations: with fewer, it contains 0 whatever the model does.
     """
-    least, others = _least_test_rows(), 1 - max(labels.values()) / sum(labels.values())
-    if round(test_rows * others) >= least:
+    least, whole = _least_test_rows(), sum(labels.values())
+    others = whole - max(labels.values())
+    if (found := round(test_rows * others / whole)) >= least:
         return AdvisedValue(best.value, "a new model must be better by more than chance")
-    what = f"by {best.value}, not even a model without mistakes could pass: about {test_rows * others:.0f} test rows have another"
+    why = f"by {best.value}, not even a model without mistakes could pass: of about {test_rows:,} test rows, {found} have another label"
     return AdvisedValue(
-        "loss", f"{what} label than the most frequent one; with {math.ceil(least / others):,} test rows it could"
+        "loss", f"{why} than the most frequent one; with {-(-least * whole // others):,} test rows it could"
     )
 
 

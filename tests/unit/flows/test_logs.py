@@ -48,7 +48,7 @@ def test_an_error_of_a_stage_is_whole_in_the_log_and_short_on_the_terminal(both:
     assert api.lines == [f"Task run failed with exception: {ERROR!r}"]
     (line,) = terminal.lines
     assert line.startswith("Task run failed with exception: GateRefusedError: the gate refuses the model: loss 2")
-    assert len(line) <= 120
+    assert len(line) <= 121
 
 
 def test_an_error_of_our_own_code_keeps_its_traceback(both: tuple[Lines, Lines]) -> None:

@@ -31,7 +31,7 @@ def why_end_is_not_found(end: int | None, ids: Sequence[int], padding: int | Non
     """Why such a head does not find the end of a text of these tokens; empty if it does."""
     if end is not None and end in ids and end != padding:
         return ""
-    why = "which pads texts, too" if end == padding else "which the tokenizer does not add"
+    why = "which pads texts, too" if end is not None and end == padding else "which the tokenizer does not add"
     named = "" if end is None else f" ({end} in its configuration)"
     return f"the model's head reads a text at the end-of-text token{named}, {why}"
 
