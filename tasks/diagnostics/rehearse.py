@@ -38,10 +38,10 @@ from tasks.tokenization.report import TokenizationReport
 from tasks.validation.checks import BY_KEY, ROW_BY_ROW
 from tasks.validation.report import ValidationReport
 from trainer import objectives
+from trainer.environment import environment_variable
 from trainer.loop.batch import interval_steps, total_steps
 from trainer.objectives.bases.rows import ColumnKind
 from trainer.reporting.step_clock import ProcessMeasurements, StepClock
-from trainer.runtime.environment import environment_variable
 from trainer.runtime.lifetime import hold_file_lock
 
 logger = logging.getLogger(__name__)

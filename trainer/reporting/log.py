@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from params.foundation.secrets import without_secrets
-from trainer.runtime.environment import environment_variable
+from trainer.environment import environment_variable
 
 OURS: Final = ("params", "trainer", "tasks")
 _OWN_HANDLERS: Final = ("transformers", "datasets", "huggingface_hub")

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
-from trainer.runtime.environment import environment_variable
+from trainer.environment import environment_variable
 
 VARIABLE: Final = "EVERGREEN_PROGRESS_FILE"
 """Environment variable: path of the file by which a process reports to the one that has started it."""

@@ -36,7 +36,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from trainer.runtime.environment import environment_variable
+from trainer.environment import environment_variable
 from trainer.runtime.lifetime import die_with_parent
 
 VARIABLE: Final = "EVERGREEN_FORK_SERVER"
