@@ -111,7 +111,9 @@ def run_python_module(
         process.stdout.close()
     result = command_result.read_result_file(artifacts.command_result)
     if status:
-        raise command_result.error_of_failed_command(name, status, last, result)
+        raise command_result.error_of_failed_command(
+            name, status, last, result, artifacts.stage_log(name.partition("@")[0])
+        )
     return result is not None
 
 

@@ -68,7 +68,7 @@ def retrain(
         force: run every stage, stale or not.
         record: the branch of a git remote that gets a commit with the record of the run, however it ends.
     """
-    logs.hide_tracebacks_and_secrets()
+    logs.shorten_logs_of_runs()
     artifacts, log = Artifacts(recipe_name(recipe)), get_run_logger()
     requested = STAGES if publish else STAGES[:-1]
     outcomes: dict[str, str] = {}

@@ -309,7 +309,6 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
     After Ctrl-C it is 130. A `KeyboardInterrupt` with a text says what is kept.
     """
     variable = f"_{name.upper()}_COMPLETE"
-    has_starter = command_result.VARIABLE in os.environ  # it prints the error, once
     try:
         group = typer.main.get_command(commands)
         if instruction := os.environ.get(variable):  # a shell asks; only the group's own `main` looks at it
@@ -329,9 +328,6 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
         error.show()  # type: ignore[attr-defined]  # all that typer raises for wrong usage can show itself
         return error.exit_code
     except EvergreenError as error:
-        sys.stdout.flush()
-        if not has_starter:
-            print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort) as interrupt:
         kept = str(interrupt) or ("nothing is changed" if isinstance(interrupt, typer.Abort) else "start again")

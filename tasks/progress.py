@@ -61,9 +61,9 @@ def _end(stage: str, idle_s: float, frame: FrameType) -> None:
     place = f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}"
     fix = "find out what it waits for there; if it is only slow, raise launch.stage_timeout_s"
     error = StalledError(stage, f"made no progress for {idle_s:.0f} s, at {place}", fix)
-    command_result.report_to_starter(error)
     sys.stdout.flush()
-    print(*traceback.format_list(stack), f"\n{type(error).__name__}: {error}", sep="", file=sys.stderr, flush=True)
+    print(*traceback.format_list(stack), sep="", end="", file=sys.stderr, flush=True)
+    command_result.report_to_starter(error)
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()

@@ -11,7 +11,7 @@ import inspect
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -20,6 +20,7 @@ import pydantic
 
 from params import DataError, InputsChangedError, ModelError, Recipe, load
 from params.dvc_files import StageInputsSnapshot, check_recipe_matches_snapshot
+from params.foundation import command_result
 from params.foundation.artifacts import Artifacts, translate_disk_errors, write_text_atomically
 from tasks.progress import end_process_if_idle
 from trainer.runtime.lifetime import hold_file_lock
@@ -131,6 +132,13 @@ def call_stage_function(
     if "inputs" in inspect.signature(function).parameters:
         more["inputs"] = inputs or StageInputsSnapshot.read(stage, artifacts)
     return function(artifacts, **stage_arguments_from_recipe(stage, recipe), **more)
+
+
+def log_reasons(stage: str, verdict: str, reasons: Iterable[str]) -> None:
+    """Say why a model is published or not. The flow says it at its end: of a stage that it has started, only the log has it."""
+    level = logging.DEBUG if command_result.has_starter() else logging.INFO
+    for reason in reasons:
+        logger.log(level, "%s: %s: %s", stage, verdict, reason)
 
 
 def idle_limit_s(stage: str, recipe: Recipe) -> float:

@@ -23,6 +23,7 @@ from trainer.loop.trainer import EvergreenTrainer
 from trainer.model import network
 from trainer.objectives.bases.padding import token_column_names
 from trainer.objectives.bases.position_limits import find_position_table
+from trainer.objectives.bases.texts import OTHER_TOKENIZER, READ_AT_END_OF_TEXT, why_end_is_not_found
 from trainer.reporting import trackers
 from trainer.reporting.callbacks import StepRecorder, TrainingReporter, apply_log_level
 from trainer.runtime.heartbeat import Heartbeat
@@ -61,6 +62,7 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
     )
     objective.check_model(model)
+    check_ends_of_texts(model, rows, tokenizer.pad_token_id)
     check_positions(find_position_table(model), rows)
     heartbeat.beat("starting")
     every = args.eval_accumulation_steps
@@ -100,6 +102,16 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
             StepRecorder(job.folder, args.process_index, lambda: (trainer.training_data.rows, trainer.guard.losses))
         )
     return trainer
+
+
+def check_ends_of_texts(model: Any, rows: tokens.Sequences, padding: int | None) -> None:
+    """Raise a ModelError if the model's head reads a text at an end-of-text token that the sequences do not have."""
+    own = model.config
+    if own.model_type not in READ_AT_END_OF_TEXT or not type(model).__name__.endswith("ForSequenceClassification"):
+        return
+    for name in token_column_names(rows[0]):
+        if why := why_end_is_not_found(own.eos_token_id, rows[0][name], padding):
+            raise ModelError("tokenization.tokenizer", why, OTHER_TOKENIZER)
 
 
 def check_positions(table: int | None, rows: tokens.Sequences) -> None:

@@ -49,6 +49,7 @@ HARMLESS_CODE = {
     "trainer/__init__.py": "only offers names to scripts, and says how long threads wait",
     "trainer/conflicts.py": "only refuses recipes",
     "trainer/identity.py": "computes the identity; a change that matters gives another one",
+    "trainer/environment.py": "sets variables for processes that are started",
     "trainer/iterative": "is a Trainer for scripts; the worker does not use it",
     "trainer/reporting": "only logs and records",
     "trainer/runtime": "starts, watches and stops processes",

@@ -43,7 +43,7 @@ def main(job_path: Path) -> int:
     lock = hold_file_lock(job.folder / "trainer.lock", "a training in this folder", wait_s=30)
     try:
         with (
-            log.log_to_file(Path(os.environ.get(log.VARIABLE, job.folder / "train.log")), rank=rank),
+            log.log_to_file(log.log_of_training(job.folder), rank=rank),
             lock if rank == 0 else contextlib.nullcontext(),
             translate_disk_errors(job.folder),
         ):

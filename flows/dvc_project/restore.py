@@ -149,7 +149,7 @@ class _Recorded:
         for out, path in [] if lost else missing:
             print(f"restores {Path(path).relative_to(self.repo.root_dir)}", flush=True)
             if "failed" in out.stage.checkout(filter_info=path, force=True):
-                raise DataError(path, "cannot be restored from DVC's cache", "see the output above")
+                raise DataError(path, "cannot be restored from DVC's cache", f"`dvc checkout {path}` says why")
         return lost
 
     def _output(self, item: Any) -> Any:

@@ -73,13 +73,10 @@ def open_dvc_repository(name: str, *, log_level: int = logging.ERROR) -> Iterato
 
 def run_action_for_exit_status(action: Callable[[Any, str], None], recipe: str) -> int:
     """Call `action` with the DVC repository and the recipe; report its error, and return an exit status."""
-    has_starter = command_result.VARIABLE in os.environ  # it prints the error, once
     try:
         with command_result.report_result_on_exit(), open_dvc_repository(recipe, log_level=logging.WARNING) as repo:
             action(repo, recipe)
     except EvergreenError as error:
-        if not has_starter:
-            print(f"DVC: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     return os.EX_OK
 
@@ -105,34 +102,32 @@ def main(name: str, *options: str) -> int:
         logger = logging.getLogger(library)
         logger.handlers = [handler for handler in logger.handlers if handler.level >= logging.WARNING]
     logging.getLogger("dvc_data").addHandler(logged := _LoggedError())
-    try:
-        # Without waiting for locks, a stage that ends while another DVC process holds the project's lock for more than
-        # 3 s would fail with its outputs uncommitted.
-        with (
-            log.log_to_file(artifacts.stage_log(stage)),
-            signs_of_life.show_child_progress(artifacts.scratch / f"progress-{stage}"),
-            Repo(_wait_for_lock=True) as repo,
-            lock_repo(repo),
-        ):
-            force = "--force" in options
-            if force or restore.is_stale_or_drop_outdated(repo, *repo.stage.collect(name)):
-                restore.restore_or_run(repo, name, force=force)
-    except (DvcException, OSError, EvergreenError) as error:
-        cause = (error.__cause__ or error) if isinstance(error, ReproductionError) else error
-    else:
-        return os.EX_OK
-    path = os.environ.get(command_result.VARIABLE)
-    if not path:
-        print(f"DVC: {cause}", file=sys.stderr, flush=True)
+    with log.log_to_file(path := artifacts.stage_log(stage)):
+        try:
+            # Without waiting for locks, a stage that ends while another DVC process holds the project's lock for more than
+            # 3 s would fail with its outputs uncommitted.
+            with (
+                signs_of_life.show_child_progress(artifacts.scratch / f"progress-{stage}"),
+                Repo(_wait_for_lock=True) as repo,
+                lock_repo(repo),
+            ):
+                force = "--force" in options
+                if force or restore.is_stale_or_drop_outdated(repo, *repo.stage.collect(name)):
+                    restore.restore_or_run(repo, name, force=force)
+        except (DvcException, OSError, EvergreenError) as error:
+            cause = (error.__cause__ or error) if isinstance(error, ReproductionError) else error
+            if not isinstance(cause, StageCmdFailedError):
+                logging.getLogger(__name__).warning("%s", name, exc_info=cause)
+        else:
+            return os.EX_OK
     if isinstance(cause, StageCmdFailedError):
         status = parse_exit_status(cause)
         return 128 - status if status < 0 else status
     if isinstance(cause, EvergreenError):
         found = (as_storage_error(logged.error, _CACHE) if logged.error else None) or cause
     else:
-        found = to_evergreen_error(name, logged.error or cause)
-    if path:
-        command_result.write_result_file(Path(path), found)
+        found = to_evergreen_error(name, logged.error or cause, f"see {path}")
+    command_result.report_to_starter(found)
     return found.exit_code
 
 
@@ -159,8 +154,11 @@ def parse_exit_status(failure: Exception) -> int:
     return int(found[1]) if found else os.EX_SOFTWARE
 
 
-def to_evergreen_error(name: str, error: BaseException) -> EvergreenError:
-    """Return the error for a failure of DVC; only a lock that another process holds is worth a retry."""
+def to_evergreen_error(name: str, error: BaseException, more: str = "`dvc status -v` may say more") -> EvergreenError:
+    """Return the error for a failure of DVC; only a lock that another process holds is worth a retry.
+
+    `more` is where to read on if nothing is known of it.
+    """
     from dvc.lock import LockError
     from dvc.parsing import ResolveError
     from dvc.stage.exceptions import StageNotFound
@@ -182,9 +180,7 @@ def to_evergreen_error(name: str, error: BaseException) -> EvergreenError:
     if isinstance(error, FileNotFoundError) and error.filename:
         fix = "restore it: run the stage that makes it, `dvc pull` it, or take it from git"
         return DataError(str(error.filename), f"{name} needs it, and it is missing", fix)
-    return as_storage_error(error, _CACHE) or EvergreenError(
-        name, f"DVC: {str(error) or repr(error)}", "see its output above"
-    )
+    return as_storage_error(error, _CACHE) or EvergreenError(name, f"DVC: {str(error) or repr(error)}", more)
 
 
 if __name__ == "__main__":

@@ -84,6 +84,9 @@ def format_run_summary(artifacts: Artifacts, outcomes: Mapping[str, str]) -> str
         if is_local:
             lines.append("to browse it: evergreen hub")
         lines.append(f"receipt: {artifacts.receipt}")
+    else:
+        blessing = read_report(artifacts, Blessing)
+        lines += [f"the gate says {blessing.verdict}", *(f"  {reason}" for reason in blessing.reasons)]
     lines.append(f"metrics: {artifacts.report('evaluate')}")
     with contextlib.suppress(EvergreenError):
         if suspects := read_report(artifacts, EvaluationDetails).suspects:

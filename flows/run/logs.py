@@ -1,4 +1,4 @@
-"""Prefect's log on the terminal: without tracebacks of errors that a user can cause."""
+"""Prefect's log: without secrets and tracebacks of errors that a user can cause; and on the terminal, without what another line says."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from params import EvergreenError
 from params.foundation.secrets import without_secrets
 from tasks.report.formatting import format_one_line
 
-_MAX_LENGTH: Final = 200
+_RUNS: Final = ("prefect.flow_runs", "prefect.task_runs")
+_MAX_LENGTH: Final = 120
 
 
 class TracebackAndSecretFilter(logging.Filter):
     """A filter that removes secrets, and the traceback of an `EvergreenError`, whose message says how to fix it.
 
-    Of a state only its name is logged, and of an error its beginning: the state has all of it, and the command ends with it.
+    Of a state only its name is logged, which has the rest.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -24,23 +25,42 @@ class TracebackAndSecretFilter(logging.Filter):
         if record.exc_info and isinstance(record.exc_info[1], EvergreenError):
             if record.name == "prefect.flow_runs":  # the state of the run, which the next line names, is this error
                 return False
-            record.exc_info = None
+            record.error, record.exc_info = record.exc_info[1], None
         if record.exc_info:
             record.exc_text = without_secrets(logging.Formatter().formatException(record.exc_info))
         message = record.getMessage()
         shown = without_secrets(message)
         if shown.startswith("Finished in state"):
             shown = shown.partition("(")[0]
-        if record.levelno >= logging.ERROR:
-            shown = format_one_line(re.split(r"\n|\\n", shown)[0], _MAX_LENGTH)
         if shown != message:
             record.msg, record.args = shown, ()
         return True
 
 
-def hide_tracebacks_and_secrets() -> None:
-    """Add the filter to Prefect's loggers of runs."""
-    for name in ("prefect.flow_runs", "prefect.task_runs"):
-        logger = logging.getLogger(name)
-        if not any(isinstance(f, TracebackAndSecretFilter) for f in logger.filters):
-            logger.addFilter(TracebackAndSecretFilter())
+class TerminalFilter(logging.Filter):
+    """A filter for what prints the log: of an error only its beginning, because the command ends with it; no end that is said already.
+
+    The stage says that it has ended, and the command that Ctrl-C has ended it.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let a record through, shortened if it is an error."""
+        shown = record.getMessage()
+        if record.name == _RUNS[1] and shown.startswith("Finished in state"):
+            return False
+        if record.name not in _RUNS or record.levelno < logging.ERROR:
+            return True
+        if error := getattr(record, "error", None):
+            shown = shown.replace(repr(error), f"{type(error).__name__}: {error.what}")
+        record.msg, record.args = format_one_line(re.split(r"\n|\\n", shown)[0], _MAX_LENGTH), ()
+        return not re.match("Crash detected!.* interrupt signal", shown)
+
+
+def shorten_logs_of_runs() -> None:
+    """Add the filters to Prefect's loggers of runs, and to what prints them."""
+    for place, kind in (
+        *((logging.getLogger(name), TracebackAndSecretFilter) for name in _RUNS),
+        *((handler, TerminalFilter) for handler in logging.getLogger().handlers),
+    ):
+        if not any(isinstance(f, kind) for f in place.filters):
+            place.addFilter(kind())

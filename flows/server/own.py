@@ -22,7 +22,7 @@ from pathlib import Path
 
 from flows import child_process
 from flows.server import password
-from params import TransientError
+from params import StorageError, TransientError
 from params.foundation.secrets import without_secrets
 from trainer.runtime.lifetime import hold_file_lock, stop_process_group
 from trainer.runtime.memory import reduce_garbage_collection
@@ -35,9 +35,14 @@ _SLOW_S = 30.0
 
 
 class OwnPrefectServer:
-    """A server that is starting; it ends with this process."""
+    """A server that is starting; it ends with this process. StorageError if there is no place for its database."""
 
     def __init__(self, log_file: Path) -> None:
+        try:
+            _databases().mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            fix = "set PREFECT_HOME to a folder that you may write to, with room for some megabytes"
+            raise StorageError(str(_databases()), f"cannot be made: {error.strerror}", fix) from None
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -107,16 +112,21 @@ def _serve(port: int) -> None:
     from prefect.settings import (
         PREFECT_SERVER_DATABASE_CONNECTION_URL,
         PREFECT_SERVER_UI_ENABLED,
-        get_current_settings,
         temporary_settings,
     )
 
     os.environ |= {"PREFECT__SERVER_WEBSERVER_ONLY": "1", "PREFECT__SERVER_FINAL": "1"}
-    with _free_database(get_current_settings().home / "evergreen") as database:
+    with _free_database(_databases()) as database:
         url = f"sqlite+aiosqlite:///{database}"
         with temporary_settings({PREFECT_SERVER_UI_ENABLED: False, PREFECT_SERVER_DATABASE_CONNECTION_URL: url}):
             app = "prefect.server.api.server:create_app"
             uvicorn.run(app, factory=True, host="127.0.0.1", port=port, log_level="error", lifespan="on")
+
+
+def _databases() -> Path:
+    from prefect.settings import get_current_settings
+
+    return get_current_settings().home / "evergreen"
 
 
 @contextlib.contextmanager

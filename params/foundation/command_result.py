@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ def preallocate_result_file(path: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def report_result_on_exit() -> Iterator[None]:
-    """Write how the block ends to the file that the starter of this process reserved, if it did.
+    """Report how the block ends to the starter of this process, as `report_to_starter` does.
 
     Processes that the block starts do not inherit the file: they are not the command whose result it is.
     """
@@ -71,10 +72,20 @@ def explain_keyboard_interrupt(kept: str) -> Iterator[None]:
         raise KeyboardInterrupt(str(interrupt) or kept) from None
 
 
+def has_starter() -> bool:
+    """Whether another command has started this one, and says at its end what this one leaves."""
+    return bool(_reserved)
+
+
 def report_to_starter(error: EvergreenError | None) -> None:
-    """Write how this command ends to the file that its starter reserved, if it did."""
-    for path in _reserved:
+    """Write how this command ends to the file that its starter reserved; without one, a person started it, who reads its error."""
+    named = os.environ.get(VARIABLE)  # outside of `report_result_on_exit`: what this process starts reports there, too
+    files = _reserved or ([Path(named)] if named else [])
+    for path in files:
         write_result_file(path, error)
+    if error and not files:
+        sys.stdout.flush()
+        print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
 def write_result_file(path: Path, error: EvergreenError | None) -> None:
@@ -93,12 +104,19 @@ def read_result_file(path: Path) -> CommandResult | None:
         return None
 
 
-def error_of_failed_command(name: str, status: int, said: str, result: CommandResult | None) -> EvergreenError:
-    """Return the error that a command reported; if it reported none, what its exit status and the last line that it wrote say."""
+def error_of_failed_command(
+    name: str, status: int, said: str, result: CommandResult | None, log: Path | None = None
+) -> EvergreenError:
+    """Return the error that a command reported; if it reported none, what its exit status and the last line that it wrote say.
+
+    `log` is where it may have written more than it printed.
+    """
     number = -status if status < 0 else status - 128
     if 0 < number < signal.NSIG:
         return KilledError(name, f"was ended by signal {number}", "start it again: training resumes where it was")
     if result and result.error:
         return result.error.replace(where=f"{name}: {result.error.where}")
     last = (said.strip().splitlines() or ["it wrote nothing"])[-1]
-    return error_class_of_exit_code(status)(name, f"exited with {status}: {last}", "see its output above")
+    return error_class_of_exit_code(status)(
+        name, f"exited with {status}: {last}", f"see {log if log and log.exists() else 'its output above'}"
+    )

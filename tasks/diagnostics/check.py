@@ -8,6 +8,7 @@ for their columns.
 from __future__ import annotations
 
 import contextlib
+import glob
 import importlib.util
 import inspect
 import logging
@@ -276,7 +277,8 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
     yield from model_checks.find_unwatched_models(root, name, entry, sections)
     for place, source in sections["data"].sources.items() if "data" in sections else ():
         for path, key in source_checks.find_read_paths(root, source).items():
-            if not (root / path).resolve().is_relative_to((root / entry["data"]).resolve()):
+            is_there = glob.glob(path, root_dir=root, recursive=True)  # noqa: PTH207 - takes absolute paths too
+            if is_there and not (root / path).resolve().is_relative_to((root / entry["data"]).resolve()):
                 what = f"{RECIPES} watches {entry['data']} for this recipe, which does not contain {path}"
                 yield Problem(("data", place, key), what, "set `data:` there to the file or folder that does")
 
@@ -305,6 +307,7 @@ _CHECKS: list[Callable[..., Iterable[Problem]]] = [
     _expectation_problems,
     model_checks.find_position_limit_problem,
     model_checks.find_unfit_model_problem,
+    model_checks.find_unmarked_ends_of_texts,
     model_checks.find_generation_problem,
     model_checks.find_lora_problem,
     _metric_problems,

@@ -17,9 +17,11 @@ from params.foundation.artifacts import Artifacts
 from params.foundation.errors import see_limits
 from params.loading import Key
 from params.schema import Model, ObjectiveChoice, PretrainedTokenizer, Publish, Tokenization, repo_id_problem
+from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer import objectives
 from trainer.model.adapters import BaseModelReference, add_lora_adapters
 from trainer.objectives.bases.lazy_imports import torch, transformers
+from trainer.objectives.bases.texts import OTHER_TOKENIZER, READ_AT_END_OF_TEXT, why_end_is_not_found
 from trainer.runtime.imports import unhide_package
 from trainer.runtime.model_files import check_safe_to_load, has_only_unsafe_weights
 
@@ -41,14 +43,20 @@ def _starts(sections: Mapping[str, Any]) -> dict[Key, str]:
     return found
 
 
+def _maker_of(path: str, root: Path = Path()) -> str | None:
+    """Return the recipe that makes the model in a folder of runs/; None if none does."""
+    made = re.fullmatch(r"runs/([^/]+)/model/?", path)
+    return made[1] if made and (root / "params" / f"{made[1]}.yaml").is_file() else None
+
+
 def find_unusable_start_models(sections: Mapping[str, Any]) -> Iterator[Problem]:
     """Find folders and repositories that a training cannot start from."""
     for key, path in _starts(sections).items():
-        folder, made, is_model = Path(path), re.fullmatch(r"runs/([^/]+)/model/?", path), key[0] == "model"
+        folder, made, is_model = Path(path), _maker_of(path), key[0] == "model"
         required = "config.json" if is_model else "tokenizer.json"
         if folder.is_dir():
             if made and is_model:
-                _warn_of_unpublished(made[1])
+                _warn_of_unpublished(made)
             if is_model and has_only_unsafe_weights(folder):
                 what = f"{path} has weights only as pickle files, which are never loaded"
                 yield Problem(key, what, "load them where you trust them, and write safetensors with `save_pretrained`")
@@ -60,9 +68,9 @@ def find_unusable_start_models(sections: Mapping[str, Any]) -> Iterator[Problem]
                 continue
             if not (folder / required).exists():
                 yield Problem(key, f"{path} has no {required}", "check the folder")
-        elif made and Path("params", f"{made[1]}.yaml").is_file():
-            fix = f"make it: `evergreen run {made[1]} --no-publish`; or fetch it: `dvc pull train@{made[1]}`"
-            yield Problem(key, f"there is no folder {path}, and the recipe {made[1]} makes it", fix)
+        elif made:
+            fix = f"make it: `evergreen run {made} --no-publish`; or fetch it: `dvc pull train@{made}`"
+            yield Problem(key, f"there is no folder {path}, and the recipe {made} makes it", fix)
         elif path.startswith((".", "/", "~")) or path.count("/") != 1:
             fix = "give a local folder, or owner/name for a repository on the Hub"
             yield Problem(key, f"there is no folder {path}", fix)
@@ -102,7 +110,8 @@ def find_unwatched_models(
         if folder.is_relative_to((root / "runs" / name).resolve()):
             what = f"{path} is what this recipe makes, and is deleted before it trains"
             yield Problem(key, what, "copy it out of its folder in runs/, and name the copy")
-        elif not (folder.is_dir() or folder.is_relative_to((root / "runs").resolve())):
+            continue
+        if not folder.is_dir() and not _maker_of(path, root):
             continue  # it is on a Hub, or another check misses it
         watched = [item["base"], *([item["code"]] if key in further else [])]
         if not any(folder.is_relative_to((root / place).resolve()) for place in watched):
@@ -164,6 +173,37 @@ def find_unfit_model_problem(model: Model, objective: ObjectiveChoice) -> Iterat
         yield Problem(
             ("model", "config" if model.config else "pretrained"), what, "use a model of another type, such as bert"
         )
+
+
+def find_unmarked_ends_of_texts(
+    model: Model, tokenization: Tokenization, objective: ObjectiveChoice
+) -> Iterator[Problem]:
+    """Find a tokenizer that does not mark the ends of texts, where the model's head reads them. Of one on a Hub, training finds it."""
+    config, choice = _read_config(model), tokenization.tokenizer
+    if config.get("model_type") not in READ_AT_END_OF_TEXT or objectives.find_option_problems(objective):
+        return
+    built = objectives.build_objective(objective)
+    if getattr(built, "auto_class", "") != "AutoModelForSequenceClassification":
+        return
+    # without a model, the token is that of the tokenizer to come
+    end = None if model.config else transformers.AutoConfig.for_model(**config).eos_token_id
+    padding, ids = None, list[int]()
+    if isinstance(choice, PretrainedTokenizer):
+        if not Path(choice.path).is_dir():
+            return
+        texts = {name: [name] if kind == "labels" else name for name, kind in built.columns().items()}
+        numbers = [name for name, kind in built.columns().items() if kind == "number"]
+        try:
+            tokenizer = train_or_load_tokenizer(tokenization, ())
+            built.prepare_tokenizer(tokenizer)
+            rows = [{"row_id": i, **texts, **dict.fromkeys(numbers, float(i))} for i in range(2)]
+            encoded = built.encode(rows, tokenizer, tokenization.max_length, built.collect_state(rows))
+            ids = encoded[0].examples[0]["input_ids"]
+            end, padding = tokenizer.eos_token_id if end is None else end, tokenizer.pad_token_id
+        except (EvergreenError, ValueError, TypeError, KeyError, IndexError):  # which another check says
+            return
+    if why := why_end_is_not_found(end, ids, padding):
+        yield Problem(("tokenization", "tokenizer"), why, OTHER_TOKENIZER)
 
 
 def find_generation_problem(model: Model) -> Iterator[Problem]:

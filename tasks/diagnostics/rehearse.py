@@ -38,6 +38,7 @@ from tasks.tokenization.report import TokenizationReport
 from tasks.validation.checks import BY_KEY, ROW_BY_ROW
 from tasks.validation.report import ValidationReport
 from trainer import objectives
+from trainer.environment import environment_variable
 from trainer.loop.batch import interval_steps, total_steps
 from trainer.objectives.bases.rows import ColumnKind
 from trainer.reporting.step_clock import ProcessMeasurements, StepClock
@@ -283,15 +284,14 @@ def _dealt(recipe: Recipe, rows: Sequence[Row], source: Mapping[str, RehearsalRo
 @contextlib.contextmanager
 def _own_hub() -> Iterator[None]:
     """Let `local` mean the Hub in the rehearsal's folder; what the stage says of a release there is not shown."""
-    endpoint, said = os.environ.pop("HF_ENDPOINT", None), logging.getLogger("tasks.publishing")
+    said = logging.getLogger("tasks.publishing")
     level = said.level
     said.setLevel(logging.WARNING)
     try:
-        yield
+        with environment_variable("HF_ENDPOINT", None):
+            yield
     finally:
         said.setLevel(level)
-        if endpoint is not None:
-            os.environ["HF_ENDPOINT"] = endpoint
 
 
 def _estimate(

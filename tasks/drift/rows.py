@@ -35,9 +35,9 @@ from trainer.objectives.bases.objective import Objective
 MAX_KNOWN: Final = 100_000
 """Most rows whose hashes are kept, to tell new rows from known ones."""
 MAX_SAMPLED: Final = 10_000
+"""Most rows that are compared, on each side."""
 _ROUND_BITS: Final = 3
 """Bits of a round hash: at most a quarter more rows are below it."""
-"""Most rows that are compared, on each side."""
 NO_LABEL: Final = "(no label)"
 MAX_LABELS: Final = 10_000
 """Most labels of a column; with more, its values are no labels, but answers."""

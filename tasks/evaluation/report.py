@@ -63,6 +63,11 @@ class EvaluationReport(Report):
         named = {"model": self.model, "champion": self.champion, "untrained": self.untrained}
         return {name: metrics for name, metrics in named.items() if metrics is not None}
 
+    @property
+    def summary(self) -> str:
+        """The verdict; the flow says the reasons at its end."""
+        return f"the gate says {self.verdict}"
+
 
 class ConfidenceInterval(Report):
     """Ends of the confidence interval of a metric."""

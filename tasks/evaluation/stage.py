@@ -35,7 +35,7 @@ from tasks.evaluation.row_use import ComparisonId, hash_rows_of_split, make_row_
 from tasks.evaluation.scoring import ScoredModel, score_rows
 from tasks.hub_client.connection import resolve_hub_endpoint
 from tasks.shards.split_rows import SplitRows
-from tasks.stages import save_report
+from tasks.stages import log_reasons, save_report
 from trainer.data.tokens import Sequences
 from trainer.loop.metrics import EvaluationMetrics
 
@@ -139,8 +139,7 @@ def evaluate(
         logger.info("evaluate: %s: %s", review.report.sentence, artifacts.review)
     for sentence in filter(None, (confidence.sentence, details.vectors and details.vectors.sentence)):
         logger.info("evaluate: %s", sentence)
-    for reason in reasons:
-        logger.info("evaluate: %s: %s", verdict, reason)
+    log_reasons("evaluate", verdict, reasons)
     return report
 
 

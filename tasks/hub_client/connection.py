@@ -96,5 +96,20 @@ def open_local_repository(folder: Path, repo_id: str) -> Iterator[HubRepository]
     from tasks.hub_client.repository import HubRepository
 
     owner, token = repo_id.split("/", maxsplit=1)[0], new_token()
-    with LocalHub(folder, tokens={token: owner}) as hub:
+    with LocalHub(folder, tokens={token: owner}) as hub, _no_transfer_bars():
         yield HubRepository(HfApi(endpoint=hub.endpoint, token=token), repo_id, folder=folder.name)
+
+
+@contextlib.contextmanager
+def _no_transfer_bars() -> Iterator[None]:
+    """Draw no bars in the block: within this machine, a file is there at once."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

@@ -30,3 +30,8 @@ class Receipt(Report):
     """Number of the pull request that proposed the release."""
     publish_id: str | None = None
     """Hash of the release's content; None if the champion was kept."""
+
+    @property
+    def summary(self) -> str:
+        """What became of the model; the flow says the reasons at its end."""
+        return self.status

@@ -15,7 +15,6 @@ from typing import Final, Literal
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.hf_api import GitCommitInfo
 
-from params.foundation.errors import HubRefusedError
 from tasks.hub_client.release_file import RELEASE_FILE, TAG_PREFIX, ReleaseRecord
 from tasks.hub_client.repository import HubRepository, Tree, tree_weights_digest
 
@@ -50,14 +49,14 @@ class MainCommit:
 
 
 def read_main_commits(repository: HubRepository) -> list[MainCommit]:
-    """Return the commits of main, newest first.
+    """Return the commits of main, newest first; none if there is no such repository, or none that this token may read.
 
     A release is the first commit with its RELEASE_FILE, however it came to main, if it is tagged as one or holds the files which
     that describes. A rollback is a commit with the trailers of one that does what they say, and was not proposed by a pull
     request. No title and no message makes a commit one of the two.
 
     Raises:
-        HubRefusedError: there is no such repository, or the Hub would refuse again.
+        HubRefusedError: the Hub would refuse again.
         TransientError: no clear answer in time.
     """
     main = _Main.read(repository)
@@ -97,11 +96,7 @@ class _Main:
         def look() -> _Main:
             return cls(repository, repository.refs().tags, repository.history())
 
-        main = repository.retry_until_clear(look, missing=lambda: cls(repository, {}, []))
-        if not main.commits:
-            fix = "publish to it first, or check the name"
-            raise HubRefusedError(repository.where, "there is no such repository", fix)
-        return main
+        return repository.retry_until_clear(look, missing=lambda: cls(repository, {}, []))
 
     def tree(self, commit: str) -> Tree:
         if commit not in self.trees:

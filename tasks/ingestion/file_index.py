@@ -64,14 +64,14 @@ class FileRowRange:
             InputsChangedError: the file is not what was hashed.
         """
         with formats.translate_read_errors(self.path, self.name):
-            state = _state(self.path)
+            state = _state(self.path.stat())
             try:
                 yield from formats.read_rows_of_file(
                     self.path, self.name, columns=self.csv_columns, begin=self.begin, first=self.first, rows=self.rows
                 )
             finally:  # if the file has changed, that is the reason of an error; an edit may have been undone, too
                 differ = any(_hash_of(_hashes_of(self.path, offsets)) != sha256 for offsets, sha256 in self.hashed)
-                if differ or _state(self.path) != state:
+                if differ or _state(self.path.stat()) != state:
                     fix = "run the recipe again when nothing writes to it any more"
                     raise InputsChangedError(self.name, "changed while its rows were read", fix)
 
@@ -169,8 +169,8 @@ def index_file(path: Path, name: str, memory: Path | None = None) -> FileRowInde
         fast = [*(known.fast[:same] if known else ()), *(one for _, one in found)]
         index = FileRowIndex(path, name, rows, _hash_of(hashes), places, hashes, columns)
         # a change in between that left no other time, because it came too soon after the one before it, would stay unknown
-        is_settled = begun_s - before.st_ctime > _SETTLED_S and _whole_state(before) == _whole_state(path.stat())
-        if memory and is_settled:
+        after, is_old = path.stat(), begun_s - before.st_ctime > _SETTLED_S
+        if memory and is_old and (*_state(before), before.st_ctime_ns) == (*_state(after), after.st_ctime_ns):
             with contextlib.suppress(OSError):
                 write_pickle(memory, _Remembered(index, seed, fast))
         return index
@@ -211,13 +211,9 @@ def _hashes(path: Path, offsets: Sequence[int], new: Callable[[], Any] = hashlib
         return [own for several in pool.map(partial(_hashes_of, path, new=new), parts) for own in several]
 
 
-def _whole_state(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-def _state(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns
+def _state(found: os.stat_result) -> tuple[int, ...]:
+    """Return what an edit of a file changes, too. Its `st_ctime` also changes when a backup links to it."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _hashes_of(path: Path, offsets: Sequence[int], new: Callable[[], Any] = hashlib.sha256) -> list[str]:

@@ -23,7 +23,7 @@ from tasks.evaluation.release_events import log_receipt, log_verdict
 from tasks.hub_client.connection import current_dvc_experiment
 from tasks.hub_client.receipt import Receipt
 from tasks.publishing.candidate import Candidate, require_readable_base_model
-from tasks.stages import save_report
+from tasks.stages import log_reasons, save_report
 from trainer.model.adapters import BaseModelReference
 
 logger = logging.getLogger(__name__)
@@ -80,8 +80,7 @@ def publish(
         _withdraw_proposals(candidate)
         assert blessing.champion is not None, "there is a champion to keep"
         receipt = Receipt(status="kept", reasons=blessing.reasons, **blessing.champion.model_dump(exclude={"weights"}))
-    for reason in receipt.reasons:
-        logger.info("publish: %s: %s", receipt.status, reason)
+    log_reasons("publish", receipt.status, receipt.reasons)
     log_receipt(artifacts, receipt, blessing, evaluated)  # first: a stage that was killed logs it only once
     save_report(receipt, artifacts.receipt)
     return receipt

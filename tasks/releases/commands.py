@@ -28,19 +28,30 @@ logger = logging.getLogger(__name__)
 
 
 def print_releases(chosen: Sequence[Path], *, must_exist: bool) -> None:
-    """Print the releases of recipes; HubRefusedError if a repository cannot be read that `must_exist`."""
+    """Print the releases of recipes, or that there are none yet; HubRefusedError if a repository cannot be read that `must_exist`."""
     for path in chosen:
         publish = load(path).publish
         print(f"{path.stem}: {publish.repo_id} on {publish.endpoint}")
+        events = release_events.read_release_events(Artifacts(path.stem))
         with _open(path, publish) as repository:
             try:
-                print("\n".join(f"  {line}" for line in release_table_lines(read_main_commits(repository))))
+                lines = _release_lines(repository, events)
             except HubRefusedError as error:
                 if must_exist:
                     raise
-                print(f"  {error.what}")
-        for entry in release_events.read_release_events(Artifacts(path.stem)):
+                lines = [error.what]
+        print("\n".join(f"  {line}" for line in lines))
+        for entry in events:
             print(f"  log: {to_one_printable_line(release_events.format_release_event(entry))}")
+
+
+def _release_lines(repository: HubRepository, events: Sequence[release_events.ReleaseEvent]) -> list[str]:
+    commits = read_main_commits(repository)
+    if not commits and any(event.event in ("published", "rollback") for event in events):
+        fix = "set HF_TOKEN to one that may read it, or publish again"
+        raise HubRefusedError(repository.where, "is not found, and models were published there", fix)
+    has_release = any(commit.kind == "release" for commit in commits)
+    return [*(release_table_lines(commits) if commits else []), *([] if has_release else ["no release yet"])]
 
 
 def roll_back_and_log(tag: str, *, recipe: Path | None, by: str | None, why: str) -> None:

@@ -6,10 +6,13 @@ What depends on the objective is its `NewRecipeAdvice`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from params.schema import Gate
+from tasks.evaluation.report import min_interval_observations
 from tasks.report.formatting import format_large_number
+from tasks.scaffold.look import RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
 from trainer.objectives.bases.advice import AdvisedValue, UpTo
 
@@ -85,6 +88,41 @@ def choose_split_shares(rows: int, *, has_validation: bool, has_test: bool) -> d
         share = 0.2 if rows < 2_000 else 0.1 if rows < 20_000 else 0.05 if rows < 200_000 else 0.02
         shares["test"] = AdvisedValue(share, f"about {rows * share:,.0f} rows decide whether a model is published")
     return shares
+
+
+def choose_gate_metric(best: AdvisedValue, labels: Mapping[str, int], test_rows: int) -> AdvisedValue:
+    """Return the metric of labels by which a new model must be better: `best`, or the loss if `best` could show that of no model.
+
+    A model without mistakes and one that knows only the most frequent label differ on the rows of the other labels. As many of these
+    must be there as an interval needs observations: with fewer, it contains 0 whatever the model does.
+    """
+    least, whole = _least_test_rows(), sum(labels.values())
+    others = whole - max(labels.values())
+    if (found := round(test_rows * others / whole)) >= least:
+        return AdvisedValue(best.value, "a new model must be better by more than chance")
+    why = f"by {best.value}, not even a model without mistakes could pass: of about {test_rows:,} test rows, {found} have another label"
+    return AdvisedValue(
+        "loss", f"{why} than the most frequent one; with {-(-least * whole // others):,} test rows it could"
+    )
+
+
+def estimate_test_rows(sample: RowSample, shares: Mapping[str, AdvisedValue]) -> int:
+    """Return about how many rows decide whether a model is published; `shares` are those of the splits that have no files."""
+    return sample.estimated("test") or round(sample.estimated("train") * shares["test"].value)
+
+
+def find_few_test_rows(sample: RowSample, shares: Mapping[str, AdvisedValue]) -> list[str]:
+    """Return a remark if there are so few test rows that the gate can compare no models on them."""
+    found, least = estimate_test_rows(sample, shares), _least_test_rows()
+    if found >= least:
+        return []
+    more = f"; give {math.ceil(least / shares['test'].value):,} rows" if "test" in shares else ""
+    why = f"{found} test rows cannot show that a model is better, so none would be published"
+    return [f"{why}: at least {least} can{more}"]
+
+
+def _least_test_rows() -> int:
+    return min_interval_observations(Gate().comparison_confidence)
 
 
 def choose_max_length(lengths: Sequence[int], positions: int | None, longer: str = "are cut") -> AdvisedValue:

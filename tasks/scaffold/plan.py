@@ -119,7 +119,6 @@ def plan_recipe(
     steps = max(1, epochs.value * (sequences // batch.value))
     eval_steps = choices.choose_eval_steps(steps)
     micro = choices.choose_micro_batch_size(batch.value, max_length.value, "gpu" if choices.has_gpu() else "cpu")
-    rate = choices.choose_learning_rate(proposal, facts.parameters if facts else None, lora="lora" in model)
     packs = advice.reads_running_text or ("packing" in options and options["packing"].value)
     why = "packed sequences are full" if packs else "batches rows of similar length, which need less padding"
     best_metric = _best_metric(advice, objective, quality)
@@ -136,7 +135,9 @@ def plan_recipe(
         "training": {
             "epochs": epochs,
             "global_batch_size": batch,
-            "learning_rate": rate,
+            "learning_rate": choices.choose_learning_rate(
+                proposal, facts.parameters if facts else None, lora="lora" in model
+            ),
             "lr_scheduler": AdvisedValue(advice.scheduler, _SCHEDULERS[advice.scheduler]),
             "warmup_steps": AdvisedValue(0.1, "a tenth of all steps"),
             "weight_decay": advice.weight_decay or (_TUNING_DECAY if facts else _NEW_DECAY),
@@ -151,7 +152,7 @@ def plan_recipe(
             "micro_batch_size": micro,
             "eval_batch_size": AdvisedValue(min(64, 2 * micro.value), "evaluations need no gradients"),
         },
-        "evaluation": _evaluation_keys(proposal, quality, best_metric),
+        "evaluation": _evaluation_keys(proposal, quality, best_metric, choices.estimate_test_rows(sample, shares)),
         "publish": {
             "repo_id": request.published_repo_id,
             "endpoint": AdvisedValue("local", "the Hub in the folder .hub; or https://huggingface.co, with HF_TOKEN"),
@@ -159,9 +160,10 @@ def plan_recipe(
             "license": AdvisedValue("other", "write that of data and model, such as cc-by-4.0 or apache-2.0"),
         },
     }
-    encoded = [(row, own) for row, own in zip(tried, per_row, strict=True) if own]
+    encoded = ((row, own) for row, own in zip(tried, per_row, strict=True) if own)
     usual = min(encoded, key=lambda pair: abs(sum(len(example["input_ids"]) for example in pair[1]) - mean))
-    return RecipePlan(sections, quality, encoder, usual)
+    few = choices.find_few_test_rows(sample, shares)
+    return RecipePlan(sections, quality._replace(remarks=[*quality.remarks, *few]), encoder, usual)
 
 
 def _tokenizer(
@@ -333,11 +335,13 @@ def _objective_keys(proposal: ObjectiveProposal, quality: SampleQuality) -> dict
     return keys
 
 
-def _evaluation_keys(proposal: ObjectiveProposal, quality: SampleQuality, best_metric: AdvisedValue) -> Keys:
+def _evaluation_keys(
+    proposal: ObjectiveProposal, quality: SampleQuality, best_metric: AdvisedValue, test_rows: int
+) -> Keys:
     keys = {"split": "test", "compare_untrained": AdvisedValue(value=True, why="the first release must be better")}
     label = proposal.columns.get("label")
     if label and len(quality.labels) <= _MAX_SLICES:
         keys["slices"] = AdvisedValue([label], "the accuracy within each label, which is its recall, too")
     if proposal.advice.gates_on_best_metric:
-        keys["gate"] = {"metric": AdvisedValue(best_metric.value, "a new model must be better by more than chance")}
+        keys["gate"] = {"metric": choices.choose_gate_metric(best_metric, quality.labels, test_rows)}
     return keys

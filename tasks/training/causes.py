@@ -20,6 +20,7 @@ from params import (
 from tasks.training.ranks import StalledRank
 from trainer.checkpoints.sealed import newest_checkpoint_step
 from trainer.job import Job
+from trainer.reporting.log import log_of_training
 from trainer.runtime.heartbeat import LOST_PEER, ProcessState
 from trainer.runtime.launcher import LaunchFailureReport, RankFailure
 
@@ -59,7 +60,11 @@ def likeliest_training_error(
         *_lost_machines(job, by_rank),
         *(_killed(f, by_rank.get(f.rank)) for f in killed),
     ]
-    return causes[0] if causes else _unreported(by_rank, report, status, [p.rank for p in lost], failures)
+    return (
+        causes[0]
+        if causes
+        else _unreported(job, by_rank, report, status, lost=[p.rank for p in lost], failures=failures)
+    )
 
 
 def _reported_errors(job: Job, pulses: Sequence[ProcessState]) -> list[EvergreenError]:
@@ -73,15 +78,17 @@ def _reported_errors(job: Job, pulses: Sequence[ProcessState]) -> list[Evergreen
 
 
 def _unreported(
+    job: Job,
     pulses: dict[int, ProcessState],
     report: LaunchFailureReport,
     status: int,
+    *,
     lost: list[int],
     failures: list[RankFailure],
 ) -> EvergreenError:
     if status < 0:
         return KilledError("train", f"its launcher was killed by {_name(-status)}", f"{_RESUMES}; {_OUT_OF_MEMORY}")
-    reason, output = report.error or f"exit status {status}", "see its output above"
+    reason, output = report.error or f"exit status {status}", f"see what it printed, and {log_of_training(job.folder)}"
     if not pulses:
         fix = "fix that; the launcher reads launch.accelerate_config, if the recipe names one"
         fix = fix if report.error else output

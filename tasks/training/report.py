@@ -27,4 +27,5 @@ class TrainingReport(Report):
     @property
     def summary(self) -> str:
         """Which step is kept, and why."""
-        return f"{self.steps} steps, the best is {self.best_step} with {self.best_metric} {self.best_value:.4g}"
+        untrained = "" if self.best_step else ", the untrained model,"
+        return f"{self.steps} steps; step {self.best_step}{untrained} is the best, with {self.best_metric} {self.best_value:.4g}"

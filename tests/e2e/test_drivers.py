@@ -278,6 +278,9 @@ def test_a_refused_model_fails_the_run_and_nothing_else(finished: Project) -> No
     assert "GateRefusedError: publish@tiny: " in out
     assert "the gate refuses the model: bits_per_byte" in out
     assert "the recipe's floor" in out
+    assert out.count("change the data, the training or evaluation.gate") == 1, "at the end"
+    assert "evaluate: refuse: " not in out
+    assert out.count("Task run 'ingest@tiny'") == 1, "an unchanged stage takes one line"
     assert last_state(finished) == ("Refused", "FAILED")
     assert finished.json("runs/tiny/evaluation/blessing.json")["verdict"] == "refuse"
     assert "up to date" in finished.run("dvc", "status", "evaluate@tiny"), "the work is not lost"

@@ -55,6 +55,7 @@ def test_ctrl_c_ends_a_run_that_says_its_checkpoint_and_goes_on_from_there(proje
         seen.wait_for("/3000")
         seen.type(CTRL_C)
         check_interrupted(project, seen, says=r"interrupted: train@tiny\r\n  start again: it resumes from step \d+\r\n")
+    assert "Crash detected" not in seen.output
     step = re.findall(r"it resumes from step (\d+)", seen.output)[-1]
     log = (project.root / "runs/tiny/logs/train.log").read_text()
     assert "its newest checkpoint is of step " + step in log

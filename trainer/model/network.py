@@ -6,6 +6,7 @@ trained parameters; `write_merged_and_adapter` adds them to the base model in fu
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
@@ -106,7 +107,8 @@ def write_merged_and_adapter(
     resolved = resolve_revision(model.pretrained, model.revision)
     commit = getattr(resolved, "resolved", None)
     pinned = model.model_copy(update={"revision": resolved})
-    base, new = _untrained(pinned, objective, state, tokenizer, seed)
+    with _said_when_it_was_trained():
+        base, new = _untrained(pinned, objective, state, tokenizer, seed)
     merged = adapters.merge_adapter(base, trained)
     merged.save_pretrained(str(target))
     is_known = model.pretrained is not None and (commit or Path(model.pretrained).is_dir())
@@ -125,7 +127,20 @@ def build_untrained_model(
     model: Model, *, objective: Objective[Any], state: ObjectiveState, tokenizer: Tokenizer, seed: int
 ) -> PreTrainedModel:
     """As `build_model_to_train`, without adapters, which start as zero, and in full precision."""
-    return _untrained(model, objective, state, tokenizer, seed)[0]
+    with _said_when_it_was_trained():
+        return _untrained(model, objective, state, tokenizer, seed)[0]
+
+
+@contextlib.contextmanager
+def _said_when_it_was_trained() -> Iterator[None]:
+    """Do not say again in the block what a base model lacks, and what of it is used."""
+    ours = logging.getLogger(__package__)
+    level = ours.level
+    ours.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        ours.setLevel(level)
 
 
 def _untrained(  # noqa: PLR0917

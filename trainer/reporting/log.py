@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from params.foundation.secrets import without_secrets
+from trainer.environment import environment_variable
 
 OURS: Final = ("params", "trainer", "tasks")
 _OWN_HANDLERS: Final = ("transformers", "datasets", "huggingface_hub")
@@ -78,20 +79,21 @@ def log_to_file(path: Path, *, rank: int = 0) -> Iterator[None]:
     for library in _OWN_HANDLERS:
         _take_over(logging.getLogger(library))
     logging.captureWarnings(capture=True)
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = str(path.absolute())
     try:
-        yield
+        with environment_variable(VARIABLE, str(path.absolute())):
+            yield
     finally:
-        del os.environ[VARIABLE]
-        if before:
-            os.environ[VARIABLE] = before
         logging.captureWarnings(capture=False)
         root.removeHandler(handler)
         with contextlib.suppress(OSError):  # its last lines have no room
             handler.close()
         for package, level in levels.items():
             logging.getLogger(package).setLevel(level)
+
+
+def log_of_training(folder: Path) -> Path:
+    """Return where the processes of a training log: the log of the stage that has started it, or one in the run's folder."""
+    return Path(os.environ.get(VARIABLE, folder / "train.log"))
 
 
 def set_large_log_aside(path: Path) -> None:

@@ -26,6 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
+from trainer.environment import environment_variable
+
 VARIABLE: Final = "EVERGREEN_PROGRESS_FILE"
 """Environment variable: path of the file by which a process reports to the one that has started it."""
 DRAW_AFTER_S: Final = 1.0
@@ -281,18 +283,14 @@ def no_signs_of_life() -> Iterator[None]:
 @contextlib.contextmanager
 def show_child_progress(path: Path) -> Iterator[None]:
     """Show what the processes that the block starts report by the file at `path`."""
-    before = os.environ.get(VARIABLE)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    os.environ[VARIABLE] = str(path.absolute())
     for signs in _current:
         signs.followed = path
     try:
-        yield
+        with environment_variable(VARIABLE, str(path.absolute())):
+            yield
     finally:
-        os.environ.pop(VARIABLE)
-        if before:
-            os.environ[VARIABLE] = before
         for signs in _current:
             signs.followed = None
         path.unlink(missing_ok=True)

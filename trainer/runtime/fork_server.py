@@ -36,6 +36,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from trainer.environment import environment_variable
 from trainer.runtime.lifetime import die_with_parent
 
 VARIABLE: Final = "EVERGREEN_FORK_SERVER"
@@ -82,11 +83,10 @@ def running(environment: dict[str, str], modules: Sequence[str] = MODULES) -> It
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
-    os.environ[VARIABLE] = address
     try:
-        yield
+        with environment_variable(VARIABLE, address):
+            yield
     finally:
-        del os.environ[VARIABLE]
         process.kill()
         process.wait()
 

@@ -365,6 +365,11 @@ def test_the_summary_says_what_became_of_the_model_and_why(tmp_path) -> None:
     assert "kept the champion: o/n on the Hub in .hub\n  it is worse\n  it is slower\n" in said
 
 
+def test_the_summary_of_a_run_up_to_the_evaluation_says_the_verdict_and_why(tmp_path) -> None:
+    said = format_run_summary(example.write(tmp_path), {"evaluate": "ran"})
+    assert "\nthe gate says publish\n  accuracy is " in said
+
+
 def test_the_summary_says_how_many_labels_look_wrong_and_where_they_are(tmp_path) -> None:
     artifacts = example.write(tmp_path)
     said = format_run_summary(artifacts, {"publish": "ran"}).splitlines()

@@ -160,6 +160,27 @@ def test_a_server_that_stays_away_starts_no_stage(prefect: None, monkeypatch: py
         pauses.wait_while_paused(logging.getLogger("test"))
 
 
+@pytest.mark.parametrize(
+    ("state", "by_person", "left"),
+    [
+        (Cancelled(), True, StateType.CANCELLED),
+        (Crashed(), False, StateType.CRASHED),
+        (Running(), False, StateType.CRASHED),
+    ],
+    ids=["cancelled", "crashed", "running"],
+)
+def test_who_stopped_an_earlier_run_is_what_the_server_says(
+    prefect: None, state: State[Any], by_person: bool, left: StateType
+) -> None:
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run(flow(lambda: None, name="earlier"), state=Running())
+        client.set_flow_run_state(run.id, state, force=True)
+        assert stops.was_stopped_by_person(str(run.id)) is by_person
+        found = client.read_flow_run(run.id).state
+    assert found is not None
+    assert found.type is left
+
+
 def test_outside_of_a_run_nothing_is_asked() -> None:
     pauses.wait_while_paused(logging.getLogger("test"))
 

@@ -21,7 +21,7 @@ from prefect.utilities.urls import url_for
 
 from flows.server import own as server
 from flows.server.configured import refuse_non_api_url
-from params import EvergreenError, TransientError
+from params import EvergreenError, StorageError, TransientError
 from trainer.runtime.lifetime import stop_process_group
 
 
@@ -78,6 +78,16 @@ def test_a_server_that_does_not_start_says_how_long_was_waited_and_what_to_do(tm
     ):
         pass
     assert str(slow.log_file) in raised.value.fix
+
+
+def test_a_home_that_cannot_be_made_is_named_with_its_variable(tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(server.child_process, "start_python_module", lambda *_: pytest.fail("it would not start"))
+    home = get_current_settings().model_copy(update={"home": tmp_path / "file/home"})
+    monkeypatch.setattr("prefect.settings.get_current_settings", lambda: home)
+    with pytest.raises(StorageError, match="file/home/evergreen: cannot be made: Not a directory") as raised:
+        server.OwnPrefectServer(tmp_path / "log")
+    assert raised.value.fix.startswith("set PREFECT_HOME to a folder")
 
 
 def test_no_server_is_needed_where_a_profile_or_the_environment_names_one(monkeypatch) -> None:

@@ -97,3 +97,12 @@ def test_reserve_reports_a_full_disk() -> None:
         pytest.skip("this system has no /dev/full")
     with pytest.raises(StorageError, match="cannot be written"):
         preallocate_result_file(Path("/dev/full"))
+
+
+def test_the_starter_says_the_error_or_else_the_command(path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_started in (True, False):
+        with pytest.raises(DataError, match=f"has one: {is_started}"), report_result_on_exit():
+            raise DataError("a", f"has one: {command_result.has_starter()}", "c")
+        assert ("DataError: a: has one" in capsys.readouterr().err) is not is_started
+        monkeypatch.delenv(VARIABLE, raising=False)
+    assert not command_result.has_starter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from params import ModelError
 from trainer.objectives.bases.lazy_imports import Encoding, PreTrainedTokenizerBase
@@ -17,6 +17,23 @@ def check_end_of_text_token(tokenizer: Tokenizer) -> None:
     """Raise a ModelError if a tokenizer has no token that ends a text, so that a model could not learn to stop."""
     if tokenizer.eos_token_id is None:
         raise ModelError("tokenization.tokenizer", "has no end-of-text token", "use one of a model that generates text")
+
+
+READ_AT_END_OF_TEXT: Final = frozenset({"bart", "bigbird_pegasus", "mbart", "mt5", "mvp", "plbart", "t5", "umt5"})
+"""Types of models whose head for whole texts reads a text at its end-of-text token, and fails without one."""
+
+OTHER_TOKENIZER: Final = (
+    "use the model's own tokenizer, if it ends each text with that token, or a model of another type, such as bert"
+)
+
+
+def why_end_is_not_found(end: int | None, ids: Sequence[int], padding: int | None) -> str:
+    """Why such a head does not find the end of a text of these tokens; empty if it does."""
+    if end is not None and end in ids and end != padding:
+        return ""
+    why = "which pads texts, too" if end is not None and end == padding else "which the tokenizer does not add"
+    named = "" if end is None else f" ({end} in its configuration)"
+    return f"the model's head reads a text at the end-of-text token{named}, {why}"
 
 
 def tokenize_texts(texts: Sequence[str], tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> list[list[int]]:

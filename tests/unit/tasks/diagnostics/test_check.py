@@ -10,21 +10,24 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.utils import validate_repo_id
+from transformers import T5Config
 
 from params import DataError, RecipeError
 from params.foundation.artifacts import Artifacts
 from params.loading import read_yaml_document
-from params.schema import Launch, Model, ObjectiveChoice, Recipe, Training
+from params.schema import Launch, Model, ObjectiveChoice, Recipe, Tokenization, Training, TrainTokenizer
 from tasks.commands import main
 from tasks.diagnostics import model_checks, source_checks
 from tasks.diagnostics.check import check, find_recipe_problems
 from tasks.evaluation.report import Blessing
 from tasks.hub_server.server import LocalHub
 from tasks.stages import run_stage, save_report
+from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import base_models, prompts, tiny
 from tests.support.pretrained import POINTER, write_model
 from tests.support.project import ROOT
@@ -792,3 +795,43 @@ def test_a_type_of_models_that_publish_would_refuse_is_refused_before_training(o
     (what,) = problems(kind)
     assert what.startswith(f"{kind} does not fit the objective {objective}: its ")
     assert problems("bert") == []
+
+
+@pytest.mark.parametrize("path", ["data/rowss.csv", "/nowhere/rows.csv", "data/x*.csv"])
+def test_a_path_where_nothing_is_is_one_problem(project: Path, path: str) -> None:
+    """That recipes.yaml does not watch it follows from that."""
+    item = "{data: data/rows.csv, objective: trainer/objectives/causal_lm.py, base: a, code: b}"
+    (project / "recipes.yaml").write_text(f"recipes:\n  tiny: {item}\n")
+    found = {}
+    for source in ("data/rows.csv", path):
+        recipe = tiny.recipe({"data.source.train": source})
+        found[source] = find_recipe_problems(read_yaml_document(tiny.write(project / "params/tiny.yaml", recipe)))
+    assert [one.what.partition(" in ")[0] for one in found[path]] == [f"{path}: no file matches"]
+    (project / "data/xy.csv").write_text("text\na\n")
+    (project / "recipes.yaml").write_text(f"recipes:\n  tiny: {item.replace('data/rows.csv', 'data/xy.csv')}\n")
+    recipe = tiny.recipe({"data.source.train": "data/rows.csv"})
+    (one,) = find_recipe_problems(read_yaml_document(tiny.write(project / "params/tiny.yaml", recipe)))
+    assert "recipes.yaml watches data/xy.csv" in one.what
+
+
+@pytest.mark.parametrize(
+    "objective", ["sequence_classification", "multi_label_classification", "regression", "ranking", "reward"]
+)
+def test_a_head_that_reads_the_end_of_a_text_needs_a_tokenizer_that_marks_it(tmp_path: Path, objective: str) -> None:
+    def problems(end: int, name: str = objective, **model: Any) -> list[str]:
+        folder = tmp_path / str(end)
+        own = train_tokenizer(["a b"], TrainTokenizer(kind="train", vocab_size=260, min_frequency=1))
+        own.save_pretrained(folder)
+        T5Config(eos_token_id=end, pad_token_id=2, vocab_size=len(own)).save_pretrained(folder)
+        tokenizer = {"kind": "pretrained", "path": str(folder)}
+        tokenization = Tokenization.model_validate({"tokenizer": tokenizer, "max_length": 32})
+        chosen = Model.model_validate(model or {"pretrained": str(folder)})
+        found = model_checks.find_unmarked_ends_of_texts(chosen, tokenization, ObjectiveChoice(name=name))
+        return [one.what for one in found]
+
+    token = "the model's head reads a text at the end-of-text token (1 in its configuration)"
+    assert problems(1) == [f"{token}, which the tokenizer does not add"]
+    assert problems(1, "seq2seq") == []
+    assert problems(1, config={"model_type": "bert"}) == []
+    (padded,) = problems(1, config={"model_type": "t5"})
+    assert padded.endswith("which pads texts, too"), "those of the tokenizer"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from params import EvergreenError, HubRefusedError
 from params.foundation.artifacts import Artifacts
@@ -27,6 +28,16 @@ from tests.support.faulty_hub import quick_client
 from tests.support.publications import plan, write_model
 
 REPO = "tests/model"
+
+
+def test_no_bar_is_drawn_for_what_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    for is_drawn in (True, False):
+        (enable_progress_bars if is_drawn else disable_progress_bars)()
+        with open_repository(Artifacts("tiny", root=tmp_path), repo_id=REPO, endpoint=LOCAL):
+            assert are_progress_bars_disabled()
+        assert are_progress_bars_disabled() is not is_drawn, "another Hub may be far away"
+    enable_progress_bars()
 
 
 def test_only_the_stage_itself_can_use_its_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,23 @@ def test_file_that_has_just_changed_is_not_remembered(tmp_path: Path, monkeypatc
     assert not memory.exists()
 
 
+def test_file_that_changes_meanwhile_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although its size and its time of change are then what they were."""
+    path, memory = tmp_path / "a.jsonl", tmp_path / "memory"
+    path.write_bytes(lines(random.Random(0), 20))
+    look = file_index.index_json_lines
+
+    def look_and_edit(*arguments: Any) -> Any:
+        before = path.stat()
+        path.write_bytes(lines(random.Random(1), 20))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        return look(*arguments)
+
+    monkeypatch.setattr(file_index, "index_json_lines", look_and_edit)
+    index_file(path, path.name, memory)
+    assert not memory.exists()
+
+
 def test_tables_and_columnar_files_are_remembered_as_a_whole(tmp_path: Path) -> None:
     path, memory = tmp_path / "a.csv", tmp_path / "memory"
     path.write_text("text,n\n" + "".join(f"row {i},{i}\n" for i in range(2000)))

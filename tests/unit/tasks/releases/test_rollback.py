@@ -11,7 +11,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOpera
 
 from params.foundation.artifacts import Artifacts
 from params.foundation.errors import HubRefusedError, TransientError
-from tasks.evaluation.release_events import read_release_events
+from tasks.evaluation.release_events import ReleaseEvent, append_release_event, read_release_events
 from tasks.hub_client.release_file import RELEASE_FILE
 from tasks.hub_client.release_log import MainCommit, find_rollback_reason, read_main_commits, release_table_lines
 from tasks.hub_client.repository import HubRepository, tree_weights_digest
@@ -299,14 +299,28 @@ def test_damaged_release_files_are_no_releases(api: HfApi, tmp_path: Path, conte
 
 
 def test_log_of_an_empty_repository(api: HfApi, hub: FaultyHub) -> None:
-    with pytest.raises(HubRefusedError, match="no such repository"):
-        read_main_commits(HubRepository(api, REPO))
+    assert read_main_commits(HubRepository(api, REPO)) == []
     api.create_repo(REPO)
     (entry,) = read_main_commits(HubRepository(api, REPO))
     assert entry.kind == "other"
     hub.faults.append(Fault("commits", "before", 503, times=99))
     with pytest.raises(TransientError, match="503"):
         read_main_commits(patient(api, attempts=2))
+
+
+def test_before_a_first_release_there_is_none_and_no_error(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    recipe = tiny.write(tmp_path / "params" / "tiny.yaml", tiny.recipe())
+    for must_exist in (True, False):
+        commands.print_releases([recipe], must_exist=must_exist)
+        assert capsys.readouterr().out == "tiny: tests/tiny on local\n  no release yet\n"
+    event = ReleaseEvent(
+        event="published", reasons=(), repo_id="tests/tiny", endpoint="local", commit="c" * 40, tag="v1"
+    )
+    append_release_event(Artifacts("tiny"), event)
+    with pytest.raises(HubRefusedError, match="is not found, and models were published there"):
+        commands.print_releases([recipe], must_exist=True)
 
 
 def test_rollback_is_logged_once_and_listed(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from params.schema import ObjectiveChoice
+from tasks.evaluation.scoring import RowScores
+from tasks.evaluation.statistics import Resampler
 from tasks.scaffold import choices
 from tasks.scaffold.advised_objectives import proposable_objectives
+from tasks.scaffold.look import RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
+from trainer import objectives
 from trainer.objectives.bases.advice import AdvisedValue
 
 CLASSES = ObjectiveProposal("sequence_classification", {})
@@ -151,3 +157,37 @@ def test_shares_only_of_splits_without_files() -> None:
 def test_quarantine_has_room_for_twice_the_bad_rows_of_the_sample(share: float, value: float) -> None:
     assert choices.choose_max_quarantined(share, None).value == pytest.approx(value)
     assert choices.choose_max_quarantined(share, 0.7).value == 0.7
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "macro_f1"])
+@pytest.mark.parametrize(("labels", "tested", "needed"), [((90, 10), 12, 60), ((50, 50), 8, 12), ((80, 10, 10), 30, 0)])
+def test_the_gate_is_one_that_a_model_without_mistakes_passes(labels, tested, needed, metric) -> None:
+    chosen = choices.choose_gate_metric(AdvisedValue(metric), dict(enumerate(labels)), tested)
+    assert chosen.value == ("loss" if needed else metric)
+    assert (f"; with {needed} test rows it could" in chosen.why) is bool(needed)
+    assert passes(metric, *(round((needed or tested) * own / sum(labels)) for own in labels))
+
+
+def test_with_fewer_rows_of_other_labels_no_model_passes() -> None:
+    assert not passes("accuracy", 54, 5)
+    assert not passes("macro_f1", 54, 3)
+
+
+def passes(metric: str, *counts: int) -> bool:
+    """Whether the gate's interval lets a model without mistakes replace one that knows only the first label."""
+    objective = objectives.build_objective(ObjectiveChoice(name="sequence_classification"))
+    label = np.repeat(np.arange(len(counts)), counts).astype(float)
+    scores = {"nll": np.ones(len(label)), "label": label, "confidence": np.full(len(label), 0.9)}
+    perfect, other = (
+        RowScores(np.arange(len(label)), scores | {"prediction": own}) for own in (label, np.zeros(len(label)))
+    )
+    state = {"labels": [str(number) for number in range(len(counts))]}
+    gains = Resampler(objective, state, 500, 0.95, 1).gains(perfect, other, dict(objective.metrics))
+    return gains[metric].low > 0
+
+
+@pytest.mark.parametrize(("rows", "said"), [(20, ["; give 30 rows"]), (30, [])])
+def test_too_few_test_rows_for_any_gate_are_said(rows: int, said: list[str]) -> None:
+    shares = choices.choose_split_shares(rows, has_validation=False, has_test=False)
+    found = choices.find_few_test_rows(RowSample({"train": [{}] * rows}, {"train": rows}), shares)
+    assert [text.partition("at least 6 can")[2] for text in found] == said

@@ -32,6 +32,8 @@ FUNCTIONS = {
     "keys": (by_key, "write_shard_key_hashes"),
     "good": (separated_rows, "write_good_shard_rows"),
     "drift": (drift_rows, "scan_shard"),
+    "sampled": (drift_rows, "_compared"),
+    "failing": (separated_rows, "read_failing_shard_rows"),
 }
 
 
@@ -90,7 +92,10 @@ class TestEarlierRuns:
         @functools.wraps(own)
         def noted(*arguments):
             work = arguments[-1]
-            split, rows = ("train", work) if name == "drift" else (work.part.split, work.part.rows)
+            if name in ("drift", "sampled"):
+                split, rows = "train", work[0] if name == "sampled" else work
+            else:
+                split, rows = work.part.split, work.part.rows
             self.done.setdefault(name, []).append(f"{split} {int(rows.shard.name[:5])}")
             return own(*arguments)
 
@@ -126,7 +131,9 @@ class TestEarlierRuns:
         self.write(44)
         again = self.run()
         assert again["rows"] == again["keys"] == ["train 3", "train 4"]
-        assert set(again["drift"]) == {"train 3", "train 4"}
+        assert set(again["drift"]) == {"train 3", "train 4"} == set(again["sampled"])
+        assert "failing" in first, "blank and equal rows"
+        assert "failing" not in again, "the new shards have no bad rows"
         assert "good" not in again, "the new shards have no bad rows"
         kept = list((self.artifacts.shards / "validate").iterdir())
         self.write(10)

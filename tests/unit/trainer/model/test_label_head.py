@@ -96,7 +96,7 @@ def parts(kind: str, labels: list[str]) -> dict[str, Any]:
 
 
 def built(folder: Path, kind: str, labels: list[str]) -> Any:
-    return build_untrained_model(Model(pretrained=str(folder)), **parts(kind, labels)).eval()
+    return build_model_to_train(Model(pretrained=str(folder)), **parts(kind, labels)).eval()
 
 
 def logits(network: Any) -> dict[str, torch.Tensor]:
@@ -183,6 +183,8 @@ def test_what_a_base_lacks_is_said_in_a_sentence_instead_of_a_table(tmp_path, ca
         f"{folder} lacks weights of classifier (2 of 25): they are new"
     ]
     caplog.clear()
+    build_untrained_model(Model(pretrained=str(folder)), **parts("sequence_classification", ["a", "b"]))
+    assert not [one for one in caplog.records if one.name.startswith("trainer")], "the training has said it"
     weights = {f"other.{name}": weight for name, weight in load_file(folder / "model.safetensors").items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     built(folder, "sequence_classification", ["a", "b"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import torch
 import transformers
 
 from params import ModelError
+from tests.support import in_process, tiny
 from tests.support.zoo.architectures import ARCHITECTURES
-from trainer.build import check_positions
+from trainer.build import check_ends_of_texts, check_positions
 from trainer.model.limits import find_position_limits_in, find_reading_limit, write_reading_limit
 from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_limits, find_position_table
+from trainer.objectives.bases.texts import READ_AT_END_OF_TEXT
 
 TABLES = {
     "bert": 66,
@@ -100,3 +103,32 @@ def test_a_sequence_without_positions_is_found_before_training(tmp_path: Path) -
     rows.append({"input_ids": [7] * 65})
     with pytest.raises(ModelError, match="the longest sequence has 65 tokens, and the model has 64 positions"):
         check_positions(find_position_table(network), rows)
+
+
+@pytest.mark.parametrize(
+    ("end", "padding", "ids", "why"),
+    [(1, 0, [7, 1], ""), (1, 0, [7, 8], "the tokenizer does not add"), (1, 1, [7, 1], "pads texts, too")],
+)
+def test_a_head_that_does_not_find_the_end_of_a_text_is_found_before_training(end, padding, ids, why) -> None:
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 9}
+    config = transformers.T5Config(**sizes, eos_token_id=end, pad_token_id=0, decoder_start_token_id=0)
+    rows: Any = [{"input_ids": ids}]
+    check_ends_of_texts(transformers.T5ForConditionalGeneration(config), rows, padding)
+    network = transformers.T5ForSequenceClassification(config)
+    with pytest.raises(ModelError, match=why) if why else contextlib.nullcontext():
+        check_ends_of_texts(network, rows, padding)
+
+
+def test_training_refuses_such_a_head(tmp_path: Path) -> None:
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    model = {"config": {"model_type": "t5", **sizes}}
+    with pytest.raises(ModelError, match="reads a text at the end-of-text token"):
+        in_process.trainer_of(in_process.job(tmp_path, **{**tiny.CLASSES, "model": model}))
+
+
+def test_the_types_of_models_whose_head_reads_the_end_of_a_text_are_those_of_transformers() -> None:
+    folder = Path(transformers.__file__).parent / "models"
+    found = {
+        path.parent.name for path in folder.glob("*/modeling_*.py") if "number of <eos> tokens" in path.read_text()
+    }
+    assert found == READ_AT_END_OF_TEXT

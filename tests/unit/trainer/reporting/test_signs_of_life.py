@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tests.support.clock import Heard, listen
 from tests.support.project import ROOT
 from tests.support.terminal import CTRL_C, terminal
+from trainer.reporting import signs_of_life
 from trainer.reporting.signs_of_life import Work
 
 HEAD = """
@@ -83,8 +85,10 @@ def test_nothing_moves_while_somebody_types(tmp_path: Path) -> None:
         seen.wait_for("Which model? ")
         seen.type("tiny")
         seen.wait_for("tiny")
-        until = seen.output
-        assert "\x1b" not in until
+        time.sleep(signs_of_life.DRAW_AFTER_S + 0.5)
+        seen.type("er")
+        seen.wait_for("tinyer")
+        assert "\x1b" not in seen.output.partition("Which model? ")[2]
         seen.type("\n")
         assert seen.end(60) == 0
 
