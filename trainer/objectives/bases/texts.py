@@ -12,7 +12,7 @@ from trainer.objectives.bases.lazy_imports import Encoding, PreTrainedTokenizerB
 
 Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
 """The tokenizer of a model, a fast one."""
-TOKEN_TYPES: Final = "token_type_ids"
+TOKEN_TYPES: Final = "token_type_ids"  # noqa: S105
 """What says which of two texts each token is of, for a model whose tokenizer gives it that."""
 MODEL_INPUTS: Final = ("input_ids", "attention_mask", TOKEN_TYPES)
 
@@ -116,7 +116,7 @@ def types_of_single_texts(texts: Sequence[Sequence[int]], tokenizer: Tokenizer) 
 
     The last token of XLNet has a type of its own, and so has Funnel's first one.
     """
-    front, back = _typed_special_tokens(tokenizer)
+    front, back = _typed_special_tokens(tokenizer) if gives_types(tokenizer) else ([], [])
     if not front + back:
         return []
     found = []
@@ -130,9 +130,9 @@ def types_of_single_texts(texts: Sequence[Sequence[int]], tokenizer: Tokenizer) 
 
 @lru_cache(maxsize=8)
 def _typed_special_tokens(tokenizer: Tokenizer) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return the special tokens before and behind every text, with their types; none if all types are 0, or the model gets no types."""
+    """Return the special tokens before and behind every text, with their types; none if all types are 0."""
     (found,) = encode_texts(["a"], tokenizer)
-    if not gives_types(tokenizer) or not any(found.type_ids):
+    if not any(found.type_ids):
         return [], []
     places, tokens = found.sequence_ids, list(zip(found.ids, found.type_ids, strict=True))
     return tokens[: places.index(0)], tokens[len(places) - places[::-1].index(0) :]
