@@ -40,6 +40,7 @@ from trainer.loop.metrics import EvaluationMetrics
 from trainer.model.adapters import PEFT_TASKS, BaseModelReference, is_adapter_folder
 from trainer.model.limits import find_position_limits_in, find_reading_limit
 from trainer.objectives.bases.position_limits import NO_LIMIT
+from trainer.objectives.bases.release_reading import ReleaseReading
 from trainer.objectives.bases.sentence_transformers_files import MODULES
 from trainer.runtime.library_errors import as_remote_code_error
 from trainer.runtime.model_files import check_safe_to_load
@@ -176,7 +177,7 @@ def _find_class(made: ReleaseRecord) -> type[Objective[Any]] | None:
 def _check_objective(objective: Objective[Any], made: ReleaseRecord, name: str) -> None:
     """Raise a ValueError if a release was trained by an objective whose outputs mean something else than those of `objective`."""
     own, other = type(objective), _find_class(made)
-    whole = [one for one in own.mro() if issubclass(one, objectives.Objective) and not inspect.isabstract(one)]
+    whole = [one for one in own.mro() if issubclass(one, ReleaseReading) and not inspect.isabstract(one)]
     if other is None or issubclass(other, tuple(whole)):  # both are, or extend, the same objective
         return
     if own.auto_class != other.auto_class or objectives.overrides_method(objective, "remap_labels"):

@@ -97,7 +97,7 @@ class AnsweringModel:
         record = None
         with contextlib.suppress(OSError, ValueError):  # a release of another project need not record its objective
             record = ReleaseRecord.of(folder)
-        objective = objective_that_answers(record and record.objective)
+        objective = objective_that_answers(record.objective if record else None)
         if objective:
             task = objective.pipeline_tag
         elif (folder / MODULES).exists() and not is_cross_encoder(folder):
@@ -119,7 +119,7 @@ class AnsweringModel:
         positions, longest = limits.most, limits.table or NO_LIMIT
         if tokenizer.model_max_length > longest:
             tokenizer.model_max_length = positions or tokenizer.model_max_length
-        section = record and record.objective.model_dump()
+        section = record.objective.model_dump() if record else None
         form = objectives.prompt_form(section, has_template=bool(tokenizer.chat_template))
         if section is None and task == "text-classification" and is_cross_encoder(folder):
             form = PromptForm(is_pair=True, ranks=network.config.num_labels == 1)
