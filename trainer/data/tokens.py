@@ -85,18 +85,12 @@ class Sequences:
         return np.concatenate(ids), np.concatenate(values)
 
     def hashes(self, seed: int) -> NDArray[np.uint64]:
-        """Return a hash of the tokens of each sequence, (N,). Equal sequences have different ones, by their order, so that all are as if by chance."""
-        found = [np.zeros(0, np.uint64)]
+        """Return a hash of the `input_ids` of each sequence, (N,). Equal sequences have different ones, by their order, so that all are as if by chance."""
+        found = list[int]()
         for batch in (batch for number in range(len(self._manifest.shards)) for batch in self._shard(number)):
-            own = [seed] * len(batch)
-            for column in (batch.column(name) for name in token_column_names(batch.schema.names)):
-                ends, values = column.offsets.to_numpy(), column.values.to_numpy()
-                own = [
-                    xxh3_64_intdigest(values[start:end].data, before)
-                    for start, end, before in zip(ends, ends[1:], own, strict=False)
-                ]
-            found.append(np.array(own, np.uint64))
-        every = np.concatenate(found)
+            ends, values = (part.to_numpy() for part in (batch["input_ids"].offsets, batch["input_ids"].values))
+            found += [xxh3_64_intdigest(values[start:end].data, seed) for start, end in itertools.pairwise(ends)]
+        every = np.array(found, np.uint64)
         order = np.argsort(every, kind="stable")
         number_among_equal = np.arange(len(every)) - np.searchsorted(every[order], every[order])
         every[order] += number_among_equal.astype(np.uint64) * _GOLDEN

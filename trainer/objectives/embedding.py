@@ -158,7 +158,7 @@ class Embedding(Objective[Options]):
         listed = several_texts.why_list_unusable(o.negative_columns[0], row) if o.listed_negatives else None
         is_low = o.grade_column is not None and float(row[name]) <= 0
         low = f"{name} is {row[name]}, and that of a positive is above 0" if is_low else None
-        return listed or super().reject_reason(row) or low
+        return super().reject_reason(row) or listed or low
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)

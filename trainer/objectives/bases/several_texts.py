@@ -20,10 +20,9 @@ def texts_in(value: Any, most: int) -> list[str]:
 
 
 def why_list_unusable(column: str, row: Row) -> str | None:
-    """Return what is wrong with the list of texts that a row has in a column, which may be empty; None if nothing."""
-    if not isinstance(row[column], list):
-        return f"its {column} is a record, and not a list of texts"
-    return why_labels_unusable(column, row[column]) if None not in row[column] else f"one of its {column} is null"
+    """Return what is wrong with the list of texts without null that a row has in a column, which may be empty; None if nothing."""
+    is_list = isinstance(row[column], list)
+    return why_labels_unusable(column, row[column]) if is_list else f"its {column} is a record, and not a list of texts"
 
 
 def number_texts(texts: Sequence[str], most: int) -> list[int]:
