@@ -1,4 +1,4 @@
-"""Digests of a model's weights, of the validated rows, and of the recipe's sections that an evaluation depends on."""
+"""Digests of a model's weights, of the validated rows, and of the recipe's sections that an evaluation depends on; what a release records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
+
+from pydantic import BaseModel
 
 from params.foundation.artifacts import ADAPTER, CORPUS, SPLITS, Artifacts
 from params.foundation.errors import ModelError
@@ -16,6 +18,20 @@ from trainer.data import shards
 from trainer.model.weights_header import check_chosen_settings
 
 PROVENANCE: Final = "evergreen-provenance.json"  # the file of a release that says what made it
+
+
+class ReleaseRecord(BaseModel):
+    """The part of a release's record that says how to read rows with it."""
+
+    objective: ObjectiveChoice
+    max_length: int | None = None
+    """The tokens up to which the model was judged; a record of an earlier version does not say it: its tokenizer does."""
+
+    @classmethod
+    def of(cls, folder: Path) -> Self | None:
+        """Read it from the files of a release, which may lack it; ValueError if it cannot be used."""
+        path = folder / PROVENANCE
+        return cls.model_validate_json(path.read_bytes()) if path.exists() else None
 
 
 def weights_digest_by_form(artifacts: Artifacts) -> dict[AdapterForm, str]:

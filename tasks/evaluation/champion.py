@@ -7,6 +7,7 @@ learned from neither. The train rows that it did learn from would not do: a mode
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import logging
 import math
@@ -19,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from params import DataError, ModelError, RecipeError, TransientError
 from params.foundation.artifacts import Artifacts, replace_folder_atomically
 from params.schema import ObjectiveChoice
-from tasks.digests import PROVENANCE
+from tasks.digests import PROVENANCE, ReleaseRecord
 from tasks.drift import two_sample
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, ChampionConfidence, DriftReport, MeasuredChange
 from tasks.evaluation.reading import ModelTokenization
@@ -36,9 +37,10 @@ from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.encoding import RowEncoder
 from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
-from trainer.model.adapters import TASKS, BaseModelReference, is_adapter_folder
+from trainer.model.adapters import PEFT_TASKS, BaseModelReference, is_adapter_folder
 from trainer.model.limits import find_position_limits_in, find_reading_limit
 from trainer.objectives.bases.position_limits import NO_LIMIT
+from trainer.objectives.bases.release_reading import ReleaseReading
 from trainer.objectives.bases.sentence_transformers_files import MODULES
 from trainer.runtime.library_errors import as_remote_code_error
 from trainer.runtime.model_files import check_safe_to_load
@@ -54,14 +56,6 @@ _MAX_HELD_OUT = 10_000
 _PERMUTATIONS = 1999
 _HEADS = re.compile(r"For(?!ConditionalGeneration$|PreTraining$)\w+$|(?<!LMHead)Model$")
 """Ends of the names of architectures that have one head, or none; the other ones may be loaded by classes of other names."""
-
-
-class _Record(BaseModel):
-    """The part of `evergreen-provenance.json` that is needed here."""
-
-    objective: ObjectiveChoice
-    max_length: int | None = None
-    """The tokens up to which the model was judged; a record of an earlier version does not say it: its tokenizer does."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +130,7 @@ def build_champion_reader(
     with translate_champion_errors(champion):
         check_safe_to_load(folder, adapter=True)
         objective, options, judged = objectives.build_objective(choice), None, None
-        if made := _read_record(folder):
+        if made := ReleaseRecord.of(folder):
             _check_objective(objective, made, choice.name)
             if made.objective.name == choice.name:
                 options, judged = made.objective.options, made.max_length
@@ -168,27 +162,23 @@ def load_champion(
         model = network.load_trained_model(folder, objective.model_class())
         _check_head(objective, folder, model)
         own = objective.model_config(state)
-        if "problem_type" in own and (made := _read_record(folder)) and _find_class(made) is type(objective):
+        if "problem_type" in own and (made := ReleaseRecord.of(folder)) and _find_class(made) is type(objective):
             model.config.problem_type = own["problem_type"]  # earlier versions left that of the base model
         return objective.remap_labels(model, state)
 
 
-def _read_record(folder: Path) -> _Record | None:
-    path = folder / PROVENANCE
-    return _Record.model_validate_json(path.read_bytes()) if path.exists() else None
-
-
-def _find_class(made: _Record) -> type[Objective[Any]] | None:
+def _find_class(made: ReleaseRecord) -> type[Objective[Any]] | None:
     """Return the objective that a release was trained by; None if it is not one of this project."""
     with contextlib.suppress(RecipeError):
         return objectives.import_objective_class(made.objective.name)
     return None
 
 
-def _check_objective(objective: Objective[Any], made: _Record, name: str) -> None:
+def _check_objective(objective: Objective[Any], made: ReleaseRecord, name: str) -> None:
     """Raise a ValueError if a release was trained by an objective whose outputs mean something else than those of `objective`."""
     own, other = type(objective), _find_class(made)
-    if other is None or issubclass(own, other) or issubclass(other, own):
+    whole = [one for one in own.mro() if issubclass(one, ReleaseReading) and not inspect.isabstract(one)]
+    if other is None or issubclass(other, tuple(whole)):  # both are, or extend, the same objective
         return
     if own.auto_class != other.auto_class or objectives.overrides_method(objective, "remap_labels"):
         raise ValueError(
@@ -199,8 +189,8 @@ def _check_objective(objective: Objective[Any], made: _Record, name: str) -> Non
 def _check_head(objective: Objective[Any], folder: Path, model: PreTrainedModel) -> None:
     """Raise a ValueError if a model was saved with another head: some architectures have heads of several tasks under the same names."""
     if is_adapter_folder(folder):
-        named, wanted = BaseModelReference.of(folder).task, TASKS.get(objective.pipeline_tag)
-        is_other = wanted is not None and named in {*TASKS.values()} - {wanted}
+        named, wanted = BaseModelReference.of(folder).task, PEFT_TASKS.get(objective.pipeline_tag)
+        is_other = wanted is not None and named in {*PEFT_TASKS.values()} - {wanted}
     else:
         named = next(iter(model.config.architectures or ()), "")
         makes_vectors = objective.vector_space is not None and (folder / MODULES).exists()  # by the body alone

@@ -85,12 +85,16 @@ def review_labels(plan: EvaluationPlan, scores: RowScores, train: TrainFeatures 
             skills = f"its skill is {linear.skill:.2f}, that of the new model {splits[0].skill:.2f}"
             not_read = f"no train rows, because the model before training knows too little of these labels ({skills})"
     found = suspects.find_suspects(splits)
-    texts = dict[int, str]()
+    texts, others = dict[int, str](), dict[str, dict[int, Any]]()
+    in_table = {ROW_ID, *(name for name, kind in objective.columns().items() if kind in ("string", "label"))}
     for split in splits:
         ids = {one.row_id for one in found if one.split == split.split}
-        texts |= {row[ROW_ID]: quote_text(objective.text(row)) for row in (split.rows.pick(ids) if ids else ())}
+        for row in split.rows.pick(ids) if ids else ():
+            texts[row[ROW_ID]] = quote_text(objective.text(row))
+            for name in (name for name in row if name not in in_table):
+                others.setdefault(name, {})[row[ROW_ID]] = row[name]
     report = _report(splits, found, texts, not_read, plan.settings.worst_rows)
-    return LabelReview(report, review_csv(found, texts))
+    return LabelReview(report, review_csv(found, texts, others))
 
 
 def _report(

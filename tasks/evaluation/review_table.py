@@ -1,4 +1,4 @@
-"""review.csv: the rows whose labels people should look at, for any spreadsheet.
+"""review.csv: the rows whose labels people should look at, for any spreadsheet, with all else that a row has, by which people find it.
 
 A cell that a spreadsheet would take for a formula has an apostrophe before it (OWASP, CSV Injection,
 https://owasp.org/www-community/attacks/CSV_Injection). The mark at the beginning says UTF-8, which Excel would not guess.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tasks.evaluation.suspects import Suspect
@@ -27,16 +28,24 @@ def quote_text(text: str) -> str:
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} ... ({len(text):,} characters)"
 
 
-def review_csv(suspects: Sequence[Suspect], texts: Mapping[int, str]) -> str:
-    """Return the table, one line for each suspect; without any, it is the line of the columns."""
-    written = io.StringIO(newline="")
+def review_csv(
+    suspects: Sequence[Suspect], texts: Mapping[int, str], others: Mapping[str, Mapping[int, Any]] | None = None
+) -> str:
+    """Return the table, one line for each suspect; without any, it is the line of the columns.
+
+    `others` are further columns by name, each with the value of a row by its `row_id`; one with the name of one of `COLUMNS` is `row.<name>`.
+    """
+    written, others = io.StringIO(newline=""), others or {}
     table = csv.writer(written)
-    table.writerow(COLUMNS)
+    table.writerow([*COLUMNS, *(_cell(f"row.{name}" if name in COLUMNS else name) for name in others)])
     for one in suspects:
         cells = (texts[one.row_id], one.given, one.suggested)
-        table.writerow([one.split, one.row_id, *map(_cell, cells), f"{one.confidence:.3f}"])
+        more = (_cell(column.get(one.row_id)) for column in others.values())
+        table.writerow([one.split, one.row_id, *map(_cell, cells), f"{one.confidence:.3f}", *more])
     return "\ufeff" + written.getvalue()
 
 
-def _cell(text: str) -> str:
+def _cell(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
+    text = "" if value is None else quote_text(text)
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text

@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from params import EvergreenError
 from params.foundation.errors import HubRefusedError, StorageError, TransientError
-from tasks.hub_server.server import LocalHub, new_token
+from tasks.hub_server.server import LocalHub, is_loopback, new_token
 from tasks.hub_server.trials import AnswerFunction
 from trainer.reporting.signs_of_life import no_signs_of_life
 
@@ -56,7 +56,7 @@ def serve_hub_until_signal(
         address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except (socket.gaierror, UnicodeError):
         raise HubRefusedError(f"--host {host}", "unknown host name", "pass an address of this machine") from None
-    is_local = ipaddress.ip_address(address).is_loopback
+    is_local = is_loopback(address)
     if tokens is None and not is_local:
         what = "other machines can reach this address, and without a tokens file anyone there could write"
         raise HubRefusedError(f"--host {host}", what, "pass --tokens, or use --host 127.0.0.1")

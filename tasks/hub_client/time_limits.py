@@ -26,7 +26,7 @@ from huggingface_hub import set_client_factory
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils._http import default_client_factory
 
-from tasks.hub_client.token import LOOPBACK_HOSTS
+from tasks.hub_server.server import is_loopback
 
 _CONNECT_TIMEOUT_S = 10.0
 _ANSWER_TIMEOUT_S = 120.0
@@ -117,7 +117,7 @@ def _allow_loopback(hook: Callable[[httpx2.Request], Any], request: httpx2.Reque
     try:
         hook(request)
     except OfflineModeIsEnabled:
-        if request.url.host not in LOOPBACK_HOSTS:
+        if not is_loopback(request.url.host):
             raise
 
 

@@ -6,9 +6,7 @@ import os
 from urllib.parse import urlsplit
 
 from params import HubRefusedError
-
-LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
-"""Where a Hub on this machine is: HF_HUB_OFFLINE does not forbid requests to it."""
+from tasks.hub_server.server import is_loopback
 
 
 def find_token_for_hub(endpoint: str) -> str | None:
@@ -26,11 +24,11 @@ def require_token_for_hub(endpoint: str) -> str:
     """Return the user's token for a Hub.
 
     Raises:
-        HubRefusedError: there is none, it belongs to another Hub, or HF_HUB_OFFLINE forbids requests.
+        HubRefusedError: there is none, it belongs to another Hub, or HF_HUB_OFFLINE forbids requests to other machines.
     """
     from huggingface_hub import is_offline_mode
 
-    if is_offline_mode() and urlsplit(endpoint).hostname not in LOOPBACK_HOSTS:
+    if is_offline_mode() and not is_loopback(urlsplit(endpoint).hostname):
         fix = "unset HF_HUB_OFFLINE; or publish to the local Hub, with `publish.endpoint: local`"
         raise HubRefusedError(endpoint, "HF_HUB_OFFLINE forbids requests to it", fix)
     if token := find_token_for_hub(endpoint):

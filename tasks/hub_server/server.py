@@ -30,6 +30,14 @@ _START_TIMEOUT_S = 30
 _STOP_TIMEOUT_S = 5
 
 
+def is_loopback(host: str | None) -> bool:
+    """Whether a host name or address is this machine: 127.0.0.0/8, ::1 or localhost."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False
+
+
 def new_token() -> str:
     """Return a random token. Every local user can connect to the port of a Hub, so its token must not be guessable."""
     return f"hf_{secrets.token_hex(20)}"
@@ -66,7 +74,7 @@ class LocalHub:
     def __post_init__(self) -> None:
         from tasks.hub_server.access import AccessRules
 
-        self._is_local = ipaddress.ip_address(self.host).is_loopback
+        self._is_local = is_loopback(self.host)
         if not self._is_local and not self.allow_remote:
             raise ValueError(f"the local Hub serves loopback addresses only, not {self.host}")
         self._access = AccessRules(dict(self.tokens), dict(self.writers), self.administrators)

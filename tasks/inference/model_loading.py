@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from params import ModelError, RecipeError
 from params.schema import ObjectiveChoice
 from trainer import objectives
-from trainer.model import adapters
-from trainer.model.adapters import is_adapter_folder
+from trainer.model.adapters import PEFT_TASKS, is_adapter_folder
 from trainer.model.network import load_trained_model
 from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.padding import put_padding_before_text
@@ -56,7 +55,7 @@ def find_task(names: Collection[str], where: str, file: str) -> str:
 
     tried = {task: one.architectures for task, one in TASKS.items() if task != NEAREST}
     for task, table in tried.items():
-        known = {adapters.TASKS.get(task)}
+        known = {PEFT_TASKS.get(task)}
         for value in getattr(auto, table).values():
             known.update([value] if isinstance(value, str) else value)
         if known.intersection(names):
@@ -79,11 +78,11 @@ def is_cross_encoder(folder: Path) -> bool:
     return is_earlier or read("config_sentence_transformers.json").get("model_type") == "CrossEncoder"
 
 
-def objective_that_answers(section: Mapping[str, Any] | None) -> Objective[Any] | None:
+def objective_that_answers(choice: ObjectiveChoice | None) -> Objective[Any] | None:
     """Return the objective that a release records, if it answers rows by itself: transformers has no pipeline for its task, or none is used."""
-    with contextlib.suppress(ValueError, RecipeError):
-        found = objectives.build_objective(ObjectiveChoice.model_validate(section))
-        if found.pipeline_tag not in TASKS and objectives.overrides_method(found, "prediction_lines"):
+    with contextlib.suppress(RecipeError):
+        found = objectives.build_objective(choice) if choice else None
+        if found and found.pipeline_tag not in TASKS and objectives.overrides_method(found, "prediction_lines"):
             return found
     return None
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from params import DataError, ModelError
-from tasks.digests import PROVENANCE
+from tasks.digests import ReleaseRecord
 from tasks.inference.answer import ModelAnswer, NearText, PredictedLabel, PredictedNumber, PredictedSpan, RankedText
 from tasks.inference.model_loading import (
     NEAREST,
@@ -94,10 +94,10 @@ class AnsweringModel:
         from transformers import AutoConfig, AutoTokenizer, pipeline
 
         check_safe_to_load(folder, where=where, adapter=True)
-        section = None
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a release need not record its objective
-            section = dict(json.loads((folder / PROVENANCE).read_bytes())["objective"])
-        objective = objective_that_answers(section)
+        record = None
+        with contextlib.suppress(OSError, ValueError):  # a release of another project need not record its objective
+            record = ReleaseRecord.of(folder)
+        objective = objective_that_answers(record.objective if record else None)
         if objective:
             task = objective.pipeline_tag
         elif (folder / MODULES).exists() and not is_cross_encoder(folder):
@@ -119,6 +119,7 @@ class AnsweringModel:
         positions, longest = limits.most, limits.table or NO_LIMIT
         if tokenizer.model_max_length > longest:
             tokenizer.model_max_length = positions or tokenizer.model_max_length
+        section = record.objective.model_dump() if record else None
         form = objectives.prompt_form(section, has_template=bool(tokenizer.chat_template))
         if section is None and task == "text-classification" and is_cross_encoder(folder):
             form = PromptForm(is_pair=True, ranks=network.config.num_labels == 1)

@@ -22,10 +22,15 @@ _NUMBERED_NEGATIVE: Final = re.compile(r"negative_?\d+")
 """Names of columns with one of several negatives each, as sentence-transformers' `mine_hard_negatives` writes them."""
 
 
+def are_texts(column: SampledColumn) -> bool:
+    """Whether a column holds lists of nothing but texts."""
+    return column.kind == "list" and all(isinstance(one, str) for one in column.items)
+
+
 def find_usual_columns(sample: RowSample, flag: str) -> list[SampledColumn]:
     """Return the columns with a usual name for a flag, most usual first; of several negatives, one whose name is a template of them."""
     found = columns_named(sample.columns, USUAL_NAMES[flag])
-    return found or (_find_numbered_negatives(sample.columns) if flag == "rejected" else [])
+    return found or (_find_negatives(sample.columns) if flag == "rejected" else [])
 
 
 @lru_cache(maxsize=1)
@@ -54,7 +59,7 @@ def find_candidates(flag: str, sample: RowSample, chosen: Mapping[str, str]) -> 
             found = [c for c in columns if c.says_numbers and not c.is_id]
             grades = [c for c in found if "prompt" in chosen and c.name.lower() in RELEVANCE]
             found = grades or found  # of a document for a query; beside them may be scores of a search
-        case "rejected" if negatives := _find_numbered_negatives(sample.columns):
+        case "rejected" if negatives := _find_negatives(sample.columns):
             found = negatives
         case "liked":
             found = feedback_columns(sample.columns)
@@ -79,6 +84,7 @@ def _find_texts(sample: RowSample, columns: Sequence[SampledColumn]) -> list[Sam
 def _find_label_sets(sample: RowSample, columns: Sequence[SampledColumn]) -> list[SampledColumn]:
     """Return the columns with several labels of each row, or the columns that say yes or no as one, whose name is a template."""
     every, special = list(sample.columns.values()), {form.column for form in list_row_forms(sample)}
+    special |= {c.name for c in _find_negatives(sample.columns)}
     found = [c for c in columns if c.name not in special and c.has_label_sets and not _is_parallel(c, every)]
     marked = [c for c in columns if c.says_yes_or_no]
     has_label = any(c.is_label for c in find_usual_columns(sample, "label"))
@@ -111,8 +117,7 @@ def _is_parallel(column: SampledColumn, columns: Sequence[SampledColumn]) -> boo
 def _find_nested(flag: str, columns: Mapping[str, SampledColumn]) -> list[SampledColumn]:
     """Return the columns that a flag may name; of columns with a choice each, one whose name is a template of them."""
     if flag == "choices":
-        usual = columns_named(columns, USUAL_NAMES[flag])
-        lists = [c for c in usual if c.kind == "list" and all(isinstance(one, str) for one in c.items)]
+        lists = [*filter(are_texts, columns_named(columns, USUAL_NAMES[flag]))]
         numbered = [c for name, c in columns.items() if _NUMBERED_CHOICE.fullmatch(name.lower())]
         numbered = [c for c in numbered if c.kind in ("text", "empty")]
         return lists or ([_joined(numbered)] if len(numbered) > 1 else [])
@@ -122,7 +127,10 @@ def _find_nested(flag: str, columns: Mapping[str, SampledColumn]) -> list[Sample
     return [c for c in columns.values() if c.kind == flag]
 
 
-def _find_numbered_negatives(columns: Mapping[str, SampledColumn]) -> list[SampledColumn]:
+def _find_negatives(columns: Mapping[str, SampledColumn]) -> list[SampledColumn]:
+    """Return the columns with lists of negatives, or of columns with a negative each, one whose name is a template of them."""
+    if lists := [*filter(are_texts, columns_named(columns, USUAL_NAMES["rejected"]))]:
+        return lists
     found = [c for name, c in columns.items() if _NUMBERED_NEGATIVE.fullmatch(name.lower()) and c.kind == "text"]
     return [_joined(found)] if len(found) > 1 else found
 

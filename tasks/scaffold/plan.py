@@ -209,6 +209,7 @@ def _options(proposal: ObjectiveProposal, sample: RowSample, facts: ModelFacts |
     """Return options of the objective that name no column."""
     advice = proposal.advice
     options = advice.options(proposal.columns, has_template=bool(facts and facts.has_chat_template))
+    options |= proposal.found
     messages = {name for name, column in sample.columns.items() if column.kind == "messages"}
     if any(proposal.columns.get(flag) in messages for flag in advice.conversations):
         options |= {name: AdvisedValue(value, "messages") for name, value in advice.conversation_options.items()}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from params import RecipeError
 from params.foundation.errors import see_limits
@@ -19,7 +19,7 @@ from tasks.scaffold.look import Kind, RowSample, SampledColumn, columns_named, m
 from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.usual_names import CONTEXT, RELEVANCE, USUAL_NAMES
 from trainer import objectives
-from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
+from trainer.objectives.bases.advice import AdvisedValue, ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.preferences import begin_with_prompt
 from trainer.objectives.bases.prompt_template import column_or_template, names_columns
 from trainer.objectives.bases.rows import ColumnKind
@@ -55,6 +55,8 @@ class ObjectiveProposal:
     objective: str
     columns: Mapping[str, str]
     """The columns by what they hold, or templates of them: `{"text": "question", "label": "intent"}`."""
+    found: Mapping[str, AdvisedValue] = field(default_factory=dict)
+    """Options that follow from what the rows hold."""
 
     @property
     def advice(self) -> NewRecipeAdvice:
@@ -62,10 +64,10 @@ class ObjectiveProposal:
         return proposable_objectives()[self.objective]
 
     @property
-    def options(self) -> dict[str, str]:
-        """The options of the objective that name the columns."""
-        columns = self.advice.columns
-        return {option: self.columns[flag] for flag, option in columns.items() if flag in self.columns}
+    def options(self) -> dict[str, Any]:
+        """The options of the objective that name the columns, or follow from what the rows hold."""
+        columns, found = self.advice.columns, {name: one.value for name, one in self.found.items()}
+        return {option: self.columns[flag] for flag, option in columns.items() if flag in self.columns} | found
 
     def read_columns(self, *flags: str) -> list[str]:
         """Return the columns of some flags, or of all, each once."""
@@ -107,7 +109,7 @@ def choose_objective_and_columns(request: NewRecipeRequest, sample: RowSample, k
             what = f"{column!r} is the name of a column" if is_name else f"{objective} reads one column there"
             fix = "name it without braces, which here stand around columns" if is_name else "name one column"
             raise RecipeError(f"--{flag}", what, fix)
-    proposal = ObjectiveProposal(objective, columns)
+    proposal = ObjectiveProposal(objective, columns, advice.found_options(columns, sample.rows["train"]))
     _check_kinds(proposal, sample)
     confirm_what_is_left_out(advice, columns, request, sample)
     return proposal
@@ -209,7 +211,10 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
     scores = [c for c in find_usual_columns(sample, "score") if c.says_fractions or (c in grades and c.says_numbers)]
     sets = find_candidates("labels", sample, given) if texts else []
     marked = [*column_or_template(sets[0].name).columns] if sets and names_columns(sets[0].name) else []
-    others = [c.name for c in scores if not c.is_called_label] + (marked if len(marked) > 2 else [])
+    documents = [c for c in columns_named(sample.columns, _DOCUMENTS) if c.kind == "text" and not c.is_label]
+    has_documents = any(c not in prompts[:1] for c in documents) and bool(prompts)
+    graded = [c for c in columns_named(sample.columns, ("grade",)) if c.says_numbers and has_documents]
+    others = [c.name for c in (*scores, *graded) if not c.is_called_label] + (marked if len(marked) > 2 else [])
     labels = [c for c in find_candidates("label", sample, {**pair, **given}) if not (answers and c in prompts[:1])]
     found = {
         "text": len(texts) == 1 and not list_row_forms(sample),
@@ -225,7 +230,6 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         given.get(flag) or next((c.name for c in find_usual_columns(sample, flag)), "")
         for flag in ("chosen", "rejected")
     ]
-    documents = [c for c in columns_named(sample.columns, _DOCUMENTS) if c.kind == "text" and not c.is_label]
     pairs = [[row.get(name) for name in both] for row in sample.rows["train"][:1000]]
     is_chat = any(c.kind == "messages" for c in prompts[:1])
     own = given.get("text") or next((c.name for c in texts), None)
@@ -235,7 +239,7 @@ def _seen(sample: RowSample, given: Mapping[str, str]) -> SeenColumns:
         is_text_alone=all(c.is_incidental for c in sample.columns.values() if c.name != own),
         answers_have_prompt=not is_chat and most(lambda pair: begin_with_prompt(*pair), pairs),
         rates_answers=rating_column(sample.columns) is not None,
-        pairs_documents=any(c not in prompts[:1] for c in documents) and bool(prompts) and not found["score"],
+        pairs_documents=has_documents and not found["score"],
         ranks_documents=bool(grades) and any(c.distinct < len(c.filled) for c in prompts[:1]),
     )
 

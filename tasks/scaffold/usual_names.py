@@ -9,11 +9,8 @@ RELEVANCE: Final = ("relevance", "relevant")
 """Usual names of a column that says how relevant a document is to a query."""
 CONTEXT: Final = ("input", "context")
 """Usual names of columns that belong to a prompt."""
-LISTED: Final = {
-    **dict.fromkeys(("pos", "positives", "positive"), "positive"),
-    **dict.fromkeys(("neg", "negatives", "negative"), "negative"),
-}
-"""Usual names of a column with a list of texts that belong to a query, or that do not, and the name for one of them."""
+LISTED: Final = dict.fromkeys(("pos", "positives", "positive"), "positive")
+"""Usual names of a column with a list of texts that belong to a query, and the name for one of them."""
 USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "text": ("text", "sentence", "content", "body", "message", "question", "review", "utterance", "document"),
     "text-pair": ("text_pair", "hypothesis", "passage"),
@@ -42,7 +39,7 @@ USUAL_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "messages": ("messages", "conversation", "conversations", "chat"),
     "chosen": ("chosen", "preferred", "accepted", "better"),
-    "rejected": ("rejected", "dispreferred", "worse", "negative"),
+    "rejected": ("rejected", "dispreferred", "worse", "negative", "negatives", "neg"),
     "question": ("question", "query", "sent2"),
     "context": ("context", "passage", "paragraph", "ctx", "article", "sent1", "premise", "goal"),
     "answers": ("answers",),

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
+from xxhash import xxh3_64_intdigest
 
 from params import DataError
 from params.foundation.artifacts import CORPUS
@@ -24,6 +25,8 @@ from trainer.runtime.model_files import check_safe_to_load
 STATE: Final = "objective.json"
 BATCH_SEQUENCES: Final = 1000
 """Sequences of one Arrow record batch."""
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+"""The golden ratio as a share of all hashes: its multiples are spread evenly over them (Knuth, The Art of Computer Programming 3, 6.4)."""
 
 
 class Sequences:
@@ -80,6 +83,18 @@ class Sequences:
                 ids.append(batch.column(ROW).to_numpy().astype(np.int64) + shard.first_row_id)
                 values.append(batch.column(column).to_numpy().astype(np.int64))
         return np.concatenate(ids), np.concatenate(values)
+
+    def hashes(self, seed: int) -> NDArray[np.uint64]:
+        """Return a hash of the `input_ids` of each sequence, (N,). Equal sequences have different ones, by their order, so that all are as if by chance."""
+        found = list[int]()
+        for batch in (batch for number in range(len(self._manifest.shards)) for batch in self._shard(number)):
+            ends, values = (part.to_numpy() for part in (batch["input_ids"].offsets, batch["input_ids"].values))
+            found += [xxh3_64_intdigest(values[start:end].data, seed) for start, end in itertools.pairwise(ends)]
+        every = np.array(found, np.uint64)
+        order = np.argsort(every, kind="stable")
+        number_among_equal = np.arange(len(every)) - np.searchsorted(every[order], every[order])
+        every[order] += number_among_equal.astype(np.uint64) * _GOLDEN
+        return every
 
     def _shard(self, number: int) -> list[pa.RecordBatch]:
         """The record batches of a shard, mapped into memory; all but the last hold BATCH_SEQUENCES sequences."""

@@ -29,7 +29,7 @@ CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
 """peft writes it before the name of each weight."""
-TASKS: Final[Mapping[str, str]] = {
+PEFT_TASKS: Final[Mapping[str, str]] = {
     "text-generation": "CAUSAL_LM",
     "text-classification": "SEQ_CLS",
     "token-classification": "TOKEN_CLS",
@@ -51,7 +51,7 @@ class BaseModelReference:
     revision: str | None
     """Commit, tag or branch of the repository."""
     task: str | None = None
-    """One of the values of `TASKS`."""
+    """One of the values of `PEFT_TASKS`."""
 
     @classmethod
     def of(cls, folder: Path) -> BaseModelReference:
@@ -85,7 +85,7 @@ def add_lora_adapters(
 
     # peft finds heads by itself, but for token classification only after it has chosen the layers to adapt
     heads = list(_HEADS) if objective.pipeline_tag == "token-classification" else []
-    task = TASKS.get(objective.pipeline_tag, _NO_HEAD)
+    task = PEFT_TASKS.get(objective.pipeline_tag, _NO_HEAD)
     layers, found_by_peft = (
         sorted({name.rpartition(".")[0] for name in new}),
         set[str]() if task == _NO_HEAD else {*_HEADS},

@@ -2,6 +2,7 @@
 
     {"anchor": "how do I sort a list?", "positive": "sorted() returns a new list."}                     pairs
     {"anchor": "a man plays", "positive": "a person plays", "negative": "nobody plays"}                 with `negative_columns`
+    {"anchor": "a man plays", "positive": "a person plays", "negatives": ["nobody plays", "..."]}       and `listed_negatives`
     {"anchor": "a man plays", "positive": "a man sings", "label": 2.5}                                  scored pairs
     {"anchor": "where is my card?", "label": "card_arrival"}                                            texts with classes
 
@@ -28,14 +29,10 @@ from pydantic import Field, PositiveInt
 from params import ModelError, Problem, RecipeError
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Section, Training
-from trainer.objectives.bases.contrastive_loss import (
-    cosent_loss,
-    multiple_negatives_loss,
-    over_dimensions,
-    supervised_contrastive_loss,
-)
+from trainer.objectives.bases import contrastive_loss, several_texts
 from trainer.objectives.bases.embedding_advice import EmbeddingAdvice
 from trainer.objectives.bases.groups import group_statistics, hash_group_value
+from trainer.objectives.bases.hard_negatives import find_negative_problems
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
 from trainer.objectives.bases.padding import pad_batch
@@ -69,6 +66,8 @@ class Options(Section):
     """The column with a text that belongs to it; by default `positive`, and none where there is a label_column: then rows are texts with classes."""
     negative_columns: ColumnNames = Field(default=[])
     """A column, or several, with texts that do not belong to it, although they seem to: [negative_1, negative_2], or as a template."""
+    listed_negatives: int = Field(default=0, ge=0)
+    """How many texts of the list in `negative_columns` a row gets, the first ones; it may have fewer. 0: a column holds one text."""
     mined_negatives: int = Field(default=0, ge=0)
     """How many further negatives each row gets: texts that the model finds near to its anchor before the first step, among all
     positives of the train split and the documents of `data.corpus`."""
@@ -148,27 +147,27 @@ class Embedding(Objective[Options]):
 
     def columns(self) -> Mapping[str, ColumnKind]:
         found: dict[str, ColumnKind] = dict.fromkeys(self._text_columns(), "string")
+        if self.options.listed_negatives:
+            found |= dict.fromkeys(self.options.negative_columns, "labels")
         if self.options.label_column:
             found[self.options.label_column] = "number" if self._has_scores else "label"
         return found | ({self.options.grade_column: "number"} if self.options.grade_column else {})
 
     def reject_reason(self, row: Row) -> str | None:
-        name = self.options.grade_column
-        is_low = name is not None and float(row[name]) <= 0
-        return super().reject_reason(row) or (
-            f"{name} is {row[str(name)]}, and that of a positive is above 0" if is_low else None
-        )
+        o, name = self.options, str(self.options.grade_column)
+        listed = several_texts.why_list_unusable(o.negative_columns[0], row) if o.listed_negatives else None
+        is_low = o.grade_column is not None and float(row[name]) <= 0
+        low = f"{name} is {row[name]}, and that of a positive is above 0" if is_low else None
+        return super().reject_reason(row) or listed or low
 
     def conflicts(self, *, model: Model, training: Training, launch: Launch) -> Iterable[Problem]:
         yield from super().conflicts(model=model, training=training, launch=launch)
         o = self.options
-        for name in ("negative_columns", "both_directions", "mined_negatives", "grade_column"):
+        for name in ("negative_columns", "listed_negatives", "both_directions", "mined_negatives", "grade_column"):
             if getattr(o, name) and o.label_column:
                 what = "has no effect beside label_column"
                 yield Problem(("objective", name), what, "remove one of the two")
-        if o.mined_negatives and training.streaming:
-            what = "reads all rows before the first step, which streaming is meant to avoid"
-            yield Problem(("objective", "mined_negatives"), what, "remove it, or set `training.streaming: false`")
+        yield from find_negative_problems(o.negative_columns, o.listed_negatives, o.mined_negatives, training)
         if importlib.util.find_spec("sentence_transformers") is None:
             what = "needs sentence-transformers, which loads a release before it is published"
             yield Problem(("objective", "name"), what, "pip install 'evergreen[embedding]'")
@@ -184,7 +183,13 @@ class Embedding(Objective[Options]):
             yield Problem(("model", "pretrained"), error.what, error.fix)
 
     def texts(self, row: Row) -> Sequence[str]:
-        return [str(row[name]) for name in self._text_columns()]
+        o = self.options
+        return [text for name in self._text_columns() for text in several_texts.texts_in(row[name], o.listed_negatives)]
+
+    @property
+    def _most_texts(self) -> int:
+        """How many texts a row has at most."""
+        return len(self._text_columns()) + max(self.options.listed_negatives - 1, 0)
 
     def text(self, row: Row) -> str:
         return "\n".join(self.texts(row))
@@ -200,25 +205,20 @@ class Embedding(Objective[Options]):
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         query, document = prompt_before(tokenizer, "query"), prompt_before(tokenizer, "document")
-        by_column, limit = [], min(max_length, tokenizer.model_max_length)
-        for i, name in enumerate(self._text_columns()):
-            before = query if i == 0 or self._has_scores else document
-            texts = [before + str(row[name]).strip() for row in rows]
-            by_column.append(tokenize_texts_truncated(texts, tokenizer, limit))
-        return [
-            EncodedRow([self._example(row, [ids for ids, _ in own])], any(is_cut for _, is_cut in own))
-            for row, own in zip(rows, zip(*by_column, strict=True), strict=True)
-        ]
+        prompts = [query, *[query if self._has_scores else document] * (self._most_texts - 1)]
+        every, limit = [self.texts(row) for row in rows], min(max_length, tokenizer.model_max_length)
+        found = zip(rows, every, several_texts.tokenize_rows(every, prompts, tokenizer, limit), strict=True)
+        return [EncodedRow([self._example(row, texts, tokens)], is_cut) for row, texts, (tokens, is_cut) in found]
 
-    def _example(self, row: Row, ids: Sequence[list[int]]) -> Example:
-        names = ["input_ids", "positive_input_ids", *(f"negative{i}_input_ids" for i in range(len(ids) - 2))]
-        example: Example = {"row_id": row["row_id"], **dict(zip(names, ids, strict=False))}
+    def _example(self, row: Row, texts: Sequence[str], tokens: Example) -> Example:
+        example, label = {"row_id": row["row_id"], **tokens}, self.options.label_column
         if self._has_scores:
-            return example | {"labels": float(row[str(self.options.label_column)])}
+            return example | {"labels": float(row[str(label)])}
         if self.options.grade_column:
             example["grade"] = float(row[self.options.grade_column])
-        names = [*self._text_columns(), *([self.options.label_column] if self.options.label_column else [])]
-        return example | {f"text_{i}": hash_group_value(str(row[name]).strip()) for i, name in enumerate(names)}
+        numbers = several_texts.number_texts(texts, self._most_texts)
+        numbers += several_texts.number_texts([str(row[label])], 1) if label else []
+        return example | {f"text_{i}": number for i, number in enumerate(numbers)}
 
     def collate(self, examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
         """As the base class, with `texts`, the numbers of the texts of each row, and its `grade`, if it has one, (B, 1)."""
@@ -249,14 +249,16 @@ class Embedding(Objective[Options]):
     def global_loss(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of G rows, a sum over `matryoshka_dims`; `labels` are the scores (G,), or numbers of texts and class (G, L)."""
         o, losses = self.options, []
-        for vectors in over_dimensions(embeddings, o.matryoshka_dims):
+        for vectors in contrastive_loss.over_dimensions(embeddings, o.matryoshka_dims):
             if self._has_scores:
-                losses.append(cosent_loss(vectors, labels, scale=o.scale))
+                losses.append(contrastive_loss.cosent_loss(vectors, labels, scale=o.scale))
             elif o.label_column:
-                losses.append(supervised_contrastive_loss(vectors[:, 0], labels[:, -1], scale=o.scale))
+                losses.append(contrastive_loss.supervised_contrastive_loss(vectors[:, 0], labels[:, -1], scale=o.scale))
             else:
                 ways = o.both_directions
-                losses.append(multiple_negatives_loss(vectors, labels, scale=o.scale, both_directions=ways))
+                losses.append(
+                    contrastive_loss.multiple_negatives_loss(vectors, labels, scale=o.scale, both_directions=ways)
+                )
         return torch.stack(losses).sum()
 
     # Scores and metrics
@@ -273,7 +275,7 @@ class Embedding(Objective[Options]):
 
     def _divide(self, measured: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the vectors (N, T, D) of the T texts of rows, and what else `score_batch` measured."""
-        texts, own = len(self._text_columns()), bool(self.options.label_column) + bool(self.options.grade_column)
+        texts, own = self._most_texts, bool(self.options.label_column) + bool(self.options.grade_column)
         size = (measured.shape[1] - (1 if self._has_scores else texts + own)) // texts
         return measured[:, : texts * size].reshape(-1, texts, size), measured[:, texts * size :]
 
@@ -311,8 +313,10 @@ class Embedding(Objective[Options]):
     def _vectors_of_texts(self, measured: NDArray[np.float64]) -> NDArray[np.float64]:
         vectors, given = self._divide(measured)
         flat = vectors.reshape(-1, vectors.shape[2])
-        place = np.unique(given[:, : vectors.shape[1]], return_index=True)[1]
-        return flat if self._has_scores else flat[place]  # scored pairs have no numbers of texts
+        numbers, place = np.unique(given[:, : vectors.shape[1]], return_index=True)
+        return (
+            flat if self._has_scores else flat[place[numbers != several_texts.NO_TEXT]]
+        )  # scored pairs have no numbers of texts
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         if self._has_scores:

@@ -27,7 +27,7 @@ from trainer.objectives.bases.padding import pad_batch, pad_to_tensor
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, column_or_template, names_columns
 from trainer.objectives.bases.release_format import ReleaseFormat
 from trainer.objectives.bases.rows import PromptForm, ScoreColumns
-from trainer.objectives.bases.texts import Tokenizer, encode_texts
+from trainer.objectives.bases.texts import MODEL_INPUTS, TOKEN_TYPES, Tokenizer, encode_texts, gives_types
 
 _SCORES = ("nll", "correct", "confidence", "label", "prediction")
 
@@ -164,8 +164,8 @@ class MultipleChoice(Objective[Options]):
         context, *choices = self.texts(row)
         pairs: list[Any] = [(context, choice) for choice in choices]
         found = encode_texts(pairs, tokenizer, truncation=True, max_length=max_length)
-        has_types = "token_type_ids" in tokenizer.model_input_names
-        read = [{"input_ids": one.ids} | ({"token_type_ids": one.type_ids} if has_types else {}) for one in found]
+        has_types = gives_types(tokenizer)
+        read = [{"input_ids": one.ids} | ({TOKEN_TYPES: one.type_ids} if has_types else {}) for one in found]
         longest = max((one["input_ids"] for one in read), key=len)
         example = {"row_id": row["row_id"], "input_ids": longest, "labels": right, "choices": json.dumps(read)}
         is_cut = any(len(one.ids) == max_length and bool(one.overflowing) for one in found)
@@ -182,8 +182,8 @@ class MultipleChoice(Objective[Options]):
         batch = pad_batch(examples, tokenizer)
         batch["choice_ids"] = pad_to_tensor(ids, tokenizer.pad_token_id)
         batch["choice_mask"] = pad_to_tensor([[1] * len(one) for one in ids], 0)
-        if "token_type_ids" in read[0]:
-            batch["choice_types"] = pad_to_tensor([one["token_type_ids"] for one in read], 0)
+        if TOKEN_TYPES in read[0]:
+            batch["choice_types"] = pad_to_tensor([one[TOKEN_TYPES] for one in read], 0)
         return batch | {"counts": torch.tensor([len(row) for row in rows])}
 
     def batch_loss(self, model: Any, batch: Mapping[str, Any], share: MicroBatchShare) -> BatchLoss:
@@ -195,7 +195,7 @@ class MultipleChoice(Objective[Options]):
 
         The model gets each choice as a row with one choice, so that rows may have different numbers of them.
         """
-        names = {"input_ids": "choice_ids", "attention_mask": "choice_mask", "token_type_ids": "choice_types"}
+        names = dict(zip(MODEL_INPUTS, ("choice_ids", "choice_mask", "choice_types"), strict=True))
         inputs = {name: batch[own][:, None] for name, own in names.items() if own in batch}  # (N, 1, T)
         scores = model(**inputs).logits[:, 0].float()  # (N,)
         counts = batch["counts"]

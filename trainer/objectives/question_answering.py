@@ -34,7 +34,7 @@ from trainer.objectives.bases.padding import pad_batch
 from trainer.objectives.bases.release_format import ReleaseFormat
 from trainer.objectives.bases.rows import PromptForm, ScoreColumns
 from trainer.objectives.bases.squad_metrics import score_answer
-from trainer.objectives.bases.texts import Tokenizer, encode_texts
+from trainer.objectives.bases.texts import MODEL_INPUTS, TOKEN_TYPES, Tokenizer, encode_texts
 
 _SCORES = ("nll", "windows", "questions", "exact_match", "f1")
 _MEASURED = ("nll", "row_id", "best", "no_answer", "exact_match", "f1", "exact_match_of_none", "f1_of_none")
@@ -159,7 +159,7 @@ class QuestionAnswering(Objective[Options]):
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[EncodedRow]:
         """As `encode`, without what only scores need."""
-        needed = {"row_id", "input_ids", "token_type_ids", "start_position", "end_position"}
+        needed = {"row_id", "input_ids", TOKEN_TYPES, "start_position", "end_position"}
         return [
             found._replace(examples=[{name: one[name] for name in one if name in needed} for one in found.examples])
             for found in self.encode(rows, tokenizer, max_length, state)
@@ -193,7 +193,7 @@ class QuestionAnswering(Objective[Options]):
             }
             if frame.has_types:
                 parts = (frame.front, kept, frame.middle, places, frame.back)
-                example["token_type_ids"] = [kind for part, kind in zip(parts, frame.types, strict=True) for _ in part]
+                example[TOKEN_TYPES] = [kind for part, kind in zip(parts, frame.types, strict=True) for _ in part]
             if span and window.start <= span[0] and span[1] < window.stop:
                 moved = len(before) - window.start
                 example |= {"start_position": span[0] + moved, "end_position": span[1] + moved}
@@ -219,7 +219,7 @@ class QuestionAnswering(Objective[Options]):
 
     def _read(self, model: Any, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """Return the logits of starts and ends, (2, B, T), which padding never is, the loss of each window, (B,), and the model's outputs."""
-        named = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch}
+        named = {name: batch[name] for name in MODEL_INPUTS if name in batch}
         outputs = model(**named)
         logits = torch.stack([outputs.start_logits, outputs.end_logits]).float()
         logits = logits.masked_fill(batch["attention_mask"] == 0, torch.finfo(logits.dtype).min)

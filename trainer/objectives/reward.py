@@ -153,8 +153,7 @@ class Reward(PairObjective[Options]):
 
     def score_pairs(self, model: Any, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss (B,) of each pair, and the rewards (2, B) of its answers."""
-        texts = {name: batch[name] for name in batch if name.endswith(("input_ids", "attention_mask"))}
-        rewards = model(**concatenate_texts_along_batch(texts, model)).logits.float().view(2, -1)
+        rewards = model(**concatenate_texts_along_batch(batch, model)).logits.float().view(2, -1)
         chosen, rejected = rewards
         losses = -F.logsigmoid(chosen - rejected - batch["margin"].float())
         if weight := self.options.center_rewards_coefficient:

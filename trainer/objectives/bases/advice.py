@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar, Literal
 
+from trainer.objectives.bases.rows import Row
 from trainer.objectives.bases.texts import Tokenizer
 
 ModelKind = Literal["encoder", "decoder", "encoder-decoder"]
@@ -121,6 +122,10 @@ class NewRecipeAdvice(ABC):
 
     def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, AdvisedValue]:
         """Return options that name no column, for the columns by flag; `has_template`: the tokenizer has a chat template."""
+        return {}
+
+    def found_options(self, columns: Mapping[str, str], rows: Sequence[Row]) -> dict[str, AdvisedValue]:
+        """Return options that follow from what some rows hold, beside the columns by flag."""
         return {}
 
     def asked_options(self, tokenizer: Tokenizer) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from params import ModelError
 from trainer.objectives.bases.lazy_imports import Encoding, torch
 from trainer.objectives.bases.position_limits import NO_LIMIT
-from trainer.objectives.bases.texts import Tokenizer, encode_texts
+from trainer.objectives.bases.texts import Tokenizer, encode_texts, gives_types
 
 Answer = tuple[str, int]
 """A text, and the character of the context that it begins at."""
@@ -104,7 +104,7 @@ def frame_of_pairs(tokenizer: Tokenizer) -> PairFrame:
         middle=found.ids[ends[0] : second],
         back=found.ids[ends[1] :],
         types=(of_front, kinds[first], of_middle, kinds[second], kinds[-1]),
-        has_types="token_type_ids" in tokenizer.model_input_names,
+        has_types=gives_types(tokenizer),
     )
 
 

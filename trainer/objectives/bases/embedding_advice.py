@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from trainer.objectives.bases.advice import AdvisedValue, ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.bases.rows import Row
+
+_GRADES: Final = ("grade", "relevance", "relevant")
+"""Usual names of a column that says how relevant a text is to its anchor."""
+_MOST_LISTED: Final = 4
+"""Negatives of a list that are proposed: a step takes time for each."""
 
 
 class EmbeddingAdvice(NewRecipeAdvice):
@@ -36,6 +43,21 @@ class EmbeddingAdvice(NewRecipeAdvice):
         if "label" in seen.named:
             return ("prompt", "completion", "label") if seen.names_pair else ("text", "label")
         return ("prompt", "completion", *(["rejected"] if seen.has("rejected") else []))
+
+    def found_options(self, columns: Mapping[str, str], rows: Sequence[Row]) -> dict[str, AdvisedValue]:
+        found = dict[str, AdvisedValue]()
+        lists = [row.get(columns.get("rejected", "")) for row in rows]
+        if sizes := Counter(len(one) for one in lists if isinstance(one, list) and one):
+            size, number = sizes.most_common(1)[0]
+            found["listed_negatives"] = AdvisedValue(min(size, _MOST_LISTED), f"{number:,} of these lists hold {size}")
+        for name in (
+            {*rows[0]} - {*columns.values()} if rows and {*columns} <= {"prompt", "completion", "rejected"} else ()
+        ):
+            grades = {row.get(name) for row in rows} if name.lower() in _GRADES else set()
+            numbers = [one for one in grades if isinstance(one, int | float)]
+            if len(numbers) == len(grades) > 1 and max(numbers) > 0:
+                found["grade_column"] = AdvisedValue(name, "how relevant it is; rows with 0 are set aside")
+        return found
 
     def best_metric(self, labels: Mapping[str, int]) -> AdvisedValue:
         return AdvisedValue("ndcg_at_10", "how high relevant texts are ranked among all of the validation rows")

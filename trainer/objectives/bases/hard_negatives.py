@@ -8,18 +8,29 @@ of it (TopK-PercPos in Moreira et al. 2024, https://arxiv.org/abs/2407.15831), a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from params import Problem
+from params.schema import Training
 from trainer.objectives.bases.lazy_imports import NDArray, np
 from trainer.objectives.bases.retrieval import members_of_groups
 from trainer.objectives.bases.rows import Example
+from trainer.objectives.bases.several_texts import NO_TEXT
 
 BLOCK: Final = 256
 """Anchors whose cosines with all candidates are in memory at a time."""
-NO_TEXT: Final = -1
-"""The number of a negative that a row lacks: the loss leaves it out."""
 _ANCHOR, _POSITIVE = ("input_ids", "text_0"), ("positive_input_ids", "text_1")
+
+
+def find_negative_problems(columns: Sequence[str], listed: int, mined: int, training: Training) -> Iterator[Problem]:
+    """Yield what is wrong with the keys of negatives: the columns, how many of a list are read, and how many are mined."""
+    if listed and len(columns) != 1:
+        what = f"needs one column with lists, and negative_columns names {len(columns) or 'none'}"
+        yield Problem(("objective", "listed_negatives"), what, "name the column with the lists, or remove this key")
+    if mined and training.streaming:
+        what = "reads all rows before the first step, which streaming is meant to avoid"
+        yield Problem(("objective", "mined_negatives"), what, "remove it, or set `training.streaming: false`")
 
 
 class SingleTexts(Sequence[Example]):

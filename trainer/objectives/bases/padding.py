@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainer.objectives.bases.lazy_imports import F, PreTrainedModel, torch
-from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.texts import MODEL_INPUTS, TOKEN_TYPES, Tokenizer, types_of_single_texts
 
 IGNORE_INDEX = -100
 """The label of a position that has no loss; transformers and `torch.nn.functional.cross_entropy` use the same value."""
@@ -28,31 +28,35 @@ def token_column_names(names: Iterable[str]) -> list[str]:
 def pad_batch(examples: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
     """Return the padded tokens (B, T) of each text of a batch, with a mask, and the `labels`, if there are any.
 
-    `input_ids` has `attention_mask`, `other_input_ids` has `other_attention_mask`. `token_type_ids` are padded as the tokenizer does it.
+    `input_ids` has `attention_mask`, `other_input_ids` has `other_attention_mask`; so it is with `token_type_ids`, which are padded as the
+    tokenizer does it. Those of texts without any are what the tokenizer gives to texts that are read alone, unless all are 0.
     """
     batch: dict[str, torch.Tensor] = {}
     for name in token_column_names(examples[0]):
         ids = [e[name] for e in examples]
         batch[name] = pad_to_tensor(ids, tokenizer.pad_token_id)
         batch[name.replace("input_ids", "attention_mask")] = pad_to_tensor([[1] * len(row) for row in ids], 0)
-    if "token_type_ids" in examples[0]:
-        batch["token_type_ids"] = pad_to_tensor([e["token_type_ids"] for e in examples], tokenizer.pad_token_type_id)
+        of_types = name.replace("input_ids", TOKEN_TYPES)
+        known = [e[of_types] for e in examples if of_types in e]
+        if kinds := known or types_of_single_texts(ids, tokenizer):
+            batch[of_types] = pad_to_tensor(kinds, tokenizer.pad_token_type_id)
     if "labels" in examples[0]:
         batch["labels"] = label_tensor([e["labels"] for e in examples])
     return batch
 
 
 def concatenate_texts_along_batch(batch: Mapping[str, Any], model: Any) -> dict[str, torch.Tensor]:
-    """Return all texts of a batch as one batch, for one forward pass: `input_ids` and `attention_mask` (M * B, T).
+    """Return all texts of a batch as one batch, for one forward pass: `input_ids`, `attention_mask` and types, if there are any, (M * B, T).
 
     The first texts of all B rows come first, then the second ones. Shorter ones are filled with the padding token of the model, which
     may be wrapped for several processes: some models find the end of a text by it. Of one without, with token 0; the mask hides both.
     """
     pad_token_id = getattr(model, "module", model).config.pad_token_id or 0
     texts = [name.removesuffix("input_ids") for name in token_column_names(batch)]
-    fillings = {"input_ids": pad_token_id, "attention_mask": 0}
     return {
-        name: pad_and_concatenate([batch[text + name] for text in texts], filling) for name, filling in fillings.items()
+        name: pad_and_concatenate([batch[text + name] for text in texts], pad_token_id if name == "input_ids" else 0)
+        for name in MODEL_INPUTS
+        if texts[0] + name in batch
     }
 
 
@@ -98,5 +102,4 @@ def _move_padding(_: Any, ids: tuple[torch.Tensor, ...], named: dict[str, Any]) 
     size = mask.shape[1]
     lengths = size - mask.flip(1).argmax(1, keepdim=True)  # (B, 1), up to the last token
     places = (torch.arange(size, device=mask.device) + lengths) % size  # (B, T)
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    return (), given | {name: given[name].gather(1, places) for name in names if given.get(name) is not None}
+    return (), given | {name: given[name].gather(1, places) for name in MODEL_INPUTS if given.get(name) is not None}

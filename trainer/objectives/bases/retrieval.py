@@ -103,7 +103,7 @@ def measure_pairs(
 
     Args:
         vectors: of length 1, of the query, its positive and its negatives, (N, 2 + M, D).
-        numbers: a number for each text, (N, 2 + M): the same one for the same text.
+        numbers: a number for each text, (N, 2 + M): the same one for the same text, and -1 for a negative that a row lacks.
         documents: vector and number of further documents to find the positives among, (V, D + 1).
         grades: how relevant the positive of each row is, (N,), above 0; the highest one counts of equal pairs. By default all are alike.
     """
@@ -114,6 +114,8 @@ def measure_pairs(
     asked, first, query = np.unique(numbers[:, 0], return_index=True, return_inverse=True)
     own = np.concatenate([numbers[:, 1:].ravel(), further[:, size]])
     known, place, document = np.unique(own, return_index=True, return_inverse=True)
+    lacking = int((known < 0).sum())  # the number of all texts that rows lack is the lowest
+    known, place, document = known[lacking:], place[lacking:], document - lacking
     positives = document[: rows * (texts - 1)].reshape(rows, -1)[:, 0]
     given, members = np.ones(rows) if grades is None else grades, members_of_groups(query)
     # from the least relevant on, so that the highest grade of equal pairs stays

@@ -29,7 +29,7 @@ from trainer.objectives.bases.labels import require_one_output
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
 from trainer.objectives.bases.padding import pad_to_tensor, put_padding_before_text
 from trainer.objectives.bases.position_limits import find_position_limits
-from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.texts import TOKEN_TYPES, Tokenizer, types_of_single_texts
 from trainer.rewards import Reward, RewardFunction, RewardRow
 from trainer.runtime.library_errors import as_loading_error
 from trainer.runtime.model_files import check_safe_to_load, has_only_unsafe_weights
@@ -148,7 +148,7 @@ class RewardModel:
                 raise DataError(f"objective.rewards: {self.name}", f"row {row.get('row_id')}: {error}", fix) from error
         known = list(dict.fromkeys(texts))
         ids = [own for own, _ in form.tokenize(known, tokenizer, max_length)] if known else []
-        found = dict(zip(known, _score(network.to(device), ids), strict=True))
+        found = dict(zip(known, _score(network.to(device), tokenizer, ids), strict=True))
         return [found[text] for text in texts]
 
     @cached_property
@@ -255,7 +255,7 @@ def _load(path: str, revision: str | None) -> _Loaded:
     return _Loaded(put_padding_before_text(network).eval(), tokenizer, limit)
 
 
-def _score(network: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Iterator[float]:
+def _score(network: PreTrainedModel, tokenizer: Tokenizer, texts: Sequence[Sequence[int]]) -> Iterator[float]:
     """Yield the output for each text, which is given by its tokens; texts of similar length are read together."""
     pad = network.config.pad_token_id
     if pad is None or pad < 0:  # some say so that they have none: their head does not find the end of a text
@@ -267,10 +267,13 @@ def _score(network: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Iterator
     order, found = sorted(range(len(texts)), key=lambda i: len(texts[i])), dict[int, float]()
     for start in range(0, len(order), size):
         part = order[start : start + size]
+        ids = [texts[i] for i in part]
         batch = {
-            "input_ids": pad_to_tensor([texts[i] for i in part], pad),
-            "attention_mask": pad_to_tensor([[1] * len(texts[i]) for i in part], 0),
+            "input_ids": pad_to_tensor(ids, pad),
+            "attention_mask": pad_to_tensor([[1] * len(own) for own in ids], 0),
         }
+        if kinds := types_of_single_texts(ids, tokenizer):
+            batch[TOKEN_TYPES] = pad_to_tensor(kinds, 0)
         batch = {name: value.to(network.device) for name, value in batch.items()}
         with torch.inference_mode(), torch.autocast(network.device.type, enabled=False):
             logits = network(**batch).logits.float()  # (B, 1)

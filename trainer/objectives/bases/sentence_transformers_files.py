@@ -21,7 +21,7 @@ from trainer.objectives.bases.lazy_imports import F, torch
 from trainer.objectives.bases.padding import concatenate_texts_along_batch, token_column_names
 from trainer.objectives.bases.position_limits import NO_LIMIT
 from trainer.objectives.bases.release_format import ReleaseFormat
-from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.texts import MODEL_INPUTS, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -149,7 +149,7 @@ def embed_batch(model: Any, batch: Mapping[str, Any]) -> torch.Tensor:
     config = getattr(model, "module", model).config
     parts = getattr(config, KEY, None) or parts_of(config)  # of a release that was not trained here
     texts = [name.removesuffix("input_ids") for name in token_column_names(batch)]
-    inputs = [{name: batch[text + name] for name in ("input_ids", "attention_mask")} for text in texts]
+    inputs = [{name: batch[text + name] for name in MODEL_INPUTS if text + name in batch} for text in texts]
     if hasattr(model, "module"):  # of several processes, whose gradients come from one forward pass
         inputs = [concatenate_texts_along_batch(batch, model)]
     found = [pool(model(**own).last_hidden_state.float(), own["attention_mask"], parts["pooling"]) for own in inputs]
@@ -164,7 +164,7 @@ def embed_texts(
     for start in range(0, len(texts), _BATCH):
         batch = [prompt_before(tokenizer, kind) + text.strip() for text in texts[start : start + _BATCH]]
         inputs = tokenizer(batch, truncation=True, padding=True, return_tensors="pt").to(network.device)
-        given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        given = {name: inputs[name] for name in MODEL_INPUTS if name in inputs}
         states = network(**given).last_hidden_state.float()
         found.append(F.normalize(pool(states, given["attention_mask"], parts["pooling"]), dim=-1))
     return torch.cat(found)

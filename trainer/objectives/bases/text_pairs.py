@@ -11,9 +11,8 @@ from params.schema import Launch, Model, Section, Training
 from trainer.objectives.bases.advice import NewRecipeAdvice, SeenColumns
 from trainer.objectives.bases.objective import ColumnKind, Example, Objective, OptionsT, Row
 from trainer.objectives.bases.rows import PromptForm
-from trainer.objectives.bases.texts import Tokenizer, encode_texts
+from trainer.objectives.bases.texts import TOKEN_TYPES, Tokenizer, encode_texts, gives_types
 
-_TYPES = "token_type_ids"
 TEXT_FLAGS: Final[Mapping[str, str]] = {"text": "text_column", "text-pair": "text_pair_column"}
 """Flags of `evergreen new`, and the options that they name."""
 _NUMBERED: Final = (("1", "2"), ("_1", "_2"), ("_a", "_b"), ("a", "b"))
@@ -73,16 +72,15 @@ class TextOrPairObjective(Objective[OptionsT]):
     def encode_inputs(self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int) -> list[tuple[Example, bool]]:
         """Return `row_id` and at most `max_length` tokens of each row, and whether it has more.
 
-        Pairs have the types of their tokens if the tokenizer gives them to models; and so have single texts if they have several, as
-        XLNet's, whose last token has a type of its own.
+        Pairs have the types of their tokens if the tokenizer gives them to models.
         """
         texts: list[Any] = [found if len(found := self.texts(row)) > 1 else found[0] for row in rows]
-        is_pair, has_types = len(self.text_columns()) > 1, _TYPES in tokenizer.model_input_names
+        has_types = len(self.text_columns()) > 1 and gives_types(tokenizer)
         inputs = []
         for row, one in zip(rows, encode_texts(texts, tokenizer, truncation=True, max_length=max_length), strict=True):
             example = {"row_id": row["row_id"], "input_ids": one.ids}
-            if has_types and (is_pair or any(one.type_ids)):
-                example[_TYPES] = one.type_ids
+            if has_types:
+                example[TOKEN_TYPES] = one.type_ids
             inputs.append((example, len(example["input_ids"]) == max_length and bool(one.overflowing)))
         return inputs
 

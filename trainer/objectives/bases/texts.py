@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from params import ModelError
@@ -11,6 +12,9 @@ from trainer.objectives.bases.lazy_imports import Encoding, PreTrainedTokenizerB
 
 Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
 """The tokenizer of a model, a fast one."""
+TOKEN_TYPES: Final = "token_type_ids"  # noqa: S105
+"""What says which of two texts each token is of, for a model whose tokenizer gives it that."""
+MODEL_INPUTS: Final = ("input_ids", "attention_mask", TOKEN_TYPES)
 
 
 def check_end_of_text_token(tokenizer: Tokenizer) -> None:
@@ -117,6 +121,38 @@ def encode_texts(
     encode = backend.encode_batch if offsets else backend.encode_batch_fast
     found: list[Encoding] = encode(list(texts), add_special_tokens=add_special_tokens)
     return found
+
+
+def gives_types(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer gives its model the types of tokens."""
+    return TOKEN_TYPES in tokenizer.model_input_names
+
+
+def types_of_single_texts(texts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the types of the tokens of texts that are read alone, as a pipeline gives them; nothing if all are 0, as a model takes them without.
+
+    The last token of XLNet has a type of its own, and so has Funnel's first one.
+    """
+    front, back = _typed_special_tokens(tokenizer) if gives_types(tokenizer) else ([], [])
+    if not front + back:
+        return []
+    found = []
+    for ids in texts:
+        first, last = len(front), len(ids) - len(back)
+        is_framed = [*ids[:first], *ids[last:]] == [token for token, _ in front + back]
+        kinds = [kind for _, kind in front], [kind for _, kind in back]
+        found.append([*kinds[0], *[0] * (last - first), *kinds[1]] if is_framed else [0] * len(ids))
+    return found
+
+
+@lru_cache(maxsize=8)
+def _typed_special_tokens(tokenizer: Tokenizer) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return the special tokens before and behind every text, with their types; none if all types are 0."""
+    (found,) = encode_texts(["a"], tokenizer)
+    if not any(found.type_ids):
+        return [], []
+    places, tokens = found.sequence_ids, list(zip(found.ids, found.type_ids, strict=True))
+    return tokens[: places.index(0)], tokens[len(places) - places[::-1].index(0) :]
 
 
 def backend_with_whole_offsets(tokenizer: Tokenizer) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,40 @@ def test_a_recorded_release_is_scored_by_objectives_with_the_same_answers_only(r
             in error.value.what
         )
         assert "publish to another repository (publish.repo_id)" in error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("parents", "is_scored"),
+    [
+        (["sequence_classification", "sequence_classification"], True),
+        (["sequence_classification", "multi_label_classification"], False),
+        (["ranking", "reward"], False),
+    ],
+)
+def test_objectives_of_a_users_own_answer_as_the_one_that_they_extend(
+    parents: list[str], is_scored: bool, release: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they are called: a renamed copy scores the champion of the first one."""
+    folder, names = release(parents[0], "llama", recorded=True), ("their_own", "renamed")
+    for name, parent in zip(names, parents, strict=True):
+        extended = types.ModuleType(f"trainer.objectives.{name}")
+        base = objectives.import_objective_class(parent)
+        extended.Own = type("Own", (base,), {"__module__": extended.__name__})  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, extended.__name__, extended)
+    record = folder / PROVENANCE
+    written = record.read_text()
+    record.write_text(written.replace(parents[0], names[0]))
+    section = {"name": names[1], **KINDS[parents[1]][1].get("objective", {})}
+    choice = ObjectiveChoice.model_validate(section)
+    columns = {*objectives.build_objective(choice).columns(), "text", "label"}
+    try:
+        if is_scored:
+            assert build_champion_reader(folder, choice, max_length=20, champion=CHAMPION, columns=columns)
+            return
+        with pytest.raises(ModelError, match="it was trained by their_own, whose answers mean something else"):
+            build_champion_reader(folder, choice, max_length=20, champion=CHAMPION, columns=columns)
+    finally:
+        record.write_text(written)
 
 
 _LABELS = ("sequence_classification", "multi_label_classification", "token_classification")

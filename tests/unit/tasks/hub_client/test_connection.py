@@ -20,7 +20,8 @@ from params.schema import RowsFromHubDataset
 from tasks.hub_client.connection import LOCAL, open_repository
 from tasks.hub_client.repository import disable_xet_where_missing
 from tasks.hub_client.time_limits import limit_hub_requests
-from tasks.hub_client.token import find_token_for_hub
+from tasks.hub_client.token import find_token_for_hub, require_token_for_hub
+from tasks.hub_server.server import is_loopback
 from tasks.ingestion.source import open_source
 from tasks.publishing.exactly_once import publish_release
 from tasks.publishing.release import ANY_WEIGHTS
@@ -76,6 +77,29 @@ def test_local_hub_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (Path(folder) / "config.json").is_file()
     with pytest.raises(OfflineModeIsEnabled), limit_hub_requests():
         HfApi(endpoint="https://hub.example.org", token="x").repo_exists(REPO)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_here"),
+    [
+        *((host, True) for host in ("localhost", "127.0.0.1", "127.0.0.2", "127.255.255.254", "::1")),
+        *((host, False) for host in ("128.0.0.1", "0.0.0.0", "::", "localhost.example.org", "127.0.0.1.nip.io", "")),
+        (None, False),
+    ],
+)
+def test_hubs_at_any_address_of_this_machine_need_no_network(
+    host: str | None, is_here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert is_loopback(host) == is_here
+    endpoint = f"http://[{host}]:80" if host and ":" in host else f"http://{host}:80"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.setenv("HF_TOKEN", "x")
+    if is_here:
+        assert require_token_for_hub(endpoint) == "x"
+    else:
+        with pytest.raises(HubRefusedError, match="HF_HUB_OFFLINE forbids"):
+            require_token_for_hub(endpoint)
 
 
 @contextlib.contextmanager

@@ -206,14 +206,14 @@ def test_lists_of_positives_and_negatives_become_a_row_for_each(tmp_path: Path) 
     while isinstance(error := proposed(written), DataError):
         told.add(error.what)
         _, written = run_command_of(error.fix)
-    assert told == {f"holds lists, and `{name}` is one text" for name in ("positive", "negative")}
+    assert told == {"holds lists, and `positive` is one text"}, "those of negatives are read as they are"
     found = [json.loads(line) for line in Path(written).read_text().splitlines()]
-    assert found[:2] == [{"query": "what of 0?", "positive": "about 0", "negative": f"of {n}"} for n in (1, 2)]
-    assert found[80:] == [{"query": "what of it?", "positive": "about it", "negative": None}], "validation says so"
+    assert found[0] == {"query": "what of 0?", "positive": "about 0", "neg": ["of 1", "of 2"]}
+    assert found[40:] == [{"query": "what of it?", "positive": "about it", "neg": []}]
     request = NewRecipeRequest("x", written)
     proposal = choose_objective_and_columns(request, read_source_sample(find_source(request).source), "encoder")
-    columns = {"prompt": "query", "completion": "positive", "rejected": "negative"}
-    assert (proposal.objective, proposal.columns) == ("embedding", columns)
+    names = {"anchor_column": "query", "positive_column": "positive", "negative_columns": "neg"}
+    assert (proposal.objective, proposal.options) == ("embedding", names | {"listed_negatives": 2})
 
 
 def test_offsets_of_labels_become_spans(capsys: pytest.CaptureFixture[str]) -> None:

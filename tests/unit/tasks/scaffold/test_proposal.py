@@ -714,3 +714,31 @@ def test_a_template_where_one_column_is_read_is_refused() -> None:
         with pytest.raises(RecipeError, match="reads one column there") as error:
             proposed(rows, "decoder", objective=objective, columns=columns)
         assert error.value.where == f"--{flag}"
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ({"negatives": [["x", "y"][: 1 + bool(i % 3)] for i in range(60)]}, {"listed_negatives": 2}),
+        ({"neg": [TEXTS[:9]] * 60}, {"listed_negatives": 4}),
+        ({"grade": [1 + i % 3 for i in range(60)]}, {"grade_column": "grade"}),
+        ({"grade": [1] * 60}, {}),
+    ],
+    ids=["lists", "long lists", "grades", "equal grades"],
+)
+def test_lists_of_negatives_and_grades_of_pairs_are_found(more: dict[str, list[Any]], found: dict[str, Any]) -> None:
+    pairs = {"anchor": TEXTS, "positive": [f"{text}, too" for text in TEXTS]}
+    proposal = proposed(sample(**pairs, **more))
+    assert proposal.objective == "embedding"
+    assert {name: one.value for name, one in proposal.found.items()} == found
+
+
+def test_grades_of_a_ranking_are_those_of_an_embedding_that_somebody_names() -> None:
+    rows = sample(query=[f"query {i % 20}" for i in range(60)], document=TEXTS, relevance=[i % 3 for i in range(60)])
+    assert proposed(rows).objective == "ranking"
+    proposal = proposed(rows, objective="embedding", columns={"completion": "document"})
+    assert proposal.options == {
+        "anchor_column": "query",
+        "positive_column": "document",
+        "grade_column": "relevance",
+    }

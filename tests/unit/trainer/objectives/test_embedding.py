@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from params import ModelError
+from params import ModelError, load
 from params.schema import ObjectiveChoice, TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
@@ -183,6 +183,67 @@ def test_several_columns_of_negatives_are_a_list_or_a_template(given):
     objective = build(negative_columns=given)
     assert [*objective.columns()] == ["anchor", "positive", "negative_1", "negative_2"]
     assert build(negative_columns="negative").options.negative_columns == ["negative"]
+
+
+LISTED = {"negative_columns": "negatives", "listed_negatives": 2}
+
+
+def test_negatives_of_a_list_are_read_up_to_so_many_and_those_that_lack_are_no_texts():
+    tokenizer = train_tokenizer(tiny.sentences(20), TrainTokenizer(kind="train", vocab_size=300, min_frequency=1))
+    objective, apart = build(**LISTED), build(negative_columns=["negative_1", "negative_2"])
+    assert objective.columns() == {"anchor": "string", "positive": "string", "negatives": "labels"}
+    lists = (["a bird", "rain", "again"], ["a king"], [])
+    rows = [{"row_id": i, "anchor": f"the cat {i}", "positive": "a", "negatives": own} for i, own in enumerate(lists)]
+    assert objective.texts(rows[0]) == ["the cat 0", "a", "a bird", "rain"]
+    examples = [one.examples[0] for one in objective.encode(rows, tokenizer, 8, {})]
+    columns = {f"negative_{i + 1}": text for i, text in enumerate(lists[0][:2])}
+    assert examples[0] == apart.encode([rows[0] | columns], tokenizer, 8, {})[0].examples[0]
+    batch = objective.collate(examples, tokenizer)
+    assert (batch["texts"] == -1).tolist() == [[False] * 4, [False] * 3 + [True], [False, False, True, True]]
+    vectors = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    (gradient,) = torch.autograd.grad(objective.global_loss(vectors, batch["texts"]), vectors)
+    assert (gradient.abs().sum(-1) > 0).tolist() == (batch["texts"] != -1).tolist(), "only texts are learned from"
+
+
+def test_a_text_that_a_row_lacks_is_not_found():
+    """It would be the nearest one, and stands in the place of two negatives."""
+    corners = np.eye(3)
+    rows = [
+        np.concatenate([corners[0], corners[1], corners[0], corners[0], [7, 1, -1, -1]]),
+        np.concatenate([corners[1], corners[2], corners[1], corners[0], [8, 2, 3, -1]]),
+    ]
+    objective = build(**LISTED)
+    scores = dict(zip(objective.score_names({}), objective.scores_of_split(np.stack(rows), {}).T, strict=True))
+    assert scores["mrr_at_10"].tolist() == [1 / 3, 1 / 3], "behind both other documents, as equal ones are"
+    assert len(objective.vector_space.vectors_of_texts(np.stack(rows))) == 5
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (["a", None], "one of its negatives is null"),
+        (["a", " "], "one of its negatives is blank"),
+        ({"a": True}, "its negatives is a record, and not a list of texts"),
+        ([], None),
+    ],
+)
+def test_a_list_of_negatives_that_cannot_be_read_is_set_aside(value, why):
+    assert build(**LISTED).reject_reason({"anchor": "a", "positive": "b", "negatives": value}) == why
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"listed_negatives": 2}, "needs one column with lists, and negative_columns names none"),
+        (LISTED | {"negative_columns": ["a", "b"]}, "needs one column with lists, and negative_columns names 2"),
+        (LISTED | {"label_column": "label"}, "has no effect beside label_column"),
+    ],
+)
+def test_keys_of_lists_that_contradict_each_other_are_refused(options, what, tmp_path):
+    recipe = load(tiny.write(tmp_path / "tiny.yaml", tiny.recipe()))
+    sections = {"model": recipe.model, "training": recipe.training, "launch": recipe.launch}
+    found = build(**options).conflicts(**sections)
+    assert what in {one.what for one in found if one.key[1] == "listed_negatives"}
 
 
 def test_grade_of_a_row_reaches_the_scores():

@@ -42,7 +42,8 @@ def test_score_of_a_text_does_not_depend_on_the_length_of_another():
     padding = 3
     torch.manual_seed(0)
     config = LlamaConfig(**SMALL, num_key_value_heads=2, num_labels=1, pad_token_id=padding)
-    model, tokenizer = LlamaForSequenceClassification(config).eval(), SimpleNamespace(pad_token_id=padding)
+    model = LlamaForSequenceClassification(config).eval()
+    tokenizer = SimpleNamespace(pad_token_id=padding, model_input_names=["input_ids"])
     found = []
     for other in ([8, 9], [8, 9, 10, 11, 12]):
         batch = pad_batch([{"input_ids": [5, 6, 7], "other_input_ids": other}], tokenizer)
@@ -56,7 +57,8 @@ def test_a_model_without_a_padding_token_does_not_see_what_texts_are_filled_with
     model = LlamaModel(LlamaConfig(**SMALL, num_key_value_heads=2, pad_token_id=None)).eval()
     found = []
     for other in ([8, 9], [8, 9, 10, 11, 12]):
-        batch = pad_batch([{"input_ids": [5, 6, 7], "other_input_ids": other}], SimpleNamespace(pad_token_id=2))
+        tokenizer = SimpleNamespace(pad_token_id=2, model_input_names=["input_ids"])
+        batch = pad_batch([{"input_ids": [5, 6, 7], "other_input_ids": other}], tokenizer)
         inputs = concatenate_texts_along_batch(batch, model)
         with torch.no_grad():
             states = model(**inputs).last_hidden_state * inputs["attention_mask"][..., None]

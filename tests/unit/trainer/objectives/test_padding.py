@@ -13,7 +13,7 @@ from trainer.data.shards import Manifest, Shard
 from trainer.data.tokens import Sequences
 from trainer.objectives.bases.padding import concatenate_texts_along_batch, count_labels, pad_batch
 
-TOKENIZER = types.SimpleNamespace(pad_token_id=9)
+TOKENIZER = types.SimpleNamespace(pad_token_id=9, model_input_names=["input_ids"])
 LABELS = {
     "a class": ([2, 0], torch.tensor([2, 0]), 2),
     "of tokens": ([[1, 2], [3]], torch.tensor([[1, 2], [3, -100]]), 3),

@@ -110,16 +110,6 @@ def test_one_text_has_no_types():
     assert example == {"row_id": 0, "input_ids": [1, 3, 2], "labels": 1}
 
 
-def test_one_text_has_types_if_its_tokens_differ():
-    """XLNet's last token has a type of its own, which a pipeline gives the model."""
-    tokenizer = words(("$A <end>:2", "$A <end> $B:1 <end>:2"))
-    (example,), _ = pairs(text_pair_column=None).encode(rows()[1:2], tokenizer, 64, STATE)[0]
-    assert example["token_type_ids"] == [0, 0, 0, 2]
-    without = words(("$A <end>:2", "$A <end> $B:1 <end>:2"), model_input_names=["input_ids"])
-    (example,), _ = pairs(text_pair_column=None).encode(rows()[1:2], without, 64, STATE)[0]
-    assert "token_type_ids" not in example
-
-
 def test_columns_and_what_a_reader_gives():
     objective, row = pairs(), rows()[0]
     assert objective.columns() == {"premise": "string", "hypothesis": "string", "label": "label"}
