@@ -26,8 +26,10 @@ from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.texts import (
     Tokenizer,
     backend_with_whole_offsets,
+    count_bytes_of_tokens,
     encode_texts,
     first_token_at_character,
+    first_tokens_by_bytes,
     generate_tokens_checking_prompt,
     tokenize_texts,
 )
@@ -66,6 +68,7 @@ class ConversationTokenizer:
         self._torn_ends = tuple(self._end[:i] for i in range(1, len(self._end or "")))
         self._is_traced = False
         self._backend = backend_with_whole_offsets(tokenizer)
+        self._token_bytes = count_bytes_of_tokens(tokenizer)
 
     def read(self, messages: Any) -> list[dict[str, Any]]:
         """Return messages as `read_turns` does, without the tokens of begin and end of text that the template writes, too."""
@@ -201,15 +204,18 @@ class ConversationTokenizer:
 
         No token crosses the start of a span, because none does at inference: there the prompt is tokenized alone.
         """
-        found = self._encode([sequence.text for sequence in rendered])
+        texts = [sequence.text for sequence in rendered]
+        found = self._encode(texts, offsets=self._token_bytes is None)
         whole: list[tuple[list[int], list[tuple[int, int]]] | None] = []
-        cut: list[
-            str
-        ] = []  # what is tokenized in pieces: all in one call, because each call takes as long as some texts
+        cut = list[str]()  # what is tokenized in pieces: all in one call, because each call takes as long as some texts
         for (text, spans, _), encoding in zip(rendered, found, strict=True):
             places = sorted({place for span in spans for place in span})
-            first = {place: first_token_at_character(encoding, place, len(text)) for place in places}
-            if all(_begins_at(encoding, first[place], place) for place in places):
+            first = self._token_bytes and first_tokens_by_bytes(encoding.ids, text, places, self._token_bytes)
+            if first is None:
+                (with_offsets,) = self._encode([text], offsets=True) if self._token_bytes else (encoding,)
+                first = {place: first_token_at_character(with_offsets, place, len(text)) for place in places}
+                first = first if all(_begins_at(with_offsets, first[place], place) for place in places) else {}
+            if len(first) == len(places):
                 whole.append((encoding.ids, [(first[a], first[b]) for a, b in spans]))
             else:
                 whole.append(None)
@@ -220,11 +226,12 @@ class ConversationTokenizer:
             ends = list(accumulate(map(len, pieces)))
             yield own or ([*chain.from_iterable(pieces)], [*zip(ends[::2], ends[1::2], strict=False)])
 
-    def _encode(self, texts: Sequence[str]) -> Iterable[Encoding]:
-        if self._backend is not None:
-            found: list[Encoding] = self._backend.encode_batch(list(texts), add_special_tokens=False)
-            return found
-        return encode_texts(texts, self.tokenizer, offsets=True, add_special_tokens=False)
+    def _encode(self, texts: Sequence[str], *, offsets: bool) -> Iterable[Encoding]:
+        if self._backend is None:
+            return encode_texts(texts, self.tokenizer, offsets=offsets, add_special_tokens=False)
+        encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
+        found: list[Encoding] = encode(list(texts), add_special_tokens=False)
+        return found
 
     def _spans(self, turns: Turns, text: str) -> list[tuple[int, int]] | None:
         """Return the spans of characters in a rendered conversation that are the assistant's; None if it is rendered differently up to one.
