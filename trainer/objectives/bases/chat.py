@@ -10,11 +10,12 @@ its answers, with the turns before it as the template renders them there; only t
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, islice, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import TemplateError
 
@@ -25,33 +26,20 @@ from trainer.objectives.bases.padding import IGNORE_INDEX
 from trainer.objectives.bases.texts import (
     Tokenizer,
     backend_with_whole_offsets,
+    count_bytes_of_tokens,
     encode_texts,
     first_token_at_character,
+    first_tokens_by_bytes,
     generate_tokens_checking_prompt,
     tokenize_texts,
 )
-
-_Frame = tuple[list[str], list[tuple[int, int] | None]]
-"""What a template writes around messages: the texts before the first, between them and after the last one; and for each of the
-assistant's messages, how many characters before and after it belong to its span."""
-
-
-class _Sequence(NamedTuple):
-    """A rendered conversation, or its beginning up to an answer."""
-
-    text: str
-    spans: list[tuple[int, int]]
-    """Of characters that are the assistant's, and have a loss."""
-    is_answer: bool
-    """Whether it ends with the assistant's turn."""
-
+from trainer.objectives.bases.traced_templates import UNKNOWN, Condition, Frame, Rendering, TracedTokenizer
 
 _START, _STOP = "\ufdd0", "\ufdd1"
 """Stand around the assistant's text where a template is rendered to find it; Unicode has them for such uses."""
 _GENERATION_START = re.compile(r"(\{%[-+]?\s*generation\s*)(-%\}|\+%\}|%\}\n?)")
 _GENERATION_STOP = re.compile(r"(\{%-|\{%\+|(?:^[ \t]*)?\{%)(\s*endgeneration\s*[-+]?%\})", re.MULTILINE)
 _PLAIN = {"role", "content"}
-_PRIVATE = re.compile("\ue000[0-9]+\ue001")
 _ERRORS = (ValueError, KeyError, TypeError)
 """What rendering a conversation raises if the template has no place for it."""
 
@@ -71,17 +59,21 @@ class ConversationTokenizer:
     def __init__(self, tokenizer: Tokenizer, *, learns_answers_only: bool = True) -> None:
         self.tokenizer = tokenizer
         self._learns_answers_only = learns_answers_only
-        self._frames: dict[tuple[str, ...], _Frame | None] = {}
+        self._frames: dict[tuple[str, ...], Frame | None] = {}
         template = conversation_template(tokenizer) or ""
         marked = _GENERATION_START.sub(lambda m: f"{m[1]}%}}{{{{ '{_START}' {'-' * (m[2][0] == '-')}}}}}", template)
         marked = _GENERATION_STOP.sub(lambda m: f"{{{{{'-' * m[1].endswith('-')} '{_STOP}' }}}}{{%{m[2]}", marked)
         self._marked = marked if marked != template else None
+        self._begin, self._end, self._end_id = tokenizer.bos_token, tokenizer.eos_token, tokenizer.eos_token_id
+        self._torn_ends = tuple(self._end[:i] for i in range(1, len(self._end or "")))
+        self._is_traced = False
         self._backend = backend_with_whole_offsets(tokenizer)
+        self._token_bytes = count_bytes_of_tokens(tokenizer)
 
     def read(self, messages: Any) -> list[dict[str, Any]]:
         """Return messages as `read_turns` does, without the tokens of begin and end of text that the template writes, too."""
         turns = read_turns(messages)
-        begin, end = self.tokenizer.bos_token, self.tokenizer.eos_token
+        begin, end = self._begin, self._end
         for i, turn in enumerate(turns):
             content = turn["content"]
             if i == 0 and begin and content.startswith(begin) and self._written.startswith(begin):
@@ -123,8 +115,8 @@ class ConversationTokenizer:
         found = self._tokenize_spans([*chain.from_iterable(sequences)])
         return [[self._label(one, *next(found)) for one in own] for own in sequences]
 
-    def _label(self, sequence: _Sequence, ids: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
-        labels, end = [IGNORE_INDEX] * len(ids), self.tokenizer.eos_token_id
+    def _label(self, sequence: Rendering, ids: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        labels, end = [IGNORE_INDEX] * len(ids), self._end_id
         run: Sequence[int] = []  # the assistant's last tokens without a gap
         for begin, stop in ((a, self._end_of_turn(ids, b)) for a, b in spans if a < b):
             labels[begin:stop] = ids[begin:stop]
@@ -138,7 +130,7 @@ class ConversationTokenizer:
 
         Between them may be white space, which the model has to write before it can stop.
         """
-        end, place = self.tokenizer.eos_token_id, stop
+        end, place = self._end_id, stop
         while place < len(ids) and ids[place] != end and str(self.tokenizer.decode([ids[place]])).isspace():
             place += 1
         return place + 1 if place < len(ids) and ids[place] == end and ids[stop - 1] != end else stop
@@ -151,8 +143,15 @@ class ConversationTokenizer:
             raise ValueError("the chat template renders the prompt differently when the answer follows")
         return before, whole[len(before) :]
 
-    def _sequences(self, conversations: Sequence[Turns]) -> Iterator[list[_Sequence]]:
+    def _sequences(self, conversations: Sequence[Turns]) -> Iterator[list[Rendering]]:
         """Yield the rendering of each conversation as a whole, or those up to each of its answers."""
+        framed = [self._fill_frame(turns) for turns in conversations]
+        rendered = self._render_sequences([turns for turns, own in zip(conversations, framed, strict=True) if not own])
+        yield from ([own] if own else next(rendered) for own in framed)
+
+    def _render_sequences(self, conversations: Sequence[Turns]) -> Iterator[list[Rendering]]:
+        if not conversations:
+            return
         texts = self._apply(list(conversations))
         marked = self._apply(list(conversations), chat_template=self._marked) if self._marked else texts
         for turns, text, own in zip(conversations, texts, marked, strict=True):
@@ -167,20 +166,22 @@ class ConversationTokenizer:
                 what = "the chat template drops some of what is said once more messages follow, such as thoughts"
                 raise ValueError(f"{what}: set objective.completion_only to true, which learns each answer by itself")
             is_answer = turns[-1]["role"] == "assistant"
-            yield self._answers(turns, text) if spans is None else [_Sequence(text, spans, is_answer)]
+            yield self._answers(turns, text) if spans is None else [Rendering(text, spans, is_answer)]
 
     def _keeps_answers(self, turns: Turns, marked: str) -> bool:
         """Whether a marked rendering says each answer as it is rendered before more turns follow, but for white space and its end."""
 
         def said(text: str) -> str:
             own = "".join(re.findall(f"{_START}(.*?){_STOP}", text, re.DOTALL))
-            return re.sub(r"\s", "", own.replace(self.tokenizer.eos_token, ""))
+            if self._is_traced:
+                return own
+            return re.sub(r"\s", "", own.replace(self._end, ""))
 
         earlier = [turns[: i + 1] for i, turn in enumerate(turns[:-1]) if turn["role"] == "assistant"]
         found = self._apply(earlier, chat_template=self._marked) if earlier else []
         return all(said(marked).startswith(said(text)) for text in found)
 
-    def _answers(self, turns: Turns, text: str) -> list[_Sequence]:
+    def _answers(self, turns: Turns, text: str) -> list[Rendering]:
         """Return the rendering up to each answer, of which only that has a loss; `text` is that of all turns."""
         found = []
         for i, turn in enumerate(turns):
@@ -195,23 +196,26 @@ class ConversationTokenizer:
             if self._marked:
                 spans = _marked_spans(after, self._apply(turns[: i + 1], chat_template=self._marked))
                 spans = spans[self._apply(turns[:i], chat_template=self._marked).count(_START) if i else 0 :]
-            found.append(_Sequence(after, spans, is_answer=True))
+            found.append(Rendering(after, spans, is_answer=True))
         return found
 
-    def _tokenize_spans(self, rendered: Sequence[_Sequence]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+    def _tokenize_spans(self, rendered: Sequence[Rendering]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
         """Yield the tokens of each conversation, and the spans of tokens that are inside of the assistant's text.
 
         No token crosses the start of a span, because none does at inference: there the prompt is tokenized alone.
         """
-        found = self._encode([sequence.text for sequence in rendered])
+        texts = [sequence.text for sequence in rendered]
+        found = self._encode(texts, offsets=self._token_bytes is None)
         whole: list[tuple[list[int], list[tuple[int, int]]] | None] = []
-        cut: list[
-            str
-        ] = []  # what is tokenized in pieces: all in one call, because each call takes as long as some texts
+        cut = list[str]()  # what is tokenized in pieces: all in one call, because each call takes as long as some texts
         for (text, spans, _), encoding in zip(rendered, found, strict=True):
             places = sorted({place for span in spans for place in span})
-            first = {place: first_token_at_character(encoding, place, len(text)) for place in places}
-            if all(_begins_at(encoding, first[place], place) for place in places):
+            first = self._token_bytes and first_tokens_by_bytes(encoding.ids, text, places, self._token_bytes)
+            if first is None:
+                (with_offsets,) = self._encode([text], offsets=True) if self._token_bytes else (encoding,)
+                first = {place: first_token_at_character(with_offsets, place, len(text)) for place in places}
+                first = first if all(_begins_at(with_offsets, first[place], place) for place in places) else {}
+            if len(first) == len(places):
                 whole.append((encoding.ids, [(first[a], first[b]) for a, b in spans]))
             else:
                 whole.append(None)
@@ -222,35 +226,22 @@ class ConversationTokenizer:
             ends = list(accumulate(map(len, pieces)))
             yield own or ([*chain.from_iterable(pieces)], [*zip(ends[::2], ends[1::2], strict=False)])
 
-    def _encode(self, texts: Sequence[str]) -> Iterable[Encoding]:
-        if self._backend is not None:
-            found: list[Encoding] = self._backend.encode_batch(list(texts), add_special_tokens=False)
-            return found
-        return encode_texts(texts, self.tokenizer, offsets=True, add_special_tokens=False)
+    def _encode(self, texts: Sequence[str], *, offsets: bool) -> Iterable[Encoding]:
+        if self._backend is None:
+            return encode_texts(texts, self.tokenizer, offsets=offsets, add_special_tokens=False)
+        encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
+        found: list[Encoding] = encode(list(texts), add_special_tokens=False)
+        return found
 
     def _spans(self, turns: Turns, text: str) -> list[tuple[int, int]] | None:
         """Return the spans of characters in a rendered conversation that are the assistant's; None if it is rendered differently up to one.
 
-        Rendering a conversation up to each of its turns takes time that grows with the square of their number. So this
-        is done once per sequence of roles, with placeholders as messages. A conversation that differs from its rendering
-        in nothing but the messages has its spans at the same places.
+        Rendering a conversation up to each of its turns takes time that grows with the square of their number. A conversation that
+        differs from its frame in nothing but the messages has its spans at the same places.
         """
-        if any(turn.keys() != _PLAIN for turn in turns):
-            return self._rendered_spans(turns, text)
-        roles = tuple(turn["role"] for turn in turns)
-        if roles not in self._frames:
-            self._frames[roles] = self._frame(roles)
-        if (frame := self._frames[roles]) is None:
-            return self._rendered_spans(turns, text)
-        texts, margins = frame
-        pieces, spans, start = [texts[0]], [], len(texts[0])
-        for turn, margin, after in zip(turns, margins, texts[1:], strict=True):
-            end = start + len(turn["content"])
-            if margin:
-                spans.append((start - margin[0], end + margin[1]))
-            pieces += turn["content"], after
-            start = end + len(after)
-        return spans if "".join(pieces) == text else self._rendered_spans(turns, text)
+        frame = self._frame(turns)
+        guess = frame and frame.fill([turn["content"] for turn in turns])
+        return guess.spans if guess and guess.text == text else self._rendered_spans(turns, text)
 
     def _rendered_spans(self, turns: Turns, text: str) -> list[tuple[int, int]] | None:
         """Return what each of the assistant's turns adds to the rendering of the turns before it, as spans of `text`."""
@@ -258,24 +249,44 @@ class ConversationTokenizer:
         is_whole = all(text.startswith(answer.text) for answer in answers)
         return [span for answer in answers for span in answer.spans] if is_whole else None
 
-    def _frame(self, roles: tuple[str, ...]) -> _Frame | None:
-        """Return what the template writes around messages of these roles; None if the spans cannot be found by it."""
-        messages = [f"\ue000{i}\ue001" for i in range(len(roles))]  # private characters, which templates do not write
-        turns = [{"role": role, "content": message} for role, message in zip(roles, messages, strict=True)]
+    def _fill_frame(self, turns: Turns) -> Rendering | None:
+        """Return a conversation as the template renders it, without rendering it; None if only that shows what it writes."""
+        frame = self._frame(turns)
+        if frame is None or frame.conditions is None:
+            return None
+        contents = [turn["content"] for turn in turns]
+        if not all(condition.is_met(contents) for condition in frame.conditions):
+            return None
+        found = frame.fill(contents)
+        if not self._marked:
+            return found
+        is_odd = _START in found.text or _STOP in found.text
+        # `_keeps_answers` ignores ends, also one that two answers make
+        return None if is_odd or any(found.text[a:b].endswith(self._torn_ends) for a, b in found.spans) else found
+
+    def _frame(self, turns: Turns) -> Frame | None:
+        """Return what the template writes around messages of these roles, found once; None if that is not always the same."""
+        if self._is_traced or any(turn.keys() != _PLAIN for turn in turns):
+            return None
+        roles = tuple(turn["role"] for turn in turns)
+        if roles not in self._frames:
+            traced = TracedTokenizer(self.tokenizer)
+            found = self._find_frame(roles, traced, traced.conditions)
+            self._frames[roles] = found if found or self._marked else self._find_frame(roles, self.tokenizer, None)
+        return self._frames[roles]
+
+    def _find_frame(self, roles: Sequence[str], tokenizer: Any, conditions: Iterable[Condition] | None) -> Frame | None:
+        turns = [{"role": role, "content": f"\ue000{i}\ue001"} for i, role in enumerate(roles)]
+        reader = copy.copy(self)
+        reader.tokenizer, reader._is_traced = tokenizer, True  # noqa: SLF001 - of this class
         try:
+            ((found, *_),) = reader._render_sequences([turns])  # noqa: SLF001
             text = self._render(turns)
-            found = self._rendered_spans(turns, text)
-        except ValueError:
+        except _ERRORS:
             return None
-        if found is None or _PRIVATE.findall(text) != messages:
+        if found.text != text or UNKNOWN.findall(text) != [*map(str, range(len(roles)))]:
             return None
-        spans = iter(found)
-        places = [match.span() for match in _PRIVATE.finditer(text)]
-        margins = []
-        for i, (role, (start, end)) in enumerate(zip(roles, places, strict=True)):
-            span = next(spans) if role == "assistant" and i else None
-            margins.append(span and (start - span[0], span[1] - end))
-        return _PRIVATE.split(text), margins
+        return Frame.around_unknown(found, conditions)
 
     def _render(self, turns: Turns, *, prompt: bool = False) -> str:
         return str(self._apply(turns, add_generation_prompt=prompt))

@@ -42,7 +42,9 @@ def read_turns(messages: Any) -> list[dict[str, Any]]:
 
 def _is_plain(message: Any) -> bool:
     """Whether a message is {role, content} with text in both, as most are."""
-    return type(message) is dict and len(message) == 2 and all(type(message.get(k)) is str for k in ("role", "content"))
+    if type(message) is not dict or len(message) != 2:
+        return False
+    return type(message.get("role")) is str and type(message.get("content")) is str
 
 
 def _read_turn(i: int, turn: Any) -> dict[str, Any]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Final, TypeAlias
 
 from params import ModelError
@@ -90,6 +93,34 @@ def first_token_at_character(encoding: Encoding, place: int, size: int) -> int:
         if (token := encoding.char_to_token(character)) is not None:
             return token
     return len(encoding)
+
+
+def count_bytes_of_tokens(tokenizer: Tokenizer) -> dict[int, int] | None:
+    """Return how many bytes (UTF-8) of a text each token is; None if a tokenizer may add to a text, or replace some of it."""
+    backend = tokenizer.backend_tokenizer
+    model, form = backend.model, json.loads(backend.pre_tokenizer.__getstate__()) if backend.pre_tokenizer else {}
+    steps = form.get("pretokenizers", [form])
+    replaces = backend.normalizer or any(step.get("add_prefix_space") for step in steps)
+    names = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+    if replaces or steps[-1].get("type") != "ByteLevel" or any(getattr(model, name, True) for name in names):
+        return None
+    own = {number: len(token) for token, number in backend.get_vocab(with_added_tokens=False).items()}
+    return own | {number: len(one.content.encode()) for number, one in backend.get_added_tokens_decoder().items()}
+
+
+def first_tokens_by_bytes(
+    ids: Sequence[int], text: str, places: Sequence[int], sizes: Mapping[int, int]
+) -> dict[int, int] | None:
+    """Return which token begins at each place in a text, if any; None if the tokens leave some of the text out.
+
+    `sizes` are those of `count_bytes_of_tokens`. This saves the tokenizer the offsets.
+    """
+    starts = [0, *accumulate(map(sizes.__getitem__, ids))]
+    if starts[-1] != len(text.encode()):
+        return None
+    in_bytes = places if text.isascii() else [len(text[:place].encode()) for place in places]
+    found = [(place, own, bisect_left(starts, own)) for place, own in zip(places, in_bytes, strict=True)]
+    return {place: token for place, own, token in found if starts[token] == own}
 
 
 def tokenize_texts_truncated(
