@@ -14,7 +14,6 @@ import logging
 import math
 import os
 import re
-import runpy
 import selectors
 import signal
 import subprocess
@@ -30,7 +29,7 @@ import psutil
 from params.foundation import command_result
 from params.foundation.artifacts import Artifacts
 from params.foundation.secrets import without_secrets
-from trainer.runtime import fork_server
+from trainer.runtime import fork_server, forked
 from trainer.runtime.lifetime import die_with_parent, signal_process_group, stop_process_group
 
 Logger: TypeAlias = "logging.Logger | logging.LoggerAdapter[logging.Logger]"
@@ -155,10 +154,9 @@ def _main() -> None:
 
 
 def run_as_main(module: str, *arguments: str) -> None:
-    """Run a module in this process, as `python -m module arguments` does."""
+    """Run a module in this process, as `python -m module arguments` does, and let SIGTERM end its children first."""
     signal.signal(signal.SIGTERM, _on_sigterm)
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    forked.run_as_main(module, *arguments)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import resource
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -228,4 +229,6 @@ def as_storage_error(error: BaseException, target: Path) -> StorageError | None:
     place = next(p for p in (target, *target.parents, Path()) if p.exists())
     what = f"cannot be written: {reason} ({shutil.disk_usage(place).free / 2**20:.0f} MiB free on that disk)"
     fix = "free space or permissions there, then run the stage again"
+    if number in (errno.EFBIG, None) and resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        fix = "raise the limit of the size of files in this shell, `ulimit -f unlimited`, then run the stage again"
     return StorageError(str(getattr(error, "filename", None) or target), what, fix)

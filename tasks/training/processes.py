@@ -19,6 +19,7 @@ import psutil
 
 from params.schema import Launch
 from trainer.job import Job
+from trainer.runtime import forked
 from trainer.runtime.launcher import REPORT
 from trainer.runtime.lifetime import SUPERVISOR, die_with_parent
 
@@ -40,9 +41,8 @@ def launch_command(launch: Launch, job_path: Path, machine: int = 0) -> list[str
     `--multi_gpu` is accelerate's name for starting more than one process. Without it, and without a GPU, accelerate
     starts one process whatever `--num_processes` says.
     """
-    worker = ["-m", "trainer.worker", str(job_path)]
     if not needs_launcher(launch):
-        return [sys.executable, *worker]
+        return [sys.executable, *forked.module_arguments("trainer.worker", str(job_path))]
     command = [sys.executable, "-m", "trainer.runtime.launcher"]
     if launch.accelerate_config:
         command += ["--config_file", launch.accelerate_config]
@@ -54,7 +54,7 @@ def launch_command(launch: Launch, job_path: Path, machine: int = 0) -> list[str
     command += ["--main_process_port", str(port)]
     command += ["--num_processes", str(launch.num_processes), "--num_machines", str(launch.num_machines)]
     command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    return [*command, *worker]
+    return [*command, "-m", "trainer.worker", str(job_path)]
 
 
 def start_processes(job: Job, job_path: Path, machine: int = 0) -> subprocess.Popen[bytes]:

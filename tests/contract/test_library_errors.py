@@ -64,6 +64,7 @@ def test_a_write_that_the_disk_refuses_is_a_storage_error(library: str, tmp_path
         [sys.executable, "-c", code, str(tmp_path / "file")], capture_output=True, text=True, check=False, timeout=60
     )
     assert "MiB free on that disk" in done.stdout, done.stderr
+    assert "ulimit -f unlimited" in done.stdout
 
 
 def test_the_allocator_of_the_processor_says_that_memory_ran_out() -> None:

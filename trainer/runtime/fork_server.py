@@ -1,7 +1,7 @@
 """Commands that are forked from a process which has imported the libraries, instead of importing them again (Linux only).
 
     with running():                                       # in the flow
-        python -m tasks ingest ...  --hand_over--> server  --fork-->  tasks.commands.main
+        python -m tasks ingest ...  --hand_over--> server  --fork-->  tasks.__main__.main
 
 A command that finds a server hands itself over: arguments, environment, standard streams. It then stands for its fork:
 it passes signals on, and ends as the fork ends. The fork is a process of its own that leads a session. The kernel kills its
@@ -9,9 +9,9 @@ process group when the command ends, however it ends, and the fork when the serv
 what is left of its group.
 
 A fork is what a start would be, or there is none. The server forgets the project's modules, so that a fork runs the code
-that is there when it begins. It does not fork for a command with another environment or folder, nor once packages were installed or
-removed, nor with threads of Python; it does not import torch where a GPU is, whose driver may not be carried through a fork. A command without a
-fork does its work itself.
+that is there when it begins. It does not fork for a command with another environment or folder, or other limits and rights of a
+process, nor once packages or this file were changed, nor with threads of Python; it does not import torch where a GPU is, whose driver
+may not be carried through a fork. A command without a fork does its work itself.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import fcntl
 import importlib
 import json
 import os
+import resource
 import secrets
 import select
 import signal
@@ -37,29 +38,41 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from trainer.environment import environment_variable
-from trainer.runtime.lifetime import die_with_parent
+from trainer.runtime.lifetime import FORK, die_with_parent, is_fork
 
 VARIABLE: Final = "EVERGREEN_FORK_SERVER"
 """Environment variable: address of the server, set by `running`. A user sets it to `none`: then nothing is forked."""
-_FORK: Final = "EVERGREEN_FORK"
-"""Environment variable of a fork: its process id."""
+_TORCH: Final = (
+    "torch",
+    "accelerate",
+    "torch._dynamo",
+    "torch.distributed.tensor",
+    "transformers.models.auto.modeling_auto",
+)
+"""What asks for GPUs."""
 MODULES: Final = (
     *("dvc.repo", "dvc.commands.repro", "dvc.rwlock", "dvc.stage.exceptions", "dvc.utils.strictyaml", "dvc.parsing"),
     *("dvc.scm", "dvc.repo.open_repo", "dvc.repo.artifacts", "dvc.repo.datasets", "dvc.repo.metrics", "dvc.repo.plots"),
     *("dvc.cachemgr", "dvc.data_cloud", "dvc_data.hashfile.db.local", "scmrepo.git", "dulwich.worktree"),
     *("fsspec.implementations.memory", "typer", "pydantic", "ruamel.yaml.mergevalue", "psutil", "jinja2", "xxhash"),
     *("numpy", "pandas", "pyarrow.parquet", "huggingface_hub.hf_api", "scipy.stats", "scipy.optimize"),
-    *("tasks.validation.gx", "transformers", "tokenizers.processors", "torch", "accelerate", "torch._dynamo"),
-    *("torch.distributed.tensor", "matplotlib.figure", "matplotlib.backends.backend_svg", "markdown_it"),
-    *("fastapi", "uvicorn.loops.auto", "uvicorn.protocols.http.auto", "dulwich.repo"),
+    *("tasks.validation.gx", "transformers", "tokenizers.processors", *_TORCH, "matplotlib.figure"),
+    *("matplotlib.backends.backend_svg", "markdown_it", "fastapi", "uvicorn.loops.auto", "uvicorn.protocols.http.auto"),
+    "dulwich.repo",
 )
 """What the stages import, in the order in which a run needs it."""
 _PROJECT: Final = ("params", "trainer", "tasks", "flows")
-_ASK_FOR_GPUS: Final = {"torch", "accelerate", "torch._dynamo", "torch.distributed.tensor"}
 _GPUS: Final = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _OWN_VARIABLES: Final = ("DVC_", "EVERGREEN_", "PREFECT__")
 """Beginnings of the names of variables that each command has for itself, and that no library of `MODULES` reads when imported."""
 _SHELL: Final = {"_", "PWD", "OLDPWD", "SHLVL", "LINES", "COLUMNS"}
+_THREADS: Final = "OMP_NUM_THREADS"
+_LATER = {_THREADS, "TOKENIZERS_PARALLELISM", "GLOO_SOCKET_IFNAME"}
+_LATER |= {"DISABLE_SAFETENSORS_CONVERSION", "TORCHINDUCTOR_CACHE_DIR"}
+"""Variables that a stage adds for its training: a fork follows the first one, and libraries read the others when they need them."""
+_BARS: Final = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+"""What a stage adds for itself, if its output is no terminal."""
+_LIMITS: Final = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 _F_SETSIG: Final = 10
 _SIZE: Final = struct.Struct("!I")
 
@@ -97,12 +110,12 @@ def hand_over(module: str, function: str, *arguments: str) -> None:
     What the function returns is the fork's exit status.
     """
     address = os.environ.get(VARIABLE, "none")
-    if address == "none" or os.environ.get(_FORK) == str(os.getpid()):
+    if address == "none" or is_fork():
         return
     server = socket.socket(socket.AF_UNIX)
     alive, end = os.pipe()  # nobody writes to it: it closes when this process ends
     request = {"call": [module, function, *arguments], "arguments": sys.argv, "environment": dict(os.environ)}
-    message = json.dumps(request | {"folder": str(Path.cwd())}).encode()
+    message = json.dumps(request | {"folder": str(Path.cwd()), "inherited": _inherited()}).encode()
     try:
         server.connect("\0" + address)
         socket.send_fds(server, [_SIZE.pack(len(message))], [0, 1, 2, alive])
@@ -132,8 +145,6 @@ def _end_as(pid: int, wait: Callable[[], str]) -> NoReturn:
     for number in forwarded:
         signal.signal(number, signal.SIG_DFL)
     if status < 0:
-        import resource
-
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the fork has written one, if one is wanted
         os.kill(os.getpid(), -status)
     os._exit(status)
@@ -184,8 +195,8 @@ class _Server:
                 self._clients[pid] = client
                 client.sendall(b"%d\n" % pid)
                 return None
-        # The command was killed, or is none of ours; without an answer it does its work itself.
-        except (OSError, ValueError, struct.error):
+        # The command was killed, or is none of ours, or of another version; without an answer it does its work itself.
+        except (OSError, ValueError, LookupError, TypeError, struct.error):
             pass
         finally:
             if os.getpid() == self._pid:
@@ -195,8 +206,11 @@ class _Server:
         return None
 
     def _is_like(self, request: dict[str, Any]) -> bool:
-        same = (str(Path.cwd()), self._environment, self._packages)
-        return (request["folder"], _decide_imports(request["environment"]), _packages()) == same
+        variables = request["environment"]
+        if variables.get(_THREADS) != os.environ.get(_THREADS) and not variables.get(_THREADS, "").isdecimal():
+            return False  # torch could not follow it
+        same = (str(Path.cwd()), self._environment, self._packages, _inherited())
+        return (request["folder"], _decide_imports(variables), _packages(), request["inherited"]) == same
 
     def _close(self) -> None:
         """Close, in a fork, what belongs to the server."""
@@ -210,12 +224,20 @@ class _Server:
 
 def _decide_imports(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that may decide what a library is when it is imported."""
-    return {k: v for k, v in environment.items() if k not in _SHELL and not k.startswith(_OWN_VARIABLES)}
+    ignored = _SHELL | _LATER
+    return _BARS | {k: v for k, v in environment.items() if k not in ignored and not k.startswith(_OWN_VARIABLES)}
+
+
+def _inherited() -> list[Any]:
+    """Return what a process inherits beside its environment: limits, mask of new files, priority, and CPUs."""
+    os.umask(mask := os.umask(0o077))
+    limits = [list(resource.getrlimit(limit)) for limit in _LIMITS]
+    return [limits, mask, os.getpriority(os.PRIO_PROCESS, 0), sorted(os.sched_getaffinity(0))]
 
 
 def _packages() -> list[int]:
-    """Return the times at which a package was last installed or removed, in ns: one for each folder of packages."""
-    return [Path(folder).stat().st_mtime_ns for folder in site.getsitepackages() if Path(folder).exists()]
+    """Return the times at which a package was last installed or removed, and this file edited, in ns."""
+    return [Path(path).stat().st_mtime_ns for path in (__file__, *site.getsitepackages()) if Path(path).exists()]
 
 
 def _receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -252,10 +274,13 @@ def _become(request: dict[str, Any], files: list[int], server: int) -> Any:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    of_server = os.environ.get(_THREADS)
     os.environ.clear()
-    os.environ.update(request["environment"], **{_FORK: str(os.getpid())})
+    os.environ.update(request["environment"], **{FORK: str(os.getpid())})
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # as in a process of its own
+    if "torch" in sys.modules and (threads := os.environ.get(_THREADS)) and threads != of_server:
+        sys.modules["torch"].set_num_threads(int(threads))
     sys.argv = request["arguments"]
     module, function, *arguments = request["call"]
     return getattr(importlib.import_module(module), function)(*arguments)
@@ -277,12 +302,12 @@ def _main(listener: int, parent: int, modules: Sequence[str]) -> Any:
     if os.getppid() != parent:
         sys.exit(os.EX_TEMPFAIL)
     server = _Server(socket.socket(fileno=listener))
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # as stages do whose output is no terminal
+    os.environ |= _BARS | os.environ
     has_gpu = any(Path(path).exists() for path in _GPUS)
     for module in modules:
         if work := server.answer(0):
             return work()
-        if not (has_gpu and module in _ASK_FOR_GPUS):
+        if not (has_gpu and module in _TORCH):
             _import(module)
     while not (work := server.answer(None)):
         pass

@@ -17,6 +17,8 @@ from typing import Any
 
 SUPERVISOR = "EVERGREEN_SUPERVISOR"
 """Environment variable: id of the process that supervises a training, for the processes below its launcher."""
+FORK = "EVERGREEN_FORK"
+"""Environment variable of a fork of trainer.runtime.fork_server: its process id."""
 STOP = "stop"
 """File in a run's folder: a request to stop the training."""
 _PR_SET_PDEATHSIG = 1
@@ -26,20 +28,25 @@ def die_with_parent(*, ancestors: Collection[int] = ()) -> None:
     """Ask the kernel to kill this process when its parent ends, however it ends (Linux only; else do nothing).
 
     Without this, a killed `dvc` would leave its command running, and the next `dvc` would start a second one. If none of
-    `ancestors` is above this process, the one that started it ended before this call.
+    `ancestors` is above this process, the one that started it ended before this call. The command that a fork stands for has looked.
     """
     if not sys.platform.startswith("linux"):
         return
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     is_orphan = os.getppid() != parent
-    if ancestors:
+    if ancestors and not is_fork():
         import psutil
 
         is_orphan |= not any(process.pid in ancestors for process in psutil.Process().parents())
     if is_orphan:
         print("the process that started this one has ended", file=sys.stderr, flush=True)
         os._exit(os.EX_TEMPFAIL)
+
+
+def is_fork() -> bool:
+    """Whether this process is a fork of trainer.runtime.fork_server, not below one."""
+    return os.environ.get(FORK) == str(os.getpid())
 
 
 def listen_for_stop(folder: Path) -> Callable[[], bool]:

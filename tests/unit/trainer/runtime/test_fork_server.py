@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -196,3 +197,67 @@ def test_a_command_is_started_in_another_folder_or_environment_and_where_the_use
     (server / "elsewhere" / "command.py").symlink_to(server / "command.py")
     monkeypatch.chdir(server / "elsewhere")
     assert end(start(server, IS_FORKED))[1] == "False\n"
+
+
+SUPERVISE = """
+import os, subprocess, sys
+from trainer.runtime import fork_server, forked
+def main():
+    more = {"EVERGREEN_SUPERVISOR": str(os.getpid()), "OMP_NUM_THREADS": "3", "TOKENIZERS_PARALLELISM": "false"}
+    subprocess.run([sys.executable, *forked.module_arguments("rank", "one")], env=os.environ | more)
+"""
+RANK = """
+import os, sys, time
+from trainer.runtime.lifetime import die_with_parent
+die_with_parent(ancestors=[int(os.environ["EVERGREEN_SUPERVISOR"])])
+import torch
+print(os.getpid(), os.environ.get("EVERGREEN_FORK"), __name__, sys.argv[1], torch.threads, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("is_forked", [True, False])
+def test_a_training_forked_from_a_stage_has_its_threads_and_ends_with_it(project: Path, is_forked: bool) -> None:
+    (project / "torch.py").write_text(
+        "import os\nthreads = int(os.environ.get('OMP_NUM_THREADS', 8))\n"
+        "def set_num_threads(number):\n    global threads\n    threads = number\n"
+    )
+    (project / "rank.py").write_text(RANK)
+    own = environment()
+    own.pop("OMP_NUM_THREADS", None)
+    with fork_server.running(own, ["torch"]):
+        (project / "work.py").write_text(SUPERVISE)
+        variables = own | {fork_server.VARIABLE: os.environ[fork_server.VARIABLE] if is_forked else "none"}
+        with subprocess.Popen(
+            [sys.executable, "command.py"], env=variables, text=True, stdout=subprocess.PIPE
+        ) as stage:
+            assert stage.stdout
+            line = stage.stdout.readline()
+            stage.kill()
+        pid, fork, *said = line.split()
+        assert said == ["__main__", "one", "3"]
+        assert (fork == pid) is is_forked
+        wait_for(lambda: has_ended(int(pid)))
+
+
+@pytest.mark.parametrize(
+    "changed", ["ulimit -S -f 100000", "umask 077", "ulimit -S -v 8000000", "renice -n 15 $$ > /dev/null"]
+)
+def test_a_command_is_started_with_limits_and_rights_that_the_server_does_not_have(server: Path, changed: str) -> None:
+    (server / "work.py").write_text(IS_FORKED)
+    command = ["sh", "-c", f'{changed}; exec "$0" command.py', sys.executable]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    assert end(start(server, IS_FORKED))[1] == "True\n"
+
+
+def test_a_command_of_another_version_ends_no_other_command_and_is_started(server: Path) -> None:
+    process = start(server, "import sys\ndef main():\n    print('begun', flush=True)\n    print(sys.stdin.readline())")
+    assert process.stdout
+    assert process.stdout.readline() == "begun\n"
+    with socket.socket(socket.AF_UNIX) as asks:
+        asks.connect("\0" + os.environ[fork_server.VARIABLE])
+        message = b'{"do": "fork"}'
+        socket.send_fds(asks, [struct.pack("!I", len(message)) + message], [0, 1, 2, 0])
+        assert asks.recv(100) == b""
+    assert end(process, "said\n")[:2] == (0, "said\n\n")
