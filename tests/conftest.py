@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib
 import importlib.metadata
+import logging
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ import pytest
 from tasks.shards import executor
 from tests.support import forked
 from tests.support.project import CODE, ROOT, Project, copy_project
+from trainer.reporting import log
 
 # Until all tests are collected: imports make much that lives on, and each collection would look at all of it.
 gc.disable()
@@ -97,6 +99,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if len(sys.modules) > item.config.stash.get(_FROZEN_MODULES, 0):
         gc.freeze()
         item.config.stash[_FROZEN_MODULES] = len(sys.modules)
+
+
+@pytest.fixture(autouse=True)
+def _same_log_levels() -> Iterator[None]:
+    """Commands and trainings choose what their process logs; those that a test calls in this one must not choose for the next."""
+    loggers = [logging.getLogger(name) for name in (None, *log.OURS)]
+    before, for_people = [logger.level for logger in loggers], dict(log._levels)
+    yield
+    log._levels.update(for_people)
+    for logger, level in zip(loggers, before, strict=True):
+        if logger.level != level:  # to set one makes all loggers forget what they are enabled for
+            logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
