@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from params.schema import Model, ObjectiveChoice
 from tasks.tokenization.tokenizers import load_tokenizer
+from tests.support import forked
 from tests.support.pretrained import write_model
 from tests.support.project import ROOT
 from tests.support.terminal import terminal
@@ -87,6 +87,7 @@ ROLES = """
 import json, shutil, sys
 from pathlib import Path
 
+from huggingface_hub import constants
 from params.foundation.errors import EvergreenError
 from params.schema import Model, ObjectiveChoice
 from tasks.evaluation import champion
@@ -98,8 +99,11 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.iterative import configuration
 from trainer.model import network
+from transformers import dynamic_module_utils
 
 root = Path(sys.argv[1])
+constants.HF_HUB_OFFLINE = True
+dynamic_module_utils.HF_MODULES_CACHE = str(root / "modules")
 own, usual = root / "own", write_model(root / "usual", "llama")
 shutil.copytree(usual, own)
 code = f"from pathlib import Path\\nPath({str(root / 'ran')!r}).touch()\\n"
@@ -165,9 +169,8 @@ OURS = ("base", "tokenizer", "trained", "adapter", "champion", "champion, an ada
 def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bool]:
     """What each role says to somebody at a terminal who answers yes to everything, and whether the code ran."""
     root = tmp_path_factory.mktemp("code")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(root / "home"), "HF_HUB_OFFLINE": "1"}
-    environment["HF_MODULES_CACHE"] = str(root / "modules")
-    with terminal(sys.executable, "-c", ROLES, str(root), folder=ROOT, environment=environment) as screen:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(root / "home")}
+    with terminal(forked.python(), "-c", ROLES, str(root), folder=ROOT, environment=environment) as screen:
         for _ in range(20):
             screen.type("y\n")
         screen.wait_for("<end>", 120)
