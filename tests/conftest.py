@@ -41,7 +41,7 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 os.fsync = lambda _: None
 
 # Stages in this process fork from the server of tests.support.forked, which has imported more.
-executor.set_forkserver_preload = lambda imports: None
+executor.set_forkserver_preload = executor.ensure_running = lambda *_: None
 
 
 def pytest_configure(config: pytest.Config) -> None:
