@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 from collections.abc import Iterator
@@ -33,11 +34,17 @@ CHECKED_BY_CALLER = {
 }
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """A file of the product, for several tests."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def calls() -> Iterator[tuple[Path, ast.Call, str]]:
     """Every call in the product that may load from a repository, and the name of what it calls."""
     for package in ("params", "trainer", "tasks", "flows"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.walk(parsed(path)):
                 if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in LOADERS:
                     yield path.relative_to(ROOT), node, ast.unparse(node.func)
 
@@ -57,7 +64,7 @@ def test_every_call_that_loads_says_that_it_runs_no_code():
 def test_every_function_that_loads_first_checks_what_the_files_name():
     wrong, loading = [], 0
     for path in {path for path, _, name in calls() if name.endswith("from_pretrained")}:
-        for function in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        for function in ast.walk(parsed(ROOT / path)):
             if not isinstance(function, ast.FunctionDef):
                 continue
             lines: dict[str, list[int]] = {"from_pretrained": [], "check_safe_to_load": []}
@@ -76,7 +83,7 @@ def test_every_function_that_loads_first_checks_what_the_files_name():
 def test_transformers_is_given_no_callable_that_loads():
     """A loader that is handed on instead of called would escape the walk."""
     for path in (path for package in ("trainer", "tasks") for path in (ROOT / package).rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and node.attr in {"from_pretrained", "from_config"}:

@@ -25,7 +25,7 @@ from tasks.diagnostics.check import check, find_recipe_problems
 from tasks.evaluation.report import Blessing
 from tasks.hub_server.server import LocalHub
 from tasks.stages import run_stage, save_report
-from tests.support import base_models, prompts, tiny
+from tests.support import base_models, forked, prompts, tiny
 from tests.support.pretrained import POINTER, write_model
 from tests.support.project import ROOT
 from tests.support.settings_check import check_settings_in_this_process
@@ -676,7 +676,7 @@ def test_default_recipe_is_sound(monkeypatch):
 
 def cli(*command, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "tasks", *command],
+        [forked.python(), "-m", "tasks", *command],
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,

@@ -14,3 +14,15 @@ def test_a_log_that_was_there_before_gets_what_it_got(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.INFO, logger="of others"):
         logging.getLogger("of others").info("a line that people need not read")
     assert caplog.messages == ["a line that people need not read"]
+
+
+class TestOneAfterTheOther:
+    """What a command chooses in the process of the tests ends with its test: tests/conftest.py sees to it."""
+
+    def test_a_command_chooses_what_its_process_logs(self) -> None:
+        log.log_for_people(logging.DEBUG)
+        assert logging.getLogger("trainer").level == logging.DEBUG
+
+    def test_the_next_test_finds_what_was_there_before(self) -> None:
+        assert logging.getLogger("trainer").level == logging.NOTSET
+        assert log._levels["ours"] == logging.INFO
