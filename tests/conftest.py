@@ -109,7 +109,7 @@ def _collect_and_leave_out_imports(generation: int = 2) -> int:
     """Look for garbage, and leave what was imported out of later looks: the product makes one after each model, a quarter of a second long."""
     global _frozen_modules  # noqa: PLW0603
     found = _collect(generation)
-    if len(sys.modules) > _frozen_modules:
+    if generation == 2 and len(sys.modules) > _frozen_modules:
         gc.freeze()
         _frozen_modules = len(sys.modules)
     return found
