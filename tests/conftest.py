@@ -106,10 +106,12 @@ _frozen_modules = 0
 
 
 def _collect_and_leave_out_imports(generation: int = 2) -> int:
-    """Look for garbage, and leave what was imported out of later looks: the product makes one after each model, a quarter of a second long."""
+    """Look for garbage; if the product does, leave what was imported out of later looks: it makes one after each model, a quarter of a second long."""
     global _frozen_modules  # noqa: PLW0603
     found = _collect(generation)
-    if generation == 2 and len(sys.modules) > _frozen_modules:
+    # hypothesis looks, too, and then for what refers to an object, which is not found among what is left out
+    is_product = sys._getframe(1).f_globals["__name__"].startswith("tasks.")
+    if is_product and len(sys.modules) > _frozen_modules:
         gc.freeze()
         _frozen_modules = len(sys.modules)
     return found
