@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib
 import importlib.metadata
+import logging
 import os
 import shutil
 import signal
@@ -19,10 +20,13 @@ from typing import Any
 
 import filelock
 import pytest
+import typer.main
 
 from tasks.shards import executor
 from tests.support import forked
 from tests.support.project import CODE, ROOT, Project, copy_project
+from trainer.reporting import log
+from trainer.runtime.imports import unhide_package
 
 # Until all tests are collected: imports make much that lives on, and each collection would look at all of it.
 gc.disable()
@@ -38,8 +42,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 os.fsync = lambda _: None
 
+# Commands that tests call in this process are made of their functions once, 0.06 s each time.
+typer.main.get_command = functools.cache(typer.main.get_command)
+
 # Stages in this process fork from the server of tests.support.forked, which has imported more.
-executor.set_forkserver_preload = lambda imports: None
+executor.set_forkserver_preload = executor.ensure_running = lambda *_: None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,12 +77,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker("slow")
 
 
+_LONGEST = ("test_tutorial", "test_published_models", "test_year")
+"""Files that take longest; they come first, because at the end the other workers would wait for them."""
+
+
 def _alternate(items: list[pytest.Item]) -> list[pytest.Item]:
     """Put files whose tests wait for processes between those whose tests compute, which then run side by side; none at the end."""
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
     waiting = [path for path in files if path.parent.name in ("chaos", "e2e")]
+    waiting.sort(key=lambda path: path.stem not in _LONGEST)
     computing = [path for path in files if path not in waiting]
     each = 4 * len(computing) // (5 * len(waiting)) if waiting else 0
     order = [path for i, one in enumerate(waiting) for path in (one, *computing[i * each : (i + 1) * each])]
@@ -89,14 +101,38 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-_FROZEN_MODULES = pytest.StashKey[int]()
+_collect = gc.collect
+_frozen_modules = 0
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave what was imported out of garbage collections: evaluation makes one after each model, a quarter of a second long."""
-    if len(sys.modules) > item.config.stash.get(_FROZEN_MODULES, 0):
+def _collect_and_leave_out_imports(generation: int = 2) -> int:
+    """Look for garbage; if the product does, leave what was imported out of later looks: it makes one after each model, a quarter of a second long."""
+    global _frozen_modules  # noqa: PLW0603
+    found = _collect(generation)
+    # hypothesis looks, too, and then for what refers to an object, which is not found among what is left out
+    is_product = sys._getframe(1).f_globals["__name__"].startswith("tasks.")
+    if is_product and len(sys.modules) > _frozen_modules:
         gc.freeze()
-        item.config.stash[_FROZEN_MODULES] = len(sys.modules)
+        _frozen_modules = len(sys.modules)
+    return found
+
+
+gc.collect = _collect_and_leave_out_imports
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """Commands choose what their process logs and imports; those that a test calls in this one must not choose for the next test."""
+    loggers = [logging.getLogger(name) for name in (None, *log.OURS)]
+    before, for_people = [logger.level for logger in loggers], dict(log._levels)
+    not_imported = [package for package in ("peft", "torchao") if package not in sys.modules]
+    yield
+    log._levels.update(for_people)
+    for logger, level in zip(loggers, before, strict=True):
+        if logger.level != level:  # to set one makes all loggers forget what they are enabled for
+            logger.setLevel(level)
+    for package in not_imported:
+        unhide_package(package)
 
 
 @pytest.fixture(scope="session")

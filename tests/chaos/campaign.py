@@ -88,14 +88,14 @@ class Campaign:
         for kill in kills:
             if not any(self._kill(kill) for _ in range(_TRIES)):
                 self._record(kill.target, [f"{self.name}: {kill}: the run always finished before the kill"])
-        self._check_start("to the end", self._victim.run())
+        self._check_start("to the end", self._victim.run(fork=not IS_LONG))
 
     def _kill(self, kill: Kill) -> bool:
         """Start the run and kill it; return False if it finished before."""
         victim, started = self._victim, time.monotonic()
         before = killed_at = victim.newest_step()
         if kill.is_at_point:
-            result = victim.wait(victim.start(f"{kill.target}:{kill.number}"))
+            result = victim.wait(victim.start(f"{kill.target}:{kill.number}", fork=not IS_LONG))
         else:
             process = victim.start()
             killed_at = _kill_at_time(victim, process, kill)

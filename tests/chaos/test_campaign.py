@@ -1,6 +1,7 @@
 """A training that is killed at write points of a save and at random times ends with the same bytes as the golden run.
 
-`make test` sends a few kills, `make chaos` many. EVERGREEN_CHAOS_KILLS sets their number, EVERGREEN_CHAOS_SEED their choice.
+`make test` sends a few kills, and forks trainings that end by themselves; `make chaos` sends many, and forks none.
+EVERGREEN_CHAOS_KILLS sets their number, EVERGREEN_CHAOS_SEED their choice.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +81,8 @@ class Victim:
 
     def train_golden(self) -> None:
         """Train the golden run, and keep its checkpoints and artifacts."""
-        self.project.run(sys.executable, str(Path(__file__).with_name("golden_run.py")), str(self.golden / "run"))
+        code = Path(__file__).with_name("golden_run.py").read_text(encoding="utf-8")
+        self.project.run("python", "-c", code, str(self.golden / "run"))
         for folder in trained_folders(self.artifacts):
             shutil.move(folder, self.golden / folder.name)
         tiny.write(self.artifacts.recipe_path, tiny.recipe(self._changes))
@@ -95,13 +95,15 @@ class Victim:
 
     # Starts
 
-    def start(self, kill_at: str | None = None, log: str = "train.log", **environment: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, kill_at: str | None = None, log: str = "train.log", *, fork: bool = False, **environment: str
+    ) -> subprocess.Popen[bytes]:
         """Start the train stage; with `kill_at`, its trainer kills itself at that write point."""
         before = dict(self.project.environment)
         self.project.environment |= environment | ({KILL_AT: kill_at} if kill_at else {})
         try:
             command = ("python", "-m", "tasks", "train", "params/tiny.yaml")
-            return self.project.start(*command, log=log, fork=self._fork)
+            return self.project.start(*command, log=log, fork=fork or self._fork)
         finally:
             self.project.environment = before
 
@@ -112,9 +114,9 @@ class Victim:
         wait_for(lambda: not self.project.processes(), "the end of all processes of a start", _END_S)
         return StartResult(status, (self.project.root / "train.log").read_text(encoding="utf-8"))
 
-    def run(self, **environment: str) -> StartResult:
+    def run(self, *, fork: bool = False, **environment: str) -> StartResult:
         """Run the train stage to its end, without a kill."""
-        return self.wait(self.start(**environment))
+        return self.wait(self.start(fork=fork, **environment))
 
     # What is on disk
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support import forked
 from trainer.runtime.library_errors import is_lost_peer, is_out_of_memory
 
 WRITERS = {
@@ -61,7 +61,7 @@ except Exception as error:
 def test_a_write_that_the_disk_refuses_is_a_storage_error(library: str, tmp_path: Path) -> None:
     code = LIMITED.format(write=WRITERS[library])
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "file")], capture_output=True, text=True, check=False, timeout=60
+        [forked.python(), "-c", code, str(tmp_path / "file")], capture_output=True, text=True, check=False, timeout=60
     )
     assert "MiB free on that disk" in done.stdout, done.stderr
     assert "ulimit -f unlimited" in done.stdout
@@ -78,7 +78,7 @@ def test_the_allocator_of_the_processor_says_that_memory_ran_out() -> None:
 
 
 def test_gloo_says_that_the_other_process_is_gone(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", RANK]
+    command = [forked.python(), "-c", RANK]
     with subprocess.Popen([*command, "1", str(tmp_path / "meet")]):
         rank_0 = [*command, "0", str(tmp_path / "meet")]
         said = subprocess.run(rank_0, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 
 from params.schema import Model, ObjectiveChoice
 from tasks.tokenization.tokenizers import load_tokenizer
+from tests.support import forked
 from tests.support.pretrained import write_model
 from tests.support.project import ROOT
 from tests.support.terminal import terminal
@@ -33,11 +34,17 @@ CHECKED_BY_CALLER = {
 }
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """A file of the product, for several tests."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def calls() -> Iterator[tuple[Path, ast.Call, str]]:
     """Every call in the product that may load from a repository, and the name of what it calls."""
     for package in ("params", "trainer", "tasks", "flows"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.walk(parsed(path)):
                 if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in LOADERS:
                     yield path.relative_to(ROOT), node, ast.unparse(node.func)
 
@@ -57,7 +64,7 @@ def test_every_call_that_loads_says_that_it_runs_no_code():
 def test_every_function_that_loads_first_checks_what_the_files_name():
     wrong, loading = [], 0
     for path in {path for path, _, name in calls() if name.endswith("from_pretrained")}:
-        for function in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        for function in ast.walk(parsed(ROOT / path)):
             if not isinstance(function, ast.FunctionDef):
                 continue
             lines: dict[str, list[int]] = {"from_pretrained": [], "check_safe_to_load": []}
@@ -76,7 +83,7 @@ def test_every_function_that_loads_first_checks_what_the_files_name():
 def test_transformers_is_given_no_callable_that_loads():
     """A loader that is handed on instead of called would escape the walk."""
     for path in (path for package in ("trainer", "tasks") for path in (ROOT / package).rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and node.attr in {"from_pretrained", "from_config"}:
@@ -87,6 +94,7 @@ ROLES = """
 import json, shutil, sys
 from pathlib import Path
 
+from huggingface_hub import constants
 from params.foundation.errors import EvergreenError
 from params.schema import Model, ObjectiveChoice
 from tasks.evaluation import champion
@@ -98,8 +106,11 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.iterative import configuration
 from trainer.model import network
+from transformers import dynamic_module_utils
 
 root = Path(sys.argv[1])
+constants.HF_HUB_OFFLINE = True
+dynamic_module_utils.HF_MODULES_CACHE = str(root / "modules")
 own, usual = root / "own", write_model(root / "usual", "llama")
 shutil.copytree(usual, own)
 code = f"from pathlib import Path\\nPath({str(root / 'ran')!r}).touch()\\n"
@@ -165,9 +176,8 @@ OURS = ("base", "tokenizer", "trained", "adapter", "champion", "champion, an ada
 def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bool]:
     """What each role says to somebody at a terminal who answers yes to everything, and whether the code ran."""
     root = tmp_path_factory.mktemp("code")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(root / "home"), "HF_HUB_OFFLINE": "1"}
-    environment["HF_MODULES_CACHE"] = str(root / "modules")
-    with terminal(sys.executable, "-c", ROLES, str(root), folder=ROOT, environment=environment) as screen:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(root / "home")}
+    with terminal(forked.python(), "-c", ROLES, str(root), folder=ROOT, environment=environment) as screen:
         for _ in range(20):
             screen.type("y\n")
         screen.wait_for("<end>", 120)

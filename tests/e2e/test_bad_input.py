@@ -112,8 +112,8 @@ def too_few_rows(project) -> None:
     ("damage", "stage", "status", "words"),
     [
         (unknown_key, "train", CONFIG, [f"{RECIPE}:2", "training.learning_rat", "did you mean `learning_rate`?"]),
-        (wrong_type, "train", CONFIG, ["training.max_steps", "found 'many'"]),
-        (missing_file, "ingest", DATA, [ROWS, "no file matches"]),
+        pytest.param(wrong_type, "train", CONFIG, ["training.max_steps", "found 'many'"], marks=pytest.mark.slow),
+        pytest.param(missing_file, "ingest", DATA, [ROWS, "no file matches"], marks=pytest.mark.slow),
         (empty_file, "ingest", DATA, [ROWS, "empty"]),
         (not_utf8, "ingest", DATA, [ROWS, "UTF-8"]),
         (missing_column, "validate", DATA, ["txt", "did you mean `text`?"]),

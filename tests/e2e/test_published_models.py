@@ -19,7 +19,8 @@ from tasks.commands import main
 from tasks.hub_server.server import LocalHub
 from tasks.hub_server.trials import TrialError
 from tasks.inference.hub_trials import HubModelAnswerer
-from tests.support import base_models, tiny_releases
+from tasks.publishing import served
+from tests.support import base_models, forked, releases, tiny_releases
 from tests.support.browser import needs_browser, open_page
 from tests.support.html import Outline
 from trainer import objectives
@@ -36,6 +37,7 @@ def hub(tmp_path_factory) -> Iterator[LocalHub]:
     root = tmp_path_factory.mktemp("published")
     with pytest.MonkeyPatch.context() as patch, LocalHub(root / ".hub", tokens={TOKEN: "tests"}) as running:
         base_models.use_hub(patch, running.endpoint, TOKEN, root / "cache")
+        patch.setattr(releases, "ASKED_ROWS", served.ROWS)
         for kind in tiny_releases.KINDS:
             tiny_releases.publish(root / kind, kind, private=kind == "dpo")
         for model_type in ("llama", "bert", "t5"):
@@ -286,6 +288,7 @@ def open_hub(hub) -> Iterator[LocalHub]:
         LocalHub(hub.root / ".hub", tokens=tokens, answer=answer) as running,
     ):
         patch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+        patch.setattr("sys.executable", forked.python())  # the process of the answers loads what this one has loaded
         running.answer = answer
         yield running
 

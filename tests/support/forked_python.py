@@ -25,6 +25,7 @@ MODULES = {
     "prefect",
     "prefect.engine",
     "tasks",
+    "tasks.inference.trial_process",
     "trainer.model.config_check",
     "trainer.runtime.launcher",
     "trainer.worker",

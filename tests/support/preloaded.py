@@ -2,12 +2,22 @@
 
 import functools
 import gc
+import io
 import os
 import ssl
 import weakref
 
+from matplotlib.figure import Figure
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # as in conftest.py
 os.fsync = lambda _: None
+
+get_checkpoint_conversion_mapping("llama")  # compiles a thousand patterns, for all models together
+figure = Figure()
+figure.add_subplot(title="finds the font, and what writes a picture").plot([1, 2])
+for kind in ("svg", "png"):
+    figure.savefig(io.BytesIO(), format=kind)
 
 for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
     if finalizer.peek()[1].__module__ == "torch.library":

@@ -2,7 +2,10 @@
 
 import contextlib
 import gc
+import inspect
 import os
+
+import jinja2
 
 gc.disable()
 
@@ -11,3 +14,9 @@ os.environ["TORCHDYNAMO_DISABLE"] = "1"
 with contextlib.suppress(ImportError):
     import bitsandbytes  # noqa: F401
 del os.environ["TORCHDYNAMO_DISABLE"]
+
+# the templates of pages are compiled once, and not by each process that writes a page
+defaults = jinja2.Environment.__init__.__defaults__ or ()
+place = [*inspect.signature(jinja2.Environment).parameters].index("bytecode_cache")
+assert defaults[place] is None
+jinja2.Environment.__init__.__defaults__ = (*defaults[:place], jinja2.FileSystemBytecodeCache(), *defaults[place + 1 :])

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from params import Recipe, load
@@ -15,6 +16,7 @@ from tasks.evaluation.report import EvaluationReport
 from tasks.evaluation.stage import evaluate as evaluate_stage
 from tasks.hub_client.receipt import Receipt
 from tasks.ingestion.report import IngestReport
+from tasks.publishing import served
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.stage import publish as publish_stage
 from tasks.stages import save_report
@@ -31,6 +33,8 @@ from trainer.objectives.bases.objective import Objective
 SIZES = {"train": 60, "validation": 12, "test": 40}
 BATCH = 32
 """Sequences that `learn` looks at."""
+ASKED_ROWS = 4
+"""How many rows `publish` asks a release about; where these answers are what is tested, all of `served.ROWS`."""
 
 
 SOURCE = IngestReport(
@@ -112,15 +116,17 @@ def evaluate(
 
 def publish(artifacts: Artifacts, recipe: Recipe, **changes: Any) -> Receipt:
     """The publish stage, some keys of the recipe's `publish` section set."""
-    return publish_stage(
-        artifacts,
-        seed=recipe.seed,
-        objective=recipe.objective,
-        model=recipe.model,
-        evaluation=recipe.evaluation,
-        publish=recipe.publish.model_copy(update={"timeout_s": 5.0, **changes}),
-        inputs=StageInputsSnapshot.read("publish", artifacts),
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(served, "ROWS", ASKED_ROWS)
+        return publish_stage(
+            artifacts,
+            seed=recipe.seed,
+            objective=recipe.objective,
+            model=recipe.model,
+            evaluation=recipe.evaluation,
+            publish=recipe.publish.model_copy(update={"timeout_s": 5.0, **changes}),
+            inputs=StageInputsSnapshot.read("publish", artifacts),
+        )
 
 
 def candidate(artifacts: Artifacts, **changes: Any) -> Candidate:

@@ -33,10 +33,10 @@ _levels = {"ours": logging.INFO, "libraries": logging.ERROR}
 
 
 def log_for_people(level: int = logging.INFO) -> None:
-    """Print what people should read on standard output: our lines at `level` and above."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(is_for_people)
+    """Print what people should read on standard output: our lines at `level` and above; who has called us may have a log."""
+    printing = logging.StreamHandler(sys.stdout)
+    printing.addFilter(is_for_people)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[printing])
     set_level_for_people(level, logging.ERROR)
 
 

@@ -32,7 +32,7 @@ def found(trial: Trial, rows: list[Row], runs: int = RUNS) -> float:
     return cell(trial, [one_run(trial, rows, seed) for seed in range(runs)], 0.0).found["0.95"]
 
 
-@pytest.mark.parametrize("is_grouped", [False, True])
+@pytest.mark.parametrize("is_grouped", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_drift_is_rarely_found_where_there_is_none(rows: list[Row], is_grouped: bool) -> None:
     assert found(Trial("alike", 500, 100, is_grouped=is_grouped), rows) <= ALLOWED
 

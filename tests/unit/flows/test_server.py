@@ -22,10 +22,17 @@ from prefect.utilities.urls import url_for
 from flows.server import own as server
 from flows.server.configured import refuse_non_api_url
 from params import EvergreenError, StorageError, TransientError
+from tests.support import forked
 from trainer.runtime.lifetime import stop_process_group
 
 
-def test_only_the_process_that_started_the_server_can_use_it(tmp_path, make_prefect_home, monkeypatch) -> None:
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers are forked; what they import takes five seconds each."""
+    monkeypatch.setattr("sys.executable", forked.python())
+
+
+def test_only_the_process_that_started_the_server_can_use_it(tmp_path, make_prefect_home, monkeypatch, forks) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(make_prefect_home()))
     started = server.OwnPrefectServer(tmp_path / "log")
     try:
@@ -42,7 +49,7 @@ def test_only_the_process_that_started_the_server_can_use_it(tmp_path, make_pref
         stop_process_group(started.process, 0)
 
 
-def test_each_server_has_a_database_that_no_other_one_uses(tmp_path, make_prefect_home, monkeypatch) -> None:
+def test_each_server_has_a_database_that_no_other_one_uses(tmp_path, make_prefect_home, monkeypatch, forks) -> None:
     home = make_prefect_home()
     monkeypatch.setenv("PREFECT_HOME", str(home))
     theirs = f"sqlite+aiosqlite:///{home}/prefect.db"

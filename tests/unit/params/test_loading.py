@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 from params import Recipe, RecipeError, load
 from params.loading import find_recipe, parse, read_yaml_document, recipe_name, valid_sections
 from tasks.diagnostics.check import find_recipe_problems
+from tests.support.settings_check import check_settings_in_this_process
 
 DEFAULT = Path("params/default.yaml")
 TEXT = """\
@@ -449,7 +450,8 @@ def _mutated(content, rng):
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))])
-def test_mutated_recipe_gives_a_recipe_or_an_error(tmp_path, seed):
+def test_mutated_recipe_gives_a_recipe_or_an_error(tmp_path, seed, monkeypatch):
+    check_settings_in_this_process(monkeypatch)
     rng = random.Random(seed)
     content = YAML(typ="safe").load(TEXT)
     path = tmp_path / "trial.yaml"

@@ -28,7 +28,7 @@ from tasks.evaluation.report import Blessing
 from tasks.hub_server.server import LocalHub
 from tasks.stages import run_stage, save_report
 from tasks.tokenization.tokenizers import train_tokenizer
-from tests.support import base_models, prompts, tiny
+from tests.support import base_models, forked, prompts, tiny
 from tests.support.pretrained import POINTER, write_model
 from tests.support.project import ROOT
 from tests.support.settings_check import check_settings_in_this_process
@@ -679,7 +679,7 @@ def test_default_recipe_is_sound(monkeypatch):
 
 def cli(*command, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "tasks", *command],
+        [forked.python(), "-m", "tasks", *command],
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,

@@ -23,6 +23,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from tasks.hub_server.server import LocalHub
+from tests.support import forked
 from tests.support.project import ROOT, wait_for
 from tests.unit.tasks.hub_server.contract import lfs_batch
 
@@ -40,7 +41,7 @@ SERVE = """
 @contextmanager
 def server_process(root: Path) -> Iterator[tuple[subprocess.Popen[str], HfApi]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(SERVE), str(root)], stdout=subprocess.PIPE, text=True
+        [forked.python(), "-c", textwrap.dedent(SERVE), str(root)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     try:

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from tasks.ingestion import stage
 from tasks.ingestion.split_assigner import assign_split, canonical_json
 from tasks.ingestion.stage import ingest
 from tasks.shards.split_rows import SplitRows
-from tests.support import tiny
+from tests.support import forked, tiny
 
 
 def run(
@@ -454,7 +453,7 @@ def test_failure_keeps_earlier_artifacts(tmp_path: Path) -> None:
 
 
 _FULL_DISK = """
-import json, resource, signal, sys
+import json, resource, signal, sys, warnings
 from collections.abc import Sequence
 from pathlib import Path
 from params import StorageError
@@ -462,6 +461,7 @@ from params.foundation.artifacts import Artifacts
 from params.schema import Data, Launch
 from tasks.shards.split_rows import SplitRows
 from tasks.ingestion.stage import ingest
+warnings.simplefilter("error")
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
 source = {"kind": "files", "train": "train.jsonl"}
@@ -480,7 +480,7 @@ def test_full_disk_is_a_storage_error_and_leaves_no_files(tmp_path: Path, limit_
     before = folder_bytes(tmp_path)
     noise = random.Random(0)
     write_json_lines(tmp_path / "train.jsonl", [{"text": noise.randbytes(50).hex()} for _ in range(20_000)])
-    command = [sys.executable, "-W", "error", "-c", _FULL_DISK, str(tmp_path), str(limit_bytes)]
+    command = [forked.python(), "-c", _FULL_DISK, str(tmp_path), str(limit_bytes)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (os.EX_IOERR, "")
     assert f"{tmp_path / 'runs/r/raw'}" in done.stdout

@@ -18,6 +18,7 @@ from tasks.ingestion import stage
 from tasks.ingestion.stage import ingest
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
+from tests.support.settings_check import check_settings_in_this_process
 from trainer.data.shards import Manifest
 
 SHARES = {"validation": 0.3, "test": 0.4}  # so that many labels with few rows are held out as a whole
@@ -59,8 +60,14 @@ def learned(rows: list[dict[str, Any]], splits: dict[str, str]) -> set[str]:
     return {str(row["label"]).strip() for row in rows if splits[row["text"]] == "train"}
 
 
-@pytest.mark.parametrize("part", [65_536, 16, 2])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("seed", "part"),
+    [
+        pytest.param(seed, part, marks=pytest.mark.slow if seed and part == 2 else ())  # twenty parts take a second
+        for part in (65_536, 16, 2)
+        for seed in range(3)
+    ],
+)
 def test_each_label_has_a_training_row_and_all_others_stay(tmp_path: Path, monkeypatch, seed: int, part: int) -> None:
     monkeypatch.setattr(stage, "PART_ROWS", part)
     rows = rows_of(40, 4, seed)
@@ -137,6 +144,7 @@ def test_a_column_without_repeated_values_leaves_nothing_to_hold_out(tmp_path: P
 
 
 def test_check_finds_a_missing_column(tmp_path: Path, monkeypatch) -> None:
+    check_settings_in_this_process(monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/rows.csv").write_text("text,label\na,b\n")

@@ -58,6 +58,11 @@ def kinds(*names: str) -> list[Any]:
     return [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in names]
 
 
+@pytest.fixture(autouse=True)
+def _all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(releases, "ASKED_ROWS", served.ROWS)
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     """An evaluated model of a kind, which the gate blesses."""

@@ -33,7 +33,7 @@ def write_base(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("form", ["adapter", "both"])
+@pytest.mark.parametrize("form", [pytest.param("adapter", marks=pytest.mark.slow), "both"])
 def test_adapters_generate_in_the_language_that_they_learned(form: str, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, LocalHub(tmp_path / ".hub", tokens={TOKEN: "tests"}) as hub:
         base_models.use_hub(patch, hub.endpoint, TOKEN, tmp_path / "cache")
