@@ -59,6 +59,10 @@ READING = (
     "m.content * 2",
     "m.content | list",
     "(m.content | batch(2) | list)",
+    "m.content in ('yes and no' | e)",
+    "('yes' | safe) == m.content",
+    "('f' | safe) < m.content",
+    "true %}{% autoescape true %}{{ m.content }}{% endautoescape %}{% endif %}{% if false",
 )
 TEXTS = ["yes", "no", "", " ", "\n", "[a]", "]", "x", "</t>", "so</t>\n", "<e>", "<", "e>", "<user>", "{{ c }}", "{% if %}", "ÄÖ ﬁ", "日本", "e\u0301"]  # fmt: skip
 TEXTS += [
