@@ -18,6 +18,7 @@ from jinja2 import Template, TemplateError, Undefined, nodes
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from markupsafe import Markup
 
 UNKNOWN: Final = re.compile("\ue000([0-9]+)\ue001")
 """Stands for the content of a message, by its number, in private characters that templates do not write."""
@@ -204,7 +205,10 @@ def _guard(function: Any, *, answer: bool | None = None) -> Callable[..., Any]:
             return answer
         if answer is None and not _is_known([values, options]):
             raise UntraceableTemplateError(function.__name__)
-        return function(*values, **options)
+        found = function(*values, **options)
+        if isinstance(found, Markup):  # it compares itself with a content, and escapes what is added to it
+            raise UntraceableTemplateError(function.__name__)
+        return found
 
     return guarded
 
@@ -256,6 +260,8 @@ def _compile(source: str) -> Template:
     source = re.sub(r"(\{%[-+]?\s*)endgeneration(?=\s*[-+]?%\})", r"\1endcall", source)
     environment = _Environment()
     tree = environment.parse(source)
+    if tree.find(nodes.EvalContextModifier):
+        raise UntraceableTemplateError("contents are escaped")
     for operand in tree.find_all(nodes.Operand):
         if operand.op in {"in", "notin"}:
             operand.expr = nodes.Filter(operand.expr, "searched", [], [], None, None)

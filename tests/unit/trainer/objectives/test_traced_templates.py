@@ -59,6 +59,9 @@ READING = (
     "m.content * 2",
     "m.content | list",
     "(m.content | batch(2) | list)",
+    "m.content in ('yes and no' | e)",
+    "('yes' | safe) == m.content",
+    "('f' | safe) < m.content",
 )
 TEXTS = ["yes", "no", "", " ", "\n", "[a]", "]", "x", "</t>", "so</t>\n", "<e>", "<", "e>", "<user>", "{{ c }}", "{% if %}", "ÄÖ ﬁ", "日本", "e\u0301"]  # fmt: skip
 TEXTS += [
@@ -125,6 +128,11 @@ def test_a_template_that_reads_contents_has_no_trace(question, monkeypatch):
         + TURN
         + "{% endfor %}"
     )
+    assert compare_with_jinja(template, 20, monkeypatch) == 0
+
+
+def test_a_template_that_escapes_contents_has_no_trace(monkeypatch):
+    template = "{% autoescape true %}" + LOOP + TURN + "{% endfor %}{% endautoescape %}"
     assert compare_with_jinja(template, 20, monkeypatch) == 0
 
 
