@@ -177,7 +177,11 @@ def _find_class(made: ReleaseRecord) -> type[Objective[Any]] | None:
 def _check_objective(objective: Objective[Any], made: ReleaseRecord, name: str) -> None:
     """Raise a ValueError if a release was trained by an objective whose outputs mean something else than those of `objective`."""
     own, other = type(objective), _find_class(made)
-    whole = [one for one in own.mro() if issubclass(one, ReleaseReading) and not inspect.isabstract(one)]
+    whole = [
+        one
+        for one in own.mro()
+        if issubclass(one, ReleaseReading) and one is not ReleaseReading and not inspect.isabstract(one)
+    ]
     if other is None or issubclass(other, tuple(whole)):  # both are, or extend, the same objective
         return
     if own.auto_class != other.auto_class or objectives.overrides_method(objective, "remap_labels"):
