@@ -192,5 +192,5 @@ def _one_row(chosen: proposal.ObjectiveProposal, plan: RecipePlan) -> Iterator[s
         yield from (f"    {line}" for line in lines[:_SHOWN_TOKENS])
         if rest := lines[_SHOWN_TOKENS:]:
             yield f"      ... {len(rest)} lines more"
-        if rest and not isinstance(example.get("labels"), list):
+        if rest and not isinstance(example.get("labels", []), list):
             yield f"    {rest[-1]}"

@@ -222,6 +222,7 @@ class Embedding(Objective[Options]):
 
     def collate(self, examples: Sequence[Example], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
         """As the base class, with `texts`, the numbers of the texts of each row, and its `grade`, if it has one, (B, 1)."""
+        examples = [several_texts.in_order(examples[0]), *examples[1:]]  # the first one says the order
         batch = pad_batch(examples, tokenizer)
         if "grade" in examples[0]:
             batch["grade"] = torch.tensor([[one["grade"]] for one in examples], dtype=torch.float64)
@@ -314,9 +315,8 @@ class Embedding(Objective[Options]):
         vectors, given = self._divide(measured)
         flat = vectors.reshape(-1, vectors.shape[2])
         numbers, place = np.unique(given[:, : vectors.shape[1]], return_index=True)
-        return (
-            flat if self._has_scores else flat[place[numbers != several_texts.NO_TEXT]]
-        )  # scored pairs have no numbers of texts
+        # scored pairs have no numbers of texts
+        return flat if self._has_scores else flat[place[numbers != several_texts.NO_TEXT]]
 
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         if self._has_scores:

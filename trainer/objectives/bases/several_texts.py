@@ -30,10 +30,25 @@ def number_texts(texts: Sequence[str], most: int) -> list[int]:
     return [hash_group_value(text.strip()) for text in texts] + [NO_TEXT] * (most - len(texts))
 
 
+def token_names(most: int) -> list[str]:
+    """Return the names of the tokens of up to `most` texts: `input_ids`, `positive_input_ids`, `negative0_input_ids` and so on."""
+    return ["input_ids", "positive_input_ids", *(f"negative{i}_input_ids" for i in range(most - 2))][:most]
+
+
+def in_order(example: Example) -> Example:
+    """Return the example with its texts, and then their numbers, from the first one on.
+
+    A file has its columns by name, so that `negative0`, `negative10` and `negative2` stand before `positive`.
+    """
+    most = sum(name.endswith("input_ids") for name in example)
+    numbers = sum(name.startswith("text_") for name in example)
+    return {name: example[name] for name in (*token_names(most), *(f"text_{i}" for i in range(numbers)))} | example
+
+
 def tokenize_rows(
     every: Sequence[Sequence[str]], prompts: Sequence[str], tokenizer: Tokenizer, max_length: int
 ) -> list[tuple[Example, bool]]:
-    """Return the tokens of the texts of each row, `input_ids`, `positive_input_ids`, `negative0_input_ids` and so on, and whether one is cut.
+    """Return the tokens of the texts of each row, under `token_names`, and whether one is cut.
 
     `prompts` stand before them. Each row has as many texts as there are prompts: of one that it lacks, the first token of its second text.
     """
@@ -41,9 +56,8 @@ def tokenize_rows(
     for i, prompt in enumerate(prompts):
         own = [prompt + texts[min(i, len(texts) - 1)].strip() for texts in every]
         by_place.append(tokenize_texts_truncated(own, tokenizer, max_length))
-    names = ["input_ids", "positive_input_ids", *(f"negative{i}_input_ids" for i in range(len(prompts) - 2))]
-    found = []
+    names, found = token_names(len(prompts)), []
     for texts, tokens in zip(every, zip(*by_place, strict=True), strict=True):
         ids = [own if i < len(texts) else tokens[1][0][:1] for i, (own, _) in enumerate(tokens)]
-        found.append((dict(zip(names, ids, strict=False)), any(is_cut for _, is_cut in tokens)))
+        found.append((dict(zip(names, ids, strict=True)), any(is_cut for _, is_cut in tokens)))
     return found

@@ -47,6 +47,7 @@ def made(root, objective, changes):
             "anchor": texts,
             "positive": [f"{text.split()[1]} {i}" for i, text in enumerate(texts)],
             "negative": [text.split()[-1] for text in texts],
+            "negatives": [[f"{i} {text.split()[0]} {j}" for j in range(12)] for i, text in enumerate(texts)],
             "score": [float(len(text) % 5) for text in texts],
             "topic": [text.split()[1] for text in texts],
         }
@@ -57,6 +58,32 @@ def made(root, objective, changes):
         )
     tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     return artifacts, recipe
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        (FORMS["pairs"][0], 3),
+        (FORMS["mined"][0], 6),
+        ({"negative_columns": "negatives", "listed_negatives": 12}, 14),
+        ({"negative_columns": "negatives", "listed_negatives": 12, "mined_negatives": 2}, 16),
+    ],
+    ids=["column", "column and mined", "list", "list and mined"],
+)
+def test_texts_of_stored_rows_stay_in_order(tmp_path, options, count):
+    """A file has its columns by name: a negative before the positive, and the tenth before the second."""
+    artifacts, recipe = made(tmp_path, options, {"training.max_steps": 1, "training.eval_steps": 1})
+    job = plan_job(artifacts, recipe)
+    trainer, tokenizer = in_process.trained(job), read_tokenizer(job.tokens)
+    rows = [*trainer.train_dataset][:3]
+    batch = trainer.objective.collate(rows, tokenizer)
+    assert batch["texts"].tolist() == [[row[f"text_{i}"] for i in range(count)] for row in rows]
+    with torch.no_grad():
+        vectors = trainer.objective.embed(trainer.model.eval(), batch)
+        for place, name in enumerate(["", "positive_", *(f"negative{i}_" for i in range(count - 2))]):
+            one = {kind: batch[name + kind] for kind in ("input_ids", "attention_mask")}
+            alone = trainer.objective.embed(trainer.model, one)[:, 0]
+            torch.testing.assert_close(vectors[:, place], alone)
 
 
 @pytest.mark.parametrize(
