@@ -227,6 +227,20 @@ def test_each_objective_gets_a_sound_recipe(form: str, project: Path, models: Pa
     check(project / "params/topics.yaml")
 
 
+def test_the_row_that_is_shown_ends_with_how_many_lines_are_left_out(
+    project: Path, models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row of several texts has no label to show behind that."""
+    rows = [
+        {"anchor": f"what is thing {i} of them all", "positive": f"a thing, {i}", "negatives": ["no"] * (1 + i % 2)}
+        for i in range(60)
+    ]
+    write_json(project / "data/rows.jsonl", rows)
+    make(data="data/rows.jsonl", model=str(models / "bert"))
+    row, _, _ = capsys.readouterr().out.partition("\n\nNext:")
+    assert row.endswith(" lines more")
+
+
 def test_rows_of_a_database(project: Path, models: Path) -> None:
     with sqlite3.connect(project / "data/rows.db") as database:
         database.execute("CREATE TABLE questions (id INTEGER, question TEXT, topic TEXT)")
