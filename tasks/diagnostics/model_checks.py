@@ -26,6 +26,8 @@ from trainer.runtime.imports import unhide_package
 from trainer.runtime.model_files import check_safe_to_load, has_only_unsafe_weights
 
 logger = logging.getLogger(__name__)
+_OF_A_RUN: Final = re.compile(r"runs/([^/]+)/model/?")
+"""The folder where a recipe's training leaves its model."""
 _USUAL_POSITIONS: Final = 512
 """The fewest positions that a type of models has, unless its configuration says otherwise."""
 _HUB_S = 10.0
@@ -45,7 +47,7 @@ def _starts(sections: Mapping[str, Any]) -> dict[Key, str]:
 
 def _maker_of(path: str, root: Path = Path()) -> str | None:
     """Return the recipe that makes the model in a folder of runs/; None if none does."""
-    made = re.fullmatch(r"runs/([^/]+)/model/?", path)
+    made = _OF_A_RUN.fullmatch(path)
     return made[1] if made and (root / "params" / f"{made[1]}.yaml").is_file() else None
 
 
@@ -55,8 +57,8 @@ def find_unusable_start_models(sections: Mapping[str, Any]) -> Iterator[Problem]
         folder, made, is_model = Path(path), _maker_of(path), key[0] == "model"
         required = "config.json" if is_model else "tokenizer.json"
         if folder.is_dir():
-            if made and is_model:
-                _warn_of_unpublished(made)
+            if is_model:
+                _warn_if_unpublished(path)
             if is_model and has_only_unsafe_weights(folder):
                 what = f"{path} has weights only as pickle files, which are never loaded"
                 yield Problem(key, what, "load them where you trust them, and write safetensors with `save_pretrained`")
@@ -84,10 +86,13 @@ def find_unusable_further_models(objective: ObjectiveChoice) -> Iterator[Problem
         yield from objectives.build_objective(objective).find_model_problems()
 
 
-def _warn_of_unpublished(recipe: str) -> None:
+def _warn_if_unpublished(path: str) -> None:
     from tasks.evaluation.report import Blessing
     from tasks.stages import read_report
 
+    if not (made := _OF_A_RUN.fullmatch(path)):
+        return
+    recipe = made[1]
     with contextlib.suppress(ModelError):  # it may not be evaluated yet, or here
         blessing = read_report(Artifacts(recipe), Blessing)
         if blessing.verdict != "publish" and not blessing.is_champion:

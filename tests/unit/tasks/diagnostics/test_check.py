@@ -629,6 +629,7 @@ def test_dvc_yaml_must_list_the_model_of_another_recipe(project, key, base, prob
 )
 def test_dvc_yaml_must_list_the_reward_model_of_another_recipe(project, base, code, is_watched):
     list_recipe(project, base=base, code=code, objective="trainer/objectives/grpo.py")
+    tiny.write(project / "params/answers.yaml", tiny.recipe())
     content = prompts.recipe({**prompts.GRPO, "rewards": [{"model": "runs/answers/model"}]})
     found = find_recipe_problems(read_yaml_document(tiny.write(project / "params/trial.yaml", content)))
     told = [f"{p.what}; {p.fix}" for p in found if p.key == ("objective", "rewards", 0, "model")]
