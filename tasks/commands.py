@@ -21,7 +21,7 @@ from typer.completion import shell_complete
 from params import EvergreenError, load
 from params.foundation import command_result
 from params.foundation.artifacts import Artifacts
-from params.foundation.printable import make_stdout_printable
+from params.foundation.printable import discard_output_without_reader, make_stdout_printable
 from params.loading import find_recipe, recipe_names_with_prefix
 from tasks.scaffold import commands as scaffold
 from tasks.stage_command import run_stage_as_command
@@ -306,7 +306,7 @@ def serve_hub(
 def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name: str = "python -m tasks") -> int:
     """Run a command and return its exit status: 0, 2 for wrong usage, or the `exit_code` of an error in params.foundation.errors.
 
-    After Ctrl-C it is 130. A `KeyboardInterrupt` with a text says what is kept.
+    After Ctrl-C it is 130, after the end of what reads the output, such as `head`, 141. A `KeyboardInterrupt` with a text says what is kept.
     """
     variable = f"_{name.upper()}_COMPLETE"
     try:
@@ -322,12 +322,15 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
         ):
             context.call_on_close(signs_of_life.hide_progress)
             group.invoke(context)
-    except typer.Exit as end:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not discard_output_without_reader():
+            raise
+        return 128 + signal.SIGPIPE
+    except (typer.Exit, EvergreenError) as end:
         return end.exit_code
     except typer.TyperException as error:
         error.show()  # type: ignore[attr-defined]  # all that typer raises for wrong usage can show itself
-        return error.exit_code
-    except EvergreenError as error:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort) as interrupt:
         kept = str(interrupt) or ("nothing is changed" if isinstance(interrupt, typer.Abort) else "start again")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 import re
+import select
 import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -42,3 +45,15 @@ class PrintableStream:
 def make_stdout_printable() -> AbstractContextManager[Any]:
     """Let standard output be a `PrintableStream`."""
     return contextlib.redirect_stdout(PrintableStream(sys.stdout))
+
+
+def discard_output_without_reader() -> bool:
+    """Return whether what read standard output has ended, such as `head`; then nothing more is written there, not even at exit."""
+    with contextlib.suppress(io.UnsupportedOperation):
+        descriptor, poll = sys.stdout.fileno(), select.poll()
+        poll.register(descriptor, 0)
+        if any(event & select.POLLERR for _, event in poll.poll(0)):
+            with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - no path of a user
+                os.dup2(nowhere.fileno(), descriptor)
+            return True
+    return False

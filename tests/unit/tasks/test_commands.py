@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -159,6 +160,16 @@ def test_unexpected_errors_are_raised(monkeypatch, error):
     monkeypatch.setattr("tasks.diagnostics.check.check", fails)
     with pytest.raises(type(error)):
         main(["check", "tiny"])
+
+
+def test_a_command_ends_quietly_with_the_reader_of_its_output():
+    """As after `evergreen show default | head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "tasks", "show", "default"]
+    done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_evergreen_imports_user_code_from_the_working_directory(project):
