@@ -5,10 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import NoReturn
 
 
-def main() -> int:
-    """Run a command and return its exit status. Until it is imported, Ctrl-C ends the process by the signal, without a traceback."""
+def main() -> NoReturn:
+    """Run a command, and end this process with its exit status."""
+    from trainer.runtime.lifetime import run_and_end
+
+    run_and_end(_run)
+
+
+def _run() -> int:
+    """Until the command is imported, Ctrl-C ends the process by the signal, without a traceback."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # not in the background, where a shell lets it be ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -25,4 +33,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

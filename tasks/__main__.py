@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainer.reporting.signs_of_life import start_signs_of_life
 from trainer.runtime import fork_server
-from trainer.runtime.lifetime import die_with_parent
+from trainer.runtime.lifetime import die_with_parent, run_and_end
 from trainer.runtime.memory import reduce_garbage_collection
 
 
@@ -38,4 +38,4 @@ if __name__ == "__main__":
     if "DVC_STAGE" in os.environ:
         die_with_parent(ancestors=_dvc_processes())
     fork_server.hand_over("tasks.__main__", "main")
-    sys.exit(main())
+    run_and_end(main)

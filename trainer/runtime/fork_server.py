@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from trainer.environment import environment_variable
-from trainer.runtime.lifetime import FORK, die_with_parent, is_fork
+from trainer.runtime.lifetime import FORK, die_with_parent, is_fork, run_and_end
 
 VARIABLE: Final = "EVERGREEN_FORK_SERVER"
 """Environment variable: address of the server, set by `running`. A user sets it to `none`: then nothing is forked."""
@@ -315,4 +315,4 @@ def _main(listener: int, parent: int, modules: Sequence[str]) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))
+    run_and_end(partial(_main, int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))

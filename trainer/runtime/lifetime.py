@@ -5,15 +5,19 @@ It imports nothing that takes long, so that a process can call `die_with_parent`
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import gc
+import io
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 SUPERVISOR = "EVERGREEN_SUPERVISOR"
 """Environment variable: id of the process that supervises a training, for the processes below its launcher."""
@@ -47,6 +51,28 @@ def die_with_parent(*, ancestors: Collection[int] = ()) -> None:
 def is_fork() -> bool:
     """Whether this process is a fork of trainer.runtime.fork_server, not below one."""
     return os.environ.get(FORK) == str(os.getpid())
+
+
+def run_and_end(main: Callable[[], Any]) -> NoReturn:
+    """Call `main`, and end this process as `sys.exit(main())` does, but for Python's search for what can be freed.
+
+    That takes 0.5 s in a process that has imported torch. Threads are waited for, the functions of atexit called, and open files
+    flushed. An error of `main` is raised, and so is a text that it exits with.
+    """
+    try:
+        status = main()
+    except SystemExit as end:
+        status = end.code
+    if not isinstance(status, int | None):
+        sys.exit(status)
+    # As multiprocessing ends its forks.
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
+    atexit._run_exitfuncs()  # noqa: SLF001
+    for found in gc.get_objects():
+        if issubclass(type(found), io.IOBase):
+            with contextlib.suppress(OSError, ValueError):  # it is closed, or only read
+                found.flush()
+    os._exit(status or os.EX_OK)
 
 
 def listen_for_stop(folder: Path) -> Callable[[], bool]:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -133,3 +134,43 @@ class TestStopGroup:
         stop_process_group(process, 10.0)
         process.stdout.close()
         wait_for(lambda: not is_alive(child), "the end of the group", 5)
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        ("return 7", 7, ""),
+        ("return None", 0, ""),
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit('wrong')", 1, "wrong\n"),
+        ("raise ValueError('odd')", 1, "ValueError: odd\n"),
+    ],
+)
+def test_a_process_that_runs_and_ends_leaves_what_any_other_leaves(tmp_path, end, status, said):
+    """Its threads end, the functions of atexit are called, and what stands in the buffers of open files is written."""
+    code = f"""
+        import atexit, sys, threading, time
+        from trainer.runtime.lifetime import run_and_end
+        def write_late(name):
+            time.sleep(0.1)
+            open(name, "w").write("late")
+        def main():
+            global kept
+            kept = open("open", "w")
+            kept.write("kept")
+            print("printed", end="")
+            atexit.register(lambda: open("atexit", "w").write("called"))
+            threading.Thread(target=write_late, args=["thread"]).start()
+            {end}
+        run_and_end(main)
+        """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (status, "printed")
+    assert done.stderr.endswith(said)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "open": "kept",
+        "atexit": "called",
+        "thread": "late",
+    }
