@@ -18,7 +18,7 @@ import typer
 from typer import Argument, Option
 from typer.completion import shell_complete
 
-from params import EvergreenError, load
+from params import DataError, EvergreenError, load
 from params.foundation import command_result
 from params.foundation.artifacts import Artifacts
 from params.foundation.printable import discard_output_without_reader, make_stdout_printable
@@ -160,7 +160,11 @@ def write_report_page(recipe: RecipePath) -> None:
     """
     from tasks.report.page import write_run_report_page
 
-    print(f"report: {write_run_report_page(Artifacts(recipe.stem))}")
+    if not (artifacts := Artifacts(recipe.stem)).run.exists():
+        raise DataError(
+            str(artifacts.run), "no stage of this recipe has run here", f"run it: `evergreen run {recipe.stem}`"
+        )
+    print(f"report: {write_run_report_page(artifacts)}")
 
 
 @app.command("join")

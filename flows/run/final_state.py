@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from params import EvergreenError, GateRefusedError
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, EvaluationDetails, EvaluationReport
+from tasks.hub_client.connection import name_of_hub
 from tasks.hub_client.receipt import Receipt
 from tasks.report.formatting import metrics_markdown_table
 from tasks.stages import read_report
@@ -105,9 +106,8 @@ def run_result_lines(artifacts: Artifacts, reasons: Sequence[str], receipt: Rece
     with contextlib.suppress(EvergreenError):
         lines += _metric_lines(artifacts, reasons)
     if receipt and receipt.status in {"published", "proposed"}:
-        link = (
-            f" {release_or_pull_request_url(receipt)}" if receipt.endpoint.startswith("http") else " on the Hub in .hub"
-        )
+        hub = receipt.endpoint
+        link = f" on {name_of_hub(hub)}" if hub == "local" else f" {release_or_pull_request_url(receipt)}"
         lines.append(f"release: {receipt.repo_id} {receipt.tag}{link}")
     if artifacts.page.exists():
         lines.append(f"report: {artifacts.page.resolve().as_uri()} on {socket.gethostname()}")

@@ -56,6 +56,11 @@ def resolve_hub_endpoint(endpoint: str) -> str:
     return chosen
 
 
+def name_of_hub(endpoint: str) -> str:
+    """Return how texts for people name a Hub: by its address, or the local one by its folder."""
+    return f"the Hub in {LOCAL_FOLDER}" if endpoint == LOCAL else endpoint
+
+
 def find_repository_endpoint(repo_id: str) -> str:
     """Return the Hub of a repository: that of the recipes which publish there, if they agree, else `local`."""
     publishes = [load(path).publish for path in sorted(Path("params").glob("*.yaml"))]

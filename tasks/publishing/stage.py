@@ -20,7 +20,7 @@ from params.dvc_files import StageInputsSnapshot, check_earlier_stages_unchanged
 from params.foundation.artifacts import Artifacts
 from params.schema import Evaluation, Model, ObjectiveChoice, Publish
 from tasks.evaluation.release_events import log_receipt, log_verdict
-from tasks.hub_client.connection import current_dvc_experiment
+from tasks.hub_client.connection import current_dvc_experiment, name_of_hub
 from tasks.hub_client.receipt import Receipt
 from tasks.publishing.candidate import Candidate, require_readable_base_model
 from tasks.stages import log_reasons, save_report
@@ -103,10 +103,10 @@ def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> Receipt | Non
     from tasks.publishing.proposal import ReleaseProposals
     from tasks.publishing.release import ReleaseOutcome
 
-    publish, endpoint, artifacts = candidate.publish, candidate.endpoint, candidate.artifacts
+    publish, hub, artifacts = candidate.publish, name_of_hub(candidate.endpoint), candidate.artifacts
     if publish.dry_run:
         release = assemble_and_plan_release(candidate, candidate.blessing.champion, inputs)
-        logger.info("publish: dry run: %d files would go to %s on %s", len(release.files), release.repo_id, endpoint)
+        logger.info("publish: dry run: %d files would go to %s on %s", len(release.files), release.repo_id, hub)
         outcome = ReleaseOutcome("dry-run")
     else:
         with candidate.open() as repository:
@@ -118,7 +118,7 @@ def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> Receipt | Non
             if replaced and (replaced.weights == candidate.weights or candidate.is_rolled_back(repository)):
                 return None
             release = assemble_and_plan_release(candidate, replaced, inputs)
-            logger.info("publish: %s to %s on %s", release.tag, release.repo_id, endpoint)
+            logger.info("publish: %s to %s on %s", release.tag, release.repo_id, hub)
             patient = replace(
                 repository, timeout_s=publish.timeout_s, log=lambda line: logger.info("publish: %s", line)
             )
@@ -131,7 +131,7 @@ def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> Receipt | Non
         status=outcome.status,
         reasons=(*release.reasons, *([outcome.note] if outcome.note else [])),
         repo_id=release.repo_id,
-        endpoint=endpoint,
+        endpoint=candidate.endpoint,
         commit=outcome.commit,
         tag=release.tag,
         pull_request=outcome.pull_request,

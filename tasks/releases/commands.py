@@ -19,7 +19,7 @@ from params import HubRefusedError, RecipeError, load
 from params.foundation.artifacts import Artifacts
 from params.schema import Publish
 from tasks.evaluation import release_events
-from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
+from tasks.hub_client.connection import name_of_hub, open_repository, resolve_hub_endpoint
 from tasks.hub_client.release_log import read_main_commits, release_table_lines, to_one_printable_line
 from tasks.hub_client.repository import HubRepository
 from tasks.releases import rollback
@@ -31,7 +31,7 @@ def print_releases(chosen: Sequence[Path], *, must_exist: bool) -> None:
     """Print the releases of recipes, or that there are none yet; HubRefusedError if a repository cannot be read that `must_exist`."""
     for path in chosen:
         publish = load(path).publish
-        print(f"{path.stem}: {publish.repo_id} on {publish.endpoint}")
+        print(f"{path.stem}: {publish.repo_id} on {name_of_hub(publish.endpoint)}")
         events = release_events.read_release_events(Artifacts(path.stem))
         with _open(path, publish) as repository:
             try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from tasks.hub_client.connection import name_of_hub
+
 if TYPE_CHECKING:
     from tasks.evaluation.report import EvaluationReport
 
@@ -136,7 +138,7 @@ def release_name_and_address(repo_id: str | None, endpoint: str | None, commit: 
     """Return the name of a release, and its address if its Hub is on a network, else an empty string."""
     if endpoint and endpoint.startswith(("https://", "http://")) and repo_id and commit:
         return f"{repo_id} on {endpoint}", f"{endpoint}/{repo_id}/tree/{commit}"
-    return f"{repo_id or ''} on {'the Hub in .hub' if endpoint == 'local' else endpoint or ''}", ""
+    return f"{repo_id or ''} on {name_of_hub(endpoint or '')}", ""
 
 
 def classify_gain(low: object, high: object) -> str:

@@ -108,12 +108,12 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
     joined = sorted(own for own in labels if len(_parts(own)) > 1 and all(uses[part] > 1 for part in _parts(own)))
     unseen = sorted({learned[label] for label in held_out_labels} - set(labels)) if sample.is_whole else []
     remarks = {
-        f"{repeated:,} training rows repeat a text; they are kept": repeated,
+        f"{repeated:,} training rows repeat a text; they are kept": repeated and not objective.group_columns,
         f"{known:,} held-out rows have a text that training rows have, too; to set those of training aside, name its column"
         " in data.group_by": known,
         f"{conflicting} texts occur with different labels; correct them if they are mistakes": conflicting,
-        f"{len(few)} labels have fewer than {FEW_ROWS + 1} rows: {list_labels(few, 5)}": few,
-        f"{len(joined)} labels consist of others, and are learned as labels of their own: {list_labels(joined, 5)}": joined,
+        f"labels with fewer than {FEW_ROWS + 1} rows: {len(few)}, {list_labels(few, 5)}": few,
+        f"labels that consist of others, and are learned as labels of their own: {len(joined)}, {list_labels(joined, 5)}": joined,
         f"labels of held-out rows that no training row has: {list_labels(unseen, 5)}; validation will set their rows aside,"
         f" or refuse them if a label has more than {FEW_ROWS}": unseen,
         f"{unanswered:,} conversations do not end with the assistant; what follows its last message is not learned": unanswered,

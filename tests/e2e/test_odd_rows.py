@@ -255,7 +255,7 @@ ODD = [
         "clf3",
         "",
         "sequence_classification",
-        "8 labels have fewer than 5 rows",
+        "labels with fewer than 5 rows: 8",
         holds=every_learned_label_has_a_row,
     ),
     Odd("roles-bad-rows/rows.jsonl", "mistrallike", "", "sft", "5 of 200 rows will be set aside", holds=sets_aside(5)),

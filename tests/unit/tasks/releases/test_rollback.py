@@ -314,7 +314,7 @@ def test_before_a_first_release_there_is_none_and_no_error(tmp_path, monkeypatch
     recipe = tiny.write(tmp_path / "params" / "tiny.yaml", tiny.recipe())
     for must_exist in (True, False):
         commands.print_releases([recipe], must_exist=must_exist)
-        assert capsys.readouterr().out == "tiny: tests/tiny on local\n  no release yet\n"
+        assert capsys.readouterr().out == "tiny: tests/tiny on the Hub in .hub\n  no release yet\n"
     event = ReleaseEvent(
         event="published", reasons=(), repo_id="tests/tiny", endpoint="local", commit="c" * 40, tag="v1"
     )

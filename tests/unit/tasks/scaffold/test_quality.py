@@ -69,7 +69,7 @@ def test_labels_that_contradict_each_other_are_few_or_unseen_are_named() -> None
     found = judged(train, [{"text": "new", "label": "unheard"}])
     notes = "\n".join(found.notes())
     assert "1 texts occur with different labels" in notes
-    assert "1 labels have fewer than 5 rows: 'x'" in notes
+    assert "labels with fewer than 5 rows: 1, 'x'" in notes
     assert (
         "no training row has: 'unheard'; validation will set their rows aside, or refuse them if a label has" in notes
     )
@@ -79,7 +79,7 @@ def test_labels_that_consist_of_others_are_named() -> None:
     names = ["billing", "bug", "billing|bug", "bug|billing", "lost, found", "New York, NY"]
     found = judged([{"text": f"text {i}", "label": names[i % 6]} for i in range(60)])
     (note,) = found.notes()
-    assert note.startswith("2 labels consist of others")
+    assert note.startswith("labels that consist of others, and are learned as labels of their own: 2, ")
     assert note.endswith("'billing|bug', 'bug|billing'")
 
 
