@@ -112,12 +112,19 @@ def estimate_test_rows(sample: RowSample, shares: Mapping[str, AdvisedValue]) ->
 
 
 def find_few_test_rows(sample: RowSample, shares: Mapping[str, AdvisedValue]) -> list[str]:
-    """Return a remark if there are so few test rows that the gate can compare no models on them."""
-    found, least = estimate_test_rows(sample, shares), _least_test_rows()
-    if found >= least:
+    """Return a remark if there may be so few test rows that the gate can compare no models on them.
+
+    A row's hash decides its split, so a split of n rows of which each is a test row with probability p has about n p of them, with a
+    standard deviation of sqrt(n p (1 - p)); two of these are left for chance.
+    """
+    share, least = shares["test"].value if "test" in shares else 1.0, _least_test_rows()
+    found = sample.estimated("test") or sample.estimated("train") * share
+    chance = math.sqrt(1 - share)
+    if math.sqrt(found) * (math.sqrt(found) - 2 * chance) >= least:
         return []
-    more = f"; give {math.ceil(least / shares['test'].value):,} rows" if "test" in shares else ""
-    why = f"{found} test rows cannot show that a model is better, so none would be published"
+    more = f"; give {math.ceil((chance + math.sqrt(1 - share + least)) ** 2 / share):,} rows" if share < 1 else ""
+    about = "about " if share < 1 else ""
+    why = f"{about}{found:.0f} test rows may not show that a model is better, and then none would be published"
     return [f"{why}: at least {least} can{more}"]
 
 
