@@ -144,7 +144,7 @@ class ClassifierNewRecipeAdvice(NewRecipeAdvice):
     at 3e-4) and from the papers of the models: small models take larger rates than large ones.
     """
 
-    models: ClassVar[tuple[ModelKind, ...]] = ("encoder", "decoder")
+    models: ClassVar[tuple[ModelKind, ...]] = ("encoder", "decoder", "encoder-decoder")
     rates: ClassVar[UpTo] = ((60e6, 3e-4), (200e6, 5e-5), (math.inf, 2e-5))
     new_rate = 1e-3
     scheduler = "linear"
