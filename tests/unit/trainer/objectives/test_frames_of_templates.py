@@ -27,6 +27,7 @@ TEMPLATES = {
         "{% set messages = messages[1:] %}{% endif %}<s>{{ ns.own }}</s>" + LOOP + TURN + "{% endfor %}"
     ),
     "within a macro": "{% macro say(c) %}{{ c }}{% endmacro %}{% for m in messages %}{% set c = say(m.content) | trim %}" + TURN + "{% endfor %}",
+    "marks the assistant's": LOOP + "{% if m.role == 'assistant' %}{% generation %}{{ c }}{% endgeneration %}{% else %}{{ c }}{% endif %}{% endfor %}",
     "captures what it marks": "{% for m in messages %}{% set c %}{% generation %}{{ m.content }}{% endgeneration %}{% endset %}"
     "<{{ m.role }}>{{ c | trim }}{% endfor %}",
     "marks what is behind thoughts": LOOP + "{% if '</t>' in c %}{{ c.split('</t>')[0] }}</t>{% endif %}"
@@ -58,6 +59,7 @@ def tokenizer():
 
 def conversations(count):
     chance = random.Random(count)
+    yield [{"role": "user", "content": "\ufdd0a\ufdd1"}, {"role": "assistant", "content": "b"}]
     for _ in range(count):
         turns = [{"role": "system", "content": ""}] * chance.randint(0, 1)
         turns += [{"role": role} for role in ("user", "assistant") * chance.randint(1, 3)]
