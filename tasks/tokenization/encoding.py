@@ -235,11 +235,12 @@ def write_sequences(examples: Iterable[Example], target: Path, *, first_row_id: 
         while batch := list(islice(remaining, BATCH_SEQUENCES)):
             if writer is None:
                 schema = _schema(batch)
+                names = token_column_names(schema.names)
                 writer = stack.enter_context(pa.ipc.new_stream(str(target), schema))
             rows = [example | {ROW: example[ROW_ID] - first_row_id} for example in batch]
             written = pa.RecordBatch.from_pylist(rows, schema)
             writer.write_batch(written)
-            lengths += [sum(len(example[name]) for name in token_column_names(schema.names)) for example in batch]
+            lengths += [sum(len(example[name]) for name in names) for example in batch]
             learned += _count_learned(written)
     return lengths, learned
 

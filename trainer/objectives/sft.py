@@ -21,7 +21,7 @@ from trainer.objectives.bases import chat, packing
 from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
-from trainer.objectives.bases.messages import is_learned, read_turns, why_conversation_unusable
+from trainer.objectives.bases.messages import Turns, is_learned, read_turns, why_conversation_unusable
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.prompt_template import (
@@ -178,18 +178,18 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
     def _turns(self, row: Row) -> list[dict[str, Any]]:
         return read_turns(row[str(self.options.messages_column)])
 
-    def _scored_texts(self, row: Row, tokenizer: Tokenizer, *, with_calls: bool = False) -> list[str]:
+    def _scored_texts(self, row: Row, tokenizer: Tokenizer) -> list[str]:
         """The completion or the assistant's messages; without `completion_only` the prompt or the other messages, too."""
         o = self.options
         if o.messages_column:
             turns = self.conversation_tokenizer(tokenizer).read(row[o.messages_column])
-            scored = [t for t in turns if (t["role"] == "assistant" and is_learned(t)) or not o.completion_only]
-            calls = [
-                json.dumps(t["tool_calls"], ensure_ascii=False) for t in scored if with_calls and "tool_calls" in t
-            ]
-            return [turn["content"] for turn in scored] + calls
+            return [turn["content"] for turn in self._scored_turns(turns)]
         texts = [row[o.completion_column] if o.completion_only else self.text(row)]
         return strip_repeated_special_tokens(texts, tokenizer, ends=True)
+
+    def _scored_turns(self, turns: Turns) -> Turns:
+        is_all = not self.options.completion_only
+        return [turn for turn in turns if is_all or (turn["role"] == "assistant" and is_learned(turn))]
 
     def says_all(self, row: Row, examples: Sequence[Example], tokenizer: Tokenizer) -> bool:
         name = "labels" if self.options.completion_only else "input_ids"
@@ -224,14 +224,17 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
         """One sequence, or one for each answer of some conversations; those of which no token within `max_length` has a loss are left out."""
         messages = self.options.messages_column
         if messages:
-            tokenized = self.conversation_tokenizer(tokenizer).tokenize([row[messages] for row in rows])
+            conversations = self.conversation_tokenizer(tokenizer)
+            turns = [conversations.read(row[messages]) for row in rows]
+            tokenized = conversations.tokenize(turns)
+            texts = ["".join(map(_said, self._scored_turns(own))) for own in turns]
         else:
             tokenized = [[pair] for pair in self._tokenize_pairs(rows, tokenizer)]
+            texts = ["".join(self._scored_texts(row, tokenizer)) for row in rows]
         flat = [(i, *pair) for i, own in enumerate(tokenized) for pair in own]
         labels = [(answers if self.options.completion_only else ids)[:max_length] for _, ids, answers in flat]
         for learned in labels:
             learned[:1] = [IGNORE_INDEX]  # no token before it could predict it
-        texts = ["".join(self._scored_texts(row, tokenizer, with_calls=True)) for row in rows]
         is_part = [len(ids) > max_length or len(tokenized[i]) > 1 for i, ids, _ in flat]
         sizes = count_scored_bytes([texts[i] for i, *_ in flat], labels, is_part, tokenizer)
         examples: list[list[Example]] = [[] for _ in rows]
@@ -271,3 +274,9 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
         """As in the base class; packed sequences have `position_ids` instead of `attention_mask`."""
         packed = "lengths" in examples[0]
         return packing.collate_packed_batch(examples, tokenizer) if packed else pad_batch(examples, tokenizer)
+
+
+def _said(turn: Mapping[str, Any]) -> str:
+    """Return the text of a message and of its calls of tools."""
+    calls = json.dumps(turn["tool_calls"], ensure_ascii=False) if "tool_calls" in turn else ""
+    return str(turn["content"]) + calls

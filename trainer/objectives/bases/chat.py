@@ -10,16 +10,16 @@ its answers, with the turns before it as the template renders them there; only t
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, chain, islice, pairwise
-from typing import Any
+from itertools import accumulate, chain, cycle, islice, pairwise
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
 from trainer.objectives.bases.lazy_imports import Encoding
+from trainer.objectives.bases.marks import CAPTURE, MARKS, START, STOP, find_marks, mark_answers, marked_spans
 from trainer.objectives.bases.messages import Turns, describe_empty_answer, is_learned, read_turns
 from trainer.objectives.bases.objective import Example, Objective, OptionsT, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX
@@ -33,15 +33,22 @@ from trainer.objectives.bases.texts import (
     generate_tokens_checking_prompt,
     tokenize_texts,
 )
-from trainer.objectives.bases.traced_templates import UNKNOWN, Condition, Frame, Rendering, TracedTokenizer
 
-_START, _STOP = "\ufdd0", "\ufdd1"
-"""Stand around the assistant's text where a template is rendered to find it; Unicode has them for such uses."""
-_GENERATION_START = re.compile(r"(\{%[-+]?\s*generation\s*)(-%\}|\+%\}|%\}\n?)")
-_GENERATION_STOP = re.compile(r"(\{%-|\{%\+|(?:^[ \t]*)?\{%)(\s*endgeneration\s*[-+]?%\})", re.MULTILINE)
 _PLAIN = {"role", "content"}
+_PLACEHOLDER = re.compile("(\ue000[0-9]+\ue001)")
+"""Stands for a message, by its number, in private characters that templates do not write."""
 _ERRORS = (ValueError, KeyError, TypeError)
 """What rendering a conversation raises if the template has no place for it."""
+
+
+class _Rendering(NamedTuple):
+    """A rendered conversation, or its beginning up to an answer."""
+
+    text: str
+    spans: list[tuple[int, int]]
+    """Of characters that are the assistant's, and have a loss."""
+    is_answer: bool
+    """Whether it ends with the assistant's turn."""
 
 
 def conversation_template(tokenizer: Tokenizer) -> str | None:
@@ -59,16 +66,15 @@ class ConversationTokenizer:
     def __init__(self, tokenizer: Tokenizer, *, learns_answers_only: bool = True) -> None:
         self.tokenizer = tokenizer
         self._learns_answers_only = learns_answers_only
-        self._frames: dict[tuple[str, ...], Frame | None] = {}
+        self._frames: dict[tuple[str, ...], list[str] | None] = {}
         template = conversation_template(tokenizer) or ""
-        marked = _GENERATION_START.sub(lambda m: f"{m[1]}%}}{{{{ '{_START}' {'-' * (m[2][0] == '-')}}}}}", template)
-        marked = _GENERATION_STOP.sub(lambda m: f"{{{{{'-' * m[1].endswith('-')} '{_STOP}' }}}}{{%{m[2]}", marked)
+        marked = mark_answers(template)
         self._marked = marked if marked != template else None
+        self._captures = bool(CAPTURE.search(template))
         self._begin, self._end, self._end_id = tokenizer.bos_token, tokenizer.eos_token, tokenizer.eos_token_id
-        self._torn_ends = tuple(self._end[:i] for i in range(1, len(self._end or "")))
-        self._is_traced = False
         self._backend = backend_with_whole_offsets(tokenizer)
         self._token_bytes = count_bytes_of_tokens(tokenizer)
+        self._spaces: dict[int, bool] = {}
 
     def read(self, messages: Any) -> list[dict[str, Any]]:
         """Return messages as `read_turns` does, without the tokens of begin and end of text that the template writes, too."""
@@ -103,26 +109,27 @@ class ConversationTokenizer:
             return str(error)
         return describe_empty_answer(turns)
 
-    def tokenize(self, conversations: Sequence[Any]) -> list[list[tuple[list[int], list[int]]]]:
-        """Return the tokens of each conversation, and its labels: the assistant's tokens, the end of each turn included.
+    def tokenize(self, conversations: Sequence[Turns]) -> list[list[tuple[list[int], list[int]]]]:
+        """Return the tokens of each conversation, as `read` returns them, and its labels: the assistant's tokens, the end of each turn included.
 
         It is one sequence, or one for each answer if the template renders answers differently once more turns follow. Raises ValueError
         if the template refuses a conversation, or renders the turns before an answer differently when that follows.
         """
         if not all(conversations):
             raise ValueError("the conversation is empty")
-        sequences = list(self._sequences([self.read(messages) for messages in conversations]))
+        sequences = list(self._sequences(conversations))
         found = self._tokenize_spans([*chain.from_iterable(sequences)])
         return [[self._label(one, *next(found)) for one in own] for own in sequences]
 
-    def _label(self, sequence: Rendering, ids: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    def _label(self, sequence: _Rendering, ids: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
         labels, end = [IGNORE_INDEX] * len(ids), self._end_id
-        run: Sequence[int] = []  # the assistant's last tokens without a gap
-        for begin, stop in ((a, self._end_of_turn(ids, b)) for a, b in spans if a < b):
-            labels[begin:stop] = ids[begin:stop]
-            joined = begin > 0 and labels[begin - 1] != IGNORE_INDEX
-            run = [*(run if joined else ()), *ids[begin:stop]]
-        added = [end] if run and sequence.is_answer and end not in run else []
+        first = last = 0  # the assistant's last tokens without a gap
+        for begin, stop in spans:
+            if begin < stop:
+                first = first if begin <= last else begin
+                last = self._end_of_turn(ids, stop)
+                labels[begin:last] = ids[begin:last]
+        added = [end] if last and sequence.is_answer and end not in ids[first:last] else []
         return ids + added, labels + added
 
     def _end_of_turn(self, ids: Sequence[int], stop: int) -> int:
@@ -131,9 +138,14 @@ class ConversationTokenizer:
         Between them may be white space, which the model has to write before it can stop.
         """
         end, place = self._end_id, stop
-        while place < len(ids) and ids[place] != end and str(self.tokenizer.decode([ids[place]])).isspace():
+        while place < len(ids) and ids[place] != end and self._is_space(ids[place]):
             place += 1
         return place + 1 if place < len(ids) and ids[place] == end and ids[stop - 1] != end else stop
+
+    def _is_space(self, token: int) -> bool:
+        if token not in self._spaces:
+            self._spaces[token] = str(self.tokenizer.decode([token])).isspace()
+        return self._spaces[token]
 
     def prompt_and_answer(self, prompt: Turns, answer: Turns) -> tuple[str, str]:
         """Return the rendered prompt, as at inference, and what an answer adds to it; a ValueError if it changes the prompt."""
@@ -143,45 +155,36 @@ class ConversationTokenizer:
             raise ValueError("the chat template renders the prompt differently when the answer follows")
         return before, whole[len(before) :]
 
-    def _sequences(self, conversations: Sequence[Turns]) -> Iterator[list[Rendering]]:
+    def _sequences(self, conversations: Sequence[Turns]) -> Iterator[list[_Rendering]]:
         """Yield the rendering of each conversation as a whole, or those up to each of its answers."""
-        framed = [self._fill_frame(turns) for turns in conversations]
-        rendered = self._render_sequences([turns for turns, own in zip(conversations, framed, strict=True) if not own])
-        yield from ([own] if own else next(rendered) for own in framed)
-
-    def _render_sequences(self, conversations: Sequence[Turns]) -> Iterator[list[Rendering]]:
-        if not conversations:
-            return
-        texts = self._apply(list(conversations))
-        marked = self._apply(list(conversations), chat_template=self._marked) if self._marked else texts
+        texts = marked = self._apply(list(conversations), chat_template=self._marked)
+        if self._marked and (self._captures or any(map(_says_marks, chain.from_iterable(conversations)))):
+            texts = self._apply(list(conversations))
+        elif self._marked:
+            texts = [MARKS.sub("", own) for own in marked]
         for turns, text, own in zip(conversations, texts, marked, strict=True):
-            if self._marked:
-                spans: list[tuple[int, int]] | None = _marked_spans(text, own)
-                spans = spans if self._keeps_answers(turns, own) and all(map(is_learned, turns)) else None
-            else:
-                spans = self._spans(turns, text)
-            if not self._learns_answers_only and not all(map(is_learned, turns)):
+            are_learned = all(map(is_learned, turns))
+            if not self._learns_answers_only and not are_learned:
                 raise ValueError("a message has `weight: 0`, which needs objective.completion_only to be true")
+            spans = self._spans(turns, text, own)
             if spans is None and not self._learns_answers_only:
                 what = "the chat template drops some of what is said once more messages follow, such as thoughts"
                 raise ValueError(f"{what}: set objective.completion_only to true, which learns each answer by itself")
             is_answer = turns[-1]["role"] == "assistant"
-            yield self._answers(turns, text) if spans is None else [Rendering(text, spans, is_answer)]
+            yield self._answers(turns, text) if spans is None else [_Rendering(text, spans, is_answer)]
 
     def _keeps_answers(self, turns: Turns, marked: str) -> bool:
         """Whether a marked rendering says each answer as it is rendered before more turns follow, but for white space and its end."""
 
         def said(text: str) -> str:
-            own = "".join(re.findall(f"{_START}(.*?){_STOP}", text, re.DOTALL))
-            if self._is_traced:
-                return own
+            own = "".join(re.findall(f"{START}(.*?){STOP}", text, re.DOTALL))
             return re.sub(r"\s", "", own.replace(self._end, ""))
 
         earlier = [turns[: i + 1] for i, turn in enumerate(turns[:-1]) if turn["role"] == "assistant"]
         found = self._apply(earlier, chat_template=self._marked) if earlier else []
         return all(said(marked).startswith(said(text)) for text in found)
 
-    def _answers(self, turns: Turns, text: str) -> list[Rendering]:
+    def _answers(self, turns: Turns, text: str) -> list[_Rendering]:
         """Return the rendering up to each answer, of which only that has a loss; `text` is that of all turns."""
         found = []
         for i, turn in enumerate(turns):
@@ -194,29 +197,31 @@ class ConversationTokenizer:
                 raise ValueError(f"{what}, so its tokens cannot be found: mark them with {{% generation %}}")
             spans = [(len(before), len(after))]
             if self._marked:
-                spans = _marked_spans(after, self._apply(turns[: i + 1], chat_template=self._marked))
-                spans = spans[self._apply(turns[:i], chat_template=self._marked).count(_START) if i else 0 :]
-            found.append(Rendering(after, spans, is_answer=True))
+                spans = marked_spans(after, self._apply(turns[: i + 1], chat_template=self._marked))
+                spans = spans[self._apply(turns[:i], chat_template=self._marked).count(START) if i else 0 :]
+            found.append(_Rendering(after, spans, is_answer=True))
         return found
 
-    def _tokenize_spans(self, rendered: Sequence[Rendering]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+    def _tokenize_spans(self, rendered: Sequence[_Rendering]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
         """Yield the tokens of each conversation, and the spans of tokens that are inside of the assistant's text.
 
         No token crosses the start of a span, because none does at inference: there the prompt is tokenized alone.
         """
-        texts = [sequence.text for sequence in rendered]
-        found = self._encode(texts, offsets=self._token_bytes is None)
+        texts, sizes = [sequence.text for sequence in rendered], self._token_bytes
+        found = self._encode(texts, offsets=sizes is None)
+        ids = [encoding.ids for encoding in found]
+        places = [sorted({*chain.from_iterable(spans)}) for _, spans, _ in rendered]
+        by_bytes = [None] * len(texts) if sizes is None else first_tokens_by_bytes(ids, texts, places, sizes)
         whole: list[tuple[list[int], list[tuple[int, int]]] | None] = []
         cut = list[str]()  # what is tokenized in pieces: all in one call, because each call takes as long as some texts
-        for (text, spans, _), encoding in zip(rendered, found, strict=True):
-            places = sorted({place for span in spans for place in span})
-            first = self._token_bytes and first_tokens_by_bytes(encoding.ids, text, places, self._token_bytes)
+        for i, (text, spans, _) in enumerate(rendered):
+            first = by_bytes[i]
             if first is None:
-                (with_offsets,) = self._encode([text], offsets=True) if self._token_bytes else (encoding,)
-                first = {place: first_token_at_character(with_offsets, place, len(text)) for place in places}
-                first = first if all(_begins_at(with_offsets, first[place], place) for place in places) else {}
-            if len(first) == len(places):
-                whole.append((encoding.ids, [(first[a], first[b]) for a, b in spans]))
+                (with_offsets,) = (found[i],) if sizes is None else self._encode([text], offsets=True)
+                first = {place: first_token_at_character(with_offsets, place, len(text)) for place in places[i]}
+                first = first if all(_begins_at(with_offsets, first[place], place) for place in first) else {}
+            if len(first) == len(places[i]):
+                whole.append((ids[i], [(first[a], first[b]) for a, b in spans]))
             else:
                 whole.append(None)
                 cut += (text[a:b] for a, b in pairwise(_cuts(text, spans)))
@@ -226,67 +231,61 @@ class ConversationTokenizer:
             ends = list(accumulate(map(len, pieces)))
             yield own or ([*chain.from_iterable(pieces)], [*zip(ends[::2], ends[1::2], strict=False)])
 
-    def _encode(self, texts: Sequence[str], *, offsets: bool) -> Iterable[Encoding]:
+    def _encode(self, texts: Sequence[str], *, offsets: bool) -> Sequence[Encoding]:
         if self._backend is None:
             return encode_texts(texts, self.tokenizer, offsets=offsets, add_special_tokens=False)
         encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
         found: list[Encoding] = encode(list(texts), add_special_tokens=False)
         return found
 
-    def _spans(self, turns: Turns, text: str) -> list[tuple[int, int]] | None:
+    def _spans(self, turns: Turns, text: str, marked: str) -> list[tuple[int, int]] | None:
         """Return the spans of characters in a rendered conversation that are the assistant's; None if it is rendered differently up to one.
 
-        Rendering a conversation up to each of its turns takes time that grows with the square of their number. A conversation that
-        differs from its frame in nothing but the messages has its spans at the same places.
+        Rendering a conversation up to each of its turns takes time that grows with the square of their number. So this is done once for
+        each sequence of roles. A conversation that differs from its frame in nothing but the messages has its spans at the same places.
         """
-        frame = self._frame(turns)
-        guess = frame and frame.fill([turn["content"] for turn in turns])
-        return guess.spans if guess and guess.text == text else self._rendered_spans(turns, text)
+        if frame := self._frame(turns):
+            filled = "".join(chain.from_iterable(zip(frame, (turn["content"] for turn in turns), strict=False)))
+            filled += frame[-1]
+            spans = find_marks(text, filled) if filled == marked or not self._marked else None
+            if spans is not None:
+                return spans
+        return self._rendered_spans(turns, text, marked)
 
-    def _rendered_spans(self, turns: Turns, text: str) -> list[tuple[int, int]] | None:
-        """Return what each of the assistant's turns adds to the rendering of the turns before it, as spans of `text`."""
+    def _rendered_spans(self, turns: Turns, text: str, marked: str) -> list[tuple[int, int]] | None:
+        """Return what the template marks, or what each of the assistant's turns adds to the rendering of the turns before it."""
+        if self._marked:
+            spans = marked_spans(text, marked)
+            return spans if self._keeps_answers(turns, marked) and all(map(is_learned, turns)) else None
         answers = self._answers(turns, text)
         is_whole = all(text.startswith(answer.text) for answer in answers)
         return [span for answer in answers for span in answer.spans] if is_whole else None
 
-    def _fill_frame(self, turns: Turns) -> Rendering | None:
-        """Return a conversation as the template renders it, without rendering it; None if only that shows what it writes."""
-        frame = self._frame(turns)
-        if frame is None or frame.conditions is None:
+    def _frame(self, turns: Turns) -> list[str] | None:
+        """Return what the template writes around messages of these roles, with marks of what is the assistant's; None if that cannot be found."""
+        roles = tuple(turn["role"] for turn in turns if turn.keys() == _PLAIN)
+        if len(roles) < len(turns):
             return None
-        contents = [turn["content"] for turn in turns]
-        if not all(condition.is_met(contents) for condition in frame.conditions):
-            return None
-        found = frame.fill(contents)
-        if not self._marked:
-            return found
-        is_odd = _START in found.text or _STOP in found.text
-        # `_keeps_answers` ignores ends, also one that two answers make
-        return None if is_odd or any(found.text[a:b].endswith(self._torn_ends) for a, b in found.spans) else found
-
-    def _frame(self, turns: Turns) -> Frame | None:
-        """Return what the template writes around messages of these roles, found once; None if that is not always the same."""
-        if self._is_traced or any(turn.keys() != _PLAIN for turn in turns):
-            return None
-        roles = tuple(turn["role"] for turn in turns)
         if roles not in self._frames:
-            traced = TracedTokenizer(self.tokenizer)
-            found = self._find_frame(roles, traced, traced.conditions)
-            self._frames[roles] = found if found or self._marked else self._find_frame(roles, self.tokenizer, None)
+            self._frames[roles] = self._find_frame(roles)
         return self._frames[roles]
 
-    def _find_frame(self, roles: Sequence[str], tokenizer: Any, conditions: Iterable[Condition] | None) -> Frame | None:
-        turns = [{"role": role, "content": f"\ue000{i}\ue001"} for i, role in enumerate(roles)]
-        reader = copy.copy(self)
-        reader.tokenizer, reader._is_traced = tokenizer, True  # noqa: SLF001 - of this class
+    def _find_frame(self, roles: Sequence[str]) -> list[str] | None:
+        names = [f"\ue000{i}\ue001" for i in range(len(roles))]
+        turns = [{"role": role, "content": name} for role, name in zip(roles, names, strict=True)]
         try:
-            ((found, *_),) = reader._render_sequences([turns])  # noqa: SLF001
             text = self._render(turns)
+            marked = str(self._apply(turns, chat_template=self._marked)) if self._marked else text
+            spans = self._rendered_spans(turns, text, marked)
         except _ERRORS:
             return None
-        if found.text != text or UNKNOWN.findall(text) != [*map(str, range(len(roles)))]:
+        if spans is None:
             return None
-        return Frame.around_unknown(found, conditions)
+        if not self._marked:
+            parts = [text[a:b] for a, b in pairwise(_cuts(text, spans))]
+            marked = "".join(chain.from_iterable(zip(parts, cycle((START, STOP)), strict=False)))[:-1]
+        pieces = _PLACEHOLDER.split(marked)
+        return pieces[::2] if pieces[1::2] == names else None
 
     def _render(self, turns: Turns, *, prompt: bool = False) -> str:
         return str(self._apply(turns, add_generation_prompt=prompt))
@@ -337,13 +336,6 @@ def _begins_at(encoding: Encoding, token: int, place: int) -> bool:
     return token == len(encoding) or (encoding.token_to_chars(token) or (0, 0))[0] >= place
 
 
-def _marked_spans(text: str, marked: str) -> list[tuple[int, int]]:
-    """Return the spans of a text between the marks of its other rendering."""
-    pieces = re.split(f"[{_START}{_STOP}]", marked)
-    marks = [character for character in marked if character in (_START, _STOP)]
-    if "".join(pieces) != text or marks != [_START, _STOP] * (len(marks) // 2) or not marks:
-        what = "changes what it writes between" if marks else "writes nothing between"
-        where = "{% generation %} and {% endgeneration %}, so the assistant's tokens cannot be found"
-        raise ValueError(f"the chat template {what} {where}")
-    ends = list(accumulate(map(len, pieces)))
-    return list(zip(ends[:-1:2], ends[1::2], strict=True))
+def _says_marks(turn: Mapping[str, Any]) -> bool:
+    """Whether a message may write marks itself."""
+    return turn.keys() != _PLAIN or any(mark in text for text in turn.values() for mark in (START, STOP))

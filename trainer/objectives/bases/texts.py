@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Final, TypeAlias
 
 from params import ModelError
-from trainer.objectives.bases.lazy_imports import Encoding, PreTrainedTokenizerBase
+from trainer.objectives.bases.lazy_imports import Encoding, NDArray, PreTrainedTokenizerBase, np
 
 Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
 """The tokenizer of a model, a fast one."""
@@ -95,8 +94,8 @@ def first_token_at_character(encoding: Encoding, place: int, size: int) -> int:
     return len(encoding)
 
 
-def count_bytes_of_tokens(tokenizer: Tokenizer) -> dict[int, int] | None:
-    """Return how many bytes (UTF-8) of a text each token is; None if a tokenizer may add to a text, or replace some of it."""
+def count_bytes_of_tokens(tokenizer: Tokenizer) -> NDArray[np.int64] | None:
+    """Return how many bytes (UTF-8) of a text each token is, (V,); None if a tokenizer may add to a text, or replace some of it."""
     backend = tokenizer.backend_tokenizer
     model, form = backend.model, json.loads(backend.pre_tokenizer.__getstate__()) if backend.pre_tokenizer else {}
     steps = form.get("pretokenizers", [form])
@@ -105,22 +104,40 @@ def count_bytes_of_tokens(tokenizer: Tokenizer) -> dict[int, int] | None:
     if replaces or steps[-1].get("type") != "ByteLevel" or any(getattr(model, name, True) for name in names):
         return None
     own = {number: len(token) for token, number in backend.get_vocab(with_added_tokens=False).items()}
-    return own | {number: len(one.content.encode()) for number, one in backend.get_added_tokens_decoder().items()}
+    own |= {number: len(one.content.encode()) for number, one in backend.get_added_tokens_decoder().items()}
+    found = np.zeros(max(own) + 1, np.int64)
+    found[[*own]] = [*own.values()]
+    return found
 
 
 def first_tokens_by_bytes(
-    ids: Sequence[int], text: str, places: Sequence[int], sizes: Mapping[int, int]
-) -> dict[int, int] | None:
-    """Return which token begins at each place in a text, if any; None if the tokens leave some of the text out.
+    ids: Sequence[list[int]], texts: Sequence[str], places: Sequence[list[int]], sizes: NDArray[np.int64]
+) -> list[dict[int, int] | None]:
+    """Return for each text which token begins at each of its places, if any; None if its tokens leave some of it out.
 
     `sizes` are those of `count_bytes_of_tokens`. This saves the tokenizer the offsets.
     """
-    starts = [0, *accumulate(map(sizes.__getitem__, ids))]
-    if starts[-1] != len(text.encode()):
-        return None
-    in_bytes = places if text.isascii() else [len(text[:place].encode()) for place in places]
-    found = [(place, own, bisect_left(starts, own)) for place, own in zip(places, in_bytes, strict=True)]
-    return {place: token for place, own, token in found if starts[token] == own}
+    ends = [0, *accumulate(map(len, ids))]
+    tokens = np.fromiter(chain.from_iterable(ids), np.int64, ends[-1])
+    starts = np.concatenate([[0], np.cumsum(sizes[tokens])])  # of each token, in the bytes of all texts
+    bases = starts[ends].tolist()
+    wanted: list[list[int]] = []
+    for text, own, base, stop in zip(texts, places, bases, bases[1:], strict=False):
+        if text.isascii():
+            wanted.append([base + place for place in own] if len(text) == stop - base else [])
+        else:
+            is_whole = len(text.encode()) == stop - base
+            wanted.append([base + len(text[:place].encode()) for place in own] if is_whole else [])
+    every = np.fromiter(chain.from_iterable(wanted), np.int64)
+    first = np.searchsorted(starts, every)
+    first[starts[first] != every] = -1
+    found = iter(first.tolist())
+    return [
+        {place: token - begin for place, token in zip(own, found, strict=False) if token >= 0}
+        if in_bytes or not own
+        else None
+        for own, in_bytes, begin in zip(places, wanted, ends, strict=False)
+    ]
 
 
 def tokenize_texts_truncated(

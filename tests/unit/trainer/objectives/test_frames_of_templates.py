@@ -1,0 +1,84 @@
+"""What a template writes around messages is found once for each sequence of roles: with and without it, tokens and labels are the same."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+
+from params.schema import TrainTokenizer
+from tasks.tokenization.tokenizers import train_tokenizer
+from trainer.objectives.bases import chat
+
+TURN = "{{ '<' ~ m.role ~ '>' }}{{ c }}{{ eos_token }}"
+LOOP = "{% for m in messages %}{% set c = m.content %}"
+TEMPLATES = {
+    "plain": LOOP + TURN + "{% endfor %}",
+    "marked": LOOP + "<{{ m.role }}>{% generation %}{{ c }}{{ eos_token }}{% endgeneration %}{% endfor %}",
+    "marked, end outside": LOOP + "<{{ m.role }}>{% generation %}{{ c }}{% endgeneration %}{{ eos_token }}{% endfor %}",
+    "trimmed": "{% for m in messages %}{% set c = m['content'] | trim %}" + TURN + "{% endfor %}",
+    "drops thoughts": LOOP + "{% if '</t>' in c and not loop.last %}{% set c = c.split('</t>')[-1].lstrip('\\n') %}{% endif %}"
+    "{{ '<' + m.role + '>' + c.lstrip('\\n') + eos_token }}{% endfor %}",
+    "asks for the start": LOOP + "{% if c.startswith('[') and c.endswith(']') %}{{ c | upper }}{% endif %}" + TURN + "{% endfor %}",
+    "asks what it is": LOOP + "{% if c is string and c %}" + TURN + "{% elif c == 'x' %}y{% else %}empty{% endif %}{% endfor %}",
+    "begins with the system's": (
+        "{% set ns = namespace(own='') %}{% if messages[0].role == 'system' %}{% set ns.own = messages[0].content %}"
+        "{% set messages = messages[1:] %}{% endif %}<s>{{ ns.own }}</s>" + LOOP + TURN + "{% endfor %}"
+    ),
+    "within a macro": "{% macro say(c) %}{{ c }}{% endmacro %}{% for m in messages %}{% set c = say(m.content) | trim %}" + TURN + "{% endfor %}",
+    "marks the assistant's": LOOP + "{% if m.role == 'assistant' %}{% generation %}{{ c }}{% endgeneration %}{% else %}{{ c }}{% endif %}{% endfor %}",
+    "captures what it marks": "{% for m in messages %}{% set c %}{% generation %}{{ m.content }}{% endgeneration %}{% endset %}"
+    "<{{ m.role }}>{{ c | trim }}{% endfor %}",
+    "marks what is behind thoughts": LOOP + "{% if '</t>' in c %}{{ c.split('</t>')[0] }}</t>{% endif %}"
+    "{% generation %}{{ c.split('</t>')[-1] }}{{ eos_token }}{% endgeneration %}{% endfor %}",
+    "of the day": "{{ strftime_now('%Y') }}" + LOOP + TURN + "{% endfor %}",
+}  # fmt: skip
+TEXTS = ["yes", "no", "", " ", "\n", "[a]", "]", "x", "</t>", "so</t>\n", "<e>", "<", "e>", "<user>", "{{ c }}", "{% if %}", "ÄÖ ﬁ", "日本", "e\u0301"]  # fmt: skip
+TEXTS += [
+    "\ue0000\ue001",
+    "\ue0001\ue001",
+    "\ufdd0",
+    "\ufdd1",
+    "\ufdd0a\ufdd1",
+    "\x00",
+    "\u00a0a\u00a0",
+    "\\n\"'<&>",
+    "a\r\nb",
+    "👩‍🚀",
+    "A" * 50,
+]
+
+
+@cache
+def tokenizer():
+    own = train_tokenizer(TEXTS * 5, TrainTokenizer(kind="train", vocab_size=300, min_frequency=1))
+    own.add_special_tokens({"eos_token": "<e>"})
+    return own
+
+
+def conversations(count):
+    chance = random.Random(count)
+    yield [{"role": "user", "content": "\ufdd0a\ufdd1"}, {"role": "assistant", "content": "b"}]
+    for _ in range(count):
+        turns = [{"role": "system", "content": ""}] * chance.randint(0, 1)
+        turns += [{"role": role} for role in ("user", "assistant") * chance.randint(1, 3)]
+        yield [turn | {"content": "".join(chance.choices(TEXTS, k=chance.randint(1, 3)))} for turn in turns]
+
+
+def tokens(reader, conversation):
+    try:
+        return reader.tokenize([reader.read(conversation)])
+    except (ValueError, KeyError) as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_frame_gives_the_tokens_of_a_rendering(template, monkeypatch):
+    tokenizer().chat_template = TEMPLATES[template]
+    framed, rendered = chat.ConversationTokenizer(tokenizer()), chat.ConversationTokenizer(tokenizer())
+    monkeypatch.setattr(rendered, "_frame", lambda turns: None)
+    if rendered._marked:
+        monkeypatch.setattr(rendered, "_captures", True)  # renders each conversation without marks, too
+    for conversation in conversations(60):
+        assert tokens(framed, conversation) == tokens(rendered, conversation)
