@@ -20,9 +20,9 @@ def drawn_by(day: dt.date) -> list[Cell]:
 
 
 def test_a_fifth_of_the_zoo_goes_through_all_stages() -> None:
-    """Or as much of it as is begun in 20 seconds."""
+    """Or as much of it as is begun in 8 seconds."""
     today = drawn_by(dt.datetime.now(dt.UTC).date())
-    found = {str(cell): error for cell, error in run_cells(today, processes=2, start_within_s=20)}
+    found = {str(cell): error for cell, error in run_cells(today, processes=2, start_within_s=8)}
     assert {name: error for name, error in found.items() if bool(error) != (name in REASONS)} == {}
 
 

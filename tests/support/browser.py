@@ -1,7 +1,7 @@
 """Pages in a real browser: headless Chromium, driven over the DevTools protocol.
 
-Each visit is a browser of its own with an empty profile, so nothing of one visit is known to the next. No host but
-this machine can be reached: whatever a page asks of another one fails, and is in `requests` all the same.
+Each visit has a profile of its own, which is empty, so nothing of one visit is known to the next; one browser serves all
+visits of a process, and ends with it. No host but this machine can be reached: whatever a page asks of another one fails, and is in `requests` all the same.
 
     visit = open_page(folder / "report.html", width=400, dark=True, screenshot=folder / "phone.png")
     assert visit.console == []
@@ -12,8 +12,10 @@ Tests that use it carry the mark `needs_browser`.
 
 from __future__ import annotations
 
+import atexit
 import base64
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -21,7 +23,6 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def open_page(
         click: a CSS selector of what to click on the page; the visit goes on to where that leads.
     """
     url = url_or_path.absolute().as_uri() if isinstance(url_or_path, Path) else url_or_path
-    with _browser() as address, connect(address, max_size=None) as socket:
+    with connect(_browser(), max_size=None) as socket:
         page = _Page(socket)
         page.show(width=width, dark=dark)
         if by_way_of:
@@ -112,25 +113,32 @@ def open_page(
         return page.visit
 
 
-@contextlib.contextmanager
-def _browser() -> Iterator[str]:
-    """A browser with an empty profile; yields the address of its DevTools."""
+@functools.cache
+def _browser() -> str:
+    """Start a browser for this process; the address of its DevTools."""
     assert PROGRAM is not None
-    with tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True) as profile:
-        process = subprocess.Popen(
-            [PROGRAM, *_ARGUMENTS, f"--user-data-dir={profile}", "about:blank"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "HOME": profile, "TMPDIR": profile},
-            start_new_session=True,  # its children end with it
-        )
-        try:
-            yield _devtools(process, Path(profile) / "DevToolsActivePort")
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    profile = tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True)
+    process = subprocess.Popen(
+        [PROGRAM, *_ARGUMENTS, f"--user-data-dir={profile.name}", "about:blank"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "HOME": profile.name, "TMPDIR": profile.name},
+        start_new_session=True,  # its children end with it
+    )
+
+    owner = os.getpid()
+
+    def end() -> None:
+        if os.getpid() != owner:
+            return  # a fork ends
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        profile.cleanup()
+
+    atexit.register(end)
+    return _devtools(process, Path(profile.name) / "DevToolsActivePort")
 
 
 def _devtools(process: subprocess.Popen[bytes], announced: Path) -> str:
@@ -155,8 +163,8 @@ class _Page:
         self._is_idle = False
         self._session = ""
         self._urls: dict[str, str] = {}
-        targets = self._call("Target.getTargets")["targetInfos"]
-        tab = next(target["targetId"] for target in targets if target["type"] == "page")
+        profile = self._call("Target.createBrowserContext", disposeOnDetach=True)["browserContextId"]
+        tab = self._call("Target.createTarget", url="about:blank", browserContextId=profile)["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=tab, flatten=True)["sessionId"]
         self._watch(self._session)
 

@@ -56,13 +56,17 @@ class TestChildProcess:
         return child_process.run_python_module(name, [], Artifacts("test", root), listener, name="test", **limits)
 
     def test_lines_arrive_while_the_command_runs(self, tmp_path, monkeypatch, caplog) -> None:
-        name = module(tmp_path, monkeypatch, "import time\nprint('one')\ntime.sleep(5)\nprint('two')")
+        told = tmp_path / "told"
+        code = f"import pathlib, time\nprint('one')\nwhile not pathlib.Path({str(told)!r}).exists(): time.sleep(0.01)\nprint('two')"
+        name = module(tmp_path, monkeypatch, code)
         with caplog.at_level(logging.INFO, logger="test"):
             done = threading.Thread(target=self.run, args=(name, tmp_path))
             done.start()
-            wait_for(lambda: "one" in caplog.text, "the first line", 4)
-            assert "two" not in caplog.text
-            done.join()
+            try:
+                wait_for(lambda: "one" in caplog.text, "the first line", 20)
+            finally:
+                told.touch()
+                done.join()
         assert "two" in caplog.text
 
     def test_a_grandchild_that_holds_the_pipe_is_neither_waited_for_nor_left(self, tmp_path, monkeypatch) -> None:
@@ -111,7 +115,7 @@ class TestChildProcess:
         code += "signal.signal(15, lambda *_: (time.sleep(1), print('resumes at step 7', flush=True), os._exit(75)))\n"
         code += "while True: print('busy', flush=True); time.sleep(0.1)"
         with caplog.at_level(logging.INFO, logger="test"), pytest.raises(subprocess.TimeoutExpired):
-            self.run(module(tmp_path, monkeypatch, code), tmp_path, limit_s=6.0)
+            self.run(module(tmp_path, monkeypatch, code), tmp_path, limit_s=2.0)
         assert "busy" in caplog.messages
         assert caplog.messages[-1] == "resumes at step 7"
 

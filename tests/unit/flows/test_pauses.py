@@ -146,7 +146,11 @@ def test_a_run_that_ends_while_a_remote_answers_publishes_nothing(
     assert asked == ["the remote"]
 
 
-@pytest.mark.parametrize("then", [Cancelling(), Cancelled(), Crashed()], ids=["cancelling", "cancelled", "crashed"])
+@pytest.mark.parametrize(
+    "then",
+    [pytest.param(Cancelling(), marks=pytest.mark.slow), Cancelled(), Crashed()],  # as a run that is not paused
+    ids=["cancelling", "cancelled", "crashed"],
+)
 def test_a_paused_run_that_is_not_resumed_starts_no_stage(prefect: None, then: State[Any]) -> None:
     started, _, ended = stages_of(Paused(timeout_seconds=600), then=then)
     assert started == ["train"]

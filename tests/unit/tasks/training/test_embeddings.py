@@ -30,8 +30,15 @@ def in_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["in full", "lora"])
-@pytest.mark.parametrize("name", ["qwen2", "gpt_neox"], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    ("name", "lora"),
+    [
+        pytest.param("qwen2", True, id="tied-lora"),
+        pytest.param("gpt_neox", False, id="untied-in full"),
+        pytest.param("qwen2", False, id="tied-in full", marks=pytest.mark.slow),
+        pytest.param("gpt_neox", True, id="untied-lora", marks=pytest.mark.slow),
+    ],
+)
 def test_added_tokens_get_rows_that_are_trained_and_published(
     name: str, lora: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -62,8 +69,15 @@ def rows_of(folder: Path, token: int) -> list[torch.Tensor]:
     return [layer.weight[token].detach() for layer in (network.get_input_embeddings(), network.get_output_embeddings())]
 
 
-@pytest.mark.parametrize("saved", [[], ["embeddings"]], ids=["by default", "embeddings in full"])
-@pytest.mark.parametrize("name", ["qwen2", "gpt_neox"], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    ("name", "saved"),
+    [
+        pytest.param("qwen2", ["embeddings"], id="tied-embeddings in full"),
+        pytest.param("gpt_neox", [], id="untied-by default"),
+        pytest.param("qwen2", [], id="tied-by default", marks=pytest.mark.slow),
+        pytest.param("gpt_neox", ["embeddings"], id="untied-embeddings in full", marks=pytest.mark.slow),
+    ],
+)
 def test_adapters_train_the_rows_that_a_base_model_has_spare_for_added_tokens(
     name: str, saved: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +154,10 @@ def test_tokens_that_have_rows_change_no_embedding(tmp_path: Path) -> None:
     assert len({*rows}) == 1
 
 
-@pytest.mark.parametrize("saved", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
+@pytest.mark.parametrize(
+    "saved",
+    [pytest.param(["embed_tokens"], marks=pytest.mark.slow), ["lm_head"], ["embed_tokens", "lm_head"]],
+)
 def test_tied_embeddings_are_trained_in_full_and_stay_tied(saved: list[str], tmp_path: Path) -> None:
     artifacts = try_cell(Cell("llama", "sft", lora=True), tmp_path, {"model.lora.modules_to_save": saved})
     before, after = (

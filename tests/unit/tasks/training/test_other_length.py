@@ -85,7 +85,7 @@ LENGTHS = {
 }
 
 
-LONG = {"the last step is evaluated anyway", "evaluations begin late"}
+LONG = {"the last step is evaluated anyway", "evaluations begin late", "the best weights are early ones"}
 """What the other cases train, too, and `of_steps` shows without a training."""
 
 
@@ -149,7 +149,13 @@ STARTS = {
 
 
 @pytest.mark.parametrize(("changes", "why"), STARTS.values(), ids=STARTS)
-def test_what_depends_on_the_number_of_steps_starts_at_step_0_and_says_why(tmp_path, caplog, changes, why):
+def test_what_depends_on_the_number_of_steps_is_named(tmp_path, changes, why):
+    own = load(tiny.write(tmp_path / "params/tiny.yaml", tiny.recipe(CONSTANT | changes))).training
+    assert why.removesuffix(")") in (find_what_depends_on_steps(own, LANGUAGE) or "")
+
+
+def test_what_depends_on_the_number_of_steps_starts_at_step_0_and_says_why(tmp_path, caplog):
+    changes, why = STARTS["two reasons"]
     artifacts, recipe = project(tmp_path, {"training.max_steps": 4} | changes)
     report = run_train(artifacts, recipe)
     assert not list(artifacts.finished_run.glob("*/checkpoint-*")), "it would take space for nothing"

@@ -176,7 +176,7 @@ def test_killed_worker_is_transient_and_the_next_start_ends_with_the_same_bits(u
     (worker,) = workers(artifacts)
     worker.suspend()
 
-    second = start(artifacts, log="second.log")
+    second = start(artifacts, log="second.log", fork=True)
     code, output = finish(second, artifacts, log="second.log")
     assert code == os.EX_TEMPFAIL
     assert f"a training of tiny is already running in process {first.pid}" in output

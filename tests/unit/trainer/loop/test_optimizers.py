@@ -96,6 +96,7 @@ def test_unavailable_optimizers_are_known():
 
 ONE_OF_EACH = {"adamw_torch_fused", *{optimizers.optimizer_family(name): name for name in reversed(RUNNABLE)}.values()}
 """The default, and one of each family; `make slow` trains with all of them."""
+ONE_OF_EACH -= {"adamw_torch", "adagrad", "rmsprop"}  # torch's, of whose kind the default and sgd are
 
 
 LAYERWISE = "galore_adamw_layerwise"
