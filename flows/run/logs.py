@@ -40,7 +40,7 @@ class TracebackAndSecretFilter(logging.Filter):
 class TerminalFilter(logging.Filter):
     """A filter for what prints the log: of an error only its beginning, because the command ends with it; no end that is said already.
 
-    The stage says that it has ended, and the command that Ctrl-C has ended it.
+    The stage says that it has ended, and the command or the state that Ctrl-C or SIGTERM has ended it.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -53,7 +53,7 @@ class TerminalFilter(logging.Filter):
         if error := getattr(record, "error", None):
             shown = shown.replace(repr(error), f"{type(error).__name__}: {error.what}")
         record.msg, record.args = format_one_line(re.split(r"\n|\\n", shown)[0], _MAX_LENGTH), ()
-        return not re.match("Crash detected!.* interrupt signal", shown)
+        return not re.match("Crash detected!.* (interrupt|termination) signal", shown)
 
 
 def shorten_logs_of_runs() -> None:

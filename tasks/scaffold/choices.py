@@ -34,7 +34,9 @@ _MEMORY_SHARE: Final = 0.5
 """Share of the memory that these may take; activations and the system need the rest."""
 
 
-def choose_learning_rate(proposal: ObjectiveProposal, parameters: int | None, *, lora: bool) -> AdvisedValue:
+def choose_learning_rate(
+    proposal: ObjectiveProposal, parameters: int | None, batch: int, *, lora: bool
+) -> AdvisedValue:
     """Return the peak learning rate; `parameters` is None for a model from random weights."""
     advice = proposal.advice
     if parameters is None:
@@ -42,7 +44,11 @@ def choose_learning_rate(proposal: ObjectiveProposal, parameters: int | None, *,
     if lora:
         return AdvisedValue(advice.lora_rate, "usual for adapters, which take a larger one than all weights")
     why = f"usual for {proposal.objective} with a pretrained model of this size; a larger model takes a smaller one"
-    return AdvisedValue(_up_to_size(advice.rates, parameters), why)
+    rate = _up_to_size(advice.rates, parameters)
+    if batch < advice.batch:  # the square root is that of Malladi et al. 2022 (https://arxiv.org/abs/2205.10782)
+        why = f"{rate:g}, usual for a model of this size, is for batches of {advice.batch}: a smaller batch takes a smaller one"
+        rate = float(f"{rate * math.sqrt(batch / advice.batch):.1e}")
+    return AdvisedValue(rate, why)
 
 
 def reason_to_use_lora(parameters: int, memory_bytes: float) -> str | None:
@@ -174,11 +180,7 @@ def choose_global_batch_size(proposal: ObjectiveProposal, sequences: int) -> Adv
         return AdvisedValue(max(2, min(least, sequences)), "the fewest whose rows can be told from each other")
     if fitting >= usual:
         return AdvisedValue(usual, f"usual for {proposal.objective}")
-    why = (
-        "so that an epoch of {:,} sequences has at least 50 steps"
-        if fitting > 1
-        else "an epoch has only {:,} sequences"
-    )
+    why = "so that an epoch of {:,} sequences has at least 50 steps" if fitting > 1 else "an epoch has {:,} sequences"
     return AdvisedValue(max(2, fitting), why.format(sequences))
 
 
@@ -194,14 +196,10 @@ def choose_micro_batch_size(batch: int, length: int, device: str) -> AdvisedValu
 def choose_epochs(proposal: ObjectiveProposal, rows: int, tokens: float, *, is_new: bool) -> AdvisedValue:
     """Return the passes over the training rows."""
     if is_new:
-        number = _up_to_size(_NEW_EPOCHS, tokens)
-        return AdvisedValue(
-            number, f"for {format_large_number(tokens)} tokens from random weights; the best checkpoint is kept"
-        )
-    number = _up_to_size(proposal.advice.epochs, rows)
-    return AdvisedValue(
-        number, f"usual for {rows:,} rows; the best checkpoint is kept, so more does no harm but takes time"
-    )
+        why = f"for {format_large_number(tokens)} tokens from random weights; the best checkpoint is kept"
+        return AdvisedValue(_up_to_size(_NEW_EPOCHS, tokens), why)
+    why = f"usual for {rows:,} rows; the best checkpoint is kept, so more does no harm but takes time"
+    return AdvisedValue(_up_to_size(proposal.advice.epochs, rows), why)
 
 
 def choose_eval_steps(steps: int) -> AdvisedValue:

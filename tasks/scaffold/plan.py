@@ -136,7 +136,7 @@ def plan_recipe(
             "epochs": epochs,
             "global_batch_size": batch,
             "learning_rate": choices.choose_learning_rate(
-                proposal, facts.parameters if facts else None, lora="lora" in model
+                proposal, facts.parameters if facts else None, batch.value, lora="lora" in model
             ),
             "lr_scheduler": AdvisedValue(advice.scheduler, _SCHEDULERS[advice.scheduler]),
             "warmup_steps": AdvisedValue(0.1, "a tenth of all steps"),

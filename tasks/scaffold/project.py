@@ -284,7 +284,7 @@ def format_yaml_value(value: Any) -> str:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, float):
         text = f"{value:.12g}"
-        return f"{value:.3e}".replace("e-0", "e-").replace(".000e", "e") if 0 < value < 0.01 and len(text) > 4 else text
+        return re.sub(r"\.?0*e-0?", "e-", f"{value:.3e}") if 0 < value < 0.01 and len(text) > 4 else text
     if isinstance(value, str):
         if _PLAIN.fullmatch(value) and value.lower() not in _RESERVED:
             return value

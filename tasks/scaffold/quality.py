@@ -114,8 +114,8 @@ def assess_sample_quality(sample: RowSample, proposal: ObjectiveProposal, object
         f"{conflicting} texts occur with different labels; correct them if they are mistakes": conflicting,
         f"labels with fewer than {FEW_ROWS + 1} rows: {len(few)}, {list_labels(few, 5)}": few,
         f"labels that consist of others, and are learned as labels of their own: {len(joined)}, {list_labels(joined, 5)}": joined,
-        f"labels of held-out rows that no training row has: {list_labels(unseen, 5)}; validation will set their rows aside,"
-        f" or refuse them if a label has more than {FEW_ROWS}": unseen,
+        f"labels of held-out rows that no training row has: {list_labels(unseen, 5)}; validation will refuse them: add"
+        " training rows with these labels, or take the rows with them out of the held-out data": unseen,
         f"{unanswered:,} conversations do not end with the assistant; what follows its last message is not learned": unanswered,
         **dict.fromkeys(describe_look_alikes(raw, objective.state_of), True),
     }

@@ -93,7 +93,8 @@ def _function(path: Path) -> Callable[[Any], Any]:
                 f"{name} {own.get(name)} instead of {wanted[name]}" for name in wanted if own.get(name) != wanted[name]
             )
             what = f"the worker on {socket.gethostname()} has {', '.join(differences)}"
-            fix = "give all machines of the cluster the same project and packages, and start the workers again"
+            fix = "run again, if the code was edited meanwhile; else give all machines of the cluster the same project"
+            fix += " and packages, and start the workers again"
             raise RecipeError.at(_CLUSTER_KEY, what, fix)
         function: Callable[[Any], Any] = pickle.load(file)  # noqa: S301
     return function

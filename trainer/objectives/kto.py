@@ -76,7 +76,6 @@ class _Advice(NewRecipeAdvice):
     needs_pretrained = True
     rates: ClassVar[UpTo] = ((20e6, 1e-4), (200e6, 1e-5), (math.inf, 1e-6))
     lora_rate = 1e-5
-    batch = 32
     epochs: ClassVar[UpTo] = ((5_000, 3), (math.inf, 1))
     scheduler = "linear"
     weight_decay: ClassVar[AdvisedValue] = AdvisedValue(0.0, "the loss itself keeps the model near its start")

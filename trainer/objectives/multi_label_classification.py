@@ -23,7 +23,7 @@ from params.defaults import ObjectiveDefaults
 from params.loading import suggestion
 from params.schema import Direction, Section
 from trainer.objectives.bases import label_thresholds
-from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.label_results import (
     LabelBeliefs,
     PrecisionRecallCurve,
@@ -63,7 +63,6 @@ class _Advice(ClassifierNewRecipeAdvice):
     columns: ClassVar[Mapping[str, str]] = {"text": "text_column", "labels": "labels_column"}
     templates = frozenset({"labels"})
     place = 2
-    epochs: ClassVar[UpTo] = ((1_000, 10), (5_000, 6), (50_000, 4), (500_000, 2), (math.inf, 1))
 
     def fit(self, seen: SeenColumns) -> ObjectiveFit:
         if "labels" in seen.named:

@@ -19,7 +19,7 @@ from pydantic import PositiveFloat
 from params import DataError, Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Training
-from trainer.objectives.bases.advice import ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.bases.advice import ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.breakdown import RowBreakdown, cut_into_tenths
 from trainer.objectives.bases.labels import are_unnamed, match_labels, require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
@@ -65,7 +65,6 @@ class _Advice(ClassifierNewRecipeAdvice):
     meaning = "a number for each text"
     columns: ClassVar[Mapping[str, str]] = {**TEXT_FLAGS, "score": "label_column"}
     place = 3
-    epochs: ClassVar[UpTo] = ((1_000, 10), (5_000, 6), (50_000, 4), (500_000, 2), (math.inf, 1))
 
     def fit(self, seen: SeenColumns) -> ObjectiveFit:
         if "score" in seen.named:

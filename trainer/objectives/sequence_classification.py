@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from params import DataError
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction
-from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
 from trainer.objectives.bases.label_results import LabelBeliefs
 from trainer.objectives.bases.labels import require_problem_type
@@ -46,7 +46,6 @@ class _Advice(ClassifierNewRecipeAdvice):
     meaning = "one label per text"
     columns: ClassVar[Mapping[str, str]] = {**TEXT_FLAGS, "label": "label_column"}
     place = 2
-    epochs: ClassVar[UpTo] = ((1_000, 10), (5_000, 6), (50_000, 4), (500_000, 2), (math.inf, 1))
     gates_on_best_metric = True
 
     def fit(self, seen: SeenColumns) -> ObjectiveFit:

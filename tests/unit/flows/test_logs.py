@@ -66,6 +66,7 @@ def test_an_error_of_our_own_code_keeps_its_traceback(both: tuple[Lines, Lines])
         ("prefect.task_runs", logging.INFO, "Finished in state Completed()", False),
         ("prefect.task_runs", logging.ERROR, "Crash detected! Execution was aborted by an interrupt signal.", False),
         ("prefect.flow_runs", logging.ERROR, "Crash detected! Execution was aborted by an interrupt signal.", False),
+        ("prefect.task_runs", logging.ERROR, "Crash detected! Execution was aborted by a termination signal.", False),
         ("prefect.flow_runs", logging.ERROR, "Crash detected! Request to http://x failed.", True),
         ("prefect.flow_runs", logging.INFO, "Finished in state Published", True),
     ],

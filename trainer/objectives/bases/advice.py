@@ -96,7 +96,7 @@ class NewRecipeAdvice(ABC):
     place: ClassVar[int] = 1
     """The place among objectives that fit as well; the lowest is proposed first."""
     rates: ClassVar[UpTo] = ((20e6, 1e-3), (200e6, 1e-4), (2e9, 2e-5), (math.inf, 1e-5))
-    """Learning rates of pretrained models by their parameters."""
+    """Learning rates of pretrained models by their parameters, for steps of `batch` sequences."""
     lora_rate: ClassVar[float] = 2e-4
     new_rate: ClassVar[float] = 2e-3
     """The learning rate of a small model from random weights."""
@@ -147,4 +147,5 @@ class ClassifierNewRecipeAdvice(NewRecipeAdvice):
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder", "decoder", "encoder-decoder")
     rates: ClassVar[UpTo] = ((60e6, 3e-4), (200e6, 5e-5), (math.inf, 2e-5))
     new_rate = 1e-3
+    epochs: ClassVar[UpTo] = ((1_000, 10), (5_000, 6), (50_000, 4), (500_000, 2), (math.inf, 1))
     scheduler = "linear"

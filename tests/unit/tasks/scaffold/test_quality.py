@@ -70,9 +70,7 @@ def test_labels_that_contradict_each_other_are_few_or_unseen_are_named() -> None
     notes = "\n".join(found.notes())
     assert "1 texts occur with different labels" in notes
     assert "labels with fewer than 5 rows: 1, 'x'" in notes
-    assert (
-        "no training row has: 'unheard'; validation will set their rows aside, or refuse them if a label has" in notes
-    )
+    assert "no training row has: 'unheard'; validation will refuse them: add training rows" in notes
 
 
 def test_labels_that_consist_of_others_are_named() -> None:

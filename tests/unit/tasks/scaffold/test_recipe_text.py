@@ -64,6 +64,7 @@ def test_path_that_dvc_would_fill_in_is_refused() -> None:
     ("value", "text"),
     [
         (3e-4, "3e-4"),
+        (1.1e-4, "1.1e-4"),
         (5e-7, "5e-7"),
         (2e-5, "2e-5"),
         (5e-3, "5e-3"),

@@ -141,6 +141,7 @@ def test_a_worker_with_other_code_is_refused(tmp_path: Path) -> None:
         with pytest.raises(RecipeError, match=r"the worker on .* has Evergreen \w{12} instead of \w{12}\n") as caught:
             run_all(cluster.launch(), tmp_path, nap, range(4))
         assert caught.value.key == "launch.data_cluster"
+        assert "run again, if the code was edited meanwhile" in str(caught.value)
     finally:
         cluster.stop()
 
