@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from params.foundation.artifacts import translate_disk_errors, write_text_atomic
 from trainer.reporting import log, signs_of_life
 from trainer.runtime.heartbeat import LOST_PEER, Heartbeat
 from trainer.runtime.library_errors import is_lost_peer, is_out_of_memory
-from trainer.runtime.lifetime import SUPERVISOR, die_with_parent, hold_file_lock, listen_for_stop
+from trainer.runtime.lifetime import SUPERVISOR, die_with_parent, hold_file_lock, listen_for_stop, run_and_end
 
 if TYPE_CHECKING:
     from trainer.job import Job
@@ -119,4 +120,4 @@ def _report(error: Exception, heartbeat: Heartbeat) -> int | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    run_and_end(partial(main, Path(sys.argv[1])))

@@ -6,6 +6,7 @@ an error can still be written when the disk is full. On SIGUSR1 the process writ
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import signal
@@ -48,6 +49,7 @@ class Heartbeat:
         os.fsync(self._file)
         stack = os.open(folder / f"stack-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+        atexit.register(self._close, stack)
         self.beat("starting")
 
     def beat(self, phase: str, step: int | None = None) -> None:
@@ -56,6 +58,12 @@ class Heartbeat:
         self._step = self._step if step is None else step
         line = f"{os.getpid()} {os.uname().nodename} {self._beats} {self._step} {phase}"
         os.pwrite(self._file, line.ljust(_PULSE).encode(), 0)
+
+    def _close(self, stack: int) -> None:
+        """Close the files, so that the end of the process does not take them for unfinished ones."""
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+        os.close(stack)
+        os.close(self._file)
 
     def fail(self, error: EvergreenError) -> None:
         """Report the error that ends this process; only the first one counts."""

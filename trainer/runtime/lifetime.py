@@ -8,10 +8,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
 import io
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -57,8 +59,10 @@ def run_and_end(main: Callable[[], Any]) -> NoReturn:
     """Call `main`, and end this process as `sys.exit(main())` does, but for Python's search for what can be freed.
 
     That takes 0.5 s in a process that has imported torch. Threads are waited for, the functions of atexit called, and open files
-    flushed. An error of `main` is raised, and so is a text that it exits with.
+    flushed. Only that search completes an archive, or a file that compresses: it remains if a file is still open for writing. An
+    error of `main` is raised, and so is a text that it exits with.
     """
+    atexit.register(gc.unfreeze)  # the last of these functions: of what is frozen no file would be closed
     try:
         status = main()
     except SystemExit as end:
@@ -68,11 +72,31 @@ def run_and_end(main: Callable[[], Any]) -> NoReturn:
     # As multiprocessing ends its forks.
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
     atexit._run_exitfuncs()  # noqa: SLF001
+    if _writes_a_file():
+        sys.exit(status)
+    try:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+    except (OSError, ValueError):
+        sys.exit(status)  # it says so
     for found in gc.get_objects():
         if issubclass(type(found), io.IOBase):
-            with contextlib.suppress(OSError, ValueError):  # it is closed, or only read
+            with contextlib.suppress(Exception):  # it is closed, only read, or one of somebody's own
                 found.flush()
-    os._exit(status or os.EX_OK)
+    ctypes.PyDLL(None).exit(status or os.EX_OK)  # C's libraries have functions of atexit, and buffers, too
+    os._exit(os.EX_SOFTWARE)
+
+
+def _writes_a_file() -> bool:
+    """Return whether a file on disk other than the standard streams is open for writing; always outside of Linux."""
+    if not sys.platform.startswith("linux"):
+        return True
+    for entry in (int(path.name) for path in Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError):  # the one of this search is closed
+            writes = fcntl.fcntl(entry, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+            if entry > 2 and writes and stat.S_ISREG(os.fstat(entry).st_mode):
+                return True
+    return False
 
 
 def listen_for_stop(folder: Path) -> Callable[[], bool]:

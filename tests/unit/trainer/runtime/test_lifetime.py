@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,6 +23,7 @@ from trainer.runtime.lifetime import hold_file_lock, stop_process_group
 HOLD = """\
 import os, subprocess, sys, time
 from pathlib import Path
+from typing import Any
 from trainer.runtime.lifetime import hold_file_lock
 with hold_file_lock(Path(sys.argv[1]), "a test"):
     {child}
@@ -148,29 +151,62 @@ class TestStopGroup:
 )
 def test_a_process_that_runs_and_ends_leaves_what_any_other_leaves(tmp_path, end, status, said):
     """Its threads end, the functions of atexit are called, and what stands in the buffers of open files is written."""
-    code = f"""
-        import atexit, sys, threading, time
-        from trainer.runtime.lifetime import run_and_end
-        def write_late(name):
-            time.sleep(0.1)
-            open(name, "w").write("late")
-        def main():
-            global kept
-            kept = open("open", "w")
-            kept.write("kept")
-            print("printed", end="")
-            atexit.register(lambda: open("atexit", "w").write("called"))
-            threading.Thread(target=write_late, args=["thread"]).start()
-            {end}
-        run_and_end(main)
-        """
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = run_to_end(
+        tmp_path,
+        f"""
+        global kept, packed
+        kept = open("open", "w")
+        kept.write("kept")
+        packed = gzip.open("packed.gz", "wt")  # flushed, it lacks its end
+        packed.write("packed")
+        print("printed", end="")
+        atexit.register(lambda: open("atexit", "w").write("called"))
+        threading.Thread(target=write_late, args=["thread"]).start()
+        {end}
+        """,
+    )
     assert (done.returncode, done.stdout) == (status, "printed")
     assert done.stderr.endswith(said)
+    assert gzip.decompress((tmp_path / "packed.gz").read_bytes()) == b"packed"
+    (tmp_path / "packed.gz").unlink()
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
         "open": "kept",
         "atexit": "called",
         "thread": "late",
     }
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "print('lost')",
+        "pipe = subprocess.Popen('cat', stdin=-1, text=True).stdin; pipe.write('kept'); ctypes.CDLL(None).printf(b'by C')",
+    ],
+)
+def test_only_output_that_is_written_ends_well(tmp_path, body):
+    """A pipe and what C has buffered are flushed though no file on disk is open; output on a full disk is lost, and the status says so."""
+    with Path("/dev/full" if "lost" in body else tmp_path / "output").open("w") as output:
+        done = run_to_end(tmp_path, f"global pipe\n{body}", stdout=output)
+    if "lost" in body:
+        assert (done.returncode, "No space left" in done.stderr) == (120, True)
+    else:
+        wait_for(lambda: sorted((tmp_path / "output").read_text()) == sorted("by Ckept"), "the outputs", 5)
+
+
+def run_to_end(folder: Path, body: str, stdout: Any = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    """Run a process with the function `body` by run_and_end, as the pipeline's processes do."""
+    code = f"""
+import atexit, ctypes, gzip, subprocess, sys, threading, time
+from trainer.runtime.lifetime import run_and_end
+from trainer.runtime.memory import reduce_garbage_collection
+def write_late(name):
+    time.sleep(0.1)
+    open(name, "w").write("late")
+def main():
+    reduce_garbage_collection()
+{textwrap.indent(textwrap.dedent(body), "    ")}
+run_and_end(main)
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"} | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=folder, env=environment, stdout=stdout, stderr=-1, text=True, check=False)
