@@ -56,14 +56,16 @@ def open_as_utf8(path: Path, name: str) -> io.BufferedReader:
     """Open a file of text.
 
     Raises:
-        DataError: it looks like UTF-16, and has no byte order mark.
+        DataError: it has bytes of value 0, such as UTF-16 without a byte order mark.
     """
     file = _open_decompressed(path)
     head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
     if encoding := _marked_encoding(head):
         return io.BufferedReader(pa.transcoding_input_stream(pa.PythonFile(file, "r"), encoding, "utf-8"))
-    if b"\0" in head:
+    if zeros := head.count(b"\0"):
         file.close()
+        if zeros * 20 < len(head):  # UTF-16 has one for each ASCII character, even if that is only a delimiter
+            raise DataError(name, "has bytes of value 0, which text has not", conversion_fix(path, None))
         likely = "utf-16be" if head.startswith(b"\0") else "utf-16le"
         what = f"has bytes of value 0, which text has not: it looks like {likely.upper()} without a byte order mark"
         raise DataError(name, what, conversion_fix(path, likely))
@@ -93,12 +95,13 @@ def not_utf8_error(path: Path, name: str, found: UnicodeDecodeError) -> DataErro
     return DataError(name, "not UTF-8", conversion_fix(path, "ENCODING"))
 
 
-def conversion_fix(path: Path, encoding: str) -> str:
-    """Return the command that writes a file anew as UTF-8."""
+def conversion_fix(path: Path, encoding: str | None) -> str:
+    """Return the command that writes a file anew as UTF-8; of one in UTF-8, without its bytes of value 0."""
     new = clean_name(path, format_suffix(path))
     read = f"gzip -dc {shlex.quote(str(path))} | " if path.suffix.lower() == ".gz" else ""
-    source = "" if read else f" {shlex.quote(str(path))}"
-    return f"convert it, and use the new file: {read}iconv -f {encoding} -t utf-8{source} > {shlex.quote(new)}"
+    source = "" if read else f" < {shlex.quote(str(path))}"
+    convert = f"iconv -f {encoding} -t utf-8" if encoding else "tr -d '\\000'"
+    return f"convert it, and use the new file: {read}{convert}{source} > {shlex.quote(new)}"
 
 
 def table_fix(path: Path, options: str, delimiter: str = ",") -> str:

@@ -116,6 +116,8 @@ def refusal(name: str, content: bytes, root: Path) -> DataError:
         ("rows.csv", "utf-16le", "it looks like UTF-16LE without a byte order mark"),
         ("rows.csv", "utf-16be", "it looks like UTF-16BE without a byte order mark"),
         ("rows.jsonl", "utf-16le", "it looks like UTF-16LE without a byte order mark"),
+        ("rows.csv", "utf-8", "has bytes of value 0, which text has not$"),
+        ("rows.csv.gz", "utf-8", "has bytes of value 0, which text has not$"),
     ],
 )
 def test_the_command_for_another_encoding_gives_the_right_rows(
@@ -124,7 +126,7 @@ def test_the_command_for_another_encoding_gives_the_right_rows(
     wanted = [{"text": f"It\u2019s number {i} \u20ac5", "label": LABELS[i % 8]} for i in range(24)]
     lines = [f"{row['text']},{row['label']}" for row in wanted]
     text = "\n".join(["text,label", *lines] if ".csv" in name else [json.dumps(r, ensure_ascii=False) for r in wanted])
-    content = text.encode(encoding)
+    content = (text.replace("7", "\0007") if encoding == "utf-8" else text).encode(encoding)
     error = refusal(name, gzip.compress(content) if name.endswith(".gz") else content, tmp_path)
     assert re.search(what, error.what)
     command = error.fix.partition("use the new file: ")[2].partition(";")[0]
