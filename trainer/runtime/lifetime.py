@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import fcntl
 import gc
-import io
 import os
 import signal
 import stat
@@ -58,9 +57,8 @@ def is_fork() -> bool:
 def run_and_end(main: Callable[[], Any]) -> NoReturn:
     """Call `main`, and end this process as `sys.exit(main())` does, but for Python's search for what can be freed.
 
-    That takes 0.5 s in a process that has imported torch. Threads are waited for, the functions of atexit called, and open files
-    flushed. Only that search completes an archive, or a file that compresses: it remains if a file is still open for writing. An
-    error of `main` is raised, and so is a text that it exits with.
+    That takes 0.5 s in a process that has imported torch. Threads are waited for, and the functions of atexit called. The search remains
+    if a file or pipe is still open for writing, which it completes. An error of `main` is raised, and so is a text that it exits with.
     """
     atexit.register(gc.unfreeze)  # the last of these functions: of what is frozen no file would be closed
     try:
@@ -79,22 +77,18 @@ def run_and_end(main: Callable[[], Any]) -> NoReturn:
             stream.flush()
     except (OSError, ValueError):
         sys.exit(status)  # it says so
-    for found in gc.get_objects():
-        if issubclass(type(found), io.IOBase):
-            with contextlib.suppress(Exception):  # it is closed, only read, or one of somebody's own
-                found.flush()
     ctypes.PyDLL(None).fflush(None)  # C has buffers, too; its own end would take 0.2 s to free what libraries hold
     os._exit(status or os.EX_OK)
 
 
 def _writes_a_file() -> bool:
-    """Return whether a file on disk other than the standard streams is open for writing; always outside of Linux."""
+    """Return whether a file on disk or a pipe is open for writing, beside the standard streams; always outside of Linux."""
     if not sys.platform.startswith("linux"):
         return True
     for entry in (int(path.name) for path in Path("/proc/self/fd").iterdir()):
         with contextlib.suppress(OSError):  # the one of this search is closed
             writes = fcntl.fcntl(entry, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
-            if entry > 2 and writes and stat.S_ISREG(os.fstat(entry).st_mode):
+            if entry > 2 and writes and stat.S_IFMT(os.fstat(entry).st_mode) in (stat.S_IFREG, stat.S_IFIFO):
                 return True
     return False
 
