@@ -31,7 +31,7 @@ def print_releases(chosen: Sequence[Path], *, must_exist: bool) -> None:
     """Print the releases of recipes, or that there are none yet; HubRefusedError if a repository cannot be read that `must_exist`."""
     for path in chosen:
         publish = load(path).publish
-        print(f"{path.stem}: {publish.repo_id} on {name_of_hub(publish.endpoint)}")
+        print(f"{path.stem}: {publish.repo_id} on {name_of_hub(resolve_hub_endpoint(publish.endpoint))}")
         events = release_events.read_release_events(Artifacts(path.stem))
         with _open(path, publish) as repository:
             try:

@@ -341,10 +341,11 @@ def test_rollback_is_logged_once_and_listed(
         REPO,
         api.list_repo_commits(REPO)[0].commit_id,
     )
+    tiny.write(recipe, tiny.recipe({"publish.repo_id": REPO}))  # on the Hub that HF_ENDPOINT names
     commands.print_releases([recipe], must_exist=True)
-    assert re.search(
-        r"\n  log: \d{4}-\d\d-\d\d \d\d:\d\d rollback v1, by ann: wrong answers\n", capsys.readouterr().out
-    )
+    printed = capsys.readouterr().out
+    assert f"tiny: {REPO} on {hub.endpoint}\n" in printed
+    assert re.search(r"\n  log: \d{4}-\d\d-\d\d \d\d:\d\d rollback v1, by ann: wrong answers\n", printed)
 
 
 def advice(first_words: str) -> list[str]:
