@@ -580,6 +580,9 @@ class Gate(Section):
     slice_margin: PositiveFloat | None = None
     """Largest deterioration of `metric` on any slice, or of what slices have in place of it (docs/gate.md). The champion stays
     if a slice deteriorates by more than that, and by more than chance explains."""
+    known_margin: PositiveFloat | None = None
+    """Largest deterioration of the same on the held-out rows that the champion's release already had. A model that gains on new
+    rows and loses more than that on known ones, by more than chance explains, has forgotten: the champion stays."""
     min_slice_rows: PositiveInt = 30
     """Slices with fewer rows are shown but not judged."""
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from params.foundation.artifacts import Artifacts
+from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Drift
 from tasks.drift.profile import DataProfile, SampledMeasure, fetch_published_profile, measure_sampled_rows
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, DriftExampleRow, DriftReport, MeasuredChange
@@ -28,6 +28,7 @@ from tasks.drift.rows import (
     MAX_SAMPLED,
     ComparedColumns,
     SampledRows,
+    SmallestHashes,
     join_texts_in_value,
     label_hash,
     read_compared_values,
@@ -86,7 +87,13 @@ def write_profile_and_measure_drift(
     read = smallest.ids_below_round_hash(MAX_SAMPLED)
     sampled = read_compared_values(rows, columns, smallest.row_ids[:MAX_SAMPLED], workers, read)
     columns, sampled = without_identifier_columns(columns, sampled)
-    profile = DataProfile.of(scanned, columns, sampled)
+    held_out = SmallestHashes()
+    for split in SPLITS[1:]:
+        own = SplitRows(folder / artifacts.rows.name / split)
+        found = scan_rows(own, columns, workers).smallest
+        held_out.add(found.hashes, found.row_ids)
+        held_out.is_whole &= found.is_whole
+    profile = DataProfile.of(scanned, columns, sampled, held_out)
     profile.save(folder / artifacts.data_profile.name)
 
     must_answer = drift.on_drift == "fail"

@@ -38,10 +38,13 @@ from tasks.drift.rows import (
     ComparedColumns,
     RowScan,
     SampledRows,
+    SmallestHashes,
     label_hash,
 )
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+_READABLE: Final = (1, SCHEMA)
+"""Profiles of schema 1 do not know the held-out rows."""
 MAX_BYTES: Final = 32 << 20
 """Most bytes of the file; a profile takes less than half of them."""
 _MAX_MEMORY: Final = 512 << 20
@@ -142,25 +145,39 @@ class DataProfile:
     labels: Mapping[str, Mapping[int, int]]
     """Number of rows by hash of the label, for each label column."""
     samples: tuple[SampledMeasure, ...]
+    held_out: SmallestHashes | None = None
+    """The rows that were held out when the model learned, by their content hashes; None in a profile of an earlier version."""
 
     @classmethod
-    def of(cls, scanned: RowScan, columns: ComparedColumns, sampled: SampledRows) -> Self:
+    def of(
+        cls, scanned: RowScan, columns: ComparedColumns, sampled: SampledRows, held_out: SmallestHashes | None = None
+    ) -> Self:
         """Make the profile of rows; `sampled` are those with the smallest hashes."""
         assert len(sampled.row_ids) == min(len(scanned.smallest.hashes), MAX_SAMPLED)
         found = tuple(
             one.sorted() for one in measure_sampled_rows(sampled) if one.kind != "label" or one.column in scanned.labels
         )  # a column with very many labels has none
         smallest = scanned.smallest
-        return cls(scanned.rows, columns.content, smallest.is_whole, smallest.hashes, scanned.labels, found)
+        return cls(scanned.rows, columns.content, smallest.is_whole, smallest.hashes, scanned.labels, found, held_out)
 
     def is_new(self, hashes: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], int]:
         """Return which rows are certainly not among those of the profile, and of how many rows that is known."""
         decidable = np.ones(len(hashes), bool) if self.is_whole else hashes <= self.known[-1]
         return decidable & ~np.isin(hashes, self.known), int(decidable.sum())
 
+    def tell_ages(self, hashes: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return which rows certainly are, and which certainly are not, among those that the model learned from or was judged on."""
+        assert self.held_out is not None
+        known, undecidable = np.isin(hashes, self.known), np.zeros(len(hashes), bool)
+        known |= np.isin(hashes, self.held_out.hashes)
+        for whole, last in ((self.is_whole, self.known[-1]), (self.held_out.is_whole, self.held_out.hashes[-1])):
+            undecidable |= (hashes > last) & (not whole)
+        return known, ~known & ~undecidable
+
     def save(self, path: Path) -> None:
         """Write the profile; equal profiles give equal bytes."""
         records: list[dict[str, Any]] = [{"kind": "known", "hashes": self.known}]
+        records += [{"kind": "held out", "hashes": self.held_out.hashes}] if self.held_out else []
         for column, counts in self.labels.items():
             codes = sorted(counts)
             numbers = np.array([counts[code] for code in codes], float)
@@ -170,6 +187,7 @@ class DataProfile:
             place, _ = _PLACES.get(one.kind, ("values", float))
             records.append({"kind": one.kind, "column": one.column, place: one.values, "groups": one.groups})
         header = {"schema": SCHEMA, "rows": self.rows, "content": self.content, "is_whole": self.is_whole}
+        header["held_out_is_whole"] = self.held_out is None or self.held_out.is_whole
         schema = _SCHEMA.with_metadata({_KEY: json.dumps(header).encode()})
         pq.write_table(pa.Table.from_pylist(records, schema=schema), path, compression="zstd")
 
@@ -184,7 +202,7 @@ class DataProfile:
             with _memory_limit(_MAX_MEMORY):
                 file = pq.ParquetFile(io.BytesIO(content))
                 found = json.loads(file.schema_arrow.metadata[_KEY])
-                if found["schema"] != SCHEMA:
+                if found["schema"] not in _READABLE:
                     problem = f"it has schema {found['schema']!r:.20}, not {SCHEMA}"
                 elif not file.schema_arrow.equals(_SCHEMA):
                     problem = "it is damaged: its columns are not those of a profile"
@@ -204,10 +222,13 @@ class DataProfile:
     @classmethod
     def _of_records(cls, header: _Header, table: pa.Table) -> Self:
         known, labels, measures = np.empty(0, np.uint64), dict[str, Mapping[int, int]](), list[SampledMeasure]()
+        held_out = None
         for i in range(len(table)):  # one by one: Python's numbers take far more memory
             (record,) = table.slice(i, 1).to_pylist()
             if record["kind"] == "known":
                 known = np.array(record["hashes"], np.uint64)
+            elif record["kind"] == "held out":
+                held_out = SmallestHashes(np.array(record["hashes"], np.uint64), is_whole=header.held_out_is_whole)
             elif record["kind"] == "label counts":
                 counts = map(int, record["values"])  # fails for what is not finite
                 labels[record["column"]] = dict(zip(record["hashes"], counts, strict=True))
@@ -216,13 +237,14 @@ class DataProfile:
                 values = record[place] if record["kind"] == "text" else np.array(record[place], kind)
                 groups = None if record["groups"] is None else np.array(record["groups"], np.uint64)
                 measures.append(SampledMeasure(record["kind"], record["column"], values, groups))
-        return cls(header.rows, header.content, header.is_whole, known, labels, tuple(measures))
+        return cls(header.rows, header.content, header.is_whole, known, labels, tuple(measures), held_out)
 
 
 def _problems(profile: DataProfile) -> Iterator[str]:
     """Find what `save` does not write."""
-    if not 0 < len(profile.known) <= MAX_KNOWN or not (profile.known[1:] > profile.known[:-1]).all():
-        yield "it is damaged: its hashes of rows are none, too many, or not in order"
+    for hashes in (profile.known, *([profile.held_out.hashes] if profile.held_out else [])):
+        if not 0 < len(hashes) <= MAX_KNOWN or not (hashes[1:] > hashes[:-1]).all():
+            yield "it is damaged: its hashes of rows are none, too many, or not in order"
     for column, counts in profile.labels.items():
         if len(counts) > MAX_LABELS or any(count < 0 for count in counts.values()):
             yield f"it is damaged: its counts of the labels of {column!r:.80} are too many, or negative"
@@ -273,6 +295,7 @@ class _Header(pydantic.BaseModel, strict=True):
     rows: Annotated[int, pydantic.Field(ge=1)]
     content: list[str]
     is_whole: bool
+    held_out_is_whole: bool = True
 
 
 @contextlib.contextmanager

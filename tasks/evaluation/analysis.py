@@ -25,6 +25,7 @@ from tasks.evaluation.report import (
     SliceResult,
     WorstRow,
 )
+from tasks.evaluation.row_ages import KNOWN
 from tasks.evaluation.scoring import RowScores, ScoredModel, align_to_common_rows
 from tasks.evaluation.statistics import Gain
 from tasks.evaluation.suspect_report import SuspectReport
@@ -35,6 +36,7 @@ from trainer.data.shards import ROW_ID
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_Slices = tuple[str, Mapping[str, "NDArray[np.int64]"]]
 _MAX_TEXT = 2000
 """Characters that a report keeps of a row's text."""
 _MAX_SLICES = 1000
@@ -65,6 +67,8 @@ class EvaluationAnalysis:
             intervals={name: self._intervals(one) for name, one in models.items()},
             comparisons=list(self._comparisons()),
             slices=list(self._slices()),
+            ages=list(self._ages()),
+            ages_unknown=self.plan.ages.reason,
             worst=self._worst(scores),
             changed=self._changed(),
             calibration=calibration or None,
@@ -151,7 +155,16 @@ class EvaluationAnalysis:
     def _slices(self) -> Iterator[SliceResult]:
         settings = self.plan.settings
         found = find_slice_positions(self.plan.rows, settings.slices, self.scored["model"].scores.row_ids)
-        return self._of_slices(found, {self.plan.metric, *settings.gate.slice_floors})
+        return self._of_slices(found, {self.plan.metric, *settings.gate.slice_floors}, settings.gate.slice_margin)
+
+    def _ages(self) -> Iterator[SliceResult]:
+        """The rows that the champion's release had, and those that came since."""
+        ids, gate = self.scored["model"].scores.row_ids, self.plan.settings.gate
+        for name, of_age in self.plan.ages.of.items():
+            positions = np.flatnonzero(np.isin(ids, of_age))
+            if len(positions):
+                margin = gate.known_margin if name == KNOWN else None
+                yield from self._deciding_of_slices([("age", {name: positions})], margin)
 
     def _own_slices(self) -> Iterator[SliceResult]:
         """The metric that decides, by what the objective shows it by; the gate does not look there."""
@@ -159,13 +172,15 @@ class EvaluationAnalysis:
         for title, name_part in objective.own_slices().items():
             parts = name_positions(self.plan.rows, name_part, ids)
             in_order = {name: parts[name] for name in sorted(parts, key=lambda name: (int(name.split()[0]), name))}
-            floors = self.plan.settings.gate.slice_floors.keys() - {self.plan.metric}
-            yield from (
-                one for one in self._of_slices([(title, in_order)], {self.plan.metric}) if one.metric not in floors
-            )
+            yield from self._deciding_of_slices([(title, in_order)])
+
+    def _deciding_of_slices(self, found: Iterable[_Slices], margin: float | None = None) -> Iterator[SliceResult]:
+        """The metric that decides, without those that have only a floor."""
+        floors = self.plan.settings.gate.slice_floors.keys() - {self.plan.metric}
+        return (one for one in self._of_slices(found, {self.plan.metric}, margin) if one.metric not in floors)
 
     def _of_slices(
-        self, found: Iterable[tuple[str, Mapping[str, NDArray[np.int64]]]], metrics: Collection[str]
+        self, found: Iterable[_Slices], metrics: Collection[str], margin: float | None
     ) -> Iterator[SliceResult]:
         own = self.scored["model"].scores
         common = self._common(written=not self.plan.resampler.objective.restated.isdisjoint(metrics))
@@ -173,10 +188,10 @@ class EvaluationAnalysis:
             for name, positions in slices.items():
                 inside = own.take(positions)
                 both = common and [one.take(np.isin(one.row_ids, inside.row_ids)) for one in common]
-                yield from self._slice(slice_by, name, inside, both if both and len(both[0]) else None)
+                yield from self._slice(slice_by, name, inside, both if both and len(both[0]) else None, margin)
 
     def _slice(
-        self, slice_by: str, name: str, own: RowScores, both: Sequence[RowScores] | None
+        self, slice_by: str, name: str, own: RowScores, both: Sequence[RowScores] | None, margin: float | None
     ) -> Iterator[SliceResult]:
         """The results of one slice in the metric that decides, or what slices have instead, and in those with a floor.
 
@@ -209,9 +224,7 @@ class EvaluationAnalysis:
                 gain_low=gain.low if gain else None,
                 gain_high=gain.high if gain else None,
                 floor_p_value=floor_p_values.get(metric) if exists else None,
-                margin_p_value=gain.at_most(-settings.slice_margin)
-                if gain and metric == deciding and settings.slice_margin is not None
-                else None,
+                margin_p_value=gain.at_most(-margin) if gain and metric == deciding and margin is not None else None,
             )
 
     def _texts(self, row_ids: Sequence[int]) -> list[str]:

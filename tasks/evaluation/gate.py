@@ -69,6 +69,10 @@ def judge_candidate(
         better = [comparison_sentence(start, gate)] if start else []
         return "publish", ["first release: no model is published yet", *better, *warning]
     champion, fallen = deciding["champion"], list(_fallen_slices(gate, details.slices))
+    fallen += _forgotten(gate, details)
+    if gate.known_margin is not None and details.ages_unknown:
+        fix = "leave out `known_margin` for one release, which will have what is missing"
+        fallen.append(f"`known_margin` cannot be judged: {details.ages_unknown}; {fix}")
     is_better = gain_passes_bar(champion, gate) and not fallen
     return "publish" if is_better else "keep", [comparison_sentence(champion, gate), *fallen, *warning]
 
@@ -130,6 +134,13 @@ def _fallen_slices(gate: Gate, slices: Sequence[SliceResult]) -> Iterator[str]:
         if one.gain is not None:
             worse = f"{one.metric} of {_name(one)} is {-one.gain:.4g} worse than the champion's"
             yield f"{worse}, more than {gate.slice_margin:.4g}"
+
+
+def _forgotten(gate: Gate, details: EvaluationDetails) -> Iterator[str]:
+    for one in _rejected(details.ages, [one.margin_p_value for one in details.ages], gate):
+        if one.gain is not None:
+            worse = f"{one.metric} of the {one.rows} {one.slice} is {-one.gain:.4g} worse than the champion's"
+            yield f"{worse}, more than {gate.known_margin:.4g}: it has forgotten what the champion knows"
 
 
 def _rejected(slices: Sequence[SliceResult], p_values: Sequence[float | None], gate: Gate) -> Iterator[SliceResult]:

@@ -16,6 +16,7 @@ from tasks.drift.report import DriftReport
 from tasks.evaluation import champion
 from tasks.evaluation.reading import ComparableInputs, ModelTokenization
 from tasks.evaluation.report import ChampionReference
+from tasks.evaluation.row_ages import RowAges
 from tasks.evaluation.scoring import RowGroups
 from tasks.evaluation.statistics import Resampler
 from tasks.shards.kept_work import ShardWorkers
@@ -85,6 +86,8 @@ class EvaluationPlan:
     """Those of `data.corpus`; empty without one."""
     text: ComparableInputs
     """What candidate and champion both read."""
+    ages: RowAges
+    """Which of the rows the champion's release had."""
     new_rows: DriftReport | None
     """Names new rows on which the champion's confidence is measured; None if it is not."""
     not_measured: str
@@ -177,6 +180,9 @@ def plan_evaluation_and_encode(
         load_untrained=load_untrained,
         documents=documents,
         text=text,
+        ages=RowAges.tell(published.folder / artifacts.data_profile.name, rows, built)
+        if published.folder
+        else RowAges(),
         new_rows=None if reason else drift,
         not_measured=reason,
     )

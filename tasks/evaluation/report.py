@@ -223,6 +223,15 @@ class EvaluationDetails(Report):
     """The metric that decides, by what the objective shows it by (`Objective.own_slices`); empty in a report of an earlier version."""
     vectors: VectorSpaceChange | None = None
     """None without a champion, and for models that are not there to make vectors."""
+    ages: list[SliceResult] = Field(default=[])
+    """The rows that the champion's release had, and those that came since (`tasks.evaluation.row_ages`)."""
+    ages_unknown: str = ""
+    """Why they could not be told apart."""
+
+    @property
+    def all_slices(self) -> list[SliceResult]:
+        """Those of the recipe, and those by age."""
+        return [*self.ages, *self.slices]
 
 
 class ChampionReference(Report):

@@ -218,7 +218,7 @@ def _rounded(report: Report, *names: str) -> dict[str, float]:
 def _slices(details: EvaluationDetails) -> list[tuple[str, list[SliceResult], int]]:
     """For each column or function to slice by: its name, the slices to show, the worst first, and how many are left out."""
     by_name: dict[str, list[SliceResult]] = {}
-    for one in details.slices:
+    for one in details.all_slices:
         by_name.setdefault(one.slice_by, []).append(one)
     shown = []
     for name, slices in by_name.items():

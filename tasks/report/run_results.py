@@ -145,7 +145,7 @@ class RunResults:
             sign = -1 if directions.get(one.metric) == "min" else 1
             return finite_or_none(one.low) is None, value is None, sign * (value or 0.0)
 
-        return sorted(self.details.slices, key=order)
+        return sorted(self.details.all_slices, key=order)
 
 
 def read_recipe_or_none(artifacts: Artifacts) -> Recipe | None:

@@ -105,7 +105,7 @@ def gate_gain_thresholds(results: RunResults, against: Opponent) -> dict[str, fl
 
 def sliced_metric(results: RunResults) -> str:
     """Return the metric that the slices show."""
-    return next((one.metric for one in results.details.slices), "") if results.details else ""
+    return next((one.metric for one in results.details.all_slices), "") if results.details else ""
 
 
 def draw_card_charts(artifacts: Artifacts) -> dict[str, bytes]:

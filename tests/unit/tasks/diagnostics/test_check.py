@@ -93,6 +93,16 @@ def test_floors_of_labels_need_an_objective_with_labels():
     assert "'precision', 'recall' or 'f1'" in found
 
 
+def test_a_margin_of_known_rows_needs_the_profile_of_the_rows():
+    margin, key = {"evaluation.gate.known_margin": 0.1}, "evaluation.gate.known_margin"
+    assert problems(margin) == {}
+    (found,) = problems({**margin, "validation.drift": "off"}).items()
+    assert (found[0], "`validation.drift: off` leaves out" in found[1]) == (key, True)
+    (found,) = problems({**margin, "publish.private": False}).items()
+    assert (found[0], "only with `validation.drift`" in found[1]) == (key, True)
+    assert problems({**margin, "publish.private": False, "validation.drift": "report"}) == {}
+
+
 def model_folder(name, *files):
     folder = Path(name)
     folder.mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import resource
 
@@ -127,11 +128,35 @@ def test_damaged_profile_is_an_error(profile, tmp_path, content):
 
 
 def test_profile_of_another_version_is_an_error(profile, tmp_path, monkeypatch):
-    monkeypatch.setattr("tasks.drift.profile.SCHEMA", 2)
+    monkeypatch.setattr("tasks.drift.profile.SCHEMA", 3)
     content = saved(profile, tmp_path)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="it has schema 2, not 1"):
+    with pytest.raises(ValueError, match="it has schema 3, not 2"):
         DataProfile.load(content)
+
+
+def test_profile_of_an_earlier_version_does_not_know_the_held_out_rows(profile, tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.drift.profile.SCHEMA", 1)
+    content = saved(profile, tmp_path)
+    monkeypatch.undo()
+    assert DataProfile.load(content).held_out is None
+
+
+def test_ages_of_rows_are_told_only_where_they_are_certain(tmp_path, monkeypatch):
+    trained, held = (scanned(write(tmp_path / f"{n}", range(n, n + 300)), COLUMNS).smallest for n in (0, 300))
+    profile = dataclasses.replace(profile_of(write(tmp_path / "train", range(300))), held_out=held)
+    profile = DataProfile.load(saved(profile, tmp_path))
+    unseen = scanned(write(tmp_path / "new", range(600, 900)), COLUMNS).smallest
+    for hashes, expected in ((trained.hashes, (1, 0)), (held.hashes, (1, 0)), (unseen.hashes, (0, 1))):
+        assert tuple(found.mean() for found in profile.tell_ages(hashes)) == expected
+
+    cut = module.SmallestHashes(held.hashes[:100], is_whole=False)
+    profile = DataProfile.load(saved(dataclasses.replace(profile, held_out=cut), tmp_path))
+    known, new = profile.tell_ages(np.concatenate([held.hashes, unseen.hashes]))
+    assert known.tolist() == [True] * 100 + [False] * 500
+    assert not new[:300].any(), "whether these were held out is not known"
+    assert new[300:].tolist() == (unseen.hashes <= cut.hashes[-1]).tolist()
+    assert 50 < new.sum() < 150
 
 
 def edited(profile, tmp_path, change):

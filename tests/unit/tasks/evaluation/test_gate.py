@@ -54,6 +54,8 @@ def judge(
     settings: Gate | None = None,
     *comparisons: MetricComparison,
     slices: Sequence[SliceResult] = (),
+    ages: Sequence[SliceResult] = (),
+    ages_unknown: str = "",
     has_champion: bool = True,
     is_champion: bool = False,
     rolled_back_reason: str | None = None,
@@ -68,6 +70,8 @@ def judge(
         slices=list(slices),
         worst=[],
         calibration=None,
+        ages=list(ages),
+        ages_unknown=ages_unknown,
     )
     verdict, reasons = gate.judge_candidate(
         settings or Gate(),
@@ -340,3 +344,25 @@ def test_first_release_is_refused_when_the_rows_are_used_up() -> None:
     assert verdict.reasons[0].startswith("the held-out rows are used up")
     fresh = judge(OVER_ROWS, START, has_champion=False, row_use=HeldOutRowUse(uses=9.0, comparisons=12))
     assert (fresh.verdict, len(fresh.reasons)) == ("publish", 3)
+
+
+def test_a_model_that_gains_on_new_rows_and_forgets_the_known_ones_is_kept() -> None:
+    known = slice_result("known rows", slice_by="age", rows=400, margin_p_value=0.001)
+    new = slice_result("new rows", slice_by="age", gain=0.3, gain_low=0.2, gain_high=0.4)
+    verdict, reasons = judge(Gate(known_margin=0.02), BETTER, ages=(known, new))
+    assert verdict == "keep"
+    assert reasons[1] == (
+        "accuracy of the 400 known rows is 0.2 worse than the champion's, more than 0.02: it has forgotten what the"
+        " champion knows"
+    )
+    by_chance = known.model_copy(update={"margin_p_value": 0.2})
+    assert judge(Gate(known_margin=0.02), BETTER, ages=(by_chance, new)).verdict == "publish"
+
+
+def test_a_known_margin_that_cannot_be_judged_keeps_the_champion() -> None:
+    why = "the champion's release has no profile of its rows"
+    verdict, reasons = judge(Gate(known_margin=0.02), BETTER, ages_unknown=why)
+    assert verdict == "keep"
+    assert reasons[1].startswith(f"`known_margin` cannot be judged: {why}; leave out")
+    assert judge(Gate(), BETTER, ages_unknown=why).verdict == "publish"
+    assert judge(Gate(known_margin=0.02), START, has_champion=False).verdict == "publish"
