@@ -68,6 +68,7 @@ def test_what_a_release_says_of_itself_is_read(written: Path) -> None:
 def test_profile_of_the_rows_of_a_release_is_read(written: Path) -> None:
     profile = DataProfile.load((written / "evergreen-data-profile.dat").read_bytes())
     assert (profile.rows, profile.content, profile.is_whole) == (3, ["text"], True)
+    assert profile.held_out is None
     assert [int(one) for one in profile.known] == [11, 22, 33]
     assert profile.labels == {"label": {7: 2, 9: 1}}
     assert [one.kind for one in profile.samples] == ["length", "text"]
@@ -75,4 +76,4 @@ def test_profile_of_the_rows_of_a_release_is_read(written: Path) -> None:
 
 def test_a_new_schema_has_its_files_here() -> None:
     """Whoever raises a number adds a folder with the files of before, and goes on reading them."""
-    assert (PROVENANCE_SCHEMA, PROFILE_SCHEMA) == (1, 1)
+    assert (PROVENANCE_SCHEMA, PROFILE_SCHEMA) == (1, 2)
