@@ -21,11 +21,15 @@ from flows.dvc_project.locks import hold_recipe_lock, remove_dead_lock_owners
 from flows.record.recording import RecordTarget, ensure_recordable_before_publish, record_run_after_block
 from flows.run import history, logs, pauses, stages
 from flows.run.final_state import final_state, gate_refused_state
+from flows.run.other_runs import refuse_to_overtake
 from flows.run.prefect_artifacts import add_run_page_link, add_stage_report_artifact
 from flows.run.stops import state_after_signal
+from flows.server import clock
 from params import GateRefusedError, InputsChangedError, StaleBlessingError, load
 from params.foundation.artifacts import STAGES, Artifacts
 from params.loading import recipe_name
+
+clock.send_heartbeats_with_server_time()  # the first one comes before the flow's first line
 
 
 # DVC alone decides what is stale, so Prefect's caching and result persistence stay off.
@@ -70,6 +74,7 @@ def retrain(
     """
     logs.shorten_logs_of_runs()
     artifacts, log = Artifacts(recipe_name(recipe)), get_run_logger()
+    clock.warn_of_clock_difference(log)
     requested = STAGES if publish else STAGES[:-1]
     outcomes: dict[str, str] = {}
 
@@ -88,6 +93,7 @@ def retrain(
             contextlib.ExitStack() as opened,
         ):
             load(artifacts.recipe_path)
+            refuse_to_overtake()
             if force or stages.any_stale(requested, artifacts.recipe):
                 opened.enter_context(fork_modules())
                 stages.fetch_inputs_and_check_recipe(artifacts.recipe, log)

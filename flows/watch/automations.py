@@ -39,6 +39,7 @@ from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
 from flows.run import final_state
+from flows.server.clock import clock_warning
 from flows.server.configured import answers_without_password, open_configured_server_client, url_origin
 from params import EvergreenError
 from tasks.report.formatting import format_duration
@@ -116,6 +117,8 @@ def replace_server_automations(notify: Sequence[str], rules: WatchRules) -> None
         of_flow = FlowFilter(name=FlowFilterName(any_=[FLOW]))
         deployments = list(_all(partial(client.read_deployments, flow_filter=of_flow))) if found else ()
         _bring_up_to_date(client, build_automations(rules, found, deployments, get_current_settings().ui_url or ""))
+    if warning := clock_warning():
+        print(warning)
         delete_unused_blocks(client, found)
     if answers_without_password():
         where = url_origin(get_current_settings().api.url or "")

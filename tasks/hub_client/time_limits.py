@@ -159,7 +159,9 @@ def _requested_wait_s(response: httpx2.Response) -> float | None:
         return float(after)
     if after:
         try:
-            return max(0.0, parsedate_to_datetime(after).timestamp() - time.time())
+            here = response.headers.get("date")  # of the Hub's clock, like `after`
+            now = parsedate_to_datetime(here).timestamp() if here else time.time()
+            return max(0.0, parsedate_to_datetime(after).timestamp() - now)
         except ValueError:
             return None
     limit = re.search(r"\br=0;t=(\d+)", response.headers.get("ratelimit", "")) if response.status_code == 429 else None

@@ -8,11 +8,15 @@ from __future__ import annotations
 import base64
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -22,6 +26,7 @@ from tests.support.webhook import Webhook, webhook
 pytestmark = pytest.mark.in_order
 
 SILENCE_S = 10
+SILENCE_OF_CLOCKS_S = 75  # heartbeats come every 30 s
 WATCH = """
 import sys
 from flows.watch.automations import WatchRules, replace_server_automations
@@ -37,6 +42,7 @@ Automation(name="of-the-user", trigger=trigger, actions=[DoNothing()]).create()
 """
 FLOW = """
 import pathlib, sys, time
+import flows.retrain  # its heartbeats are those of all flows here
 from flows.run.final_state import KEPT
 from prefect import flow
 from prefect.states import Completed
@@ -169,6 +175,36 @@ def test_lost_runs_become_crashed_and_no_other_run_does(watched: Watched) -> Non
     assert watched.received.messages == [], "these are runs of another flow"
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("faketime"), reason="faketime is not installed")
+def test_clocks_that_differ_make_no_healthy_run_crashed(watched: Watched) -> None:
+    """A worker ahead of the server and one behind, by more than the silence, and by hours; lost runs are noticed as before."""
+    watched.watch(SILENCE_OF_CLOCKS_S)
+    watched.environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] = "30"  # the shortest
+    lost = {"+7200s", "-7200s"}
+    processes = {}
+    for shift in ("+0s", "+150s", "-150s", *sorted(lost)):
+        for ending in (f"lives{shift}", *([f"dies{shift}"] if shift in lost else [])):
+            command = ("faketime", "-f", shift, "python", "short.py", ending)
+            processes[ending] = watched.start(*command, log=f"{ending}.log")
+    wait_for(lambda: set(watched.states()) >= set(processes), "all runs", 120, every_s=1)
+    watched.wait_for_events("prefect.flow-run.heartbeat", len(processes))
+    for ending, process in processes.items():
+        if ending.startswith("dies"):
+            os.killpg(process.pid, signal.SIGKILL)
+    wait_for(
+        lambda: all(watched.states()[name][0] == "CRASHED" for name in processes if name.startswith("dies")),
+        "the lost runs to be noticed",
+        4 * SILENCE_OF_CLOCKS_S,
+        every_s=1,
+    )
+    time.sleep(SILENCE_OF_CLOCKS_S)
+    states = watched.states()
+    assert {states[name] for name in processes if name.startswith("lives")} == {("RUNNING", "Running")}
+    for ending in processes:
+        (watched.root / f"end-{ending}").touch()
+
+
 @pytest.mark.slow  # on SQLite, a busy Prefect server now and then loses an event
 def test_each_end_that_matters_is_told_once_with_its_metrics_and_a_link(watched: Watched) -> None:
     """One thing after another, see above."""
@@ -232,6 +268,28 @@ def test_a_run_that_does_not_end_and_a_deployment_without_a_success_are_told_onc
         (message,) = received.about("has not ended for 10 s", f"/runs/flow-run/{run}")
         assert f"prefect flow-run cancel {run}`" in message["text"]
     assert received.about("No run of the deployment bad has succeeded for 10 s", "/runs/flow-run/")
+
+
+def test_no_run_overtakes_one_that_was_marked_as_crashed_and_lives(watched: Watched) -> None:
+    deployment = {"deployment_id": watched.deployments["good"]}
+    watched.environment["PREFECT__FLOW_RUN_ID"] = watched.retrain(("RUNNING", "Running", ""), **deployment)
+    crashed = watched.retrain(("RUNNING", "Running", ""), ("CRASHED", "Crashed", ""), name="marked", **deployment)
+
+    def refuse(heartbeat_after_s: int) -> str:
+        resource = {"prefect.resource.id": f"prefect.flow-run.{crashed}"}
+        occurred = (datetime.now(UTC) + timedelta(seconds=heartbeat_after_s)).isoformat()
+        event = {"event": "prefect.flow-run.heartbeat", "resource": resource, "occurred": occurred, "id": str(uuid4())}
+        watched.api.post("events", json=[event]).raise_for_status()
+        if heartbeat_after_s < 0:  # the server shows no others before their time
+            watched.wait_for_events("prefect.flow-run.heartbeat", 1, crashed)
+        else:
+            time.sleep(2)  # events are written every 0.5 s
+        code = "from flows.run.other_runs import refuse_to_overtake; refuse_to_overtake()"
+        return watched.run("python", "-c", code, ok=None)
+
+    assert refuse(-5) == "", "this heartbeat was on its way when the run ended"
+    assert "as crashed, but its process still sends heartbeats\n  fix: wait until it has ended" in refuse(60)
+    del watched.environment["PREFECT__FLOW_RUN_ID"]
 
 
 def test_watching_again_changes_what_has_to_change(watched: Watched) -> None:

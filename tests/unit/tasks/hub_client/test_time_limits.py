@@ -7,8 +7,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 
+import httpx2
 import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.utils import get_session
@@ -115,3 +118,11 @@ def test_silent_hub_is_a_transient_error(
         with pytest.raises(TransientError, match="ReadTimeout"):
             publish(api, plan(folder), clock, attempts=2)
         assert time.monotonic() - before < 5
+
+
+@pytest.mark.parametrize("ahead", [timedelta(hours=-2), timedelta(hours=2)])
+def test_a_date_to_wait_for_is_one_of_the_hubs_clock(ahead: timedelta) -> None:
+    there = datetime.now(UTC) + ahead
+    headers = {"date": format_datetime(there, usegmt=True)}
+    headers["retry-after"] = format_datetime(there + timedelta(seconds=90), usegmt=True)
+    assert time_limits._requested_wait_s(httpx2.Response(503, headers=headers)) == 90
