@@ -325,6 +325,9 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
             group.make_context(name, arguments) as context,
         ):
             context.call_on_close(signs_of_life.hide_progress)
+            if command := next(filter(None, (group.get_command(context, argument) for argument in arguments)), None):
+                doing = command.get_short_help_str(99).rstrip(".")
+                signs_of_life.note(f"{command.name}: {doing[:1].lower()}{doing[1:]}")
             group.invoke(context)
             sys.stdout.flush()
     except BrokenPipeError:

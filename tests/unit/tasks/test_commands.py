@@ -17,6 +17,8 @@ from tasks import commands as tasks_cli
 from tasks.commands import main
 from tests.support import tiny
 from tests.support.project import ROOT
+from trainer.reporting import signs_of_life
+from trainer.reporting.signs_of_life import SignsOfLife
 
 APPS = {"python -m tasks": tasks_cli.app, "evergreen": flows_cli.app}
 
@@ -46,6 +48,14 @@ def test_help_shows_each_command_on_one_line(name, capsys):
     for command, line in found.items():
         assert line.endswith("."), f"{command}: {line}"
         assert not line.endswith("..."), f"{command} is cut: {line}"
+
+
+def test_a_command_that_says_nothing_yet_shows_what_it_is_for(monkeypatch):
+    signs = SignsOfLife("show")
+    monkeypatch.setattr(signs_of_life, "_current", [signs])
+    assert signs.note == "show: starts"
+    assert main(["show", "tiny"]) == 0
+    assert signs.note == "show: print a recipe with all of its values"
 
 
 def test_evergreen_adds_the_flows_commands(capsys):
