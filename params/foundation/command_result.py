@@ -16,6 +16,7 @@ from pathlib import Path
 
 from params.foundation.artifacts import translate_disk_errors
 from params.foundation.errors import EvergreenError, KilledError, error_class_of_exit_code, error_from_json
+from params.foundation.printable import discard_output
 
 VARIABLE = "EVERGREEN_COMMAND_RESULT"  # environment variable: path of the file for the result
 _SUCCEEDED = "succeeded"
@@ -85,7 +86,10 @@ def report_to_starter(error: EvergreenError | None) -> None:
         write_result_file(path, error)
     if error and not files:
         sys.stdout.flush()
-        print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        try:
+            print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        except OSError:  # its disk is full
+            discard_output(sys.stderr)
 
 
 def write_result_file(path: Path, error: EvergreenError | None) -> None:

@@ -182,6 +182,17 @@ def test_a_command_ends_quietly_with_the_reader_of_its_output():
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.parametrize(("command", "with_errors"), [(("show", "default"), False), (("check", "default"), True)])
+def test_output_that_has_no_room_is_an_error_of_the_disk(command, with_errors):
+    with open("/dev/full", "w") as full:
+        errors = full if with_errors else subprocess.PIPE
+        arguments = [sys.executable, "-m", "tasks", *command]
+        done = subprocess.run(arguments, cwd=ROOT, stdout=full, stderr=errors, text=True, check=False)
+    assert done.returncode == os.EX_IOERR
+    expected = "\nStorageError: standard output: cannot be written: No space left on device; all else is done\n"
+    assert done.stderr == (None if with_errors else f"{expected}  fix: send it to a disk with room\n")
+
+
 def test_evergreen_imports_user_code_from_the_working_directory(project):
     """As `python -m tasks` does; a console script starts with its own folder in sys.path instead."""
     (project / "own_rows.py").write_text("def rows():\n    yield from ({'text': str(i)} for i in range(200))\n")
