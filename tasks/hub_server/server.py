@@ -31,11 +31,12 @@ _STOP_TIMEOUT_S = 5
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether a host name or address is this machine: 127.0.0.0/8, ::1 or localhost."""
+    """Whether a host name or address is this machine: 127.0.0.0/8, also within IPv6, ::1 or localhost."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+        address = ipaddress.ip_address(host or "")
     except ValueError:
-        return False
+        return str(host).lower() == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def new_token() -> str:
