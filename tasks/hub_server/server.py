@@ -102,6 +102,7 @@ class LocalHub:
         import uvicorn
 
         from tasks.hub_server.limits import HEAD_TIMEOUT_S, MAX_CONNECTIONS, LimitedConnection
+        from tasks.hub_server.prompt_server import PromptServer
 
         self.root.mkdir(parents=True, exist_ok=True)
         is_v6 = ":" in self.host
@@ -124,7 +125,7 @@ class LocalHub:
             timeout_keep_alive=HEAD_TIMEOUT_S,
             timeout_graceful_shutdown=1,
         )
-        self._server = uvicorn.Server(config)
+        self._server = PromptServer(config)
         self._thread = threading.Thread(target=self._server.run, args=([listener],), name="local-hub", daemon=True)
         self._thread.start()
         deadline = time.monotonic() + _START_TIMEOUT_S
@@ -136,7 +137,7 @@ class LocalHub:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
+        self._server.end()
         self._thread.join(_STOP_TIMEOUT_S)
         self.endpoint = ""
 

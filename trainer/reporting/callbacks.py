@@ -59,7 +59,12 @@ class TrainingReporter(TrainerCallback):
 
     def on_prediction_step(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         self._evaluated += 1
-        shown = (self._evaluated, len(given["eval_dataloader"]), f"at step {state.global_step}", "train: computes metrics")
+        shown = (
+            self._evaluated,
+            len(given["eval_dataloader"]),
+            f"at step {state.global_step}",
+            "train: computes metrics",
+        )
         self._show(state, "train: batches of the validation", *shown)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
