@@ -54,18 +54,14 @@ class TrainingReporter(TrainerCallback):
         is_over = float(state.epoch).is_integer() or state.global_step >= state.max_steps
         if args.logging_strategy == "epoch" and is_over:
             control.should_log = True
-        shown = (state.global_step, state.max_steps, self._loss, "train: keeps the last step")
-        self._show(state, "train: steps", *shown)
+        shown = ("train: steps", state.global_step, state.max_steps, self._loss)
+        self._show(state, shown, "train: keeps the last step")
 
     def on_prediction_step(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         self._evaluated += 1
-        shown = (
-            self._evaluated,
-            len(given["eval_dataloader"]),
-            f"at step {state.global_step}",
-            "train: computes metrics",
-        )
-        self._show(state, "train: batches of the validation", *shown)
+        total, where = len(given["eval_dataloader"]), f"at step {state.global_step}"
+        shown = ("train: batches of the validation", self._evaluated, total, where)
+        self._show(state, shown, "train: computes metrics")
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if args.logging_strategy == "epoch":
@@ -77,9 +73,10 @@ class TrainingReporter(TrainerCallback):
     def on_save(self, *_: object, **__: object) -> None:
         signs_of_life.note("train: goes on after a checkpoint")
 
-    def _show(self, state: TrainerState, what: str, done: int, total: int, note: str, then: str) -> None:
+    def _show(self, state: TrainerState, shown: tuple[str, int, int, str], then: str) -> None:
+        _, done, total, _ = shown
         if state.is_world_process_zero and done < total:
-            signs_of_life.show_progress(what, done, total, note)
+            signs_of_life.show_progress(*shown)
         elif state.is_world_process_zero:
             signs_of_life.note(then)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -184,7 +185,7 @@ def test_a_command_ends_quietly_with_the_reader_of_its_output():
 
 @pytest.mark.parametrize(("command", "with_errors"), [(("show", "default"), False), (("check", "default"), True)])
 def test_output_that_has_no_room_is_an_error_of_the_disk(command, with_errors):
-    with open("/dev/full", "w") as full:
+    with Path("/dev/full").open("w") as full:
         errors = full if with_errors else subprocess.PIPE
         arguments = [sys.executable, "-m", "tasks", *command]
         done = subprocess.run(arguments, cwd=ROOT, stdout=full, stderr=errors, text=True, check=False)
