@@ -326,11 +326,16 @@ def _main(argv: Sequence[str] | None, commands: typer.Typer, name: str) -> int:
     variable = f"_{name.upper()}_COMPLETE"
     try:
         group = typer.main.get_command(commands)
+        assert isinstance(group, typer.core.TyperGroup)
         if instruction := os.environ.get(variable):  # a shell asks; only the group's own `main` looks at it
             return shell_complete(group, {}, name, variable, instruction)
         # Without the group's own `main`, which hides a BrokenPipeError or EOFError of a command.
         arguments = list(sys.argv[1:] if argv is None else argv)
-        with command_result.report_result_on_exit(), group.make_context(name, arguments) as context:
+        with (
+            log.libraries_print_nothing(),
+            command_result.report_result_on_exit(),
+            group.make_context(name, arguments) as context,
+        ):
             context.call_on_close(signs_of_life.hide_progress)
             if command := next(filter(None, (group.get_command(context, argument) for argument in arguments)), None):
                 doing = command.get_short_help_str(99).rstrip(".")

@@ -194,6 +194,17 @@ def test_output_that_has_no_room_is_an_error_of_the_disk(command, with_errors):
     assert done.stderr == (None if with_errors else f"{expected}  fix: send it to a disk with room\n")
 
 
+def test_a_home_that_prefect_cannot_make_is_no_line_of_its_own(project):
+    (project / "file").touch()
+    environment = {**os.environ, "PREFECT_HOME": str(project / "file/home"), "PYTHONPATH": str(ROOT)}
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILES_PATH"):
+        environment.pop(name, None)
+    command = [sys.executable, "-m", "flows.evergreen", "notice", "tiny"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == os.EX_SOFTWARE
+    assert done.stderr.startswith("\nEvergreenError: PREFECT_API_URL: names no Prefect server\n"), done.stderr
+
+
 def test_evergreen_imports_user_code_from_the_working_directory(project):
     """As `python -m tasks` does; a console script starts with its own folder in sys.path instead."""
     (project / "own_rows.py").write_text("def rows():\n    yield from ({'text': str(i)} for i in range(200))\n")
