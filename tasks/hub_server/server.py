@@ -120,6 +120,7 @@ class LocalHub:
             log_config=None,
             access_log=False,
             lifespan="off",
+            loop="asyncio",  # uvloop is as fast here, and leaves a pipe open, which would slow the end of the process
             backlog=_BACKLOG,
             limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=HEAD_TIMEOUT_S,
