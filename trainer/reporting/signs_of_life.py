@@ -105,7 +105,7 @@ class SignsOfLife:
         self._lock = threading.RLock()  # a signal handler may write while its thread does
         self.work: tuple[str, int, int | None, str, float, int] | None = None
         self._begun: dict[str, tuple[float, int, int]] = {}
-        self._start = self._written = self._lined = time.monotonic()
+        self._start = self._written = self._lined = self.noted = time.monotonic()
         self._reported: tuple[str, float] = ("", 0.0)
         self._moved: tuple[tuple[str, int | None], float] = (("", None), 0.0)
         self._is_open = self._is_drawn = self._has_ended = False
@@ -194,7 +194,8 @@ class SignsOfLife:
             work = Work(f"{self._command}: loads {library}" if library else self.note)
         if work[:2] != self._moved[0]:
             self._moved = (work[:2], now)
-        return work._replace(since_s=int(now - self._moved[1]))
+        since = self.noted if work.what == self.note else self._moved[1]  # other work may come between
+        return work._replace(since_s=int(now - since))
 
     def _read_followed(self) -> Work | None:
         """What a process that this one has started reports; None if it reports nothing now."""
@@ -261,7 +262,7 @@ def start_signs_of_life(command: str) -> None:
 def note(text: str) -> None:
     """Say in a few words, such as `new: reads the rows`, what comes next if it may take seconds."""
     for signs in _current:
-        signs.note, signs.work = text, None
+        signs.note, signs.work, signs.noted = text, None, time.monotonic()
 
 
 def show_progress(what: str, done: int, total: int | None, note: str = "") -> None:

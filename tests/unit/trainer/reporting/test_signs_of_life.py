@@ -151,8 +151,10 @@ print("a row has no text")
 time.sleep(1.4)
 for number in iterate_with_progress(range(2), what="rows", total=2):
     time.sleep(2.5 * (not number))
+time.sleep(1.2)
 """
     said = heard(tmp_path, HEAD + script).lines
     assert {"new: reads the rows (1 s)", "new: reads the rows (2 s)"} & set(said), "its time goes on after another line"
     assert {"rows: 0 of 2 (0%)", "rows: 0 of 2 (0%), no new one for 1 s"} & set(said), said
+    assert re.fullmatch(r"new: reads the rows \([5-9] s\)", said[-1]), "its time goes on after other work"
     assert len(set(said)) == len(said), said
