@@ -312,19 +312,25 @@ def main(argv: Sequence[str] | None = None, *, commands: typer.Typer = app, name
 
     After Ctrl-C it is 130, after the end of what reads the output, such as `head`, 141. A `KeyboardInterrupt` with a text says what is kept.
     """
+    with log.libraries_print_nothing(), make_stdout_printable() as printed:
+        status = _main(argv, commands, name)
+        printed.flush()
+    return status or command_result.report_lost_output(printed.error)
+
+
+def _main(argv: Sequence[str] | None, commands: typer.Typer, name: str) -> int:
     variable = f"_{name.upper()}_COMPLETE"
     try:
-        group = typer.main.get_command(commands)
+        group: Any = typer.main.get_command(commands)
         if instruction := os.environ.get(variable):  # a shell asks; only the group's own `main` looks at it
             return shell_complete(group, {}, name, variable, instruction)
         # Without the group's own `main`, which hides a BrokenPipeError or EOFError of a command.
         arguments = list(sys.argv[1:] if argv is None else argv)
-        with (
-            make_stdout_printable(),
-            command_result.report_result_on_exit(),
-            group.make_context(name, arguments) as context,
-        ):
+        with command_result.report_result_on_exit(), group.make_context(name, arguments) as context:
             context.call_on_close(signs_of_life.hide_progress)
+            if command := group.get_command(context, arguments[0]):
+                doing = command.get_short_help_str(99).rstrip(".")
+                signs_of_life.note(f"{command.name}: {doing[:1].lower()}{doing[1:]}")
             group.invoke(context)
             sys.stdout.flush()
     except BrokenPipeError:

@@ -23,7 +23,7 @@ import pytest
 import typer.main
 
 from tasks.shards import executor
-from tests.support import forked, quick_turns
+from tests.support import forked
 from tests.support.project import CODE, ROOT, Project, copy_project
 from trainer.reporting import log
 from trainer.runtime.imports import unhide_package
@@ -44,9 +44,6 @@ os.fsync = lambda _: None
 
 # Commands that tests call in this process are made of their functions once, 0.06 s each time.
 typer.main.get_command = functools.cache(typer.main.get_command)
-
-# Local Hubs, which many tests start one after the other, wait at their end for two turns of a loop, 0.1 s each.
-quick_turns.take_quick_turns()
 
 # Stages in this process fork from the server of tests.support.forked, which has imported more.
 executor.set_forkserver_preload = executor.ensure_running = lambda *_: None

@@ -44,6 +44,7 @@ def main(job_path: Path) -> int:
     lock = hold_file_lock(job.folder / "trainer.lock", "a training in this folder", wait_s=30)
     try:
         with (
+            log.libraries_print_nothing(),
             log.log_to_file(log.log_of_training(job.folder), rank=rank),
             lock if rank == 0 else contextlib.nullcontext(),
             translate_disk_errors(job.folder),

@@ -102,7 +102,7 @@ def main(name: str, *options: str) -> int:
         logger = logging.getLogger(library)
         logger.handlers = [handler for handler in logger.handlers if handler.level >= logging.WARNING]
     logging.getLogger("dvc_data").addHandler(logged := _LoggedError())
-    with log.log_to_file(path := artifacts.stage_log(stage)):
+    with log.libraries_print_nothing(), log.log_to_file(path := artifacts.stage_log(stage)):
         try:
             # Without waiting for locks, a stage that ends while another DVC process holds the project's lock for more than
             # 3 s would fail with its outputs uncommitted.

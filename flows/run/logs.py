@@ -9,6 +9,7 @@ from typing import Final
 from params import EvergreenError
 from params.foundation.secrets import without_secrets
 from tasks.report.formatting import format_one_line
+from trainer.reporting.log import is_for_people
 
 _RUNS: Final = ("prefect.flow_runs", "prefect.task_runs")
 _MAX_LENGTH: Final = 120
@@ -40,12 +41,14 @@ class TracebackAndSecretFilter(logging.Filter):
 class TerminalFilter(logging.Filter):
     """A filter for what prints the log: of an error only its beginning, because the command ends with it; no end that is said already.
 
-    The stage says that it has ended, and the command or the state that Ctrl-C or SIGTERM has ended it.
+    Warnings of libraries are left out. The stage says that it has ended, and the command or the state that Ctrl-C or SIGTERM has ended it.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Let a record through, shortened if it is an error."""
         shown = record.getMessage()
+        if not (record.name.startswith("prefect") or is_for_people(record)):
+            return False
         if record.name == _RUNS[1] and shown.startswith("Finished in state"):
             return False
         if record.name not in _RUNS or record.levelno < logging.ERROR:

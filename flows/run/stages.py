@@ -79,7 +79,7 @@ def outcomes_if_all_unchanged(stages: Sequence[str], artifacts: Artifacts) -> di
 def fetch_inputs_and_check_recipe(recipe: str, log: child_process.Logger) -> None:
     """Find what is wrong with a recipe before any stage starts."""
     artifacts = Artifacts(recipe)
-    signs_of_life.note("check")
+    signs_of_life.note("check: starts")
     unwatched_sources.fetch_missing_source_files(artifacts, log)
     item = read_recipes_yaml_item(artifacts)
     for model in (Path(item[key]) for key in ("base", "code") if key in item):
@@ -91,7 +91,7 @@ def fetch_inputs_and_check_recipe(recipe: str, log: child_process.Logger) -> Non
 def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, force: bool = False) -> StageOutcome:
     """Bring `stage` up to date; with `force`, run it whether it is stale or not. The first stage resolves the recipe before."""
     name, artifacts = f"{stage}@{recipe}", Artifacts(recipe)
-    signs_of_life.note(name)
+    signs_of_life.note(f"{name}: looks for what has changed")
     if stage == "ingest":
         if dvc_stage.is_any_stage_stale(resolve := f"resolve@{recipe}"):
             child_process.run_python_module("flows.dvc_project.stage", [resolve], artifacts, log, name=resolve)
@@ -108,6 +108,7 @@ def bring_up_to_date(stage: str, recipe: str, log: child_process.Logger, *, forc
     arguments = [name, *(["--force"] if force else [])]
     grace_s, limit = _grace_s(stage, artifacts), time_limit_from_past_runs(stage, artifacts)
     limit_s = limit.seconds if limit else math.inf
+    signs_of_life.note(f"{name}: starts")
     try:
         has_run = child_process.run_python_module(
             "flows.dvc_project.stage", arguments, artifacts, log, name=name, grace_s=grace_s, limit_s=limit_s

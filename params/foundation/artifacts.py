@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from params.foundation.errors import EvergreenError, StorageError
 
@@ -45,6 +46,12 @@ class Artifacts:
 
     recipe: str  # name of the recipe: the name of its file without the suffix
     root: Path = Path()  # the project's root
+
+    @classmethod
+    def of_model(cls, path: str, root: Path = Path()) -> Self | None:
+        """Return the run that leaves its model in the folder runs/<recipe>/model; None if `path` is no such folder."""
+        found = re.fullmatch(r"runs/([A-Za-z0-9][A-Za-z0-9._-]*)/model/?", path)
+        return cls(found[1], root) if found else None
 
     @property
     def recipe_path(self) -> Path:
@@ -129,6 +136,14 @@ class Artifacts:
             "blessing": self.blessing,
             "publish": self.receipt,
         }[name]
+
+
+def fix_missing_model(path: str, root: Path = Path()) -> str | None:
+    """Return how to get the model in a folder of runs/; None if no recipe makes it."""
+    if not (made := Artifacts.of_model(path, root)) or not made.recipe_path.is_file():
+        return None
+    run, pull = f"evergreen run {made.recipe} --no-publish", f"dvc pull train@{made.recipe}"
+    return f"the recipe {made.recipe} makes it: `{run}`; or fetch it: `{pull}`"
 
 
 @contextlib.contextmanager

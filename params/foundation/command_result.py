@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from params.foundation.artifacts import translate_disk_errors
-from params.foundation.errors import EvergreenError, KilledError, error_class_of_exit_code, error_from_json
+from params.foundation.errors import (
+    EvergreenError,
+    KilledError,
+    StorageError,
+    error_class_of_exit_code,
+    error_from_json,
+)
+from params.foundation.printable import discard_output
 
 VARIABLE = "EVERGREEN_COMMAND_RESULT"  # environment variable: path of the file for the result
 _SUCCEEDED = "succeeded"
@@ -85,7 +92,19 @@ def report_to_starter(error: EvergreenError | None) -> None:
         write_result_file(path, error)
     if error and not files:
         sys.stdout.flush()
-        print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        try:
+            print(f"\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        except OSError:  # its disk is full
+            discard_output(sys.stderr)
+
+
+def report_lost_output(why: OSError | None) -> int:
+    """Report why standard output could not be written, and return the exit status; without a reason, return 0."""
+    if not why:
+        return os.EX_OK
+    what = f"cannot be written: {why.strerror}; all else is done"
+    report_to_starter(error := StorageError("standard output", what, "send it to a disk with room"))
+    return error.exit_code
 
 
 def write_result_file(path: Path, error: EvergreenError | None) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 import select
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,16 +22,31 @@ def printable(text: str) -> str:
 
 
 class PrintableStream:
-    """Another stream, to which only printable text is written."""
+    """Another stream, to which only printable text is written; and nothing more, once that fails, as on a full disk."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
         """For what may control the terminal, such as a bar."""
+        self.error: OSError | None = None
+        """Why something that was written is lost."""
 
     def write(self, text: str) -> int:
         """Write the text as `printable` returns it."""
-        self.stream.write(printable(text))
+        self._do(self.stream.write, printable(text))
         return len(text)
+
+    def flush(self) -> None:
+        """Write what is still in memory."""
+        self._do(self.stream.flush)
+
+    def _do(self, action: Callable[..., Any], *arguments: str) -> None:
+        try:
+            action(*arguments)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self.error = error
+            discard_output(self.stream)
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write each text."""
@@ -42,7 +57,7 @@ class PrintableStream:
         return getattr(self.stream, name)
 
 
-def make_stdout_printable() -> AbstractContextManager[Any]:
+def make_stdout_printable() -> AbstractContextManager[PrintableStream]:
     """Let standard output be a `PrintableStream`."""
     return contextlib.redirect_stdout(PrintableStream(sys.stdout))
 
@@ -53,7 +68,12 @@ def discard_output_without_reader() -> bool:
         descriptor, poll = sys.stdout.fileno(), select.poll()
         poll.register(descriptor, 0)
         if any(event & select.POLLERR for _, event in poll.poll(0)):
-            with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - no path of a user
-                os.dup2(nowhere.fileno(), descriptor)
+            discard_output(sys.stdout)
             return True
     return False
+
+
+def discard_output(stream: Any) -> None:
+    """Write nothing more to where a standard stream goes, not even at exit."""
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - no path of a user
+        os.dup2(nowhere.fileno(), stream.fileno())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 from params import EvergreenError, HubRefusedError, ModelError, Problem, TransientError
 from params.dvc_files import RECIPES
-from params.foundation.artifacts import Artifacts
+from params.foundation.artifacts import Artifacts, fix_missing_model
 from params.foundation.errors import see_limits
 from params.loading import Key
 from params.schema import Model, ObjectiveChoice, PretrainedTokenizer, Publish, Tokenization, repo_id_problem
@@ -26,8 +25,6 @@ from trainer.runtime.imports import unhide_package
 from trainer.runtime.model_files import check_safe_to_load, has_only_unsafe_weights
 
 logger = logging.getLogger(__name__)
-_OF_A_RUN: Final = re.compile(r"runs/([^/]+)/model/?")
-"""The folder where a recipe's training leaves its model."""
 _USUAL_POSITIONS: Final = 512
 """The fewest positions that a type of models has, unless its configuration says otherwise."""
 _HUB_S = 10.0
@@ -45,16 +42,10 @@ def _starts(sections: Mapping[str, Any]) -> dict[Key, str]:
     return found
 
 
-def _maker_of(path: str, root: Path = Path()) -> str | None:
-    """Return the recipe that makes the model in a folder of runs/; None if none does."""
-    made = _OF_A_RUN.fullmatch(path)
-    return made[1] if made and (root / "params" / f"{made[1]}.yaml").is_file() else None
-
-
 def find_unusable_start_models(sections: Mapping[str, Any]) -> Iterator[Problem]:
     """Find folders and repositories that a training cannot start from."""
     for key, path in _starts(sections).items():
-        folder, made, is_model = Path(path), _maker_of(path), key[0] == "model"
+        folder, is_model = Path(path), key[0] == "model"
         required = "config.json" if is_model else "tokenizer.json"
         if folder.is_dir():
             if is_model:
@@ -70,9 +61,8 @@ def find_unusable_start_models(sections: Mapping[str, Any]) -> Iterator[Problem]
                 continue
             if not (folder / required).exists():
                 yield Problem(key, f"{path} has no {required}", "check the folder")
-        elif made:
-            fix = f"make it: `evergreen run {made} --no-publish`; or fetch it: `dvc pull train@{made}`"
-            yield Problem(key, f"there is no folder {path}, and the recipe {made} makes it", fix)
+        elif how := fix_missing_model(path):
+            yield Problem(key, f"there is no folder {path}", how)
         elif path.startswith((".", "/", "~")) or path.count("/") != 1:
             fix = "give a local folder, or owner/name for a repository on the Hub"
             yield Problem(key, f"there is no folder {path}", fix)
@@ -90,14 +80,13 @@ def _warn_if_unpublished(path: str) -> None:
     from tasks.evaluation.report import Blessing
     from tasks.stages import read_report
 
-    if not (made := _OF_A_RUN.fullmatch(path)):
+    if not (made := Artifacts.of_model(path)):
         return
-    recipe = made[1]
     with contextlib.suppress(ModelError):  # it may not be evaluated yet, or here
-        blessing = read_report(Artifacts(recipe), Blessing)
+        blessing = read_report(made, Blessing)
         if blessing.verdict != "publish" and not blessing.is_champion:
             what = "check: runs/%s/model: the last model of %s that was evaluated was not published (%s: %s)"
-            logger.warning(what, recipe, recipe, blessing.verdict, "; ".join(blessing.reasons))
+            logger.warning(what, made.recipe, made.recipe, blessing.verdict, "; ".join(blessing.reasons))
 
 
 def find_unwatched_models(
@@ -116,7 +105,7 @@ def find_unwatched_models(
             what = f"{path} is what this recipe makes, and is deleted before it trains"
             yield Problem(key, what, "copy it out of its folder in runs/, and name the copy")
             continue
-        if not folder.is_dir() and not _maker_of(path, root):
+        if not folder.is_dir() and not fix_missing_model(path, root):
             continue  # it is on a Hub, or another check misses it
         watched = [item["base"], *([item["code"]] if key in further else [])]
         if not any(folder.is_relative_to((root / place).resolve()) for place in watched):

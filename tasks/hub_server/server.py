@@ -31,11 +31,12 @@ _STOP_TIMEOUT_S = 5
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether a host name or address is this machine: 127.0.0.0/8, ::1 or localhost."""
+    """Whether a host name or address is this machine: 127.0.0.0/8, also within IPv6, ::1 or localhost."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
+        address = ipaddress.ip_address(host or "")
     except ValueError:
-        return False
+        return str(host).lower() == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def new_token() -> str:
@@ -101,6 +102,7 @@ class LocalHub:
         import uvicorn
 
         from tasks.hub_server.limits import HEAD_TIMEOUT_S, MAX_CONNECTIONS, LimitedConnection
+        from tasks.hub_server.prompt_server import PromptServer
 
         self.root.mkdir(parents=True, exist_ok=True)
         is_v6 = ":" in self.host
@@ -118,12 +120,13 @@ class LocalHub:
             log_config=None,
             access_log=False,
             lifespan="off",
+            loop="asyncio",  # uvloop is as fast here, and leaves a pipe open, which would slow the end of the process
             backlog=_BACKLOG,
             limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=HEAD_TIMEOUT_S,
             timeout_graceful_shutdown=1,
         )
-        self._server = uvicorn.Server(config)
+        self._server = PromptServer(config)
         self._thread = threading.Thread(target=self._server.run, args=([listener],), name="local-hub", daemon=True)
         self._thread.start()
         deadline = time.monotonic() + _START_TIMEOUT_S
@@ -135,7 +138,7 @@ class LocalHub:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
+        self._server.end()
         self._thread.join(_STOP_TIMEOUT_S)
         self.endpoint = ""
 

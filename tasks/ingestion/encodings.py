@@ -17,7 +17,12 @@ import pyarrow as pa
 from params import DataError
 
 COMPRESSIONS = (".gz", ".bz2", ".zst")
+_READERS = {".gz": "gzip -dc", ".bz2": "bzip2 -dc", ".zst": "zstd -dc"}
 _HEAD_BYTES = 4096
+_ESCAPES = (
+    r"""import re, sys; escape = lambda text: re.sub(rb"[\x00-\x1f]", lambda one: b"\\u%04x" % ord(one[0]), text[0]); """
+    r"""sys.stdout.buffer.write(re.sub(rb"(?s)\"(?:[^\"\\]|\\.)*\"", escape, sys.stdin.buffer.read()))"""
+)
 _MARKS = {  # those of UTF-32 begin as those of UTF-16 do
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -97,11 +102,20 @@ def not_utf8_error(path: Path, name: str, found: UnicodeDecodeError) -> DataErro
 
 def conversion_fix(path: Path, encoding: str | None) -> str:
     """Return the command that writes a file anew as UTF-8; of one in UTF-8, without its bytes of value 0."""
-    new = clean_name(path, format_suffix(path))
-    read = f"gzip -dc {shlex.quote(str(path))} | " if path.suffix.lower() == ".gz" else ""
+    return _filter_fix(path, f"iconv -f {encoding} -t utf-8" if encoding else "tr -d '\\000'")
+
+
+def escapes_fix(path: Path) -> str:
+    """Return the command that writes a JSON file anew with escapes for the control characters and line ends in its strings."""
+    return _filter_fix(path, f"python -c {shlex.quote(_ESCAPES)}")
+
+
+def _filter_fix(path: Path, command: str) -> str:
+    """Return the command that writes what `command` makes of a file to another one."""
+    read = f"{_READERS[path.suffix.lower()]} {shlex.quote(str(path))} | " if path.suffix.lower() in _READERS else ""
     source = "" if read else f" < {shlex.quote(str(path))}"
-    convert = f"iconv -f {encoding} -t utf-8" if encoding else "tr -d '\\000'"
-    return f"convert it, and use the new file: {read}{convert}{source} > {shlex.quote(new)}"
+    new = shlex.quote(clean_name(path, format_suffix(path)))
+    return f"convert it, and use the new file: {read}{command}{source} > {new}"
 
 
 def table_fix(path: Path, options: str, delimiter: str = ",") -> str:

@@ -77,9 +77,9 @@ def read_rows_of_file(
             if columns is not None:
                 found = _csv_rows(file, name, columns, begin, find_delimiter(path, name))
             elif suffix in JSON_SUFFIXES and not has_row_per_line(path, name):
-                found = read_json_items(file, name)
+                found = read_json_items(file, path, name)
             elif suffix in JSON_SUFFIXES:
-                found = read_json_lines(file, name, begin)
+                found = read_json_lines(file, path, name, begin)
             else:
                 found = ((where, {"text": unit}) for where, unit in _text_units(file, name, text_unit))
             skip = first - begin.row

@@ -15,7 +15,7 @@ import numpy as np
 
 from params import DataError
 from tasks.ingestion.batches import AddressedRows
-from tasks.ingestion.encodings import START, TextFilePosition, open_as_utf8
+from tasks.ingestion.encodings import START, TextFilePosition, escapes_fix, open_as_utf8
 
 PLACE_ROWS = 512
 """Rows from one place to the next, about."""
@@ -59,7 +59,7 @@ def index_json_lines(path: Path, known: Sequence[TextFilePosition] = ()) -> tupl
     return places, rows
 
 
-def read_json_lines(file: IO[bytes], name: str, begin: TextFilePosition) -> AddressedRows:
+def read_json_lines(file: IO[bytes], path: Path, name: str, begin: TextFilePosition) -> AddressedRows:
     """Yield the object of each line."""
     for number, raw in enumerate(file, start=begin.line):
         line = raw.decode("utf-8" if number > 1 else "utf-8-sig")
@@ -69,14 +69,14 @@ def read_json_lines(file: IO[bytes], name: str, begin: TextFilePosition) -> Addr
         try:
             row = _DECODER.decode(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(where, f"malformed JSON: {error}", "write one JSON object per line") from error
+            raise _malformed(where, str(error), path, "write one JSON object per line") from error
         if not isinstance(row, dict):
             kind = {list: "an array", str: "a string", type(None): "null"}.get(type(row), "a number or a boolean")
             raise DataError(where, f"is {kind}, not an object", 'write one JSON object per line: {"text": "..."}')
         yield where, row
 
 
-def read_json_items(file: io.BufferedReader, name: str) -> AddressedRows:
+def read_json_items(file: io.BufferedReader, path: Path, name: str) -> AddressedRows:
     """Yield the items of an array, or objects behind each other; one of them and the next block are in memory."""
     with io.TextIOWrapper(file, "utf-8-sig") as text:
         rest = text.read(_BLOCK_BYTES)
@@ -97,7 +97,7 @@ def read_json_items(file: io.BufferedReader, name: str) -> AddressedRows:
             if problem:
                 block = text.read(max(_BLOCK_BYTES, len(rest) - at))
                 if not block and (is_array or rest.endswith("]")):
-                    raise DataError(where, f"malformed JSON: {problem}", "write the file again")
+                    raise _malformed(where, problem, path, "write the file again")
                 rest, at = rest[at:] + (block or "]"), 0  # as if objects behind each other were an array
                 continue
             if not isinstance(row, dict):
@@ -107,6 +107,14 @@ def read_json_items(file: io.BufferedReader, name: str) -> AddressedRows:
                 _refuse_more(rest[end + 1 :], text, f"{name} behind item {number}")
                 return
             at, number = end + is_array, number + 1
+
+
+def _malformed(where: str, problem: str, path: Path, fix: str) -> DataError:
+    if problem.startswith("Invalid control character"):
+        problem, fix = f"{problem}, which JSON writes as an escape", escapes_fix(path)
+    elif problem.startswith("Unterminated string"):
+        fix += f"; or, if the string goes on in the next line, {escapes_fix(path)}"
+    return DataError(where, f"malformed JSON: {problem}", fix)
 
 
 def _refuse_more(rest: str, text: IO[str], where: str) -> None:

@@ -229,19 +229,19 @@ def restore_or_link_models(clone: ProjectClone, release: ReproducibleRelease) ->
 
 
 def _restore_or_link_model(clone: ProjectClone, release: ReproducibleRelease, path: str) -> None:
-    if not (maker := re.fullmatch(r"runs/([A-Za-z0-9][\w.-]*)/model", path)):
+    if not (maker := Artifacts.of_model(path)):
         return
     here, target = clone.original / path, clone.project / path
     is_link = target.is_symlink()  # to this project's, which may have been trained since
     if (target.exists() and not is_link) or not target.parent.resolve().is_relative_to(clone.folder):
         return  # it is in git, or the recipe names a folder around it
     target.unlink(missing_ok=True)
-    if _fetch(clone, release, f"train@{release.record.recipe.name}", "deps", maker=f"train@{maker[1]}", path=path):
+    if _fetch(clone, release, f"train@{release.record.recipe.name}", "deps", maker=f"train@{maker.recipe}", path=path):
         logger.info("reproduce: the model %s is in DVC's cache", path)
         return
     if not here.is_dir():
         what = f"it reads {path}, which is neither in this project nor in DVC's cache or remotes"
-        fix = f"bring the folder as it was at commit {release.record.git_commit}: `dvc pull train@{maker[1]}` there"
+        fix = f"bring the folder as it was at commit {release.record.git_commit}: `dvc pull train@{maker.recipe}` there"
         raise ModelError(release.where, what, fix)
     logger.warning("reproduce: DVC does not have %s: taking this project's, which may have been trained since", path)
     target.parent.mkdir(parents=True, exist_ok=True)

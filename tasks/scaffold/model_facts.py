@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from params import ModelError
+from params.foundation.artifacts import fix_missing_model
 from params.schema import repo_id_problem
 from tasks.report.formatting import format_large_number
 from tasks.scaffold import hub
@@ -61,9 +62,7 @@ def read_model_facts(model: str, root: Path = Path()) -> ModelFacts:
     name, _, revision = model.partition("@")
     if model.startswith((".", "/", "~")) or name.count("/") != 1 or repo_id_problem(name):
         fix = "give a local folder, or owner/name of a repository on the Hub"
-        if (made := re.fullmatch(r"runs/([^/]+)/model/?", model)) and (root / f"params/{made[1]}.yaml").is_file():
-            fix = f"the recipe {made[1]} makes it: `evergreen run {made[1]} --no-publish`; or fetch it: `dvc pull train@{made[1]}`"
-        raise ModelError("--model", f"there is no folder {model}", fix)
+        raise ModelError("--model", f"there is no folder {model}", fix_missing_model(model, root) or fix)
     return _facts(name, *hub.download_and_count_parameters(name, revision or "main", _CONFIG_FILES))
 
 

@@ -57,7 +57,7 @@ _NAMES = """
     dulwich.commit_graph ruamel.yaml.mergevalue fsspec.implementations.memory matplotlib.style.core
     platformdirs.unix rich._emoji_codes tabulate starlette.middleware.trustedhost typer._adapters
     uvicorn.loops.auto cyclopts prefect.concurrency.services prefect.utilities.visualization
-    distributed.cli.dask_scheduler distributed.cli.dask_worker uvicorn.protocols.http.h11_impl uvicorn.loops.uvloop uvicorn.lifespan.off anyio._backends._asyncio
+    distributed.cli.dask_scheduler distributed.cli.dask_worker uvicorn.protocols.http.h11_impl uvicorn.loops.asyncio uvicorn.lifespan.off anyio._backends._asyncio
     tests.support.preloaded
 """
 LIBRARIES = _NAMES.split()

@@ -10,11 +10,8 @@ import weakref
 from matplotlib.figure import Figure
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from tests.support.quick_turns import take_quick_turns
-
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # as in conftest.py
 os.fsync = lambda _: None
-take_quick_turns()
 
 get_checkpoint_conversion_mapping("llama")  # compiles a thousand patterns, for all models together
 figure = Figure()

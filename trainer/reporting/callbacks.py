@@ -47,18 +47,21 @@ class TrainingReporter(TrainerCallback):
         self._start_s = time.monotonic()
         self._start_step = state.global_step
         if state.is_world_process_zero:
+            signs_of_life.note("train: reads the first batches")
             write_text_atomically(self._path, format_json_lines(state.log_history))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         is_over = float(state.epoch).is_integer() or state.global_step >= state.max_steps
         if args.logging_strategy == "epoch" and is_over:
             control.should_log = True
-        self._show(state, "train: steps", state.global_step, state.max_steps, self._loss)
+        shown = ("train: steps", state.global_step, state.max_steps, self._loss)
+        self._show(state, shown, "train: keeps the last step")
 
     def on_prediction_step(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         self._evaluated += 1
         total, where = len(given["eval_dataloader"]), f"at step {state.global_step}"
-        self._show(state, "train: batches of the validation", self._evaluated, total, where)
+        shown = ("train: batches of the validation", self._evaluated, total, where)
+        self._show(state, shown, "train: computes metrics")
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if args.logging_strategy == "epoch":
@@ -70,9 +73,12 @@ class TrainingReporter(TrainerCallback):
     def on_save(self, *_: object, **__: object) -> None:
         signs_of_life.note("train: goes on after a checkpoint")
 
-    def _show(self, state: TrainerState, what: str, done: int, total: int, note: str) -> None:
-        if state.is_world_process_zero:
-            signs_of_life.show_progress(what, done, total, note)
+    def _show(self, state: TrainerState, shown: tuple[str, int, int, str], then: str) -> None:
+        _, done, total, _ = shown
+        if state.is_world_process_zero and done < total:
+            signs_of_life.show_progress(*shown)
+        elif state.is_world_process_zero:
+            signs_of_life.note(then)
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any, **_: Any) -> None:
         if not state.is_world_process_zero:
@@ -90,6 +96,7 @@ class TrainingReporter(TrainerCallback):
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, metrics: Any, **_: Any) -> None:
         self._evaluated = 0
         if state.is_world_process_zero:
+            signs_of_life.note("train: goes on after the validation")
             shown = {k: v for k, v in metrics.items() if not k.endswith(CLOCK_SUFFIXES) and k != "epoch"}
             text = ", ".join(f"{k.removeprefix('eval_')} {v:.4f}" for k, v in shown.items())
             logger.info("train: validation at step %d: %s", state.global_step, text)

@@ -20,8 +20,11 @@ from params.foundation.secrets import without_secrets
 from trainer.environment import environment_variable
 
 OURS: Final = ("params", "trainer", "tasks")
-_OWN_HANDLERS: Final = ("transformers", "datasets", "huggingface_hub")
-"""Libraries that print what they log by a handler of their own, which they add when they are imported."""
+_OWN_HANDLERS: Final = (
+    *("transformers", "datasets", "huggingface_hub", "torch"),
+    *("torch.distributed", "torch.distributed.distributed_c10d", "torch._dynamo", "torch._inductor"),
+)
+"""Libraries, and parts of them, that print what they log by a handler of their own, which they add when they are imported."""
 VARIABLE: Final = "EVERGREEN_LOG_FILE"
 """Environment variable: path of the log of a stage, for the processes that it starts."""
 _MAX_BYTES: Final = 4 << 20
@@ -57,6 +60,21 @@ def is_for_people(record: logging.LogRecord) -> bool:
 
 
 @contextlib.contextmanager
+def libraries_print_nothing() -> Iterator[None]:
+    """Let our handlers have the warnings of Python and of libraries in the block; a user's TORCH_LOGS are printed."""
+    libraries = [name for name in _OWN_HANDLERS if "TORCH_LOGS" not in os.environ or not name.startswith("torch")]
+    with contextlib.ExitStack() as ended:
+        for library in libraries:
+            _take_over(library)
+            logging.getLogger(library).addHandler(first := _TakesOver())
+            first.name = library
+            ended.callback(logging.getLogger(library).removeHandler, first)
+        logging.captureWarnings(capture=True)
+        ended.callback(logging.captureWarnings, capture=False)
+        yield
+
+
+@contextlib.contextmanager
 def log_to_file(path: Path, *, rank: int = 0) -> Iterator[None]:
     """Let this process append everything that it logs in the block to the log of its stage, and its children theirs.
 
@@ -76,14 +94,10 @@ def log_to_file(path: Path, *, rank: int = 0) -> Iterator[None]:
     root.addHandler(handler)
     for package in OURS:
         logging.getLogger(package).setLevel(logging.DEBUG)
-    for library in _OWN_HANDLERS:
-        _take_over(logging.getLogger(library))
-    logging.captureWarnings(capture=True)
     try:
         with environment_variable(VARIABLE, str(path.absolute())):
             yield
     finally:
-        logging.captureWarnings(capture=False)
         root.removeHandler(handler)
         with contextlib.suppress(OSError):  # its last lines have no room
             handler.close()
@@ -115,18 +129,16 @@ class _LogFile(logging.FileHandler):
         """Leave out a line that cannot be written."""
 
 
-def _take_over(library: logging.Logger) -> None:
-    """Let our handlers have what a library logs, now and after its import, which may add a handler of its own."""
-    if library.handlers:
-        library.handlers.clear()
-        library.propagate = True
-    library.addHandler(_TakesOver())
+def _take_over(library: str) -> None:
+    """Let our handlers have what a library and its parts log, now and after its import, which may add handlers of its own."""
+    for name in [name for name in logging.root.manager.loggerDict if f"{name}.".startswith(f"{library}.")]:
+        if any(not isinstance(handler, _TakesOver) for handler in logging.getLogger(name).handlers):
+            logging.getLogger(name).handlers.clear()
+            logging.getLogger(name).propagate = True
 
 
 class _TakesOver(logging.Handler):
-    """Removes a library's own handlers at its first line, before they print it."""
+    """Takes over a library at its first line, before it prints that."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        library = logging.getLogger(record.name.partition(".")[0])
-        library.handlers.clear()
-        library.propagate = True
+        _take_over(str(self.name))

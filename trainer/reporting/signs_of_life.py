@@ -56,6 +56,8 @@ class Work(NamedTuple):
     """Since its start."""
     before: int = 0
     """How many were done at its start."""
+    since_s: int = 0
+    """Seconds since it began, or since one more was done."""
 
     @property
     def left_s(self) -> float | None:
@@ -63,18 +65,19 @@ class Work(NamedTuple):
         made = (self.done or 0) - self.before
         return self.seconds / made * (self.total - (self.done or 0)) if self.total and made > 0 else None
 
-    def as_line(self, silent_s: float) -> str:
+    def as_line(self) -> str:
         """Return it as a line of a log."""
         if self.done is None:
-            return f"{self.what} ({silent_s:.0f} s)"
+            return f"{self.what} ({self.since_s} s)" if self.since_s else self.what
         share = f" of {self.total} ({100 * self.done / self.total:.0f}%)" if self.total else ""
         left = "" if self.left_s is None else f", {self.left_s:.0f} s left"
-        return f"{self.what}: {self.done}{share}{left}{f', {self.note}' if self.note else ''}"
+        late = f", no new one for {self.since_s} s" if self.since_s >= LINE_AFTER_S else ""
+        return f"{self.what}: {self.done}{share}{left}{f', {self.note}' if self.note else ''}{late}"
 
-    def as_bar(self, silent_s: float) -> str:
+    def as_bar(self) -> str:
         """Return it as the last line of a terminal."""
         if self.done is None:
-            return f"{self.what}  {silent_s // 60:.0f}:{silent_s % 60:02.0f}"
+            return f"{self.what}  {self.since_s // 60}:{self.since_s % 60:02}"
         full = round(_WIDTH * self.done / self.total) if self.total else 0
         parts = [self.what, "━" * full + "─" * (_WIDTH - full), f"{self.done}/{self.total or '?'}"]
         if (made := self.done - self.before) > 0 and self.seconds:
@@ -93,7 +96,7 @@ class SignsOfLife:
     """
 
     def __init__(self, command: str) -> None:
-        self.note = self._command = command
+        self.note, self._command = f"{command}: starts", command
         self.followed: Path | None = None
         self.paused = 0
         self._report = Path(os.environ[VARIABLE]) if VARIABLE in os.environ else None
@@ -102,8 +105,9 @@ class SignsOfLife:
         self._lock = threading.RLock()  # a signal handler may write while its thread does
         self.work: tuple[str, int, int | None, str, float, int] | None = None
         self._begun: dict[str, tuple[float, int, int]] = {}
-        self._start = self._written = self._lined = time.monotonic()
+        self._start = self._written = self._lined = self.noted = time.monotonic()
         self._reported: tuple[str, float] = ("", 0.0)
+        self._moved: tuple[tuple[str, int | None], float] = (("", None), 0.0)
         self._is_open = self._is_drawn = self._has_ended = False
         self._frame = 0
 
@@ -174,19 +178,24 @@ class SignsOfLife:
         elif self._screen:
             is_long = work.done is not None and work.seconds >= DRAW_AFTER_S
             if now - self._written >= DRAW_AFTER_S or self._is_drawn or is_long:
-                self._draw(work.as_bar(now - self._written))
+                self._draw(work.as_bar())
         elif not (self._report and is_terminal(sys.stdout)):  # there, the process that draws shows it
             due_s = max(self._line_after_s, (work.seconds or now - self._start) / _FRACTION)
             if now - max(self._written, self._lined) >= due_s:
                 self._lined = now
-                os.write(2, f"{work.as_line(now - self._written)}\n".encode())
+                os.write(2, f"{work.as_line()}\n".encode())
 
     def _own_work(self, now: float) -> Work:
         if self.work:
             what, done, total, note, start, before = self.work
-            return Work(what, done, total, note, now - start, before)
-        library = _find_imported_library()
-        return Work(f"{self._command}: loads {library}" if library else self.note)
+            work = Work(what, done, total, note, now - start, before)
+        else:
+            library = _find_imported_library()
+            work = Work(f"{self._command}: loads {library}" if library else self.note)
+        if work[:2] != self._moved[0]:
+            self._moved = (work[:2], now)
+        since = self.noted if work.what == self.note else self._moved[1]  # other work may come between
+        return work._replace(since_s=int(now - since))
 
     def _read_followed(self) -> Work | None:
         """What a process that this one has started reports; None if it reports nothing now."""
@@ -253,7 +262,7 @@ def start_signs_of_life(command: str) -> None:
 def note(text: str) -> None:
     """Say in a few words, such as `new: reads the rows`, what comes next if it may take seconds."""
     for signs in _current:
-        signs.note, signs.work = text, None
+        signs.note, signs.work, signs.noted = text, None, time.monotonic()
 
 
 def show_progress(what: str, done: int, total: int | None, note: str = "") -> None:

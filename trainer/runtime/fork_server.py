@@ -57,8 +57,8 @@ MODULES: Final = (
     *("fsspec.implementations.memory", "typer", "pydantic", "ruamel.yaml.mergevalue", "psutil", "jinja2", "xxhash"),
     *("numpy", "pandas", "pyarrow.parquet", "huggingface_hub.hf_api", "scipy.stats", "scipy.optimize"),
     *("tasks.validation.gx", "transformers", "tokenizers.processors", *_TORCH, "matplotlib.figure"),
-    *("matplotlib.backends.backend_svg", "markdown_it", "fastapi", "uvicorn.loops.auto", "uvicorn.protocols.http.auto"),
-    "dulwich.repo",
+    *("matplotlib.backends.backend_svg", "markdown_it", "fastapi", "uvicorn.loops.asyncio"),
+    *("uvicorn.protocols.http.auto", "dulwich.repo"),
 )
 """What the stages import, in the order in which a run needs it."""
 _PROJECT: Final = ("params", "trainer", "tasks", "flows")

@@ -60,6 +60,7 @@ def run_and_end(main: Callable[[], Any]) -> NoReturn:
     That takes 0.5 s in a process that has imported torch. Threads are waited for, and the functions of atexit called. The search remains
     if a file or pipe is still open for writing, which it completes. An error of `main` is raised, and so is a text that it exits with.
     """
+    inherited = set(_files_open_for_writing())
     atexit.register(gc.unfreeze)  # the last of these functions: of what is frozen no file would be closed
     try:
         status = main()
@@ -70,7 +71,7 @@ def run_and_end(main: Callable[[], Any]) -> NoReturn:
     # As multiprocessing ends its forks.
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
     atexit._run_exitfuncs()  # noqa: SLF001
-    if _writes_a_file():
+    if not sys.platform.startswith("linux") or set(_files_open_for_writing()) - inherited:
         sys.exit(status)
     try:
         for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -81,16 +82,15 @@ def run_and_end(main: Callable[[], Any]) -> NoReturn:
     os._exit(status or os.EX_OK)
 
 
-def _writes_a_file() -> bool:
-    """Return whether a file on disk or a pipe is open for writing, beside the standard streams; always outside of Linux."""
-    if not sys.platform.startswith("linux"):
-        return True
-    for entry in (int(path.name) for path in Path("/proc/self/fd").iterdir()):
+def _files_open_for_writing() -> Iterator[tuple[int, int, int]]:
+    """Yield descriptor, device and inode of each file on disk or pipe that is open for writing, beside the standard streams; on Linux."""
+    folder = Path("/proc/self/fd")
+    for entry in (int(path.name) for path in folder.iterdir()) if folder.exists() else ():
         with contextlib.suppress(OSError):  # the one of this search is closed
             writes = fcntl.fcntl(entry, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
-            if entry > 2 and writes and stat.S_IFMT(os.fstat(entry).st_mode) in (stat.S_IFREG, stat.S_IFIFO):
-                return True
-    return False
+            found = os.fstat(entry)
+            if entry > 2 and writes and stat.S_IFMT(found.st_mode) in (stat.S_IFREG, stat.S_IFIFO):
+                yield entry, found.st_dev, found.st_ino
 
 
 def listen_for_stop(folder: Path) -> Callable[[], bool]:

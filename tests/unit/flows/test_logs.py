@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 import pytest
 
@@ -49,6 +50,15 @@ def test_an_error_of_a_stage_is_whole_in_the_log_and_short_on_the_terminal(both:
     (line,) = terminal.lines
     assert line.startswith("Task run failed with exception: GateRefusedError: the gate refuses the model: loss 2")
     assert len(line) <= 121
+
+
+def test_warnings_of_libraries_are_not_printed(both: tuple[Lines, Lines]) -> None:
+    _, terminal = both
+    logging.getLogger("huggingface_hub").handle(
+        logging.LogRecord("huggingface_hub", logging.WARNING, f"{sys.prefix}/hub.py", 1, "advice", (), None)
+    )
+    logging.getLogger("flows.server.own").warning("waiting for Prefect's server")
+    assert terminal.lines == ["waiting for Prefect's server"]
 
 
 def test_an_error_of_our_own_code_keeps_its_traceback(both: tuple[Lines, Lines]) -> None:

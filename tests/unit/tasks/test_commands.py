@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -17,6 +18,8 @@ from tasks import commands as tasks_cli
 from tasks.commands import main
 from tests.support import tiny
 from tests.support.project import ROOT
+from trainer.reporting import signs_of_life
+from trainer.reporting.signs_of_life import SignsOfLife
 
 APPS = {"python -m tasks": tasks_cli.app, "evergreen": flows_cli.app}
 
@@ -46,6 +49,14 @@ def test_help_shows_each_command_on_one_line(name, capsys):
     for command, line in found.items():
         assert line.endswith("."), f"{command}: {line}"
         assert not line.endswith("..."), f"{command} is cut: {line}"
+
+
+def test_a_command_that_says_nothing_yet_shows_what_it_is_for(monkeypatch):
+    signs = SignsOfLife("show")
+    monkeypatch.setattr(signs_of_life, "_current", [signs])
+    assert signs.note == "show: starts"
+    assert main(["show", "tiny"]) == 0
+    assert signs.note == "show: print a recipe with all of its values"
 
 
 def test_evergreen_adds_the_flows_commands(capsys):
@@ -170,6 +181,28 @@ def test_a_command_ends_quietly_with_the_reader_of_its_output():
     done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize(("command", "with_errors"), [(("show", "default"), False), (("check", "default"), True)])
+def test_output_that_has_no_room_is_an_error_of_the_disk(command, with_errors):
+    with Path("/dev/full").open("w") as full:
+        errors = full if with_errors else subprocess.PIPE
+        arguments = [sys.executable, "-m", "tasks", *command]
+        done = subprocess.run(arguments, cwd=ROOT, stdout=full, stderr=errors, text=True, check=False)
+    assert done.returncode == os.EX_IOERR
+    expected = "\nStorageError: standard output: cannot be written: No space left on device; all else is done\n"
+    assert done.stderr == (None if with_errors else f"{expected}  fix: send it to a disk with room\n")
+
+
+def test_a_home_that_prefect_cannot_make_is_no_line_of_its_own(project):
+    (project / "file").touch()
+    environment = {**os.environ, "PREFECT_HOME": str(project / "file/home"), "PYTHONPATH": str(ROOT)}
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILES_PATH"):
+        environment.pop(name, None)
+    command = [sys.executable, "-m", "flows.evergreen", "notice", "tiny"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == os.EX_SOFTWARE
+    assert done.stderr.startswith("\nEvergreenError: PREFECT_API_URL: names no Prefect server\n"), done.stderr
 
 
 def test_evergreen_imports_user_code_from_the_working_directory(project):

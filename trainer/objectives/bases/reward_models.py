@@ -22,6 +22,7 @@ from pydantic import AfterValidator, Field
 from pydantic import model_validator as validate_model
 
 from params import DataError, ModelError
+from params.foundation.artifacts import fix_missing_model
 from params.schema import Call, Importable, Section, conflict_error, repo_id_problem
 from trainer.objectives.bases.answer_form import AnswerForm, as_messages
 from trainer.objectives.bases.chat import ConversationTokenizer, conversation_template
@@ -195,9 +196,7 @@ def _require_pinned(name: str, path: str, revision: str | None) -> None:
     if revision is None:
         if not Path(path).is_dir():
             fix = "give a local folder, or owner/name@commit for a repository on the Hub"
-            if made := re.fullmatch(r"runs/([^/]+)/model/?", path):
-                fix = f"make it: `evergreen run {made[1]} --no-publish`; or fetch it: `dvc pull train@{made[1]}`"
-            raise ModelError(name, f"there is no folder {path}", fix)
+            raise ModelError(name, f"there is no folder {path}", fix_missing_model(path) or fix)
         return
     if not _COMMIT.fullmatch(revision):
         from transformers.utils.hub import resolve_revision

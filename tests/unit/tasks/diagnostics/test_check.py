@@ -626,7 +626,7 @@ def test_dvc_yaml_must_list_the_model_of_another_recipe(project, key, base, prob
     watched = [text for name, text in found if name == key and "recipes.yaml watches" in text]
     assert len(watched) == (1 if problem else 0)
     assert not problem or problem in watched[0]
-    assert is_here or any("make it: `evergreen run other --no-publish`" in text for _, text in found)
+    assert is_here or any("makes it: `evergreen run other --no-publish`" in text for _, text in found)
 
 
 @pytest.mark.parametrize(
@@ -644,7 +644,7 @@ def test_dvc_yaml_must_list_the_reward_model_of_another_recipe(project, base, co
     found = find_recipe_problems(read_yaml_document(tiny.write(project / "params/trial.yaml", content)))
     told = [f"{p.what}; {p.fix}" for p in found if p.key == ("objective", "rewards", 0, "model")]
     assert not told if is_watched else "or `code: runs/answers/model` if `base` is another model" in told[0]
-    assert any("make it: `evergreen run answers --no-publish`" in p.fix for p in found)
+    assert any("makes it: `evergreen run answers --no-publish`" in p.fix for p in found)
 
 
 @pytest.mark.parametrize(("verdict", "is_said"), [("refuse", True), ("keep", True), ("publish", False)])

@@ -82,8 +82,30 @@ def test_local_hub_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("host", "is_here"),
     [
-        *((host, True) for host in ("localhost", "127.0.0.1", "127.0.0.2", "127.255.255.254", "::1")),
-        *((host, False) for host in ("128.0.0.1", "0.0.0.0", "::", "localhost.example.org", "127.0.0.1.nip.io", "")),
+        *(
+            (host, True)
+            for host in (
+                "localhost",
+                "127.0.0.1",
+                "127.0.0.2",
+                "127.255.255.254",
+                "::1",
+                "::ffff:127.0.0.1",
+                "LOCALHOST",
+            )
+        ),
+        *(
+            (host, False)
+            for host in (
+                "128.0.0.1",
+                "0.0.0.0",
+                "::",
+                "localhost.example.org",
+                "127.0.0.1.nip.io",
+                "::ffff:8.8.8.8",
+                "",
+            )
+        ),
         (None, False),
     ],
 )

@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,30 @@ def test_an_index_of_pandas_is_refused_with_the_command_that_removes_it(tmp_path
         command = error.fix.partition("use the new file: ")[2].replace("python ", f"{shlex.quote(forked.python())} ", 1)
         subprocess.run(["sh", "-c", command], check=True)
         assert [row["label"] for row in rows("rows-clean.csv", tmp_path)] == [LABELS[i % 8] for i in range(24)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", '{"text": "a\x01\tb \\" c", "n": 12.50}\r\n{"text": "d\u2028e"}\n'),
+        ("a.jsonl", '{"text": "a\x01\tb \\" c",\t"n": 12.50}\n\n{"text": "d\u2028e"}'),
+        ("a.json", '[{"text": "a\x01\tb \\" c", "n": 12.50},\n\t{"text": "d\u2028e"}]'),
+        ("a.json", '{\n"text": "a\x01\tb \\" c", "n": 12.50\n}\n{\n"text": "d\u2028e"}'),
+        ("a.jsonl.gz", '{"text": "a\x01\tb \\" c", "n": 12.50}\n{"text": "d\u2028e"}'),
+        ("a.jsonl.bz2", '{"text": "a\x01\tb \\" c", "n": 12.50}\n{"text": "d\u2028e"}'),
+        ("a.jsonl", '{"text": "a\n\tb \\" c", "n": 12.50}\n{"text": "d\u2028e"}'),
+        ("a.json", '[{"text": "a\n\tb \\" c", "n": 12.50}, {"text": "d\u2028e"}]'),
+    ],
+)
+def test_the_command_for_raw_control_characters_gives_the_right_rows(tmp_path: Path, name: str, content: str) -> None:
+    error = refusal(name, COMPRESSED.get(Path(name).suffix, bytes)(content.encode()), tmp_path)
+    assert "malformed JSON: " in error.what
+    command = error.fix.partition("use the new file: ")[2].replace("python ", f"{shlex.quote(sys.executable)} -SI ", 1)
+    subprocess.run(["sh", "-c", command], check=True)
+    (new,) = {path.name for path in tmp_path.iterdir()} - {name}
+    control = "\x01" if "\x01" in content else "\n"
+    first, second = rows(new, tmp_path)
+    assert (first["text"], first["n"], second["text"]) == (f'a{control}\tb " c', 12.5, "d\u2028e")
 
 
 def flat_lines(delimiter: str) -> list[str]:

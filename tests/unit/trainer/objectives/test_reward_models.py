@@ -95,7 +95,7 @@ def problem_of(folder: Path, **options: Any) -> str:
     return "; ".join(f"{problem.what}; {problem.fix}" for problem in found)
 
 
-def test_models_that_give_no_rewards_are_refused(tmp_path: Path) -> None:
+def test_models_that_give_no_rewards_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert problem_of(write_classifier(tmp_path / "sound")) == ""
     two = problem_of(write_classifier(tmp_path / "two", 2))
     assert "is no reward model: it gives 2 numbers for a text" in two
@@ -103,8 +103,11 @@ def test_models_that_give_no_rewards_are_refused(tmp_path: Path) -> None:
     generative = problem_of(write_model(tmp_path / "generative", "llama"))
     assert "it is a LlamaForCausalLM, which gives a text no number" in generative
     assert "there is no folder" in problem_of(tmp_path / "missing")
-    made = problem_of(Path("runs/answers/model"))
-    assert "make it: `evergreen run answers --no-publish`" in made
+    monkeypatch.chdir(tmp_path)
+    assert "give a local folder" in problem_of(Path("runs/answers/model")), "no recipe makes it"
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params/answers.yaml").touch()
+    assert "makes it: `evergreen run answers --no-publish`" in problem_of(Path("runs/answers/model"))
     (empty := tmp_path / "empty").mkdir()
     assert "config.json" in problem_of(empty)
 

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,31 @@ def test_only_output_that_is_written_ends_well(tmp_path, body):
         wait_for(lambda: sorted((tmp_path / "output").read_text()) == sorted("by Ckept"), "the outputs", 5)
 
 
-def run_to_end(folder: Path, body: str, stdout: Any = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize("has_served", [True, False])
+def test_a_hub_and_an_inherited_pipe_do_not_slow_the_end(tmp_path, has_served):
+    """As long as no file of its own is open for writing, a process does not take the objects apart that it has."""
+    body = """
+        class Late:
+            def __del__(self):
+                sys.__stdout__.write("taken apart")
+        global late, file
+        late = Late()
+        """
+    served = "from pathlib import Path; from tasks.hub_server.server import LocalHub; LocalHub(Path('hub'), tokens={}).__enter__().__exit__()"
+    body += served if has_served else "file = open('file', 'w')"
+    reader, writer = os.pipe()
+    try:
+        done = run_to_end(tmp_path, body, pass_fds=[writer])
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == ("" if has_served else "taken apart")
+
+
+def run_to_end(
+    folder: Path, body: str, stdout: Any = subprocess.PIPE, pass_fds: Sequence[int] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run a process with the function `body` by run_and_end, as the pipeline's processes do."""
     code = f"""
 import atexit, ctypes, gzip, subprocess, sys, threading, time
@@ -209,4 +234,6 @@ run_and_end(main)
 """
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"} | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=folder, env=environment, stdout=stdout, stderr=-1, text=True, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=environment, stdout=stdout, stderr=-1, text=True, check=False, pass_fds=pass_fds
+    )
