@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer import objectives
-from trainer.objectives.bases.advice import NewRecipeAdvice
+from trainer.objectives.advice.base import NewRecipeAdvice
 
 
 def proposable_objectives() -> dict[str, NewRecipeAdvice]:

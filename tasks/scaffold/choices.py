@@ -14,7 +14,7 @@ from tasks.evaluation.report import min_interval_observations
 from tasks.report.formatting import format_large_number
 from tasks.scaffold.look import RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
-from trainer.objectives.bases.advice import AdvisedValue, UpTo
+from trainer.objectives.advice.base import AdvisedValue, UpTo
 
 UNASKED_QUARANTINE: Final = 0.05
 """The largest share of rows that is set aside without asking."""

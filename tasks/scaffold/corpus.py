@@ -13,7 +13,7 @@ from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.sources import FoundSource, list_matching_files, path_in_project, watched_path
 from tasks.scaffold.usual_names import USUAL_NAMES
 from trainer import objectives
-from trainer.objectives.bases.advice import AdvisedValue
+from trainer.objectives.advice.base import AdvisedValue
 
 
 def add_corpus(found: FoundSource, request: NewRecipeRequest, root: Path) -> FoundSource:

@@ -25,7 +25,7 @@ from tasks.scaffold.model_facts import ModelFacts, read_model_facts
 from tasks.scaffold.plan import RecipePlan, plan_recipe
 from tasks.scaffold.request import NEW_MODEL, NewRecipeRequest
 from tasks.scaffold.sources import FoundSource, find_source
-from trainer.objectives.bases.advice import ModelKind
+from trainer.objectives.advice.base import ModelKind
 from trainer.reporting import signs_of_life
 from trainer.runtime.imports import hide_packages_in_block
 

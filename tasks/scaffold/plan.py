@@ -22,7 +22,7 @@ from tasks.scaffold.sources import FoundSource
 from tasks.tokenization.encoding import RowEncoder
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer import objectives
-from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice
+from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice
 from trainer.objectives.bases.chat import conversation_template
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 from trainer.objectives.bases.position_limits import NO_LIMIT

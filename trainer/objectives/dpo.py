@@ -26,13 +26,14 @@ from pydantic import Field, PositiveFloat
 from params import Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Training
-from trainer.objectives.bases.advice import AdvisedValue, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.advice.base import AdvisedValue, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.advice.pairs import PairAdvice
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import EncodedRow, Example, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.preference_loss import completion_logprobs, preference_losses
-from trainer.objectives.bases.preferences import PairAdvice, PairObjective, PairOptions
+from trainer.objectives.bases.preferences import PairObjective, PairOptions
 from trainer.objectives.bases.rows import Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer
 

@@ -24,7 +24,7 @@ from pydantic import PositiveFloat
 from params import Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Training
-from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.answers import AnswersObjective, AnswersOptions
 from trainer.objectives.bases.feedback import is_good
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch

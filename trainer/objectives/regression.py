@@ -19,7 +19,8 @@ from pydantic import PositiveFloat
 from params import DataError, Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Training
-from trainer.objectives.bases.advice import ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns
+from trainer.objectives.advice.base import ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns
+from trainer.objectives.advice.pairs import TEXT_FLAGS, asked_of_text_or_pair
 from trainer.objectives.bases.breakdown import RowBreakdown, cut_into_tenths
 from trainer.objectives.bases.labels import are_unnamed, match_labels, require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
@@ -36,10 +37,8 @@ from trainer.objectives.bases.standardization import (
     standardize_head,
 )
 from trainer.objectives.bases.text_pairs import (
-    TEXT_FLAGS,
     TextOrPairObjective,
     TextOrPairOptions,
-    asked_of_text_or_pair,
 )
 from trainer.objectives.bases.texts import Tokenizer
 

@@ -22,7 +22,8 @@ from pydantic import NonNegativeFloat
 
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction
-from trainer.objectives.bases.advice import ModelKind, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.advice.base import ModelKind, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.advice.pairs import PairAdvice
 from trainer.objectives.bases.answer_form import KEY, AnswerForm
 from trainer.objectives.bases.answers import as_text
 from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
@@ -31,7 +32,7 @@ from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, n
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState
 from trainer.objectives.bases.padding import concatenate_texts_along_batch, pad_batch, token_column_names
-from trainer.objectives.bases.preferences import PairAdvice, PairObjective, PairOptions
+from trainer.objectives.bases.preferences import PairObjective, PairOptions
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer, end_texts, strip_repeated_special_tokens
 

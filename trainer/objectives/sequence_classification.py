@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 from params import DataError
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction
-from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns
+from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns
+from trainer.objectives.advice.pairs import TEXT_FLAGS, asked_of_text_or_pair
 from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
 from trainer.objectives.bases.label_results import LabelBeliefs
 from trainer.objectives.bases.labels import require_problem_type
@@ -24,10 +25,8 @@ from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, n
 from trainer.objectives.bases.likelihood import ClassifierObjective
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.text_pairs import (
-    TEXT_FLAGS,
     TextOrPairObjective,
     TextOrPairOptions,
-    asked_of_text_or_pair,
 )
 from trainer.objectives.bases.texts import Tokenizer
 

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Self
 
 from params import Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
+from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases import chat, packing
-from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.messages import Turns, is_learned, read_turns, why_conversation_unusable

@@ -13,7 +13,7 @@ from tasks.scaffold.advised_objectives import proposable_objectives
 from tasks.scaffold.look import RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
 from trainer import objectives
-from trainer.objectives.bases.advice import AdvisedValue
+from trainer.objectives.advice.base import AdvisedValue
 
 CLASSES = ObjectiveProposal("sequence_classification", {})
 
