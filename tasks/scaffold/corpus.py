@@ -32,23 +32,25 @@ def add_corpus(found: FoundSource, request: NewRecipeRequest, root: Path) -> Fou
     return found._replace(watched=watched_path(patterns, root), corpus=path)
 
 
-def choose_document_column(found: FoundSource, proposal: ObjectiveProposal, root: Path) -> dict[str, AdvisedValue]:
-    """Return the option that names the column of a corpus with the documents, if that is not called as the answers of the rows are.
+def read_corpus(found: FoundSource, proposal: ObjectiveProposal, root: Path) -> tuple[int, dict[str, AdvisedValue]]:
+    """Return how many documents each evaluation during training encodes, and the option that names their column if it is not that of the answers.
 
     Raises:
         RecipeError: the objective ranks no documents, or it is not clear which column has them.
     """
     if found.corpus is None:
-        return {}
-    if "document_column" not in objectives.import_objective_class(proposal.objective).options_class.model_fields:
+        return 0, {}
+    options = objectives.import_objective_class(proposal.objective).options_class.model_fields
+    if "document_column" not in options:
         what = f"has no effect: {proposal.objective} ranks no documents"
         raise RecipeError("--corpus", what, "remove it, or add --objective embedding")
-    columns = read_source_sample(RowsFromFiles(kind="files", train=found.corpus), root).columns
+    sample = read_source_sample(RowsFromFiles(kind="files", train=found.corpus), root)
+    columns, documents = sample.columns, min(sample.estimated("train"), options["validation_documents"].default)
     if proposal.columns.get("completion", "positive") in columns:
-        return {}
+        return documents, {}
     texts = [column for column in columns.values() if column.can_be_text and column.kind == "text"]
     named = columns_named(columns, USUAL_NAMES["text"])
     if len(chosen := [column for column in named if column in texts][:1] or texts) != 1:
         what = f"which column of {found.corpus} has the documents is not clear: {', '.join(columns)}"
         raise RecipeError("--corpus", what, "call it `text` there")
-    return {"document_column": AdvisedValue(chosen[0].name, f"the documents in {found.corpus}")}
+    return documents, {"document_column": AdvisedValue(chosen[0].name, f"the documents in {found.corpus}")}
