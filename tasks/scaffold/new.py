@@ -17,7 +17,7 @@ from params.schema import repo_id_problem
 from tasks.diagnostics.check import check
 from tasks.diagnostics.trace import token_lines
 from tasks.scaffold import choices, project, proposal
-from tasks.scaffold.advised_objectives import proposable_objectives
+from tasks.scaffold.candidates import proposable_objectives
 from tasks.scaffold.corpus import add_corpus, read_corpus
 from tasks.scaffold.forms import rating_column
 from tasks.scaffold.look import RowSample, read_source_sample

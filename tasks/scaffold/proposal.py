@@ -11,8 +11,7 @@ from params import RecipeError
 from params.foundation.errors import see_limits
 from params.loading import suggestion
 from params.schema import ObjectiveChoice
-from tasks.scaffold.advised_objectives import proposable_objectives
-from tasks.scaffold.candidates import NESTED, find_candidates, find_usual_columns, list_row_forms
+from tasks.scaffold.candidates import NESTED, find_candidates, find_usual_columns, list_row_forms, proposable_objectives
 from tasks.scaffold.forms import find_row_forms, rating_column
 from tasks.scaffold.left_out import KIND_WORDS, confirm_what_is_left_out
 from tasks.scaffold.look import Kind, RowSample, SampledColumn, columns_named, most

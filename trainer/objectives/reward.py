@@ -23,7 +23,7 @@ from pydantic import NonNegativeFloat
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction
 from trainer.objectives.advice.base import ModelKind, ObjectiveFit, SeenColumns, UpTo
-from trainer.objectives.advice.pairs import PairAdvice
+from trainer.objectives.advice.pairs import AnswersAdvice
 from trainer.objectives.bases.answer_form import KEY, AnswerForm
 from trainer.objectives.bases.answers import as_text
 from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
@@ -49,10 +49,11 @@ class Options(PairOptions):
     https://arxiv.org/abs/2312.09244); 0.01 is usual."""
 
 
-class _Advice(PairAdvice):
+class _Advice(AnswersAdvice):
     meaning = "a reward for each answer, from the better of two"
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder", "decoder")
-    rates: ClassVar[UpTo] = ((60e6, 3e-4), (200e6, 5e-5), (math.inf, 1e-5))
+    rates: ClassVar[UpTo] = ((60e6, 1e-4), (200e6, 5e-5), (math.inf, 1e-5))
+    """By all-MiniLM-L6-v2 on 400 pairs of gsm8k, three seeds: 1e-4 ends with an accuracy of 0.65, 3e-4 with 0.60, 5e-5 with 0.62."""
     lora_rate = 1e-4
 
     def fit(self, seen: SeenColumns) -> ObjectiveFit:

@@ -65,11 +65,7 @@ class Options(Section):
 
 class _Advice(NewRecipeAdvice):
     meaning = "an answer to a prompt"
-    columns: ClassVar[Mapping[str, str]] = {
-        "prompt": "prompt_column",
-        "completion": "completion_column",
-        "messages": "messages_column",
-    }
+    columns: ClassVar[Mapping[str, str]] = {name: f"{name}_column" for name in ("prompt", "completion", "messages")}
     templates = frozenset({"prompt"})
     place = 0
     batch = 16

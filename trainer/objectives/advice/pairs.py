@@ -1,4 +1,4 @@
-"""Advice about pairs: texts that are read together, and a better and a worse answer to a prompt."""
+"""Advice about pairs: texts that are read together, and prompts with answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice, SeenColumns, UpTo
+from trainer.objectives.advice.base import (
+    AdvisedValue,
+    ClassifierNewRecipeAdvice,
+    NewRecipeAdvice,
+    ObjectiveFit,
+    SeenColumns,
+    UpTo,
+)
 from trainer.objectives.bases.prompt_template import names_columns
 
 TEXT_FLAGS: Final[Mapping[str, str]] = {"text": "text_column", "text-pair": "text_pair_column"}
@@ -20,9 +27,18 @@ _USUAL: Final = (
 """Usual names of the columns of two texts that are read together."""
 
 
-def asked_of_text_or_pair(advice: NewRecipeAdvice, seen: SeenColumns) -> Sequence[str]:
-    """Return the flags of the columns that a recipe names: that of a second text only if the rows have one."""
-    return [flag for flag in advice.columns if flag != "text-pair" or seen.has(flag)]
+class TextOrPairAdvice(ClassifierNewRecipeAdvice):
+    """Advice for what is said of a text or a pair of texts, in the last of its columns."""
+
+    def fit(self, seen: SeenColumns) -> ObjectiveFit:
+        *_, said = self.columns
+        if said in seen.named:
+            return ObjectiveFit.NAMED
+        is_pair = seen.names_pair or seen.rates_answers
+        return ObjectiveFit.COLUMNS if said in seen.found and not is_pair else ObjectiveFit.NOT
+
+    def asked(self, seen: SeenColumns) -> Sequence[str]:
+        return [flag for flag in self.columns if flag != "text-pair" or seen.has(flag)]
 
 
 def find_usual_pair(columns: Iterable[str]) -> dict[str, str]:
@@ -32,8 +48,8 @@ def find_usual_pair(columns: Iterable[str]) -> dict[str, str]:
     return dict(zip(TEXT_FLAGS, (names[name] for name in found), strict=False))
 
 
-class PairAdvice(NewRecipeAdvice):
-    """What `evergreen new` needs to know of pairs."""
+class AnswersAdvice(NewRecipeAdvice):
+    """Advice for prompts with answers that people have judged: by itself, for a better and a worse one."""
 
     columns: ClassVar[Mapping[str, str]] = {name: f"{name}_column" for name in ("prompt", "chosen", "rejected")}
     templates = frozenset({"prompt"})
@@ -49,6 +65,6 @@ class PairAdvice(NewRecipeAdvice):
 
     def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, AdvisedValue]:
         if "prompt" not in columns:
-            return {"prompt_column": AdvisedValue(None, "what chosen and rejected begin with is the prompt")}
+            return {"prompt_column": AdvisedValue(None, "each answer begins with its prompt")}
         is_template = names_columns(columns["prompt"])
         return {"separator": AdvisedValue("\n\n", "between prompt and answer")} if is_template else {}

@@ -11,7 +11,7 @@ from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Resampler
 from tasks.ingestion.split_assigner import assign_split
 from tasks.scaffold import choices
-from tasks.scaffold.advised_objectives import proposable_objectives
+from tasks.scaffold.candidates import proposable_objectives
 from tasks.scaffold.look import RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
 from trainer import objectives
@@ -146,7 +146,7 @@ ADVISED = {
     "dpo": ([1e-4, 1e-5, 1e-5, 5e-7, 5e-7, 5e-7], [5e-6, 2e-3, 16, "linear", 0.0], [3, 3, 1, 1, 1]),
     "kto": ([1e-4, 1e-5, 1e-5, 1e-6, 1e-6, 1e-6], [1e-5, 2e-3, 32, "linear", 0.0], [3, 3, 1, 1, 1]),
     "ranking": ([5e-5, 5e-5, 2e-5, 1e-5, 1e-5, 1e-5], [2e-4, 1e-3, 16, "linear", 0.01], [4, 4, 3, 2, 1]),
-    "reward": ([3e-4, 3e-4, 5e-5, 1e-5, 1e-5, 1e-5], [1e-4, 2e-3, 16, "linear", 0.01], [3, 3, 1, 1, 1]),
+    "reward": ([1e-4, 1e-4, 5e-5, 1e-5, 1e-5, 1e-5], [1e-4, 2e-3, 16, "linear", 0.01], [3, 3, 1, 1, 1]),
     "causal_lm": ([1e-3, 1e-4, 1e-4, 2e-5, 2e-5, 1e-5], [2e-4, 2e-3, 32, "cosine", 0.01], [3, 3, 3, 2, 1]),
 }
 """Learning rates of `SIZES`; learning rates of adapters and of a new model, batch, scheduler, weight decay; epochs of `ROWS`."""
