@@ -33,16 +33,16 @@ def add_corpus(found: FoundSource, request: NewRecipeRequest, root: Path) -> Fou
 
 
 def read_corpus(found: FoundSource, proposal: ObjectiveProposal, root: Path) -> tuple[int, dict[str, AdvisedValue]]:
-    """Return how many documents each evaluation during training encodes, and the option that names their column if it is not that of the answers.
+    """Return how many documents an evaluation during training encodes, and the option that names their column, if it is not the answers'.
 
     Raises:
-        RecipeError: the objective ranks no documents, or it is not clear which column has them.
+        RecipeError: the objective searches no corpus, or it is not clear which column has them.
     """
     if found.corpus is None:
         return 0, {}
     options = objectives.import_objective_class(proposal.objective).options_class.model_fields
-    if "document_column" not in options:
-        what = f"has no effect: {proposal.objective} ranks no documents"
+    if "validation_documents" not in options:  # rankings have a `document_column`, too
+        what = f"has no effect: {proposal.objective} searches no corpus"
         raise RecipeError("--corpus", what, "remove it, or add --objective embedding")
     sample = read_source_sample(RowsFromFiles(kind="files", train=found.corpus), root)
     columns, documents = sample.columns, min(sample.estimated("train"), options["validation_documents"].default)

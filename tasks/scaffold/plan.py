@@ -71,9 +71,9 @@ def plan_recipe(
     documents: int,
     more: Mapping[str, AdvisedValue],
 ) -> RecipePlan:
-    """Choose everything that a recipe says, beside some options of the objective. `documents`: those that each evaluation encodes; `facts` are None for a model from random weights.
+    """Choose everything that a recipe says, beside some options of the objective. `facts` are None for a model from random weights.
 
-    The errors are those of `create_recipe`.
+    An evaluation during training encodes `documents` of a corpus. The errors are those of `create_recipe`.
     """
     advice, model = proposal.advice, choose_model_keys(proposal, facts)
     positions = facts.positions if facts else find_positions_of_new_model(model["config"])

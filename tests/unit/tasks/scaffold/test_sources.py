@@ -172,8 +172,9 @@ def test_column_of_the_documents_is_found(root: Path, monkeypatch, documents: di
     documents, option = read_corpus(source, PAIRS, root)
     assert documents == 1
     assert {name: own.value for name, own in option.items()} == ({"document_column": column} if column else {})
-    with pytest.raises(RecipeError, match="sequence_classification ranks no documents"):
-        read_corpus(source, ObjectiveProposal("sequence_classification", {"text": "query"}), root)
+    for other in ("sequence_classification", "ranking"):
+        with pytest.raises(RecipeError, match=f"{other} searches no corpus"):
+            read_corpus(source, ObjectiveProposal(other, {"prompt": "query"}), root)
     (root / "data/docs.jsonl").write_text(json.dumps({"one": "some words", "other": "more words"}))
     with pytest.raises(RecipeError, match=r"is not clear: one, other\n  fix: call it `text` there"):
         read_corpus(source, PAIRS, root)
