@@ -225,7 +225,7 @@ def own_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     folder = tmp_path / "own_objectives"
     folder.mkdir()
     monkeypatch.setattr(objectives, "__path__", [*objectives.__path__, str(folder)])
-    imports = "from params.defaults import ObjectiveDefaults\nfrom trainer.objectives.bases.advice import ObjectiveFit, NewRecipeAdvice\n"
+    imports = "from params.defaults import ObjectiveDefaults\nfrom trainer.objectives.advice.base import ObjectiveFit, NewRecipeAdvice\n"
     imports += "from trainer.objectives.bases.objective import Objective\nfrom params.schema import Section\n"
 
     def write(line: str) -> None:

@@ -51,6 +51,7 @@ HARMLESS_CODE = {
     "trainer/identity.py": "computes the identity; a change that matters gives another one",
     "trainer/environment.py": "sets variables for processes that are started",
     "trainer/iterative": "is a Trainer for scripts; the worker does not use it",
+    "trainer/objectives/advice": "only says what `evergreen new` writes",
     "trainer/reporting": "only logs and records",
     "trainer/runtime": "starts, watches and stops processes",
 }
@@ -195,7 +196,7 @@ def _imported(file: Path, root: Path) -> list[Path]:
 @lru_cache(maxsize=2)
 def _worker_imports(root: Path) -> ImportedNames:
     """Return the names of all files that the worker imports without an objective and code that a recipe names."""
-    files = [root / "trainer/worker.py", *sorted((root / "trainer/objectives/bases").glob("*.py"))]
+    files = [root / "trainer/worker.py", *sorted((root / _OBJECTIVES).glob("*/*.py"))]
     return ImportedNames(files, root)
 
 

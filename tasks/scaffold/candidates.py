@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
-from tasks.scaffold.advised_objectives import proposable_objectives
 from tasks.scaffold.forms import RowForm, feedback_columns, find_row_forms
 from tasks.scaffold.look import Kind, Row, RowSample, SampledColumn, columns_named, most
 from tasks.scaffold.usual_names import RELEVANCE, USUAL_NAMES
+from trainer import objectives
+from trainer.objectives.advice.base import NewRecipeAdvice
 from trainer.objectives.bases.answer_spans import looks_like_answers
 from trainer.objectives.bases.prompt_template import column_or_template
 
@@ -20,6 +21,13 @@ _NUMBERED_CHOICE: Final = re.compile(r"(ending|choice|option|answer|op|opt|sol)_
 """Names of columns with one of several choices each."""
 _NUMBERED_NEGATIVE: Final = re.compile(r"negative_?\d+")
 """Names of columns with one of several negatives each, as sentence-transformers' `mine_hard_negatives` writes them."""
+
+
+def proposable_objectives() -> dict[str, NewRecipeAdvice]:
+    """Return the objectives that can be proposed, in the order in which those that fit as well are."""
+    found = {name: objectives.import_objective_class(name).advice for name in objectives.objective_names()}
+    known = {name: advice for name, advice in found.items() if isinstance(advice, NewRecipeAdvice)}
+    return dict(sorted(known.items(), key=lambda item: item[1].place))
 
 
 def are_texts(column: SampledColumn) -> bool:

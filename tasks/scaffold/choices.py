@@ -14,7 +14,7 @@ from tasks.evaluation.report import min_interval_observations
 from tasks.report.formatting import format_large_number
 from tasks.scaffold.look import RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
-from trainer.objectives.bases.advice import AdvisedValue, UpTo
+from trainer.objectives.advice.base import AdvisedValue, UpTo
 
 UNASKED_QUARANTINE: Final = 0.05
 """The largest share of rows that is set aside without asking."""
@@ -30,6 +30,8 @@ _MICRO_TOKENS: Final = {"cpu": 8_192, "gpu": 32_768}
 """Most tokens of a micro-batch, padding included."""
 _BYTES_PER_PARAMETER: Final = 16
 """Weight, gradient and the two moments of Adam, in fp32."""
+_STEP_PASSES: Final = 3
+"""The time that a training step takes, in forward passes of its sequences: a backward pass takes two."""
 _MEMORY_SHARE: Final = 0.5
 """Share of the memory that these may take; activations and the system need the rest."""
 
@@ -112,9 +114,9 @@ def choose_gate_metric(best: AdvisedValue, labels: Mapping[str, int], test_rows:
     )
 
 
-def estimate_test_rows(sample: RowSample, shares: Mapping[str, AdvisedValue]) -> int:
-    """Return about how many rows decide whether a model is published; `shares` are those of the splits that have no files."""
-    return sample.estimated("test") or round(sample.estimated("train") * shares["test"].value)
+def estimate_rows(split: str, sample: RowSample, shares: Mapping[str, AdvisedValue]) -> int:
+    """Return about how many rows a held-out split has; `shares` are those of the splits that have no files."""
+    return sample.estimated(split) or round(sample.estimated("train") * shares[split].value)
 
 
 def find_few_test_rows(sample: RowSample, shares: Mapping[str, AdvisedValue]) -> list[str]:
@@ -202,10 +204,17 @@ def choose_epochs(proposal: ObjectiveProposal, rows: int, tokens: float, *, is_n
     return AdvisedValue(_up_to_size(proposal.advice.epochs, rows), why)
 
 
-def choose_eval_steps(steps: int) -> AdvisedValue:
-    """Return the steps between evaluations: a round number, about `EVALUATIONS` of them in a run."""
-    every = round_to_readable_number(steps / EVALUATIONS)
-    return AdvisedValue(every, f"about {max(1, steps // every)} evaluations in {steps:,} steps")
+def choose_eval_steps(steps: int, epochs: float, batch: int, evaluated: int) -> AdvisedValue:
+    """Return the steps between evaluations: a round number, about `EVALUATIONS` of them in a run.
+
+    There are fewer, down to one in each epoch, if an evaluation of so many sequences would take longer than the steps before it.
+    """
+    as_long = evaluated / (_STEP_PASSES * batch)
+    every = round_to_readable_number(max(steps / EVALUATIONS, min(as_long, steps / epochs)))
+    why = f"about {max(1, steps // every)} evaluations in {steps:,} steps"
+    if as_long > steps / EVALUATIONS:
+        why += f": each takes about as long as {as_long:.0f} steps, for {evaluated:,} sequences"
+    return AdvisedValue(every, why)
 
 
 def choose_max_quarantined(share: float, allowed: float | None) -> AdvisedValue:

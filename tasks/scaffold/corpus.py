@@ -13,7 +13,7 @@ from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.sources import FoundSource, list_matching_files, path_in_project, watched_path
 from tasks.scaffold.usual_names import USUAL_NAMES
 from trainer import objectives
-from trainer.objectives.bases.advice import AdvisedValue
+from trainer.objectives.advice.base import AdvisedValue
 
 
 def add_corpus(found: FoundSource, request: NewRecipeRequest, root: Path) -> FoundSource:
@@ -32,23 +32,25 @@ def add_corpus(found: FoundSource, request: NewRecipeRequest, root: Path) -> Fou
     return found._replace(watched=watched_path(patterns, root), corpus=path)
 
 
-def choose_document_column(found: FoundSource, proposal: ObjectiveProposal, root: Path) -> dict[str, AdvisedValue]:
-    """Return the option that names the column of a corpus with the documents, if that is not called as the answers of the rows are.
+def read_corpus(found: FoundSource, proposal: ObjectiveProposal, root: Path) -> tuple[int, dict[str, AdvisedValue]]:
+    """Return how many documents an evaluation during training encodes, and the option that names their column, if it is not the answers'.
 
     Raises:
-        RecipeError: the objective ranks no documents, or it is not clear which column has them.
+        RecipeError: the objective searches no corpus, or it is not clear which column has them.
     """
     if found.corpus is None:
-        return {}
-    if "document_column" not in objectives.import_objective_class(proposal.objective).options_class.model_fields:
-        what = f"has no effect: {proposal.objective} ranks no documents"
+        return 0, {}
+    options = objectives.import_objective_class(proposal.objective).options_class.model_fields
+    if "validation_documents" not in options:  # rankings have a `document_column`, too
+        what = f"has no effect: {proposal.objective} searches no corpus"
         raise RecipeError("--corpus", what, "remove it, or add --objective embedding")
-    columns = read_source_sample(RowsFromFiles(kind="files", train=found.corpus), root).columns
+    sample = read_source_sample(RowsFromFiles(kind="files", train=found.corpus), root)
+    columns, documents = sample.columns, min(sample.estimated("train"), options["validation_documents"].default)
     if proposal.columns.get("completion", "positive") in columns:
-        return {}
+        return documents, {}
     texts = [column for column in columns.values() if column.can_be_text and column.kind == "text"]
     named = columns_named(columns, USUAL_NAMES["text"])
     if len(chosen := [column for column in named if column in texts][:1] or texts) != 1:
         what = f"which column of {found.corpus} has the documents is not clear: {', '.join(columns)}"
         raise RecipeError("--corpus", what, "call it `text` there")
-    return {"document_column": AdvisedValue(chosen[0].name, f"the documents in {found.corpus}")}
+    return documents, {"document_column": AdvisedValue(chosen[0].name, f"the documents in {found.corpus}")}

@@ -10,7 +10,7 @@ from tasks.scaffold.candidates import columns_in
 from tasks.scaffold.look import RowSample, SampledColumn, columns_named
 from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.usual_names import CONTEXT
-from trainer.objectives.bases.advice import NewRecipeAdvice
+from trainer.objectives.advice.base import NewRecipeAdvice
 
 KIND_WORDS: Final[Mapping[str, str]] = {
     "integer": "whole numbers",

@@ -15,7 +15,7 @@ from params.foundation.artifacts import fix_missing_model
 from params.schema import repo_id_problem
 from tasks.report.formatting import format_large_number
 from tasks.scaffold import hub
-from trainer.objectives.bases.advice import ModelKind
+from trainer.objectives.advice.base import ModelKind
 from trainer.runtime.model_files import check_safe_to_load
 
 _ENCODERS: Final = re.compile(

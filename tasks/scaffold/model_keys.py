@@ -10,7 +10,7 @@ from params.schema import Lora
 from tasks.scaffold import choices
 from tasks.scaffold.model_facts import ModelFacts
 from tasks.scaffold.proposal import ObjectiveProposal
-from trainer.objectives.bases.advice import AdvisedValue, ModelKind
+from trainer.objectives.advice.base import AdvisedValue, ModelKind
 from trainer.objectives.bases.position_limits import find_position_limits
 
 _WIDTHS: Final = {"hidden_size": 192, "intermediate_size": 512}

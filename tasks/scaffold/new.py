@@ -17,15 +17,15 @@ from params.schema import repo_id_problem
 from tasks.diagnostics.check import check
 from tasks.diagnostics.trace import token_lines
 from tasks.scaffold import choices, project, proposal
-from tasks.scaffold.advised_objectives import proposable_objectives
-from tasks.scaffold.corpus import add_corpus, choose_document_column
+from tasks.scaffold.candidates import proposable_objectives
+from tasks.scaffold.corpus import add_corpus, read_corpus
 from tasks.scaffold.forms import rating_column
 from tasks.scaffold.look import RowSample, read_source_sample
 from tasks.scaffold.model_facts import ModelFacts, read_model_facts
 from tasks.scaffold.plan import RecipePlan, plan_recipe
 from tasks.scaffold.request import NEW_MODEL, NewRecipeRequest
 from tasks.scaffold.sources import FoundSource, find_source
-from trainer.objectives.bases.advice import ModelKind
+from trainer.objectives.advice.base import ModelKind
 from trainer.reporting import signs_of_life
 from trainer.runtime.imports import hide_packages_in_block
 
@@ -63,8 +63,8 @@ def create_recipe(request: NewRecipeRequest) -> None:
         print(f"{request.name}: learn {chosen.advice.meaning} ({chosen.objective})")
         print(*_seen(found, sample, chosen, facts), sep="\n")
         signs_of_life.note("new: measures the rows with the model's tokenizer")
-        documents = choose_document_column(found, chosen, root)
-        plan = plan_recipe(found, chosen, sample, facts, request, more=documents)
+        documents, more = read_corpus(found, chosen, root)
+        plan = plan_recipe(found, chosen, sample, facts, request, documents=documents, more=more)
     for note in plan.quality.notes():
         print(f"  note: {note}")
     _check_set_aside(request, plan)

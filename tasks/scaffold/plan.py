@@ -22,7 +22,7 @@ from tasks.scaffold.sources import FoundSource
 from tasks.tokenization.encoding import RowEncoder
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer import objectives
-from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice
+from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice
 from trainer.objectives.bases.chat import conversation_template
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 from trainer.objectives.bases.position_limits import NO_LIMIT
@@ -68,11 +68,12 @@ def plan_recipe(
     facts: ModelFacts | None,
     request: NewRecipeRequest,
     *,
+    documents: int,
     more: Mapping[str, AdvisedValue],
 ) -> RecipePlan:
     """Choose everything that a recipe says, beside some options of the objective. `facts` are None for a model from random weights.
 
-    The errors are those of `create_recipe`.
+    An evaluation during training encodes `documents` of a corpus. The errors are those of `create_recipe`.
     """
     advice, model = proposal.advice, choose_model_keys(proposal, facts)
     positions = facts.positions if facts else find_positions_of_new_model(model["config"])
@@ -117,7 +118,7 @@ def plan_recipe(
     batch = choices.choose_global_batch_size(proposal, sequences)
     epochs = choices.choose_epochs(proposal, rows, mean * rows, is_new=facts is None)
     steps = max(1, epochs.value * (sequences // batch.value))
-    eval_steps = choices.choose_eval_steps(steps)
+    evaluated = choices.estimate_rows("validation", sample, shares) * len(examples) // len(per_row) + documents
     micro = choices.choose_micro_batch_size(batch.value, max_length.value, "gpu" if choices.has_gpu() else "cpu")
     packs = advice.reads_running_text or ("packing" in options and options["packing"].value)
     why = "packed sequences are full" if packs else "batches rows of similar length, which need less padding"
@@ -143,7 +144,7 @@ def plan_recipe(
             "weight_decay": advice.weight_decay or (_TUNING_DECAY if facts else _NEW_DECAY),
             "precision": choices.choose_precision(),
             "group_by_length": AdvisedValue(not packs, why),
-            "eval_steps": eval_steps,
+            "eval_steps": (eval_steps := choices.choose_eval_steps(steps, epochs.value, batch.value, evaluated)),
             "save_steps": AdvisedValue(eval_steps.value, "an interrupted run loses no more than these steps"),
             "logging_steps": AdvisedValue(choices.round_to_readable_number(steps / 100)),
             "best_metric": best_metric,
@@ -152,7 +153,7 @@ def plan_recipe(
             "micro_batch_size": micro,
             "eval_batch_size": AdvisedValue(min(64, 2 * micro.value), "evaluations need no gradients"),
         },
-        "evaluation": _evaluation_keys(proposal, quality, best_metric, choices.estimate_test_rows(sample, shares)),
+        "evaluation": _evaluation_keys(proposal, quality, best_metric, choices.estimate_rows("test", sample, shares)),
         "publish": {
             "repo_id": request.published_repo_id,
             "endpoint": AdvisedValue("local", "the Hub in the folder .hub; or https://huggingface.co, with HF_TOKEN"),

@@ -21,7 +21,7 @@ from params import RecipeError
 from params.dvc_files import RECIPES
 from params.foundation.artifacts import Artifacts, write_text_atomically
 from params.loading import recipe_name_problem
-from trainer.objectives.bases.advice import AdvisedValue
+from trainer.objectives.advice.base import AdvisedValue
 
 if TYPE_CHECKING:
     from tasks.scaffold.look import RowSample

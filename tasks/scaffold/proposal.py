@@ -11,19 +11,18 @@ from params import RecipeError
 from params.foundation.errors import see_limits
 from params.loading import suggestion
 from params.schema import ObjectiveChoice
-from tasks.scaffold.advised_objectives import proposable_objectives
-from tasks.scaffold.candidates import NESTED, find_candidates, find_usual_columns, list_row_forms
+from tasks.scaffold.candidates import NESTED, find_candidates, find_usual_columns, list_row_forms, proposable_objectives
 from tasks.scaffold.forms import find_row_forms, rating_column
 from tasks.scaffold.left_out import KIND_WORDS, confirm_what_is_left_out
 from tasks.scaffold.look import Kind, RowSample, SampledColumn, columns_named, most
 from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.usual_names import CONTEXT, RELEVANCE, USUAL_NAMES
 from trainer import objectives
-from trainer.objectives.bases.advice import AdvisedValue, ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
+from trainer.objectives.advice.base import AdvisedValue, ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
+from trainer.objectives.advice.pairs import find_usual_pair
 from trainer.objectives.bases.preferences import begin_with_prompt
 from trainer.objectives.bases.prompt_template import column_or_template, names_columns
 from trainer.objectives.bases.rows import ColumnKind
-from trainer.objectives.bases.text_pairs import find_usual_pair
 
 _DOCUMENTS: Final = ("document", "passage", "positive")
 """Usual names of columns with what a query finds. What is called `positive` is close to its anchor, and no answer."""

@@ -137,3 +137,4 @@ def test_objectives_of_ours_import_no_other() -> None:
         others = [path.name for path in deciding_files(file.stem) if path.parent == folder and path.stem != "__init__"]
         assert others == [file.name]
         assert len(deciding_files(file.stem)) == len(deciding_files("causal_lm"))
+        assert not [path for path in deciding_files(file.stem) if path.parent.name == "advice"], "it is for `new` alone"

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from params.defaults import ObjectiveDefaults
 from params.schema import Section
-from trainer.objectives.bases.advice import NewRecipeAdvice, ObjectiveFit, SeenColumns
+from trainer.objectives.advice.base import NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.likelihood import TokenLikelihood, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.rows import PromptForm

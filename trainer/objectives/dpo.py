@@ -26,13 +26,14 @@ from pydantic import Field, PositiveFloat
 from params import Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Training
-from trainer.objectives.bases.advice import AdvisedValue, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.advice.base import AdvisedValue, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.advice.pairs import AnswersAdvice
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import EncodedRow, Example, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.preference_loss import completion_logprobs, preference_losses
-from trainer.objectives.bases.preferences import PairAdvice, PairObjective, PairOptions
+from trainer.objectives.bases.preferences import PairObjective, PairOptions
 from trainer.objectives.bases.rows import Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer
 
@@ -54,7 +55,7 @@ class Options(PairOptions):
     without its adapters. `precomputed` runs it once over all pairs before training, so no second model is in memory."""
 
 
-class _Advice(PairAdvice):
+class _Advice(AnswersAdvice):
     meaning = "the better of two answers"
     needs_pretrained = True
     rates: ClassVar[UpTo] = ((20e6, 1e-4), (200e6, 1e-5), (math.inf, 5e-7))

@@ -29,8 +29,8 @@ from pydantic import Field, PositiveInt
 from params import ModelError, Problem, RecipeError
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Section, Training
+from trainer.objectives.advice.embedding import EmbeddingAdvice
 from trainer.objectives.bases import contrastive_loss, several_texts
-from trainer.objectives.bases.embedding_advice import EmbeddingAdvice
 from trainer.objectives.bases.groups import group_statistics, hash_group_value
 from trainer.objectives.bases.hard_negatives import find_negative_problems
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch

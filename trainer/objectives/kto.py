@@ -24,7 +24,8 @@ from pydantic import PositiveFloat
 from params import Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Training
-from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.advice.base import AdvisedValue, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.advice.pairs import AnswersAdvice
 from trainer.objectives.bases.answers import AnswersObjective, AnswersOptions
 from trainer.objectives.bases.feedback import is_good
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
@@ -33,7 +34,7 @@ from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, 
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.preference_loss import sequence_logprobs, unpaired_losses
 from trainer.objectives.bases.preferences import split_conversation, split_text
-from trainer.objectives.bases.prompt_template import ColumnOrTemplate, names_columns
+from trainer.objectives.bases.prompt_template import ColumnOrTemplate
 from trainer.objectives.bases.rows import Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer
 
@@ -62,7 +63,7 @@ class Options(AnswersOptions):
     """The same for bad answers."""
 
 
-class _Advice(NewRecipeAdvice):
+class _Advice(AnswersAdvice):
     meaning = "answers that people like"
     columns: ClassVar[Mapping[str, str]] = {
         "prompt": "prompt_column",
@@ -70,14 +71,11 @@ class _Advice(NewRecipeAdvice):
         "messages": "completion_column",
         "liked": "label_column",
     }
-    templates = frozenset({"prompt"})
     conversations = frozenset({"prompt", "completion", "messages"})
-    conversation_options: ClassVar[Mapping[str, Any]] = {"chat": True}
     needs_pretrained = True
     rates: ClassVar[UpTo] = ((20e6, 1e-4), (200e6, 1e-5), (math.inf, 1e-6))
     lora_rate = 1e-5
-    epochs: ClassVar[UpTo] = ((5_000, 3), (math.inf, 1))
-    scheduler = "linear"
+    batch = 32
     weight_decay: ClassVar[AdvisedValue] = AdvisedValue(0.0, "the loss itself keeps the model near its start")
 
     def fit(self, seen: SeenColumns) -> ObjectiveFit:
@@ -88,14 +86,6 @@ class _Advice(NewRecipeAdvice):
         is_pair = seen.names_pair or {"prompt", "completion"} <= seen.found
         is_whole = "messages" in seen.named or (seen.has("messages") and not is_pair)
         return ["messages", "liked"] if is_whole else ["prompt", "completion", "liked"]
-
-    def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, AdvisedValue]:
-        if "messages" in columns:
-            return {
-                "prompt_column": AdvisedValue(None, "a conversation ends with the answer, and begins with its prompt")
-            }
-        is_template = names_columns(columns["prompt"])
-        return {"separator": AdvisedValue("\n\n", "between prompt and answer")} if is_template else {}
 
 
 class KTO(AnswersObjective[Options]):

@@ -28,7 +28,7 @@ from pydantic import Field
 from params import ModelError
 from params.defaults import ObjectiveDefaults
 from params.schema import Section
-from trainer.objectives.bases.advice import NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.advice.base import NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import Encoding, np, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, micro_batch_loss_share, without_labels
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare

@@ -22,8 +22,8 @@ from params import DataError, RecipeError
 from params.defaults import ObjectiveDefaults
 from params.loading import suggestion
 from params.schema import Direction, Section
+from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases import label_thresholds
-from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.label_results import (
     LabelBeliefs,
     PrecisionRecallCurve,

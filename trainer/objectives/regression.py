@@ -19,7 +19,7 @@ from pydantic import PositiveFloat
 from params import DataError, Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Launch, Model, Training
-from trainer.objectives.bases.advice import ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns
+from trainer.objectives.advice.pairs import TEXT_FLAGS, TextOrPairAdvice
 from trainer.objectives.bases.breakdown import RowBreakdown, cut_into_tenths
 from trainer.objectives.bases.labels import are_unnamed, match_labels, require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
@@ -36,10 +36,8 @@ from trainer.objectives.bases.standardization import (
     standardize_head,
 )
 from trainer.objectives.bases.text_pairs import (
-    TEXT_FLAGS,
     TextOrPairObjective,
     TextOrPairOptions,
-    asked_of_text_or_pair,
 )
 from trainer.objectives.bases.texts import Tokenizer
 
@@ -61,19 +59,10 @@ class Options(TextOrPairOptions):
     """How many standard deviations an error has from which on Huber's loss grows no faster than the error."""
 
 
-class _Advice(ClassifierNewRecipeAdvice):
+class _Advice(TextOrPairAdvice):
     meaning = "a number for each text"
     columns: ClassVar[Mapping[str, str]] = {**TEXT_FLAGS, "score": "label_column"}
     place = 3
-
-    def fit(self, seen: SeenColumns) -> ObjectiveFit:
-        if "score" in seen.named:
-            return ObjectiveFit.NAMED
-        is_pair = seen.names_pair or seen.rates_answers
-        return ObjectiveFit.COLUMNS if "score" in seen.found and not is_pair else ObjectiveFit.NOT
-
-    def asked(self, seen: SeenColumns) -> Sequence[str]:
-        return asked_of_text_or_pair(self, seen)
 
 
 class Regression(TextOrPairObjective[Options]):

@@ -22,7 +22,8 @@ from pydantic import NonNegativeFloat
 
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction
-from trainer.objectives.bases.advice import ModelKind, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.advice.base import ModelKind, ObjectiveFit, SeenColumns, UpTo
+from trainer.objectives.advice.pairs import AnswersAdvice
 from trainer.objectives.bases.answer_form import KEY, AnswerForm
 from trainer.objectives.bases.answers import as_text
 from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
@@ -31,7 +32,7 @@ from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, n
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState
 from trainer.objectives.bases.padding import concatenate_texts_along_batch, pad_batch, token_column_names
-from trainer.objectives.bases.preferences import PairAdvice, PairObjective, PairOptions
+from trainer.objectives.bases.preferences import PairObjective, PairOptions
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer, end_texts, strip_repeated_special_tokens
 
@@ -48,10 +49,11 @@ class Options(PairOptions):
     https://arxiv.org/abs/2312.09244); 0.01 is usual."""
 
 
-class _Advice(PairAdvice):
+class _Advice(AnswersAdvice):
     meaning = "a reward for each answer, from the better of two"
     models: ClassVar[tuple[ModelKind, ...]] = ("encoder", "decoder")
-    rates: ClassVar[UpTo] = ((60e6, 3e-4), (200e6, 5e-5), (math.inf, 1e-5))
+    rates: ClassVar[UpTo] = ((60e6, 1e-4), (200e6, 5e-5), (math.inf, 1e-5))
+    """all-MiniLM-L6-v2, 400 pairs of gsm8k, three seeds: loss 0.62 at 1e-4, 0.68 at 3e-4, 0.69 at 5e-5; larger models: not measured."""
     lora_rate = 1e-4
 
     def fit(self, seen: SeenColumns) -> ObjectiveFit:

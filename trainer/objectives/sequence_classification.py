@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 from params import DataError
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction
-from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns
+from trainer.objectives.advice.base import AdvisedValue
+from trainer.objectives.advice.pairs import TEXT_FLAGS, TextOrPairAdvice
 from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
 from trainer.objectives.bases.label_results import LabelBeliefs
 from trainer.objectives.bases.labels import require_problem_type
@@ -24,10 +25,8 @@ from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, n
 from trainer.objectives.bases.likelihood import ClassifierObjective
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.text_pairs import (
-    TEXT_FLAGS,
     TextOrPairObjective,
     TextOrPairOptions,
-    asked_of_text_or_pair,
 )
 from trainer.objectives.bases.texts import Tokenizer
 
@@ -42,20 +41,11 @@ class Options(TextOrPairOptions):
     """The column with the label, text or integer."""
 
 
-class _Advice(ClassifierNewRecipeAdvice):
+class _Advice(TextOrPairAdvice):
     meaning = "one label per text"
     columns: ClassVar[Mapping[str, str]] = {**TEXT_FLAGS, "label": "label_column"}
     place = 2
     gates_on_best_metric = True
-
-    def fit(self, seen: SeenColumns) -> ObjectiveFit:
-        if "label" in seen.named:
-            return ObjectiveFit.NAMED
-        is_pair = seen.names_pair or seen.rates_answers
-        return ObjectiveFit.COLUMNS if "label" in seen.found and not is_pair else ObjectiveFit.NOT
-
-    def asked(self, seen: SeenColumns) -> Sequence[str]:
-        return asked_of_text_or_pair(self, seen)
 
     def best_metric(self, labels: Mapping[str, int]) -> AdvisedValue:
         label = max(labels, key=labels.__getitem__)

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Self
 
 from params import Problem, RecipeError
 from params.schema import Launch, Model, Section, Training
+from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases import chat, packing
-from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.messages import Turns, is_learned, read_turns, why_conversation_unusable
@@ -65,11 +65,7 @@ class Options(Section):
 
 class _Advice(NewRecipeAdvice):
     meaning = "an answer to a prompt"
-    columns: ClassVar[Mapping[str, str]] = {
-        "prompt": "prompt_column",
-        "completion": "completion_column",
-        "messages": "messages_column",
-    }
+    columns: ClassVar[Mapping[str, str]] = {name: f"{name}_column" for name in ("prompt", "completion", "messages")}
     templates = frozenset({"prompt"})
     place = 0
     batch = 16

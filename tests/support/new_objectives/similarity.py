@@ -9,7 +9,7 @@ correlation is of all rows at once.
 from __future__ import annotations
 
 from params.schema import Section
-from trainer.objectives.bases.advice import NewRecipeAdvice, ObjectiveFit
+from trainer.objectives.advice.base import NewRecipeAdvice, ObjectiveFit
 from trainer.objectives.bases.loss import BatchLoss
 from trainer.objectives.bases.objective import EncodedRow, Objective
 from trainer.objectives.bases.padding import concatenate_texts_along_batch

@@ -20,7 +20,7 @@ from tests.support import releases, tiny
 from tests.support.tiny_releases import KINDS, OWN_ROWS
 from tests.support.zoo.architectures import ARCHITECTURES, Architecture
 from trainer import objectives
-from trainer.objectives.bases.advice import NewRecipeAdvice
+from trainer.objectives.advice.base import NewRecipeAdvice
 
 SIZES: Final = {"train": 24, "validation": 4, "test": 8}
 _FEW: Final = (

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, cast
 from params import Problem
 from params.defaults import ObjectiveDefaults
 from params.schema import Direction, Expectation, Launch, Model, Training
+from trainer.objectives.advice.base import NewRecipeAdvice
 from trainer.objectives.bases import rows as row_checks
-from trainer.objectives.bases.advice import NewRecipeAdvice
 from trainer.objectives.bases.breakdown import RowBreakdown
 from trainer.objectives.bases.labels import as_learned
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch, transformers

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from params import Problem
 from params.schema import Launch, Model, Training
-from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, SeenColumns, UpTo
 from trainer.objectives.bases.answers import AnswersObjective, AnswersOptions
 from trainer.objectives.bases.messages import read_turns
-from trainer.objectives.bases.prompt_template import ColumnOrTemplate, names_columns
+from trainer.objectives.bases.prompt_template import ColumnOrTemplate
 from trainer.objectives.bases.rows import Row
 
 _QUESTION, _ANSWER = "\n\nHuman:", "\n\nAssistant:"
@@ -137,25 +135,3 @@ class PairObjective(AnswersObjective[PairOptionsT]):
         if training.arguments.get("include_num_input_tokens_seen", "no") not in {"no", False}:
             key = ("training", "arguments", "include_num_input_tokens_seen")
             yield Problem(key, "would count the tokens of chosen completions only", "remove it")
-
-
-class PairAdvice(NewRecipeAdvice):
-    """What `evergreen new` needs to know of pairs."""
-
-    columns: ClassVar[Mapping[str, str]] = {name: f"{name}_column" for name in ("prompt", "chosen", "rejected")}
-    templates = frozenset({"prompt"})
-    conversations = frozenset({"prompt", "chosen", "rejected"})
-    conversation_options: ClassVar[Mapping[str, Any]] = {"chat": True}
-    batch = 16
-    epochs: ClassVar[UpTo] = ((5_000, 3), (math.inf, 1))
-    scheduler = "linear"
-
-    def asked(self, seen: SeenColumns) -> Sequence[str]:
-        has_prompt = "prompt" in seen.named or ("prompt" in seen.found and not seen.answers_have_prompt)
-        return list(self.columns) if has_prompt else ["chosen", "rejected"]
-
-    def options(self, columns: Mapping[str, str], *, has_template: bool) -> dict[str, AdvisedValue]:
-        if "prompt" not in columns:
-            return {"prompt_column": AdvisedValue(None, "what chosen and rejected begin with is the prompt")}
-        is_template = names_columns(columns["prompt"])
-        return {"separator": AdvisedValue("\n\n", "between prompt and answer")} if is_template else {}

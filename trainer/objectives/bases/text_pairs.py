@@ -8,20 +8,10 @@ from typing import Any, ClassVar, Final, Self
 
 from params import ModelError, Problem
 from params.schema import Launch, Model, Section, Training
-from trainer.objectives.bases.advice import NewRecipeAdvice, SeenColumns
 from trainer.objectives.bases.objective import ColumnKind, Example, Objective, OptionsT, Row
 from trainer.objectives.bases.rows import PromptForm
 from trainer.objectives.bases.texts import TOKEN_TYPES, Tokenizer, encode_texts, gives_types
 
-TEXT_FLAGS: Final[Mapping[str, str]] = {"text": "text_column", "text-pair": "text_pair_column"}
-"""Flags of `evergreen new`, and the options that they name."""
-_NUMBERED: Final = (("1", "2"), ("_1", "_2"), ("_a", "_b"), ("a", "b"))
-_USUAL: Final = (
-    *(("premise", "hypothesis"), ("text", "text_pair"), ("question", "passage"), ("question", "sentence")),
-    *(("question", "context"), ("query", "document"), ("query", "passage"), ("claim", "evidence")),
-    *((f"{what}{one}", f"{what}{two}") for what in ("sentence", "question", "text", "title") for one, two in _NUMBERED),
-)
-"""Usual names of the columns of two texts that are read together."""
 _PAIR: Final = {"text", "text_pair"}
 
 
@@ -107,18 +97,6 @@ class TextOrPairObjective(Objective[OptionsT]):
         if own is not None and options is not None and options.get(name) is not None:
             options = {**options, name: own}
         return super().as_released(options)
-
-
-def asked_of_text_or_pair(advice: NewRecipeAdvice, seen: SeenColumns) -> Sequence[str]:
-    """Return the flags of the columns that a recipe names: that of a second text only if the rows have one."""
-    return [flag for flag in advice.columns if flag != "text-pair" or seen.has(flag)]
-
-
-def find_usual_pair(columns: Iterable[str]) -> dict[str, str]:
-    """Return by flag which of the columns with texts are a pair by their names; empty if none are."""
-    names = {name.lower(): name for name in columns}
-    found = next((pair for pair in _USUAL if names.keys() >= set(pair)), ())
-    return dict(zip(TEXT_FLAGS, (names[name] for name in found), strict=False))
 
 
 def read_pair(text: str) -> dict[str, str] | None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from params.schema import ObjectiveChoice
+from params.schema import Gate, ObjectiveChoice
+from tasks.evaluation.report import min_interval_observations
 from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Resampler
+from tasks.ingestion.split_assigner import assign_split
 from tasks.scaffold import choices
-from tasks.scaffold.advised_objectives import proposable_objectives
+from tasks.scaffold.candidates import proposable_objectives
 from tasks.scaffold.look import RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
 from trainer import objectives
-from trainer.objectives.bases.advice import AdvisedValue
+from trainer.objectives.advice.base import AdvisedValue
 
 CLASSES = ObjectiveProposal("sequence_classification", {})
 
@@ -72,10 +74,26 @@ def test_the_reason_of_a_batch_holds(sequences: int) -> None:
 
 @pytest.mark.parametrize("steps", [1, 7, 30, 215, 1184, 4321, 20_000, 1_000_000])
 def test_evaluations_are_about_twenty(steps: int) -> None:
-    every = choices.choose_eval_steps(steps).value
+    every = choices.choose_eval_steps(steps, 4, 32, 10).value
     assert every >= 1
     if steps >= 30:
         assert 13 <= steps / every <= 30
+
+
+@pytest.mark.parametrize(
+    ("steps", "epochs", "batch", "evaluated", "every", "why"),
+    [
+        (120, 3, 32, 184, 5, "about 24 evaluations in 120 steps"),
+        (120, 3, 32, 1_584, 20, "about 6 evaluations in 120 steps: each takes about as long as 16 steps, for 1,584 sequences"),
+        (120, 3, 32, 10_013, 40, "about 3 evaluations in 120 steps: each takes about as long as 104 steps, for 10,013 sequences"),
+        (12, 3, 32, 1_413, 5, "about 2 evaluations in 12 steps: each takes about as long as 15 steps, for 1,413 sequences"),
+    ],
+)  # fmt: skip
+def test_there_are_fewer_evaluations_where_one_takes_longer_than_the_steps_before_it(
+    steps: int, epochs: int, batch: int, evaluated: int, every: int, why: str
+) -> None:
+    """A corpus is encoded in each of them. There is about one in each epoch at least."""
+    assert choices.choose_eval_steps(steps, epochs, batch, evaluated) == AdvisedValue(every, why)
 
 
 def test_small_batches_take_smaller_steps() -> None:
@@ -128,7 +146,7 @@ ADVISED = {
     "dpo": ([1e-4, 1e-5, 1e-5, 5e-7, 5e-7, 5e-7], [5e-6, 2e-3, 16, "linear", 0.0], [3, 3, 1, 1, 1]),
     "kto": ([1e-4, 1e-5, 1e-5, 1e-6, 1e-6, 1e-6], [1e-5, 2e-3, 32, "linear", 0.0], [3, 3, 1, 1, 1]),
     "ranking": ([5e-5, 5e-5, 2e-5, 1e-5, 1e-5, 1e-5], [2e-4, 1e-3, 16, "linear", 0.01], [4, 4, 3, 2, 1]),
-    "reward": ([3e-4, 3e-4, 5e-5, 1e-5, 1e-5, 1e-5], [1e-4, 2e-3, 16, "linear", 0.01], [3, 3, 1, 1, 1]),
+    "reward": ([1e-4, 1e-4, 5e-5, 1e-5, 1e-5, 1e-5], [1e-4, 2e-3, 16, "linear", 0.01], [3, 3, 1, 1, 1]),
     "causal_lm": ([1e-3, 1e-4, 1e-4, 2e-5, 2e-5, 1e-5], [2e-4, 2e-3, 32, "cosine", 0.01], [3, 3, 3, 2, 1]),
 }
 """Learning rates of `SIZES`; learning rates of adapters and of a new model, batch, scheduler, weight decay; epochs of `ROWS`."""
@@ -209,6 +227,20 @@ def test_too_few_test_rows_for_any_gate_are_said(rows: int, said: list[str]) -> 
 
 
 def test_a_split_by_hash_seldom_has_fewer_test_rows_than_new_lets_pass() -> None:
-    """With the fewest rows that `new` says nothing of, about 1 split in 40 is too small; more would be told of."""
-    sizes = np.random.default_rng(0).binomial(62, 0.2, 10_000)
-    assert 0.005 < (sizes < 6).mean() < 0.04
+    """Of the splits that ingest makes of the fewest rows that `new` says nothing of, about 1 in 60 is too small for the gate."""
+
+    def shares(rows: int) -> dict[str, AdvisedValue]:
+        return choices.choose_split_shares(rows, has_validation=False, has_test=False)
+
+    def says_nothing(rows: int) -> bool:
+        return not choices.find_few_test_rows(RowSample({"train": [{}] * rows}, {"train": rows}), shares(rows))
+
+    def too_small(rows: int) -> float:
+        values = {name: share.value for name, share in shares(rows).items()}
+        splits = [[assign_split({"text": f"row {i}"}, values, seed) for i in range(rows)] for seed in range(400)]
+        least = min_interval_observations(Gate().comparison_confidence)
+        return sum(split.count("test") < least for split in splits) / len(splits)
+
+    rows = next(rows for rows in range(20, 200) if says_nothing(rows))
+    assert 0 < too_small(rows) < 0.04
+    assert too_small(rows // 2) > 0.3

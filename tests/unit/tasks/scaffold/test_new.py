@@ -88,6 +88,21 @@ def files(root: Path) -> dict[str, str]:
     return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
+def test_evaluations_that_encode_a_corpus_are_fewer(project: Path, models: Path) -> None:
+    rows = "".join(f"what is number {i}?,number {i} is {i}\n" for i in range(2_000))
+    (project / "data/pairs.csv").write_text("question,answer\n" + rows, encoding="utf-8")
+    documents = "".join(json.dumps({"answer": f"document {i}"}) + "\n" for i in range(4_000))
+    (project / "data/documents.jsonl").write_text(documents, encoding="utf-8")
+    found = {}
+    for name, corpus in (("pairs", None), ("search", "data/documents.jsonl")):
+        make(name, data="data/pairs.csv", model=str(models / "bert"), objective="embedding", corpus=corpus)
+        training = load(project / f"params/{name}.yaml").training
+        steps = training.epochs * (2_000 * 0.7 // training.global_batch_size)
+        found[name] = round(steps / training.eval_steps)
+    assert found["pairs"] > 12
+    assert found["search"] == 3  # one in each epoch
+
+
 def test_a_recipe_with_reasons(project: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_questions(project / "data/questions.csv")
     before = files(project)

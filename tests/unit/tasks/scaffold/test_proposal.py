@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from params import DataError, RecipeError
-from tasks.scaffold.advised_objectives import proposable_objectives
+from tasks.scaffold.candidates import proposable_objectives
 from tasks.scaffold.look import RowSample, read_source_sample
 from tasks.scaffold.model_facts import ModelKind
 from tasks.scaffold.proposal import (

@@ -18,7 +18,7 @@ from tasks.scaffold.project import (
     replace_unprintable_characters,
 )
 from tests.support.project import ROOT
-from trainer.objectives.bases.advice import AdvisedValue
+from trainer.objectives.advice.base import AdvisedValue
 
 RECIPES = "recipes:\n  default: {data: a, objective: b, base: c, code: d}\n"
 PREFECT = (ROOT / "prefect.yaml").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from params import DataError, RecipeError
-from tasks.scaffold.corpus import add_corpus, choose_document_column
+from tasks.scaffold.corpus import add_corpus, read_corpus
 from tasks.scaffold.proposal import ObjectiveProposal
 from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.sources import find_source
@@ -169,13 +169,15 @@ def test_column_of_the_documents_is_found(root: Path, monkeypatch, documents: di
     (root / "data/a.csv").write_text("query,answer\na,b\n")
     request = NewRecipeRequest("x", "data/a.csv", corpus="data/docs.jsonl")
     source = add_corpus(find_source(request, root), request, root)
-    option = choose_document_column(source, PAIRS, root)
+    documents, option = read_corpus(source, PAIRS, root)
+    assert documents == 1
     assert {name: own.value for name, own in option.items()} == ({"document_column": column} if column else {})
-    with pytest.raises(RecipeError, match="sequence_classification ranks no documents"):
-        choose_document_column(source, ObjectiveProposal("sequence_classification", {"text": "query"}), root)
+    for other in ("sequence_classification", "ranking"):
+        with pytest.raises(RecipeError, match=f"{other} searches no corpus"):
+            read_corpus(source, ObjectiveProposal(other, {"prompt": "query"}), root)
     (root / "data/docs.jsonl").write_text(json.dumps({"one": "some words", "other": "more words"}))
     with pytest.raises(RecipeError, match=r"is not clear: one, other\n  fix: call it `text` there"):
-        choose_document_column(source, PAIRS, root)
+        read_corpus(source, PAIRS, root)
     missing = NewRecipeRequest("x", "data/a.csv", corpus="data/none.jsonl")
     with pytest.raises(DataError, match="there is no such file"):
         add_corpus(find_source(missing, root), missing, root)
