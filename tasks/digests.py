@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from params.foundation.artifacts import ADAPTER, CORPUS, SPLITS, Artifacts
 from params.foundation.errors import ModelError
 from params.foundation.hashing import file_sha256
-from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice
+from params.schema import AdapterForm, Model, ObjectiveChoice
+from params.sections.evaluation import Evaluation
 from trainer.data import shards
 from trainer.model.weights_header import check_chosen_settings
 

@@ -26,7 +26,9 @@ from params.dvc_files import RECIPES, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts
 from params.importing import import_with_arguments, is_project_file
 from params.loading import Document, Key, parse, read_yaml_document, suggestion, valid_sections
-from params.schema import Evaluation, Launch, ObjectiveChoice, RowsFromFiles, Training
+from params.schema import Launch, ObjectiveChoice, Training
+from params.sections.evaluation import Evaluation
+from params.sections.rows import RowsFromFiles
 from tasks.diagnostics import model_checks, source_checks
 from tasks.ingestion.source import open_source
 from tasks.publishing.secrets import find_secrets

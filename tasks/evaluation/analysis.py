@@ -11,7 +11,7 @@ import numpy as np
 
 from params import DataError, RecipeError
 from params.importing import import_with_arguments
-from params.schema import SliceBy
+from params.sections.evaluation import SliceBy
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation.breakdowns import report_breakdowns
 from tasks.evaluation.labels import report_labels

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from params.schema import Direction, Gate
+from params.sections.base import Direction
+from params.sections.evaluation import Gate
 from tasks.drift.two_sample import holm_rejections
 from tasks.evaluation.label_report import LabelReport
 from tasks.evaluation.report import (

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 from params import ModelError
 from params.foundation.artifacts import Artifacts
-from params.schema import Direction, Evaluation, Launch, Model, ObjectiveChoice
+from params.schema import Launch, Model, ObjectiveChoice
+from params.sections.base import Direction
+from params.sections.evaluation import Evaluation
 from tasks.drift.report import DriftReport
 from tasks.evaluation import champion
 from tasks.evaluation.reading import ComparableInputs, ModelTokenization

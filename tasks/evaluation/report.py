@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from params.schema import Direction
+from params.sections.base import Direction
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation.breakdowns import Breakdown
 from tasks.evaluation.label_report import LabelReport

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from params import ModelError
-from params.schema import repo_id_problem
+from params.sections.base import repo_id_problem
 from tasks.report.formatting import format_large_number
 from tasks.scaffold import hub
 from trainer.objectives.bases.advice import ModelKind

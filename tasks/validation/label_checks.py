@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from tasks.validation.check_results import CheckResult, objective_identity
 from tasks.validation.checks import check_rows_with_objective
 from tasks.validation.expectations import ExpectationResult

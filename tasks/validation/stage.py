@@ -33,15 +33,8 @@ from pyarrow import types
 from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folder_atomically
-from params.schema import (
-    Expectation,
-    Launch,
-    ObjectiveChoice,
-    PretrainedTokenizer,
-    Tokenization,
-    TrainTokenizer,
-    Validation,
-)
+from params.schema import Launch, ObjectiveChoice
+from params.sections.rows import Expectation, PretrainedTokenizer, Tokenization, TrainTokenizer, Validation
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.shards.kept_work import ShardWorkers
 from tasks.stages import save_report

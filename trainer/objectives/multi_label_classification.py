@@ -21,7 +21,7 @@ from pydantic import PositiveFloat
 from params import DataError, RecipeError
 from params.defaults import ObjectiveDefaults
 from params.loading import suggestion
-from params.schema import Direction, Section
+from params.sections.base import Direction, Section
 from trainer.objectives.bases import label_thresholds
 from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.label_results import (

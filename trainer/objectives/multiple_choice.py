@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Final
 
 from params import Problem
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Launch, Model, Section, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Direction, Section
 from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.answer_spans import frame_pairs
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch

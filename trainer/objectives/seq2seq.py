@@ -26,7 +26,8 @@ from pydantic import PositiveInt
 
 from params import Problem, RecipeError
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Launch, Model, Section, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Direction, Section
 from trainer.objectives.bases import languages
 from trainer.objectives.bases.advice import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from params import DataError
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction
+from params.sections.base import Direction
 from trainer.objectives.bases.advice import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
 from trainer.objectives.bases.label_results import LabelBeliefs

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from params import Problem, RecipeError
-from params.schema import Launch, Model, Section, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Section
 from trainer.objectives.bases import chat, packing
 from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from params import Problem, RecipeError
-from params.schema import Launch, Model, Section, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Section
 from trainer.objectives.bases.chat import ConversationObjective, ConversationTokenizer, conversation_template
 from trainer.objectives.bases.objective import ColumnKind
 from trainer.objectives.bases.prompt_template import (

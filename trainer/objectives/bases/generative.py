@@ -12,7 +12,9 @@ from typing import Any, ClassVar, TypeVar
 
 from params import EvergreenError, ModelError, Problem, TransientError
 from params.distribution import read_parallelism_strategy
-from params.schema import Direction, Expectation, Launch, Model, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Direction
+from params.sections.rows import Expectation
 from trainer.objectives.bases.chat import conversation_template
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare

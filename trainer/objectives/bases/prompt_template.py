@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator
 
 from params import Problem
-from params.schema import Section
+from params.sections.base import Section
 from trainer.objectives.bases.rows import ColumnKind, PromptForm, Row
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from params.schema import Section
+from params.sections.base import Section
 from trainer.objectives.bases.lazy_imports import PreTrainedModel
 from trainer.objectives.bases.prompt_template import names_columns
 from trainer.objectives.bases.release_format import ReleaseFormat

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from params.foundation.artifacts import Artifacts
-from params.schema import Data, Launch
+from params.schema import Launch
+from params.sections.rows import Data
 from tasks.evaluation.scoring import RowGroups
 from tasks.ingestion.split_assigner import assign_split
 from tasks.ingestion.stage import ingest

@@ -15,7 +15,8 @@ import pytest
 
 from params import DataError, InputsChangedError, RecipeError
 from params.foundation.artifacts import SPLITS, Artifacts
-from params.schema import Data, Launch
+from params.schema import Launch
+from params.sections.rows import Data
 from tasks.ingestion import stage
 from tasks.ingestion.split_assigner import assign_split, canonical_json
 from tasks.ingestion.stage import ingest

@@ -12,7 +12,8 @@ import pytest
 from params import DataError, RecipeError
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.loading import read_yaml_document
-from params.schema import Data, Launch
+from params.schema import Launch
+from params.sections.rows import Data
 from tasks.diagnostics.check import find_recipe_problems
 from tasks.ingestion import stage
 from tasks.ingestion.stage import ingest

@@ -15,7 +15,8 @@ import pytest
 
 from params import DataError
 from params.foundation.artifacts import SPLITS, Artifacts
-from params.schema import Data, Launch
+from params.schema import Launch
+from params.sections.rows import Data
 from tasks.ingestion import stage
 from tasks.ingestion.batches import SourceBatch, to_readable_batch
 from tasks.ingestion.split_assigner import assign_split

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from params import RecipeError, ValidationEngineError
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from tasks.validation.expectations import columns_named_by_expectations, expectation_problems, run_expectations
 
 FRAME = pd.DataFrame({"text": ["one", "two", None], "n": [1, 2, 3]})

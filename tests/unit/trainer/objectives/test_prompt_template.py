@@ -6,7 +6,8 @@ from typing import Any, get_args
 
 import pytest
 
-from params.schema import Launch, Model, ObjectiveChoice, Training, TrainTokenizer
+from params.schema import Launch, Model, ObjectiveChoice, Training
+from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
 from trainer.objectives.bases.prompt_template import column_or_template, form_around_text, parse_prompt_template
