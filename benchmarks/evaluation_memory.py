@@ -20,7 +20,7 @@ from pathlib import Path
 from params import load
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Launch
-from params.sections.rows import Data
+from params.sections.data import Data
 
 ROOT = Path(__file__).parents[1]
 RECIPE = """\

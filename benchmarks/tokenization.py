@@ -30,7 +30,8 @@ from benchmarks.tables import environment, print_table, spread
 from params.foundation.artifacts import Artifacts
 from params.python_documentation import documentation
 from params.schema import Launch, ObjectiveChoice
-from params.sections.rows import Data, TrainTokenizer
+from params.sections.data import Data
+from params.sections.rows import TrainTokenizer
 from tasks.ingestion.stage import ingest
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows

@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 
 from params.foundation.artifacts import Artifacts
 from params.schema import Launch, ObjectiveChoice
-from params.sections.rows import Data, Expectation, Validation
+from params.sections.data import Data
+from params.sections.rows import Expectation, Validation
 from tasks.ingestion.stage import ingest
 from tasks.validation.stage import validate
 

@@ -25,8 +25,9 @@ from params.sections.base import (
     conflict_error,
     require_one,
 )
+from params.sections.data import Data
 from params.sections.evaluation import Evaluation
-from params.sections.rows import Data, Tokenization, Validation
+from params.sections.rows import Tokenization, Validation
 
 
 class ObjectiveChoice(Section, extra="allow"):

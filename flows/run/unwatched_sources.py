@@ -18,7 +18,7 @@ from flows.child_process import Logger
 from flows.dvc_project import stage as dvc_stage
 from params import DataError, EvergreenError, ModelError, RecipeError, load
 from params.foundation.artifacts import Artifacts
-from params.sections.rows import RowsFromFiles, RowsFromHubDataset, RowsFromSql, Source
+from params.sections.data import RowsFromFiles, RowsFromHubDataset, RowsFromSql, Source
 from tasks.ingestion.report import IngestReport
 from tasks.stages import read_report
 

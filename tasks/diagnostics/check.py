@@ -27,8 +27,8 @@ from params.foundation.artifacts import Artifacts
 from params.importing import import_with_arguments, is_project_file
 from params.loading import Document, Key, parse, read_yaml_document, suggestion, valid_sections
 from params.schema import Launch, ObjectiveChoice, Training
+from params.sections.data import RowsFromFiles
 from params.sections.evaluation import Evaluation
-from params.sections.rows import RowsFromFiles
 from tasks.diagnostics import model_checks, source_checks
 from tasks.ingestion.source import open_source
 from tasks.publishing.secrets import find_secrets

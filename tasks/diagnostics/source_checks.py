@@ -13,8 +13,8 @@ from params.foundation.artifacts import SPLITS
 from params.importing import find_named_source_files
 from params.loading import Key, suggestion
 from params.schema import ObjectiveChoice
+from params.sections.data import RowsFromFiles, RowsFromFunction
 from params.sections.evaluation import Evaluation
-from params.sections.rows import RowsFromFiles, RowsFromFunction
 from tasks.ingestion.batches import rename_reserved_columns
 from tasks.ingestion.function import find_imports_beyond_ingest
 from tasks.ingestion.source import naming_corpus, open_source

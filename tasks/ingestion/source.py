@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from params import EvergreenError
-from params.sections.rows import RowsFromFiles, RowsFromFunction, RowsFromHubDataset, RowsFromSql
+from params.sections.data import RowsFromFiles, RowsFromFunction, RowsFromHubDataset, RowsFromSql
 
 if TYPE_CHECKING:
     from tasks.ingestion.files import FileSource

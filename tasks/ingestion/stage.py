@@ -31,7 +31,7 @@ from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folder_atomically
 from params.loading import suggestion
 from params.schema import Launch
-from params.sections.rows import Data, SplitFractions
+from params.sections.data import Data, SplitFractions
 from tasks.ingestion.batches import Batches, SourceBatch, to_readable_batch
 from tasks.ingestion.file_index import FileRowIndex, FileRowRange
 from tasks.ingestion.parquet import (

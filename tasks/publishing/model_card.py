@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from params import load
-from params.sections.rows import RowsFromHubDataset
+from params.sections.data import RowsFromHubDataset
 from tasks.evaluation.report import (
     ChampionReference,
     EvaluationDetails,

@@ -31,7 +31,7 @@ from params.dvc_files import RECIPES
 from params.foundation import command_result
 from params.foundation.artifacts import SPLITS, Artifacts, translate_disk_errors
 from params.schema import AdapterForm
-from params.sections.rows import RowsFromHubDataset
+from params.sections.data import RowsFromHubDataset
 from tasks.hub_client.release_file import Sha256
 from tasks.publishing.provenance import FILE
 from trainer.data import shards

@@ -27,7 +27,8 @@ from ruamel.yaml import YAML
 from params import EvergreenError
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Launch, ObjectiveChoice
-from params.sections.rows import Data, Expectation, Validation
+from params.sections.data import Data
+from params.sections.rows import Expectation, Validation
 from tasks.diagnostics.check import check
 from tasks.ingestion.stage import ingest
 from tasks.shards.split_rows import SplitRows

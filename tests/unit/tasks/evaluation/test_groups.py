@@ -11,7 +11,7 @@ import pytest
 
 from params.foundation.artifacts import Artifacts
 from params.schema import Launch
-from params.sections.rows import Data
+from params.sections.data import Data
 from tasks.evaluation.scoring import RowGroups
 from tasks.ingestion.split_assigner import assign_split
 from tasks.ingestion.stage import ingest

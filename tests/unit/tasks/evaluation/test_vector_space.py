@@ -10,7 +10,7 @@ import pytest
 from params import DataError, RecipeError, load
 from params.foundation.artifacts import Artifacts
 from params.schema import Launch
-from params.sections.rows import Data
+from params.sections.data import Data
 from tasks import digests
 from tasks.evaluation.vector_space_change import VectorSpaceChange
 from tasks.ingestion.stage import ingest

@@ -13,7 +13,7 @@ from params import DataError, RecipeError, TransientError
 from params.foundation.artifacts import Artifacts
 from params.python_documentation import documentation
 from params.schema import Launch
-from params.sections.rows import Data, RowsFromFunction
+from params.sections.data import Data, RowsFromFunction
 from tasks.ingestion.source import open_source
 from tasks.ingestion.stage import ingest
 from tests.support.project import ROOT

@@ -13,7 +13,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 from params import DataError, HubRefusedError, RecipeError, TransientError
 from params.foundation.artifacts import Artifacts
 from params.schema import Launch
-from params.sections.rows import Data, RowsFromHubDataset
+from params.sections.data import Data, RowsFromHubDataset
 from tasks.hub_server.server import LocalHub
 from tasks.ingestion.source import open_source
 from tasks.ingestion.stage import ingest

@@ -16,7 +16,7 @@ import pytest
 from params import DataError, InputsChangedError, RecipeError
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Launch
-from params.sections.rows import Data
+from params.sections.data import Data
 from tasks.ingestion import stage
 from tasks.ingestion.split_assigner import assign_split, canonical_json
 from tasks.ingestion.stage import ingest

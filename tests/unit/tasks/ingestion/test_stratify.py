@@ -13,7 +13,7 @@ from params import DataError, RecipeError
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.loading import read_yaml_document
 from params.schema import Launch
-from params.sections.rows import Data
+from params.sections.data import Data
 from tasks.diagnostics.check import find_recipe_problems
 from tasks.ingestion import stage
 from tasks.ingestion.stage import ingest

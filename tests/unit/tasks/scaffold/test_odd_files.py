@@ -10,7 +10,7 @@ import pytest
 from params import DataError
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.schema import Launch
-from params.sections.rows import Data
+from params.sections.data import Data
 from tasks.ingestion.stage import ingest
 from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.request import NewRecipeRequest
