@@ -159,7 +159,7 @@ def find_dvc_files_to_refresh(recipe: str) -> list[str]:
 
 def _refreshed_patterns(recipe: str) -> list[str]:
     with contextlib.suppress(EvergreenError):
-        sources = load(Artifacts(recipe).recipe_path).data.sources.values()
+        sources = load(Artifacts(recipe).recipe_path).data.all_sources.values()
         refreshed = (one for one in sources if isinstance(one, RowsFromFiles) and one.refresh)
         return [pattern for source in refreshed for pattern in source.patterns.values()]
     return []

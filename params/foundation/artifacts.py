@@ -19,6 +19,8 @@ CORPUS = "corpus"  # folder of the documents of `data.corpus`, beside those of t
 ADAPTER = "adapter"  # folder of a model with the adapters that are merged into it
 GROUP_BY = "evergreen.group_by"
 """Key of the metadata of Parquet files that names, as JSON, the columns by which their rows belong together."""
+TIMES = "evergreen.times"
+"""The same, of the `column` with the time of each row, the `newest` one, and by what the rows are `split`."""
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
 STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
 

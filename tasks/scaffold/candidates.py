@@ -11,8 +11,8 @@ from tasks.scaffold.advised_objectives import proposable_objectives
 from tasks.scaffold.forms import RowForm, feedback_columns, find_row_forms
 from tasks.scaffold.look import Kind, Row, RowSample, SampledColumn, columns_named, most
 from tasks.scaffold.usual_names import RELEVANCE, USUAL_NAMES
+from trainer.column_template import column_or_template
 from trainer.objectives.bases.answer_spans import looks_like_answers
-from trainer.objectives.bases.prompt_template import column_or_template
 
 NESTED: Final = ("spans", "messages", "answers", "choices")
 """Flags of `evergreen new` that name such columns."""

@@ -10,10 +10,11 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from params import Problem
 from params.schema import Launch, Model, Training
+from trainer.column_template import names_columns
 from trainer.objectives.bases.advice import AdvisedValue, NewRecipeAdvice, SeenColumns, UpTo
 from trainer.objectives.bases.answers import AnswersObjective, AnswersOptions
 from trainer.objectives.bases.messages import read_turns
-from trainer.objectives.bases.prompt_template import ColumnOrTemplate, names_columns
+from trainer.objectives.bases.prompt_template import ColumnOrTemplate
 from trainer.objectives.bases.rows import Row
 
 _QUESTION, _ANSWER = "\n\nHuman:", "\n\nAssistant:"

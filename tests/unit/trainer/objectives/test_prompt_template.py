@@ -10,7 +10,8 @@ from params.schema import Launch, Model, ObjectiveChoice, Training
 from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
-from trainer.objectives.bases.prompt_template import column_or_template, form_around_text, parse_prompt_template
+from trainer.column_template import column_or_template, parse_prompt_template
+from trainer.objectives.bases.prompt_template import form_around_text
 
 ALPACA = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
 
