@@ -21,12 +21,22 @@ from trainer.model.weights_header import check_chosen_settings
 PROVENANCE: Final = "evergreen-provenance.json"  # the file of a release that says what made it
 
 
+class RecordOfRows(BaseModel):
+    """What a release says of the rows that it learned from."""
+
+    learned_until: str = ""
+    """The time of the newest one, or of the newest one that chose the best checkpoint; empty if rows had no times."""
+    split: str = "hash"
+    """By what rows were held out (`data.split.by`)."""
+
+
 class ReleaseRecord(BaseModel):
     """The part of a release's record that says how to read rows with it."""
 
     objective: ObjectiveChoice
     max_length: int | None = None
     """The tokens up to which the model was judged; a record of an earlier version does not say it: its tokenizer does."""
+    data: RecordOfRows = RecordOfRows()
 
     @classmethod
     def of(cls, folder: Path) -> Self | None:

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import ValidationError
 
-from params import DataError, ModelError, RecipeError, TransientError
-from params.foundation.artifacts import Artifacts, replace_folder_atomically
+from params import DataError, HubRefusedError, ModelError, RecipeError, TransientError
+from params.foundation.artifacts import PROFILE, Artifacts, replace_folder_atomically
 from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE, ReleaseRecord
 from tasks.drift import two_sample
+from tasks.drift.profile import MAX_BYTES
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, ChampionConfidence, DriftReport, MeasuredChange
 from tasks.evaluation.reading import ModelTokenization
 from tasks.evaluation.report import ChampionReference
@@ -99,6 +100,10 @@ def fetch_champion(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights
             with replace_folder_atomically(folder) as staging:
                 repository.download_model(champion.commit, staging)
                 shutil.rmtree(staging / ".cache", ignore_errors=True)  # the client's notes on the download
+                with contextlib.suppress(HubRefusedError):  # it may be too large: then there is none
+                    read = partial(repository.read, champion.commit, PROFILE, max_bytes=MAX_BYTES)
+                    if content := repository.retry_until_clear(read):
+                        (staging / PROFILE).write_bytes(content)
         return ChampionStatus(champion, folder, reason)
 
 

@@ -69,9 +69,18 @@ def judge_candidate(
     if not has_champion:
         better = [comparison_sentence(start, gate)] if start else []
         return "publish", ["first release: no model is published yet", *better, *warning]
-    champion, fallen = deciding["champion"], list(_fallen_slices(gate, details.slices))
-    is_better = gain_passes_bar(champion, gate) and not fallen
-    return "publish" if is_better else "keep", [comparison_sentence(champion, gate), *fallen, *warning]
+    is_better, reasons = _compare_with_champion(gate, details, deciding.get("champion"))
+    return "publish" if is_better else "keep", [*reasons, *warning]
+
+
+def _compare_with_champion(
+    gate: Gate, details: EvaluationDetails, champion: MetricComparison | None
+) -> tuple[bool, list[str]]:
+    if champion is None:
+        what = f"nothing can be compared: the champion has learned from {details.learned_rows} held-out rows, and no others are left"
+        return False, [f"{what}; add newer rows, or keep the seed and the split of the rows"]
+    fallen = list(_fallen_slices(gate, details.slices))
+    return gain_passes_bar(champion, gate) and not fallen, [comparison_sentence(champion, gate), *fallen]
 
 
 def gain_passes_bar(comparison: MetricComparison, gate: Gate) -> bool:
