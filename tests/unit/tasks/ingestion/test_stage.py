@@ -459,7 +459,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from params import StorageError
 from params.foundation.artifacts import Artifacts
-from params.schema import Data, Launch
+from params.schema import Launch
+from params.sections.data import Data
 from tasks.shards.split_rows import SplitRows
 from tasks.ingestion.stage import ingest
 warnings.simplefilter("error")

@@ -426,7 +426,8 @@ MEASURE = """
 import sys
 from pathlib import Path
 from params.foundation.artifacts import Artifacts
-from params.schema import Launch, ObjectiveChoice, Tokenization
+from params.schema import Launch, ObjectiveChoice
+from params.sections.rows import Tokenization
 from tasks.tokenization.stage import tokenize
 tokenization = Tokenization(max_length=256, tokenizer={"kind": "pretrained", "path": sys.argv[2]})
 launch = Launch(micro_batch_size=1)
