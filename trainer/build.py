@@ -8,13 +8,14 @@ from typing import Any
 from transformers import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
-from params import DataError, ModelError
+from params import DataError, ModelError, RecipeError
 from params.importing import import_by_name
 from params.loading import problems_error
 from trainer import objectives
 from trainer.checkpoints.sealed import read_checkpoint_step
 from trainer.conflicts import find_training_conflicts
 from trainer.data import tokens
+from trainer.data.order import RowTraits
 from trainer.data.streaming import ShuffledWindows
 from trainer.job import Job
 from trainer.loop import arguments, extensions
@@ -46,17 +47,22 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
     tokenizer = tokens.read_tokenizer(job.tokens)
     rows = tokens.read_split(job.tokens, "train")
     heartbeat.beat("starting")
+    traits = RowTraits(
+        lengths=rows.lengths() if training.group_by_length else None,
+        groups=rows.numbers(objective.batch_group)[1] if objective.batch_group else None,
+        weights=rows.weights(),
+    )
+    check_weights(traits, streaming=training.streaming)
+    count = rows.per_epoch
     args = arguments.build_training_arguments(
-        folder=job.folder, seed=job.seed, training=training, launch=job.launch, direction=job.direction, rows=len(rows)
+        folder=job.folder, seed=job.seed, training=training, launch=job.launch, direction=job.direction, rows=count
     )
     apply_log_level(args)
     if args.world_size != job.launch.num_processes:  # it would silently change the global batch
         what = f"accelerate started {args.world_size} of {job.launch.num_processes} processes"
         raise ModelError("launch.num_processes", what, "check launch.accelerate_config")
-    if (
-        len(rows) < training.global_batch_size
-    ):  # epochs are cut to whole global batches: there would be nothing to train on
-        what = f"the train split has {len(rows)} sequences, fewer than one global batch of {training.global_batch_size}"
+    if count < training.global_batch_size:  # epochs are cut to whole global batches: there would be nothing to train on
+        what = f"the train split has {count} sequences, fewer than one global batch of {training.global_batch_size}"
         raise DataError("training.global_batch_size", what, "lower it, or give more rows")
     model = network.build_model_to_train(
         job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
@@ -80,8 +86,7 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         metrics=metrics,
         keep_checkpoints=training.keep_checkpoints,
         save_minutes=training.save_minutes,
-        lengths=rows.lengths() if training.group_by_length else None,
-        groups=rows.numbers(objective.batch_group)[1] if objective.batch_group else None,
+        traits=traits,
         identity=job.identity,
         heartbeat=heartbeat,
         stop_requested=stop_requested,
@@ -102,6 +107,18 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
             StepRecorder(job.folder, args.process_index, lambda: (trainer.training_data.rows, trainer.guard.losses))
         )
     return trainer
+
+
+def check_weights(traits: RowTraits, *, streaming: bool) -> None:
+    """Raise a RecipeError if sources have weights, and the order of the rows is one that has each row once."""
+    if traits.weights and (streaming or traits.groups is not None):
+        what = (
+            "the rows are read once, from first to last"
+            if streaming
+            else "whole groups of rows are trained on together"
+        )
+        fix = "set all weights in data.sources to 1" + (", or training.streaming to false" if streaming else "")
+        raise RecipeError("data.sources", f"have weights, and {what}", fix)
 
 
 def check_ends_of_texts(model: Any, rows: tokens.Sequences, padding: int | None) -> None:

@@ -32,6 +32,7 @@ _PROJECT = Path(__file__).parents[1]
 DECIDING_CODE = (
     "trainer/build.py",
     "trainer/checkpoints",
+    "trainer/column_template.py",
     "trainer/data",
     "trainer/job.py",
     "trainer/loop",

@@ -9,7 +9,9 @@ from typing import Any
 from params import InputsChangedError, RecipeError
 from params.foundation.artifacts import Artifacts
 from params.loading import suggestion
-from params.schema import Direction, Launch, Model, ObjectiveChoice, OwnMetrics, Recipe, Section, Training
+from params.schema import Launch, Model, ObjectiveChoice, Recipe, Training
+from params.sections.base import Direction, Section
+from params.sections.evaluation import OwnMetrics
 from trainer.identity import code_hashes, deciding_keys, run_identity, run_key
 from trainer.objectives import build_objective
 

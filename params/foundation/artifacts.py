@@ -18,8 +18,11 @@ from params.foundation.errors import EvergreenError, StorageError
 SPLITS = ("train", "validation", "test")
 CORPUS = "corpus"  # folder of the documents of `data.corpus`, beside those of the splits
 ADAPTER = "adapter"  # folder of a model with the adapters that are merged into it
+PROFILE = "evergreen-data-profile.dat"  # what a release knows of the rows that its model learned from
 GROUP_BY = "evergreen.group_by"
 """Key of the metadata of Parquet files that names, as JSON, the columns by which their rows belong together."""
+TIMES = "evergreen.times"
+"""The same, of the `column` with the time of each row, the `newest` one, and by what the rows are `split`."""
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
 STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
 
@@ -99,7 +102,7 @@ class Artifacts:
     resolved_recipe = _Below("run", "recipe.yaml")  # resolve: the recipe with all of its values, whose keys DVC watches
     raw = _Below("run", "raw")  # ingest: rows as the source gives them, Parquet shards for each split, and source.json
     validated = _Below("run", "validated")  # validate: rows/, profile, validation.json, quarantine.parquet, report.html
-    data_profile = _Below("validated", "evergreen-data-profile.dat")  # validate: shows a later run its drift
+    data_profile = _Below("validated", PROFILE)  # validate: shows a later run its drift
     rows = _Below("validated", "rows")  # validate: the rows that passed, a folder of Parquet shards for each split
     tokens = _Below("run", "tokens")  # tokenize: Arrow shards for each split, tokenizer/, statistics.json and the like
     tokenizer = _Below("tokens", "tokenizer")  # tokenize: the tokenizer, as transformers saves it

@@ -88,7 +88,7 @@ def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2
     if not (artifacts.tokens / "train").exists():
         fix = f"run `dvc repro tokenize@{artifacts.recipe}`"
         raise DataError(str(artifacts.tokens), "there are no tokens to train on yet", fix)
-    total = total_steps(recipe.training, len(tokens.read_split(artifacts.tokens, "train")))
+    total = total_steps(recipe.training, tokens.read_split(artifacts.tokens, "train").per_epoch)
     planned = plan_kills(
         total, interval_steps(recipe.training.save_steps, total), recipe.launch.num_processes, steps, kills
     )

@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from params import DataError, HubRefusedError, ModelError, RecipeError, TransientError
-from params.foundation.artifacts import Artifacts, replace_folder_atomically
+from params.foundation.artifacts import PROFILE, Artifacts, replace_folder_atomically
 from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE, ReleaseRecord
 from tasks.drift import two_sample
@@ -99,18 +99,12 @@ def fetch_champion(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights
             logger.info("evaluate: downloading the champion, %s of %s", champion.tag or champion.commit, repo_id)
             with replace_folder_atomically(folder) as staging:
                 repository.download_model(champion.commit, staging)
-                if profile := _read_profile(artifacts, repository, champion):
-                    (staging / artifacts.data_profile.name).write_bytes(profile)
                 shutil.rmtree(staging / ".cache", ignore_errors=True)  # the client's notes on the download
+                with contextlib.suppress(HubRefusedError):  # it may be too large: then there is none
+                    read = partial(repository.read, champion.commit, PROFILE, max_bytes=MAX_BYTES)
+                    if content := repository.retry_until_clear(read):
+                        (staging / PROFILE).write_bytes(content)
         return ChampionStatus(champion, folder, reason)
-
-
-def _read_profile(artifacts: Artifacts, repository: HubRepository, champion: ChampionReference) -> bytes | None:
-    """Return the profile of the champion's rows; None if there is none, or one that is too large."""
-    read = partial(repository.read, champion.commit, artifacts.data_profile.name, max_bytes=MAX_BYTES)
-    with contextlib.suppress(HubRefusedError):
-        return repository.retry_until_clear(read)
-    return None
 
 
 def _released_limit(repository: HubRepository, champion: ChampionReference) -> int:

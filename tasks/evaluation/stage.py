@@ -22,7 +22,8 @@ from pathlib import Path
 
 from params import ModelError
 from params.foundation.artifacts import Artifacts, replace_folder_atomically, write_text_atomically
-from params.schema import Evaluation, Launch, Model, ObjectiveChoice
+from params.schema import Launch, Model, ObjectiveChoice
+from params.sections.evaluation import Evaluation
 from tasks import digests
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation import champion, gate, label_review

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from params import HubRefusedError, ModelError, RecipeError, StaleBlessingError
 from params.foundation.artifacts import Artifacts
-from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice, Publish
+from params.schema import AdapterForm, Model, ObjectiveChoice, Publish
+from params.sections.evaluation import Evaluation
 from tasks import digests
 from tasks.evaluation.report import Blessing, ChampionReference, EvaluationReport
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint

@@ -63,6 +63,8 @@ def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") ->
             "rows": ingested.rows,
             "columns": ingested.columns,
             "sha256": ingested.data_sha256,
+            "learned_until": ingested.learned_until,
+            "split": recipe.data.split.by,
         },
         "dvc_lock": _dvc_lock(artifacts),
         "commands": [f"python -m tasks {stage} params/{artifacts.recipe}.yaml" for stage in REBUILT],

@@ -116,7 +116,9 @@ def collect_state(
     """Return what the objective learns from all rows of the train split; `settings` is a hash of its options."""
     if not any(objectives.overrides_method(objective, name) for name in ("row_labels", "summarize")):
         return objective.state_of_summaries([])
-    works = [ShardTask(own, f"labels {own.shard.sha256} {rows.schema} {settings}") for own in rows.shards]
+    works = [
+        ShardTask(own, f"labels {own.shard.sha256} {rows.schema.remove_metadata()} {settings}") for own in rows.shards
+    ]
     return objective.state_of_summaries(
         workers.run(partial(_summary_of_shard, objective), works, what="shards (labels)")
     )
@@ -143,7 +145,7 @@ def encode_and_write_splits(
         (folder / split).mkdir()
         for own in rows.shards:
             target = folder / split / Path(own.shard.name).with_suffix(".arrow")
-            key = f"{own.shard.sha256} {split == 'train'} {split == CORPUS} {rows.schema} {settings}"
+            key = f"{own.shard.sha256} {split == 'train'} {split == CORPUS} {rows.schema.remove_metadata()} {settings}"
             works.append(ShardTask((own, split, target), key, [target]))
     done = zip(works, workers.run(partial(_encode_shard, encoder), works, what="shards"), strict=True)
     encoded = [(work.item, found) for work, found in done]

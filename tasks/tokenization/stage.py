@@ -19,7 +19,8 @@ from collections.abc import Iterable
 from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folder_atomically
 from params.foundation.hashing import file_sha256
-from params.schema import Launch, ObjectiveChoice, Tokenization, TrainTokenizer
+from params.schema import Launch, ObjectiveChoice
+from params.sections.rows import Tokenization, TrainTokenizer
 from tasks.shards.kept_work import ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import save_report

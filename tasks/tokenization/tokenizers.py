@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from params import ModelError, TransientError
-from params.schema import Tokenization, TrainTokenizer
+from params.sections.rows import Tokenization, TrainTokenizer
 from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase, transformers
 from trainer.runtime.library_errors import as_remote_code_error, is_hub_away
 from trainer.runtime.model_files import check_safe_to_load

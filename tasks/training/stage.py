@@ -23,7 +23,8 @@ from typing import Any
 from params import ModelError, RecipeError, load
 from params.dvc_files import RECIPES, is_training_recorded
 from params.foundation.artifacts import Artifacts, replace_folder_atomically
-from params.schema import Launch, Model, ObjectiveChoice, OwnMetrics, Training
+from params.schema import Launch, Model, ObjectiveChoice, Training
+from params.sections.evaluation import OwnMetrics
 from tasks.mirror.fetch import fetch_before_training
 from tasks.mirror.upload import upload_during_run
 from tasks.stages import read_report, save_report

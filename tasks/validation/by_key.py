@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from tasks.shards.split_rows import JSON, group_values_of_row, holds_several_types, values_of_column, values_of_rows
 from tasks.validation.checks import (
     GROUP_IS_IN_ONE_SPLIT,

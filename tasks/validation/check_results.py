@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from tasks.validation.by_key import find_duplicate_rows, find_groups_across_splits
 from tasks.validation.checks import (
     check_column_by_column,

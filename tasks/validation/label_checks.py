@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from tasks.validation.check_results import CheckResult, objective_identity
 from tasks.validation.checks import check_rows_with_objective
 from tasks.validation.expectations import ExpectationResult
@@ -90,6 +90,7 @@ def _check_known(
         for label, count in (*train.items(), *held_out.items()):
             totals[as_learned(label, method.state_of)] += count
         is_chance = 2 * len(lacking) <= sum(count <= FEW_ROWS for count in totals.values())
+    is_chance |= rows.splits["train"].times.get("split") == "time"  # new labels are first those of the newest rows
     listed = ", ".join(f"{label!r} ({count:,} rows)" for label, count in lacking.most_common(10))
     listed += f" and {len(lacking) - 10:,} more" if len(lacking) > 10 else ""
     what = f"no training row has {'a label' if len(lacking) == 1 else 'labels'} of {' and '.join(splits)}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pydantic
 
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from tasks.drift.report import DriftReport
 from tasks.stages import Report
 

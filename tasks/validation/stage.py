@@ -33,15 +33,8 @@ from pyarrow import types
 from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folder_atomically
-from params.schema import (
-    Expectation,
-    Launch,
-    ObjectiveChoice,
-    PretrainedTokenizer,
-    Tokenization,
-    TrainTokenizer,
-    Validation,
-)
+from params.schema import Launch, ObjectiveChoice
+from params.sections.rows import Expectation, PretrainedTokenizer, Tokenization, TrainTokenizer, Validation
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.shards.kept_work import ShardWorkers
 from tasks.stages import save_report
@@ -60,6 +53,7 @@ from tasks.validation.number_checks import check_numbers
 from tasks.validation.raw_rows import RawRows, open_raw_rows
 from tasks.validation.report import ValidationReport, expectation_as_call
 from tasks.validation.separated_rows import SeparationPlan, write_failing_rows_and_page, write_good_rows
+from tasks.validation.time_checks import check_times
 from trainer import objectives
 from trainer.data.shards import Manifest
 from trainer.objectives.bases.objective import Objective
@@ -153,7 +147,7 @@ def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation],
     """
     texts = {field.name for field in rows.schema if types.is_string(field.type) or types.is_large_string(field.type)}
     checks: list[Check] = [("objective", e) for e in method.expectations(texts)]
-    results = check_numbers(rows)
+    results = [*check_times(rows), *check_numbers(rows)]
     set_aside = quarantined_positions(results)
     results += run_checks([*checks, *(("recipe", e) for e in expectations)], rows, set_aside, method)
     if rows.splits["train"].group_by:

@@ -13,7 +13,8 @@ import torch
 from transformers import AutoConfig
 
 from params import RecipeError
-from params.schema import ObjectiveChoice, TrainTokenizer
+from params.schema import ObjectiveChoice
+from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import new_objectives
 from tests.support.project import ROOT

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import SPLITS, Artifacts
-from params.schema import Expectation, Launch, ObjectiveChoice, PretrainedTokenizer, TrainTokenizer, Validation
+from params.schema import Launch, ObjectiveChoice
+from params.sections.rows import Expectation, PretrainedTokenizer, TrainTokenizer, Validation
 from tasks.drift.rows import ComparedColumns, RowScan, SampledRows, read_compared_values, scan_rows
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows

@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 
 from params import DataError
 from params.foundation.artifacts import CORPUS
-from trainer.data.shards import ROW, ROW_ID, Manifest
+from trainer.data.shards import ROW, ROW_ID, Manifest, rows_per_epoch
 from trainer.objectives.bases.lazy_imports import NDArray, transformers
 from trainer.objectives.bases.padding import token_column_names
 from trainer.objectives.bases.rows import Example, ObjectiveState
@@ -74,6 +74,16 @@ class Sequences:
             for batch in batches
         ]
         return np.concatenate([np.zeros(0, np.int64), *found])
+
+    def weights(self) -> list[tuple[int, float]]:
+        """Return the weights of sources: how many sequences follow each other, and how often an epoch learns from each. Empty if all are alike."""
+        found = [(own.rows, own.weight) for own in self._manifest.shards]
+        return found if any(weight != 1 for _, weight in found) else []
+
+    @property
+    def per_epoch(self) -> int:
+        """How many sequences an epoch has."""
+        return rows_per_epoch(weights) if (weights := self.weights()) else len(self)
 
     def numbers(self, column: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the `row_id` of each sequence and the integer that a column has for it, (N,) each."""

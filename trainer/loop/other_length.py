@@ -96,7 +96,7 @@ def continue_run_of_other_length(artifacts: Artifacts, job: Job) -> None:
     others = [] if sealed.list_checkpoints(job.folder) else [*find_runs_of_other_length(artifacts, job.identity)]
     if not others:
         return
-    total = total_steps(job.training, len(read_split(job.tokens, "train")))
+    total = total_steps(job.training, read_split(job.tokens, "train").per_epoch)
     why = find_what_depends_on_steps(job.training, job.objective)
     found = [] if why else [find_continued_checkpoint(other, job, total) for other in others]
     usable = max((one for one in found if one), key=lambda pair: _step(pair[0]), default=None)

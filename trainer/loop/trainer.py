@@ -27,7 +27,7 @@ from transformers.trainer_utils import EvalPrediction
 from params import CheckpointError
 from trainer.checkpoints.sealed import identity_to_json
 from trainer.data.loading import ResumableBatchSampler, make_plain_data_loader
-from trainer.data.order import GlobalBatchShard, Groups, Lengths
+from trainer.data.order import NO_TRAITS, GlobalBatchShard, RowTraits
 from trainer.data.randomness import seeded
 from trainer.loop import optimizers, sharding, single_texts
 from trainer.loop.checkpoints import Checkpoints
@@ -48,7 +48,7 @@ class EvergreenTrainer(Trainer):
         loss: Trainer's `compute_loss_func`, in place of the objective's loss.
         keep_checkpoints: number of checkpoints to keep.
         save_minutes: save after this many minutes, too, in addition to every `args.save_steps` steps.
-        lengths, groups: tokens and a number of each training sequence; those with similar, or the same, ones are trained on together.
+        traits: what of the training sequences decides their order.
         identity: what decides the weights of this run; written into its checkpoints.
         heartbeat: shows that this process is alive.
         stop_requested: called at every optimizer step; True on one process stops all, with a checkpoint.
@@ -66,8 +66,7 @@ class EvergreenTrainer(Trainer):
         loss: Callable[..., Any] | None = None,
         keep_checkpoints: int,
         save_minutes: float | None = None,
-        lengths: Lengths | None = None,
-        groups: Groups | None = None,
+        traits: RowTraits = NO_TRAITS,
         identity: Mapping[str, str],
         heartbeat: Heartbeat,
         stop_requested: Callable[[], bool],
@@ -97,7 +96,7 @@ class EvergreenTrainer(Trainer):
         self.training_data: ResumableBatchSampler
         """This process's part of the rows; set by `get_train_dataloader`."""
         self._metrics = metrics
-        self._lengths, self._groups = lengths, groups
+        self._traits = traits
         self._in_backward: optimizers.BackwardGradientHooks | None = None
         self.add_callback(self.guard)
 
@@ -126,8 +125,9 @@ class EvergreenTrainer(Trainer):
             process=self.args.process_index,
         )
         augment: Any = self.objective.augmentation(self.processing_class)
-        own = {"lengths": self._lengths, "groups": self._groups, "augment": augment}
-        self.training_data = ResumableBatchSampler(loader, shard, seed=self.args.seed, **own)
+        self.training_data = ResumableBatchSampler(
+            loader, shard, seed=self.args.seed, traits=self._traits, augment=augment
+        )
         return self.training_data.loader
 
     def get_batch_samples(

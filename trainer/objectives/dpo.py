@@ -25,7 +25,8 @@ from pydantic import Field, PositiveFloat
 
 from params import Problem
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Launch, Model, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Direction
 from trainer.objectives.advice.base import AdvisedValue, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.advice.pairs import AnswersAdvice
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch

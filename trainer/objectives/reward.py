@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from pydantic import NonNegativeFloat
 
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction
+from params.sections.base import Direction
 from trainer.objectives.advice.base import ModelKind, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.advice.pairs import AnswersAdvice
 from trainer.objectives.bases.answer_form import KEY, AnswerForm

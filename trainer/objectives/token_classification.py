@@ -25,7 +25,8 @@ from typing import Any, ClassVar
 
 from params import DataError
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Expectation, Section
+from params.sections.base import Direction, Section
+from params.sections.rows import Expectation
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective, compute_logits, sum_token_scores

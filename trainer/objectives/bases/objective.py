@@ -8,7 +8,9 @@ from typing import Any, ClassVar, cast
 
 from params import Problem
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Expectation, Launch, Model, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Direction
+from params.sections.rows import Expectation
 from trainer.objectives.advice.base import NewRecipeAdvice
 from trainer.objectives.bases import rows as row_checks
 from trainer.objectives.bases.breakdown import RowBreakdown

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from trainer.objectives.bases.lazy_imports import NDArray, np
 
 Row = Mapping[str, Any]

@@ -20,7 +20,8 @@ from transformers import T5Config
 from params import DataError, RecipeError
 from params.foundation.artifacts import Artifacts
 from params.loading import read_yaml_document
-from params.schema import Launch, Model, ObjectiveChoice, Recipe, Tokenization, Training, TrainTokenizer
+from params.schema import Launch, Model, ObjectiveChoice, Recipe, Training
+from params.sections.rows import Tokenization, TrainTokenizer
 from tasks.commands import main
 from tasks.diagnostics import model_checks, source_checks
 from tasks.diagnostics.check import check, find_recipe_problems

@@ -12,7 +12,7 @@ from huggingface_hub import HfApi
 
 from params import DataError, HubRefusedError, TransientError, load
 from params.foundation.artifacts import Artifacts
-from params.schema import Drift, Validation
+from params.sections.rows import Drift, Validation
 from tasks.commands import main
 from tasks.hub_client.repository import HubRepository, RetryPolicy
 from tasks.hub_server.server import LocalHub

@@ -14,7 +14,7 @@ import torch
 
 from params import Recipe, load
 from params.foundation.artifacts import Artifacts
-from params.schema import Drift, Validation
+from params.sections.rows import Drift, Validation
 from tasks.drift.report import ChampionConfidence, DriftReport
 from tasks.evaluation.champion import compare_champion_confidence, measure_champion_confidence
 from tasks.evaluation.report import EvaluationDetails

@@ -9,7 +9,8 @@ import pytest
 
 from params import DataError, RecipeError, load
 from params.foundation.artifacts import Artifacts
-from params.schema import Data, Launch
+from params.schema import Launch
+from params.sections.data import Data
 from tasks import digests
 from tasks.evaluation.vector_space_change import VectorSpaceChange
 from tasks.ingestion.stage import ingest
