@@ -47,6 +47,7 @@ _SINGLE_KEYS = {
     "metrics": "evaluation.metrics",
     "repo_id": "publish.repo_id",
     "endpoint": "publish.endpoint",
+    "start": "model.start",
     "tokenizer": "tokenization.tokenizer",
 }
 """Parameters of a stage that are one key of a section: the other keys may change without making the stage stale."""

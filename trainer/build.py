@@ -21,6 +21,7 @@ from trainer.loop import arguments, extensions
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.model import network
+from trainer.model.start_fit import check_start_fits
 from trainer.objectives.bases.padding import token_column_names
 from trainer.objectives.bases.position_limits import find_position_table
 from trainer.objectives.bases.texts import OTHER_TOKENIZER, READ_AT_END_OF_TEXT, why_end_is_not_found
@@ -58,8 +59,10 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
     ):  # epochs are cut to whole global batches: there would be nothing to train on
         what = f"the train split has {len(rows)} sequences, fewer than one global batch of {training.global_batch_size}"
         raise DataError("training.global_batch_size", what, "lower it, or give more rows")
+    if job.start:
+        check_start_fits(job.start, job.model)
     model = network.build_model_to_train(
-        job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
+        job.initial_model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
     )
     objective.check_model(model)
     check_ends_of_texts(model, rows, tokenizer.pad_token_id)

@@ -12,6 +12,7 @@ from params.loading import suggestion
 from params.schema import Direction, Launch, Model, ObjectiveChoice, OwnMetrics, Recipe, Section, Training
 from trainer.identity import code_hashes, deciding_keys, run_identity, run_key
 from trainer.objectives import build_objective
+from trainer.start import start_model_folder
 
 SECTIONS = ("seed", "objective", "model", "training", "metrics")
 """What a recipe says that decides the weights."""
@@ -32,6 +33,8 @@ class Job(Section):
     """Folder of this run's checkpoints and best weights."""
     identity: dict[str, str]
     """Everything that decides the weights, see `trainer.identity.run_identity`."""
+    start: Path | None = None
+    """Folder of the published model that the training starts from; None for the recipe's own model."""
     checkpoint: Path | None = None
     """The checkpoint to resume from; the supervisor chooses it, so that all processes use the same."""
     stop_at_step: int | None = None
@@ -44,9 +47,21 @@ class Job(Section):
     @classmethod
     def plan(cls, artifacts: Artifacts, launch: Launch, sections: Mapping[str, Any]) -> Job:
         """Return the job of the sections `SECTIONS` of a recipe; its folder is named after its identity."""
-        identity = run_identity(artifacts.tokens, sections, build_objective(sections["objective"]).models().values())
-        folder = (artifacts.checkpoints / run_key(identity)).absolute()
-        return cls(**sections, launch=launch, tokens=artifacts.tokens.absolute(), folder=folder, identity=identity)
+        start = start_model_folder(artifacts, sections["model"].start)
+        models = build_objective(sections["objective"]).models().values()
+        identity = run_identity(artifacts.tokens, sections, models, start)
+        places = {
+            "tokens": artifacts.tokens.absolute(),
+            "folder": (artifacts.checkpoints / run_key(identity)).absolute(),
+        }
+        return cls(**sections, **places, launch=launch, identity=identity, start=start)
+
+    @property
+    def initial_model(self) -> Model:
+        """The recipe's model section, with the weights that the training starts from as its pretrained model."""
+        if self.start is None:
+            return self.model
+        return self.model.model_copy(update={"config": None, "pretrained": str(self.start), "revision": None})
 
     @classmethod
     def of(cls, recipe: Recipe, artifacts: Artifacts) -> Job:

@@ -94,6 +94,7 @@ class Artifacts:
     validated = _Below("run", "validated")  # validate: rows/, profile, validation.json, quarantine.parquet, report.html
     data_profile = _Below("validated", "evergreen-data-profile.dat")  # validate: shows a later run its drift
     rows = _Below("validated", "rows")  # validate: the rows that passed, a folder of Parquet shards for each split
+    start = _Below("validated", "start")  # validate: the published model that the training starts from, if it does
     tokens = _Below("run", "tokens")  # tokenize: Arrow shards for each split, tokenizer/, statistics.json and the like
     tokenizer = _Below("tokens", "tokenizer")  # tokenize: the tokenizer, as transformers saves it
     model = _Below("run", "model")  # train: the best weights, with configuration and tokenizer

@@ -60,7 +60,7 @@ def check_same_metrics(folder: Path, job: Job, trained: Mapping[str, float]) -> 
     loaded = network.load_trained_model(folder, objective.model_class())
     objective.set_reference(
         lambda: network.build_untrained_model(
-            job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
+            job.initial_model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
         )
     )
     documents = tokens.read_documents(job.tokens)

@@ -133,7 +133,7 @@ def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingRepo
                 best.folder,
                 target,
                 target / artifacts.adapter.name,
-                job.model,
+                job.initial_model,
                 objective=objectives.build_objective(job.objective),
                 state=tokens.read_objective_state(job.tokens),
                 tokenizer=tokens.read_tokenizer(job.tokens),
