@@ -48,6 +48,7 @@ _SINGLE_KEYS = {
     "repo_id": "publish.repo_id",
     "endpoint": "publish.endpoint",
     "start": "model.start",
+    "replay": "training.replay",
     "tokenizer": "tokenization.tokenizer",
 }
 """Parameters of a stage that are one key of a section: the other keys may change without making the stage stale."""

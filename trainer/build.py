@@ -15,10 +15,13 @@ from trainer import objectives
 from trainer.checkpoints.sealed import read_checkpoint_step
 from trainer.conflicts import find_training_conflicts
 from trainer.data import tokens
+from trainer.data.order import RowTraits
 from trainer.data.streaming import ShuffledWindows
 from trainer.job import Job
 from trainer.loop import arguments, extensions
 from trainer.loop.metrics import EvaluationMetrics
+from trainer.loop.replay import read_known_rows, sequences_of_epoch
+from trainer.loop.stay_close import StartWeights
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.model import network
 from trainer.model.start_fit import check_start_fits
@@ -47,8 +50,18 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
     tokenizer = tokens.read_tokenizer(job.tokens)
     rows = tokens.read_split(job.tokens, "train")
     heartbeat.beat("starting")
+    traits = RowTraits(
+        lengths=rows.lengths() if training.group_by_length else None,
+        groups=rows.numbers(objective.batch_group)[1] if objective.batch_group else None,
+        replay=read_known_rows(job, rows),
+    )
     args = arguments.build_training_arguments(
-        folder=job.folder, seed=job.seed, training=training, launch=job.launch, direction=job.direction, rows=len(rows)
+        folder=job.folder,
+        seed=job.seed,
+        training=training,
+        launch=job.launch,
+        direction=job.direction,
+        rows=sequences_of_epoch(job, len(rows), traits.replay),
     )
     apply_log_level(args)
     if args.world_size != job.launch.num_processes:  # it would silently change the global batch
@@ -61,7 +74,7 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         raise DataError("training.global_batch_size", what, "lower it, or give more rows")
     if job.start:
         check_start_fits(job.start, job.model)
-    model = network.build_model_to_train(
+    model, new = network.build_model_and_name_new_weights(
         job.initial_model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
     )
     objective.check_model(model)
@@ -83,8 +96,7 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         metrics=metrics,
         keep_checkpoints=training.keep_checkpoints,
         save_minutes=training.save_minutes,
-        lengths=rows.lengths() if training.group_by_length else None,
-        groups=rows.numbers(objective.batch_group)[1] if objective.batch_group else None,
+        traits=traits,
         identity=job.identity,
         heartbeat=heartbeat,
         stop_requested=stop_requested,
@@ -96,6 +108,7 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         loss=extensions.import_loss_function(training.loss),
         callbacks=extensions.build_callbacks(training),
     )
+    trainer.start_weights = StartWeights.of_training(model, training, job.initial_model, new)
     trainer.guard.stop_at_step = job.stop_at_step
     trainer.remove_callback(PrinterCallback)
     trackers.continue_tracker_runs(trainer, job.folder, read_checkpoint_step(job.checkpoint) if job.checkpoint else 0)

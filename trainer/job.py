@@ -50,11 +50,8 @@ class Job(Section):
         start = start_model_folder(artifacts, sections["model"].start)
         models = build_objective(sections["objective"]).models().values()
         identity = run_identity(artifacts.tokens, sections, models, start)
-        places = {
-            "tokens": artifacts.tokens.absolute(),
-            "folder": (artifacts.checkpoints / run_key(identity)).absolute(),
-        }
-        return cls(**sections, **places, launch=launch, identity=identity, start=start)
+        tokens, folder = artifacts.tokens.absolute(), (artifacts.checkpoints / run_key(identity)).absolute()
+        return cls(**sections, launch=launch, tokens=tokens, folder=folder, identity=identity, start=start)
 
     @property
     def initial_model(self) -> Model:

@@ -13,7 +13,9 @@ import json
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pydantic
+from numpy.typing import NDArray
 
 from params import DataError
 from params.foundation.artifacts import Artifacts
@@ -57,3 +59,9 @@ def read_pinned_start(artifacts: Artifacts, start: Start) -> PinnedStart | None:
 def start_model_folder(artifacts: Artifacts, start: Start) -> Path | None:
     """Return the folder of the published model that a training starts from; None if it starts from the recipe's own."""
     return (artifacts.start / MODEL).absolute() if read_pinned_start(artifacts, start) else None
+
+
+def read_known_row_ids(start: Path | None) -> NDArray[np.int64] | None:
+    """Return the ids of the train rows that the published model in the folder `start` knows, (K,) ascending; None if that was not asked."""
+    path = start.with_name(KNOWN) if start else None
+    return np.load(path) if path and path.exists() else None

@@ -93,6 +93,9 @@ class Artifacts:
     raw = _Below("run", "raw")  # ingest: rows as the source gives them, Parquet shards for each split, and source.json
     validated = _Below("run", "validated")  # validate: rows/, profile, validation.json, quarantine.parquet, report.html
     data_profile = _Below("validated", "evergreen-data-profile.dat")  # validate: shows a later run its drift
+    known_rows = _Below(
+        "validated", "evergreen-known-rows.dat"
+    )  # validate: lets a later run tell new rows from known ones
     rows = _Below("validated", "rows")  # validate: the rows that passed, a folder of Parquet shards for each split
     start = _Below("validated", "start")  # validate: the published model that the training starts from, if it does
     tokens = _Below("run", "tokens")  # tokenize: Arrow shards for each split, tokenizer/, statistics.json and the like

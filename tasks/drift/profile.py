@@ -181,7 +181,7 @@ class DataProfile:
             ValueError: it is damaged, or another version of Evergreen wrote it.
         """
         try:
-            with _memory_limit(_MAX_MEMORY):
+            with limit_memory(_MAX_MEMORY):
                 file = pq.ParquetFile(io.BytesIO(content))
                 found = json.loads(file.schema_arrow.metadata[_KEY])
                 if found["schema"] != SCHEMA:
@@ -276,7 +276,7 @@ class _Header(pydantic.BaseModel, strict=True):
 
 
 @contextlib.contextmanager
-def _memory_limit(size: int) -> Iterator[None]:
+def limit_memory(size: int) -> Iterator[None]:
     """Let this process take at most `size` more bytes inside the block; what asks for more gets a MemoryError."""
     before, held = resource.getrlimit(resource.RLIMIT_DATA), psutil.Process().memory_info()
     most = getattr(held, "data", held.vms) + size  # only Linux has `data`

@@ -14,7 +14,7 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -210,14 +210,8 @@ def scan_shard(columns: ComparedColumns, rows: SplitRows) -> RowScan:
     """Look at the rows of one shard; the row_ids of what is found begin at 0."""
     smallest = SmallestHashes()
     counts = {column: Counter[str]() for column in columns.labelled}
-    for batch in rows.batches([ROW_ID, *columns.content]):
-        reset_idle_timer()
-        values = [columns.values_of(batch, column) for column in columns.content]
-        # `hash_row_values` each row, in half of the time
-        texts = map(", ".join, zip(*(map(_to_json, column) for column in values), strict=True))
-        digests = (hashlib.blake2b(f"[{text}]".encode(), digest_size=8).digest() for text in texts)
-        hashes = np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
-        smallest.add(hashes, batch[ROW_ID].to_numpy() - rows.shard.first_row_id)
+    for places, hashes, values in hash_contents(columns, rows):
+        smallest.add(hashes, places)
         for column, own in zip(columns.labels, values, strict=False):  # the labels come first
             counts[column].update(str(label).strip() for label in own)
         if columns.listed:
@@ -229,6 +223,20 @@ def scan_shard(columns: ComparedColumns, rows: SplitRows) -> RowScan:
         if len(of_column) <= MAX_LABELS
     }
     return RowScan(len(rows), smallest, labels)
+
+
+def hash_contents(
+    columns: ComparedColumns, rows: SplitRows
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint64], list[list[Any]]]]:
+    """Yield of each batch of a shard: the places of its rows, the hashes of their contents, and the values of `columns.content`."""
+    for batch in rows.batches([ROW_ID, *columns.content]):
+        reset_idle_timer()
+        values = [columns.values_of(batch, column) for column in columns.content]
+        # `hash_row_values` each row, in half of the time
+        texts = map(", ".join, zip(*(map(_to_json, column) for column in values), strict=True))
+        digests = (hashlib.blake2b(f"[{text}]".encode(), digest_size=8).digest() for text in texts)
+        hashes = np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
+        yield batch[ROW_ID].to_numpy() - rows.shard.first_row_id, hashes, values
 
 
 def read_compared_values(

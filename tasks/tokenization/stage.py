@@ -29,7 +29,7 @@ from tasks.tokenization.tokenizers import check_same_tokens, sample_texts, train
 from trainer import objectives
 from trainer.data.shards import folder_sha256
 from trainer.data.tokens import STATE
-from trainer.start import start_model_folder
+from trainer.start import read_known_row_ids, start_model_folder
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,8 @@ def tokenize(
             max_length=tokenization.max_length,
         )
         encoder = RowEncoder(method, tokenizer, tokenization.max_length, state)
-        encoded = encode_and_write_splits(rows, folder, encoder, workers, settings=settings)
+        known = read_known_row_ids(from_published)
+        encoded = encode_and_write_splits(rows, folder, encoder, workers, settings=settings, known=known)
         train, characters = encoded["train"]
         target_tokens = train.learned_tokens if method.has_target_text else 0
         report = TokenizationReport(

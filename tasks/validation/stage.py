@@ -39,6 +39,7 @@ from params.schema import (
     Launch,
     ObjectiveChoice,
     PretrainedTokenizer,
+    Replay,
     Start,
     Tokenization,
     TrainTokenizer,
@@ -84,6 +85,7 @@ def validate(
     endpoint: str,
     launch: Launch,
     start: Start = "base",
+    replay: Replay | None = None,
     tokenizer: TrainTokenizer | PretrainedTokenizer | None = None,
     inputs: StageInputsSnapshot | None = None,
 ) -> ValidationReport:
@@ -145,9 +147,13 @@ def validate(
                 _fail(artifacts, plan, [drift.sentence], _DRIFT_FIX, shows="examples")
             pin_start(
                 artifacts,
-                folder / artifacts.start.name,
+                folder,
+                workers,
                 start=start,
-                objective=objective,
+                replay=replay,
+                drift=validation.drift,
+                objective=method,
+                name=objective.name,
                 repo_id=repo_id,
                 endpoint=endpoint,
             )

@@ -43,10 +43,19 @@ def build_model_to_train(
 
     ModelError if the configuration or the folder is invalid, TransientError if the Hub cannot be reached.
     """
+    parts: Any = {"objective": objective, "state": state, "tokenizer": tokenizer, "seed": seed}
+    return build_model_and_name_new_weights(model, **parts)[0]
+
+
+def build_model_and_name_new_weights(
+    model: Model, *, objective: Objective[Any], state: ObjectiveState, tokenizer: Tokenizer, seed: int
+) -> tuple[PreTrainedModel, list[str]]:
+    """As `build_model_to_train`, with the names of the weights that its base model lacks; none if all weights are new."""
     network, new = _untrained(model, objective, state, tokenizer, seed, model.quantization)
     if model.lora is None:
-        return network
-    return adapters.add_lora_adapters(network, model.lora, objective, new, _tokens_new_to_base(model, tokenizer))
+        return network, new
+    tokens = _tokens_new_to_base(model, tokenizer)
+    return adapters.add_lora_adapters(network, model.lora, objective, new, tokens), new
 
 
 def _tokens_new_to_base(model: Model, tokenizer: Tokenizer) -> list[int]:
