@@ -12,7 +12,7 @@ from params.loading import suggestion
 from params.schema import Direction, Launch, Model, ObjectiveChoice, OwnMetrics, Recipe, Section, Training
 from trainer.identity import code_hashes, deciding_keys, run_identity, run_key
 from trainer.objectives import build_objective
-from trainer.start import start_model_folder
+from trainer.start import read_pinned_start, start_model_folder
 
 SECTIONS = ("seed", "objective", "model", "training", "metrics")
 """What a recipe says that decides the weights."""
@@ -61,10 +61,27 @@ class Job(Section):
         return self.model.model_copy(update={"config": None, "pretrained": str(self.start), "revision": None})
 
     @classmethod
-    def of(cls, recipe: Recipe, artifacts: Artifacts) -> Job:
-        """Return the job that the train stage runs for `recipe`."""
+    def plan_arms(cls, artifacts: Artifacts, launch: Launch, sections: Mapping[str, Any]) -> list[Job]:
+        """Return a job for each model that the training starts from: with `model.start: best` the published one, then the recipe's own."""
+        model = sections["model"]
+        starts = (
+            ["champion", "base"]
+            if read_pinned_start(artifacts, model.start) and model.start == "best"
+            else [model.start]
+        )
+        models = [model.model_copy(update={"start": start}) for start in starts]
+        return [cls.plan(artifacts, launch, {**sections, "model": one}) for one in models]
+
+    @classmethod
+    def arms_of(cls, recipe: Recipe, artifacts: Artifacts) -> list[Job]:
+        """Return the jobs that the train stage runs for `recipe`."""
         sections = {name: getattr(recipe, name) for name in SECTIONS if name != "metrics"}
-        return cls.plan(artifacts, recipe.launch, sections | {"metrics": recipe.evaluation.metrics})
+        return cls.plan_arms(artifacts, recipe.launch, sections | {"metrics": recipe.evaluation.metrics})
+
+    @classmethod
+    def of(cls, recipe: Recipe, artifacts: Artifacts) -> Job:
+        """Return the first job that the train stage runs for `recipe`."""
+        return cls.arms_of(recipe, artifacts)[0]
 
     def check_code(self) -> None:
         """Fail if the code that decides the weights is not what it was when the job was planned.

@@ -38,6 +38,11 @@ class PinnedStart(pydantic.BaseModel):
     weights: str
     """Their digest, see `tasks.digests.weights_digest`."""
 
+    @property
+    def where(self) -> str:
+        """The release in messages."""
+        return f"{self.repo_id}@{self.tag or self.commit}"
+
 
 def read_pinned_start(artifacts: Artifacts, start: Start) -> PinnedStart | None:
     """Return the release that a training starts from; None if it starts from the recipe's own model.

@@ -81,6 +81,7 @@ class Artifacts:
     server_log = _Below("scratch", "prefect-server.log")  # output of the Prefect server that a flow starts for itself
     staged_release = _Below("scratch", "release")  # the files of a release before they are published
     served_release = _Below("scratch", "served-release")  # the release whose files give the answers that were judged
+    start_to_pin = _Below("scratch", "start-to-pin.json")  # where a release is made again: what it has started from
     succeeded = _Below("scratch", "succeeded")  # written when a run of the flow succeeds, even if it had nothing to do
     timings = _Below("scratch", "timings")  # what each stage took, `<stage>.json`
     train_lock = _Below("scratch", "train.lock")  # held by the train stage, and by what writes checkpoints for it

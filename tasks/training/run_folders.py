@@ -38,12 +38,12 @@ def list_superseded_run_folders(artifacts: Artifacts, *, keep: int = 1) -> list[
     return sorted(_folders(artifacts), key=lambda path: (_number(path), path.stat().st_mtime), reverse=True)[keep:]
 
 
-def delete_superseded_run_folders(artifacts: Artifacts) -> None:
-    """Delete superseded run folders after a finished training, which must hold the recipe's `train_lock`.
+def delete_superseded_run_folders(artifacts: Artifacts, arms: int = 1) -> None:
+    """Delete superseded run folders after a finished training of so many arms, which must hold the recipe's `train_lock`.
 
     The run before it stays: undoing the last edit of the recipe resumes it.
     """
-    for folder in list_superseded_run_folders(artifacts, keep=2):
+    for folder in list_superseded_run_folders(artifacts, keep=1 + arms):
         logger.info("train: deleted the checkpoints of run %s, which later runs have superseded", folder.name)
         shutil.rmtree(folder, ignore_errors=True)
 

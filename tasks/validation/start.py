@@ -12,9 +12,10 @@ import json
 import logging
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from params import ModelError
 from params.foundation.artifacts import Artifacts, link_or_copy
@@ -26,7 +27,10 @@ from tasks.hub_client.connection import fetch_model_once, open_repository, resol
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from trainer.objectives.bases.objective import Objective
-from trainer.start import KNOWN, MODEL, RECORD
+from trainer.start import KNOWN, MODEL, RECORD, PinnedStart
+
+if TYPE_CHECKING:
+    from tasks.hub_client.repository import HubRepository
 
 logger = logging.getLogger(__name__)
 _PUBLIC: Final = "the release of a public repository says it only if the recipe sets validation.drift"
@@ -45,11 +49,13 @@ def pin_start(
     repo_id: str,
     endpoint: str,
 ) -> None:
-    """Pin the start of a training for the objective `name`: write `start/` into `folder`, which holds the valid rows and will be `Artifacts.validated`, and what a later run knows the rows by.
+    """Write `start/` into `folder`, which holds the valid rows and will be `Artifacts.validated`, and by what a later run knows these rows.
+
+    `name` is that of the objective.
 
     Raises:
         ModelError: the published model was trained for another objective, or `replay` needs to know more of its rows than it says.
-        HubRefusedError, TransientError: the Hub does not say which model is published.
+        HubRefusedError, TransientError: the Hub does not say which model is published, or no longer has it.
     """
     target, pinned = folder / artifacts.start.name, None
     target.mkdir()
@@ -58,30 +64,49 @@ def pin_start(
         columns = ComparedColumns.of(rows, objective, drift.ignore)
         ids, hashes = read_content_hashes(rows, columns, workers)
         write_hashes(hashes, columns, folder / artifacts.known_rows.name)
-        with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
-            if (head := repository.head()) is None:
-                logger.info(
-                    "validate: no model was published yet as %s: the training starts from the recipe's own", repo_id
-                )
-            else:
-                where = f"{repo_id}@{head.tag or head.commit}"
-                _copy_model(fetch_model_once(artifacts, repository, head.commit), target / MODEL, where, name)
-                own = {"commit": head.commit, "tag": head.tag, "weights": head.weights}
-                pinned = {"endpoint": resolve_hub_endpoint(endpoint), "repo_id": repo_id, **own}
-                logger.info("validate: the training starts from %s", where)
+        pinned = _choose_release(artifacts, repo_id, endpoint)
+        if pinned is None:
+            logger.info("validate: the training starts from the recipe's own model: none is published as %s", repo_id)
+        else:
+            logger.info("validate: the training starts from %s", pinned.where)
+            with open_repository(artifacts, repo_id=pinned.repo_id, endpoint=pinned.endpoint) as repository:
+                _copy_model(fetch_model_once(artifacts, repository, pinned.commit), target / MODEL, pinned.where, name)
                 if replay:
-                    paths = (artifacts.known_rows.name, artifacts.data_profile.name)
-                    reads = [partial(repository.read, head.commit, path, max_bytes=MAX_FILE_BYTES) for path in paths]
-                    files = [repository.retry_until_clear(read) for read in reads]
-                    try:
-                        known = find_known(hashes, columns, *files)
-                    except ValueError as error:
-                        what = f"new rows cannot be told from known ones: {where}: {error}"
-                        fix = f"remove it for one run, whose release says it; {_PUBLIC}"
-                        raise ModelError.at("training.replay", what, fix) from error
+                    known = _find_known_rows(artifacts, repository, pinned, hashes, columns)
                     np.save(target / KNOWN, np.sort(ids[known]))
-                    logger.info("validate: %d of %d train rows are known to %s", known.sum(), len(known), where)
-    (target / RECORD).write_text(json.dumps(pinned, indent=1) + "\n", encoding="utf-8")
+                    logger.info("validate: it has learned from %d of the %d train rows", known.sum(), len(known))
+    record = pinned.model_dump(mode="json") if pinned else None
+    (target / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _choose_release(artifacts: Artifacts, repo_id: str, endpoint: str) -> PinnedStart | None:
+    """Return the published release; where a release is made again, the one that it has started from."""
+    if artifacts.start_to_pin.exists():
+        found = json.loads(artifacts.start_to_pin.read_bytes())
+        return None if found is None else PinnedStart.model_validate(found)
+    with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
+        head = repository.head()
+    return PinnedStart(endpoint=resolve_hub_endpoint(endpoint), repo_id=repo_id, **vars(head)) if head else None
+
+
+def _find_known_rows(
+    artifacts: Artifacts,
+    repository: HubRepository,
+    pinned: PinnedStart,
+    hashes: NDArray[np.uint64],
+    columns: ComparedColumns,
+) -> NDArray[np.bool_]:
+    def read(path: Path) -> bytes | None:
+        ask = partial(repository.read, pinned.commit, path.name, max_bytes=MAX_FILE_BYTES)
+        return repository.retry_until_clear(ask)
+
+    try:
+        return find_known(hashes, columns, read(artifacts.known_rows), read(artifacts.data_profile))
+    except ValueError as error:
+        what = f"new rows cannot be told from those that {pinned.where} has learned from: {error}"
+        raise ModelError.at(
+            "training.replay", what, f"remove it for one run, whose release says it; {_PUBLIC}"
+        ) from error
 
 
 def _copy_model(found: Path, target: Path, where: str, name: str) -> None:
