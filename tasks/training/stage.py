@@ -29,7 +29,7 @@ from tasks.mirror.upload import upload_during_run
 from tasks.stages import read_report, save_report
 from tasks.training.model_folder import check_same_metrics, complete_model_folder
 from tasks.training.report import TrainingReport
-from tasks.training.run_folders import delete_superseded_run_folders, keep_finished_run, mark_run_as_last_started
+from tasks.training.run_folders import delete_superseded_run_folders, keep_finished_run, mark_runs_as_last_started
 from tasks.training.supervisor import supervise_training
 from tasks.training.versions import git_commit_with_dirty_mark, training_library_versions
 from trainer import objectives
@@ -76,12 +76,12 @@ def train(
         delete_recorded_run_folder(artifacts)
         recipe = load(artifacts.recipe_path)
         commit = git_commit_with_dirty_mark(artifacts.root, recipe)
+        mark_runs_as_last_started(artifacts, [job.folder.name for job in arms])
         for job in arms:
-            mark_run_as_last_started(artifacts, job.folder.name)
             if not _is_finished(job):
                 _train(artifacts, job, recipe, [other.folder for other in arms if other is not job])
         report = _collect(artifacts, arms, commit)
-        delete_superseded_run_folders(artifacts, len(arms))
+        delete_superseded_run_folders(artifacts)
         if "DVC_STAGE" not in os.environ:
             keep_finished_run(artifacts, artifacts.checkpoints / report.run)
     return report

@@ -9,16 +9,22 @@ import pytest
 
 from params import ModelError, Recipe
 from params.foundation.artifacts import Artifacts
-from tasks.stages import stage_arguments_from_recipe
+from params.schema import TrainTokenizer
+from tasks.stages import read_report, stage_arguments_from_recipe
 from tasks.tokenization.stage import tokenize
+from tasks.tokenization.tokenizers import train_tokenizer
+from tasks.training.report import TrainingReport
+from tasks.training.supervisor import TrainingTimeBudget
 from tests.support import releases, tiny
-from tests.support.starts import pin
+from tests.support.starts import RELEASE, pin
 from tests.support.tiny_releases import KINDS, OWN_ROWS, SIZES
+from tests.support.training import assert_same, run_train_with_kills
 from trainer import objectives
 from trainer.data import tokens
 from trainer.job import Job
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.model import network
+from trainer.model.start_fit import check_start_fits
 
 MORE = {**SIZES, "train": 90}
 """Rows of the second run."""
@@ -90,7 +96,53 @@ def metrics_of(model: Any, objective: Any, state: Any, tokenizer: Any, artifacts
 def test_other_architecture_and_other_tokens_are_refused(tmp_path: Path) -> None:
     artifacts, recipe = start_from_release(tmp_path, "sequence_classification", 1, **{"model.config.hidden_size": 64})
     tokenize(artifacts, **stage_arguments_from_recipe("tokenize", recipe))
-    from trainer.model.start_fit import check_start_fits
-
     with pytest.raises(ModelError, match="hidden_size 32, and the recipe's model 64"):
         check_start_fits(artifacts.start / "model", recipe.model)
+
+
+def test_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    artifacts, recipe = start_from_release(tmp_path / "one", "sequence_classification", 0)
+    tokenize(artifacts, **stage_arguments_from_recipe("tokenize", recipe))
+    own = [(folder / "tokenizer.json").read_bytes() for folder in (artifacts.start / "model", artifacts.tokenizer)]
+    assert own[0] == own[1]  # a tokenizer that is trained is that of the published model, whatever the new rows are
+    other = tmp_path / "other"
+    train_tokenizer(["other words make other tokens"], TrainTokenizer(kind="train", vocab_size=270)).save_pretrained(
+        other
+    )
+    named = {"kind": "pretrained", "path": str(other)}
+    recipe = tiny.load(
+        tiny.write(
+            artifacts.recipe_path,
+            tiny.recipe({"model.start": "champion", "tokenization.tokenizer": named}, **tiny.CLASSES),
+        )
+    )
+    with pytest.raises(ModelError, match="gives other tokens than that of the published model"):
+        tokenize(artifacts, **stage_arguments_from_recipe("tokenize", recipe))
+
+
+def test_both_starts_are_trained_and_the_better_one_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each start is an ordinary run: killed in both of them, the training ends with the same weights."""
+    changes = {"model.start": "best", "training.max_steps": 6, "training.learning_rate": 1e-3}
+    artifacts, recipe = start_from_release(tmp_path / "golden", "sequence_classification", **changes)
+    tokenize(artifacts, **stage_arguments_from_recipe("tokenize", recipe))
+    with caplog.at_level("INFO"):
+        killed = run_train_with_kills(artifacts, recipe, "checkpoint.renamed:2", "checkpoint.renamed:3")
+    assert_same(artifacts, killed)
+    report = read_report(artifacts, TrainingReport)
+    assert report == read_report(killed, TrainingReport)
+    jobs = Job.arms_of(recipe, artifacts)
+    assert [job.start is not None for job in jobs] == [True, False]
+    assert report.arms["champion"] > report.arms["base"] + 0.2
+    assert (report.best_value, report.started_from) == (report.arms["champion"], RELEASE)
+    assert report.run == jobs[0].folder.name
+    assert f"from {RELEASE.where}; step" in report.summary
+
+
+def test_start_arms_share_the_budget(tmp_path: Path) -> None:
+    budget = {"launch.max_hours": 1.0}
+    artifacts, recipe = tiny.tokenized(tmp_path, tiny.recipe(budget))
+    job = Job.of(recipe, artifacts)
+    job.folder.mkdir(parents=True)
+    assert not TrainingTimeBudget(job, [tmp_path]).is_spent
+    (tmp_path / "seconds").write_text("3600.0\n")
+    assert TrainingTimeBudget(job, [tmp_path]).is_spent
