@@ -24,7 +24,7 @@ from trainer.loop.replay import read_known_rows, sequences_of_epoch
 from trainer.loop.stay_close import StartWeights
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.model import network
-from trainer.model.start_fit import check_start_fits
+from trainer.model.start_model import check_start_fits, resolve_start
 from trainer.objectives.bases.padding import token_column_names
 from trainer.objectives.bases.position_limits import find_position_table
 from trainer.objectives.bases.texts import OTHER_TOKENIZER, READ_AT_END_OF_TEXT, why_end_is_not_found
@@ -72,10 +72,11 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
     ):  # epochs are cut to whole global batches: there would be nothing to train on
         what = f"the train split has {len(rows)} sequences, fewer than one global batch of {training.global_batch_size}"
         raise DataError("training.global_batch_size", what, "lower it, or give more rows")
+    initial, adapter = resolve_start(job.start, job.model)
     if job.start:
         check_start_fits(job.start, job.model)
     model, new = network.build_model_and_name_new_weights(
-        job.initial_model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
+        initial, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed, adapter=adapter
     )
     objective.check_model(model)
     check_ends_of_texts(model, rows, tokenizer.pad_token_id)
@@ -108,7 +109,7 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         loss=extensions.import_loss_function(training.loss),
         callbacks=extensions.build_callbacks(training),
     )
-    trainer.start_weights = StartWeights.of_training(model, training, job.initial_model, new)
+    trainer.start_weights = StartWeights.of_training(model, training, initial, new)
     trainer.guard.stop_at_step = job.stop_at_step
     trainer.remove_callback(PrinterCallback)
     trackers.continue_tracker_runs(trainer, job.folder, read_checkpoint_step(job.checkpoint) if job.checkpoint else 0)

@@ -53,13 +53,6 @@ class Job(Section):
         tokens, folder = artifacts.tokens.absolute(), (artifacts.checkpoints / run_key(identity)).absolute()
         return cls(**sections, launch=launch, tokens=tokens, folder=folder, identity=identity, start=start)
 
-    @property
-    def initial_model(self) -> Model:
-        """The recipe's model section, with the weights that the training starts from as its pretrained model."""
-        if self.start is None:
-            return self.model
-        return self.model.model_copy(update={"config": None, "pretrained": str(self.start), "revision": None})
-
     @classmethod
     def plan_arms(cls, artifacts: Artifacts, launch: Launch, sections: Mapping[str, Any]) -> list[Job]:
         """Return a job for each model that the training starts from: with `model.start: best` the published one, then the recipe's own."""

@@ -40,6 +40,7 @@ from trainer.identity import find_unwatched_code
 from trainer.job import Job
 from trainer.loop.other_length import continue_run_of_other_length
 from trainer.model import network
+from trainer.model.start_model import resolve_start
 from trainer.runtime.lifetime import hold_file_lock
 from trainer.runtime.memory import import_network_code
 from trainer.start import read_pinned_start
@@ -145,16 +146,19 @@ def _collect(artifacts: Artifacts, arms: Sequence[Job], commit: str | None) -> T
     with replace_folder_atomically(artifacts.model) as target:
         not_weights = shutil.ignore_patterns(sealed.MANIFEST, sealed.BEST_NOTE, sealed.IDENTITY)
         if job.model.lora:
+            initial, adapter = resolve_start(job.start, job.model)
             parameters = network.write_merged_and_adapter(
                 best.folder,
                 target,
                 target / artifacts.adapter.name,
-                job.initial_model,
+                initial,
                 objective=objectives.build_objective(job.objective),
                 state=tokens.read_objective_state(job.tokens),
                 tokenizer=tokens.read_tokenizer(job.tokens),
                 seed=job.seed,
             )
+            if job.start and not adapter:  # their base model is in a folder of this project
+                shutil.rmtree(target / artifacts.adapter.name, ignore_errors=True)
         else:
             shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=not_weights)
         complete_model_folder(target, artifacts, job.model, objectives.build_objective(job.objective).release_format)

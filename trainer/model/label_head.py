@@ -78,6 +78,35 @@ def keep_rows_of_known_labels(
     return set(places)
 
 
+def put_trained_layers(network: PreTrainedModel, folder: Path, layers: Mapping[str, torch.Tensor]) -> set[str]:
+    """Give a base model the `layers` that were trained beside the adapter in a folder, and return their names; rows of labels go by their names.
+
+    Raises:
+        ModelError: one has another size.
+    """
+    from transformers import AutoConfig
+
+    places, kept = _label_dimensions(network), list[int | None]()
+    if (folder / "config.json").exists():
+        names = AutoConfig.from_pretrained(folder, trust_remote_code=False).id2label
+        known, labels = [str(names[number]) for number in range(len(names))], _labels(network.config)
+        kept = [*range(len(known))] if known == labels else match_labels(known, labels)
+        logger.info("the head of %s: %s", folder, _described(known, labels, kept))
+    with torch.no_grad():
+        for name, weight in layers.items():
+            own = network.get_parameter(name)
+            if name in places:
+                for label, place in enumerate(kept):
+                    if place is not None:
+                        own.select(places[name], label).copy_(weight.select(places[name], place))
+            elif own.shape == weight.shape:
+                own.copy_(weight)
+            else:
+                what = f"{name} has the size {tuple(weight.shape)} there, and {tuple(own.shape)} in the model"
+                raise ModelError(str(folder), what, "set model.start: base for one run")
+    return {*layers}
+
+
 def settle_configuration(network: PreTrainedModel, tokenizer: Tokenizer, own: Collection[str]) -> None:
     """Leave nothing of the base model's task in the configuration of a model with a head, and name the padding that it is trained with.
 

@@ -1,4 +1,4 @@
-"""Whether a published model is of the architecture that a recipe asks for, so that a training can start from it."""
+"""The published model that a training starts from: what stands in the place of the base model, and whether it is what the recipe asks for."""
 
 from __future__ import annotations
 
@@ -8,12 +8,38 @@ from typing import Any, Final
 
 from params import ModelError
 from params.schema import Model
+from trainer.model.adapters import BaseModelReference, find_adapter, is_adapter_folder
 from trainer.objectives.bases.lazy_imports import transformers
 from trainer.runtime.library_errors import as_loading_error
 from trainer.runtime.model_files import check_safe_to_load
 
 _OF_ROWS: Final = frozenset({"vocab_size", "num_labels", "return_dict", "is_decoder"})
 """Numbers of a configuration that depend on the rows and the tokenizer."""
+_FIX: Final = "set model.start: base for one run, whose release later runs can start from"
+
+
+def resolve_start(start: Path | None, model: Model) -> tuple[Model, Path | None]:
+    """Return the model section with the published model in the folder `start` as its pretrained model.
+
+    If the section has adapters, and so has the published model, it keeps its base model, and the folder of those adapters is returned, too.
+    Without `start` it is returned as it is.
+
+    Raises:
+        ModelError: there are only adapters, and they do not belong to the section's model.
+    """
+    if start is None:
+        return model, None
+    adapter = find_adapter(start)
+    if adapter and model.lora and model.pretrained:
+        base = BaseModelReference.of(adapter)
+        if base.name != model.pretrained:
+            what = f"the published adapters belong to {base.name}, and the recipe's model is {model.pretrained}"
+            raise ModelError.at("model.start", what, _FIX)
+        return model.model_copy(update={"revision": base.revision}), adapter
+    if is_adapter_folder(start):
+        what = "the release holds only adapters, and the recipe trains all weights"
+        raise ModelError.at("model.start", what, "publish with publish.adapter: merged or both once, or add model.lora")
+    return model.model_copy(update={"config": None, "pretrained": str(start), "revision": None}), None
 
 
 def check_start_fits(start: Path, model: Model) -> None:
@@ -23,6 +49,8 @@ def check_start_fits(start: Path, model: Model) -> None:
         ModelError: it has another architecture, or other sizes.
         TransientError: the Hub of the base model cannot be reached.
     """
+    if is_adapter_folder(start):
+        return  # they are those of the section's own model, see `resolve_start`
     found = _configuration(str(start), None)
     wanted = (
         dict(model.config or {})
@@ -32,8 +60,7 @@ def check_start_fits(start: Path, model: Model) -> None:
     for key, value in wanted.items():
         if key in found and found[key] != value:
             what = f"the published model has {key} {found[key]}, and the recipe's model {value}"
-            fix = "set model.start: base for one run, whose release later runs can start from; or undo the change of the model"
-            raise ModelError.at("model.start", what, fix)
+            raise ModelError.at("model.start", what, f"{_FIX}; or undo the change of the model")
 
 
 def _configuration(path: str, revision: str | None) -> dict[str, Any]:
