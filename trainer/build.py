@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,8 @@ from trainer.objectives.bases.texts import OTHER_TOKENIZER, READ_AT_END_OF_TEXT,
 from trainer.reporting import trackers
 from trainer.reporting.callbacks import StepRecorder, TrainingReporter, apply_log_level
 from trainer.runtime.heartbeat import Heartbeat
+
+logger = logging.getLogger(__name__)
 
 
 def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) -> EvergreenTrainer:
@@ -75,6 +78,8 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
     initial, adapter = resolve_start(job.start, job.model)
     if job.start:
         check_start_fits(job.start, job.model)
+        if job.model.lora and not adapter:
+            logger.info("train: the published model holds its adapters merged, so new adapters begin on it")
     model, new = network.build_model_and_name_new_weights(
         initial, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed, adapter=adapter
     )

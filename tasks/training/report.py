@@ -31,6 +31,16 @@ class TrainingReport(Report):
     """With `model.start: best`, the best value of `best_metric` that the training reached from each start."""
 
     @property
+    def start_sentence(self) -> str:
+        """Which model the training started from, with what each start has reached; empty if it was not asked."""
+        if not self.started_from and not self.arms:
+            return ""
+        chosen = f"the published model, {self.started_from.where}" if self.started_from else "the recipe's own model"
+        names = {"champion": "the published model", "base": "the recipe's own model"}
+        reached = [f"from {names[arm]} it reached {self.best_metric} {value:.4g}" for arm, value in self.arms.items()]
+        return f"{'; '.join([f'The training started from {chosen}', *reached])}."
+
+    @property
     def summary(self) -> str:
         """Which step is kept, and why."""
         untrained = "" if self.best_step else ", the untrained model,"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.project import Project
+from tests.support.project import Project, wait_for
 
 SUBJECTS = {"animal": ["cat", "dog", "cow"], "weather": ["rain", "snow", "fog"], "food": ["bread", "soup", "rice"]}
 BERT = {
@@ -55,22 +56,67 @@ def head(project: Project) -> dict[str, torch.Tensor]:
     return {label: weights[int(number)] for number, label in labels.items()}
 
 
+def add_rows(project: Project) -> None:
+    """New rows, some with a new label."""
+    project.rows("rows", rows(["animal", "weather"], 300) + rows(["animal", "weather", "food"], 150, seed=1))
+
+
 def test_training_goes_on_from_the_published_model(project: Project) -> None:
-    use_classes(project)
+    """Through DVC alone: a release makes nothing stale, new rows move the start, and a release is made again from what it started from."""
+    use_classes(project, **{"training.replay": {"known": 0.5}, "training.stay_close": 0.01})
+    commit_all(project)
     assert project.repro() == ["ingest", "validate", "tokenize", "train", "evaluate", "publish"]
     first = project.json("runs/tiny/release/receipt.json")
     assert first["status"] == "published"
     assert project.json("runs/tiny/validated/start/start.json") is None  # there was no model yet
     before = head(project)
-    assert project.repro() == []  # a release makes nothing stale
+    assert project.repro() == []
 
-    project.rows("rows", rows(["animal", "weather"], 300) + rows(["animal", "weather", "food"], 150, seed=1))
+    add_rows(project)
     project.repro()
     pinned = project.json("runs/tiny/validated/start/start.json")
     assert (pinned["commit"], pinned["tag"]) == (first["commit"], first["tag"])
-    assert project.json("runs/tiny/release/receipt.json")["status"] == "published"
+    second = project.json("runs/tiny/release/receipt.json")
+    assert second["status"] == "published"
+    assert project.repro() == []
     now = head(project)
     assert set(now) == {"animal", "weather", "food"}
     for label, row in before.items():
         assert torch.cosine_similarity(now[label], row, dim=0) > 0.9
+    assert (
+        f"The training started from the published model, tests/tiny@{first['tag']}."
+        in (project.root / "runs/tiny/report.html").read_text()
+    )
+
+    again = ("python", "-m", "tasks", "reproduce")
+    out = project.run(*again, f"tests/tiny@{second['tag']}", "--chain")
+    assert out.count("the weights are equal, bit for bit") == 2
+    record = project.json(".scratch/tiny/release/evergreen-provenance.json")
+    assert record["start"] == pinned
+
+
+@pytest.mark.slow
+def test_flow_starts_from_both_and_keeps_the_better_one_although_it_is_killed(project: Project) -> None:
+    use_classes(project, **{"model.start": "best", "training.max_steps": 60})
+    project.flow()
+    add_rows(project)
+    driver = project.start("python", "-m", "flows.cli", "run", "tiny", log="driver.log", fork=True)
+    scratch = project.root / ".scratch/tiny/checkpoints"
+    wait_for(
+        lambda: len(list(scratch.glob("*/started"))) > 1 and list(scratch.glob("*/checkpoint-20")), "a checkpoint", 300
+    )
+    driver.kill()
+    driver.wait()
+    wait_for(lambda: not project.processes(), "the end of all processes", 30)
+    project.flow()
+    report = project.json("runs/tiny/history/training.json")
+    assert report["arms"].keys() == {"champion", "base"}
+    assert report["best_value"] == max(report["arms"].values())
+    assert project.flow() == []
     assert project.repro() == []
+
+
+def commit_all(project: Project) -> None:
+    """Put the project into git, as a release that can be made again needs it."""
+    project.run("git", "add", "-A")
+    project.run("git", "commit", "-q", "-m", "start")
