@@ -38,23 +38,26 @@ def find_continual_conflicts(
     objective: Objective[Any], model: Model, training: Training, launch: Launch | None
 ) -> Iterator[Problem]:
     """Yield what does not fit together in a training that goes on from the published model."""
-    if training.replay:
-        key = ("training", "replay")
-        if model.start == "base":
-            what = "which rows are known is a question of the published model, and the training does not start from it"
-            yield Problem(key, what, "set `model.start: champion`, or remove it")
-        if objective.batch_group:
-            yield Problem(key, f"rows with the same {objective.batch_group} share a global batch", "remove it")
-        if training.global_batch_size < 2:
-            what = "a global batch of one sequence cannot hold both a new and a known row"
-            yield Problem(key, what, "set training.global_batch_size to 2 or more")
-    if training.stay_close:
-        key, fix = ("training", "stay_close"), "remove one of the two"
-        if model.lora:
-            yield Problem(key, "with adapters, the weights of the start do not move", fix)
-        if model.config and model.start == "base":
-            yield Problem(key, "the training starts from random weights", "set `model.start: champion`, or remove it")
-        if steps_in_backward(training.optimizer):
-            yield Problem(key, f"{training.optimizer} changes weights before their whole gradient is known", fix)
-        if launch and launch.accelerate_config:
-            yield Problem(key, "with FSDP or DeepSpeed no process has the whole weights", fix)
+    is_base, fix = model.start == "base", "remove one of the two"
+    key, from_champion = ("training", "replay"), "set `model.start: champion`, or remove it"
+    if training.replay and is_base:
+        what = "which rows are known is a question of the published model, and the training does not start from it"
+        yield Problem(key, what, from_champion)
+    if training.replay and objective.batch_group:
+        yield Problem(key, f"rows with the same {objective.batch_group} share a global batch", "remove it")
+    if training.replay and training.global_batch_size < 2:
+        what = "a global batch of one sequence cannot hold both a new and a known row"
+        yield Problem(key, what, "set training.global_batch_size to 2 or more")
+    if model.start == "best" and training.resume not in {"auto", "never"}:
+        yield Problem(("training", "resume"), "a checkpoint belongs to one start, and `model.start: best` has two", fix)
+    wrong = {
+        "with adapters, the weights of the start do not move": model.lora,
+        f"{training.optimizer} changes weights before their whole gradient is known": steps_in_backward(
+            training.optimizer
+        ),
+        "with FSDP or DeepSpeed, no process has the whole weights": launch and launch.accelerate_config,
+    }
+    key = ("training", "stay_close")
+    yield from (Problem(key, what, fix) for what, is_so in wrong.items() if training.stay_close and is_so)
+    if training.stay_close and model.config and is_base:
+        yield Problem(key, "the training starts from random weights", from_champion)

@@ -56,6 +56,7 @@ def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") ->
         "max_length": read_report(artifacts, EvaluationReport).judged_length,
         "run": trained.run,
         "start": trained.started_from.model_dump(mode="json") if trained.started_from else None,
+        "starts": dict(trained.arms),
         "git_commit": trained.git_commit,
         "versions": trained.versions,
         "data": {

@@ -43,6 +43,6 @@ class TrainingReport(Report):
     @property
     def summary(self) -> str:
         """Which step is kept, and why."""
-        untrained = "" if self.best_step else ", the untrained model,"
         start = f", from {self.started_from.where}" if self.started_from else ""
-        return f"{self.steps} steps{start}; step {self.best_step}{untrained} is the best, with {self.best_metric} {self.best_value:.4g}"
+        kept = "" if self.best_step else f", the {'published' if start else 'untrained'} model,"
+        return f"{self.steps} steps{start}; step {self.best_step}{kept} is the best, with {self.best_metric} {self.best_value:.4g}"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from params import ModelError
+from tasks.releases.reproduce import _read_parents, _read_release
 from tests.support.project import Project, wait_for
 
 SUBJECTS = {"animal": ["cat", "dog", "cow"], "weather": ["rain", "snow", "fog"], "food": ["bread", "soup", "rice"]}
@@ -62,37 +65,53 @@ def add_rows(project: Project) -> None:
 
 
 def test_training_goes_on_from_the_published_model(project: Project) -> None:
-    """Through DVC alone: a release makes nothing stale, new rows move the start, and a release is made again from what it started from."""
-    use_classes(project, **{"training.replay": {"known": 0.5}, "training.stay_close": 0.01})
-    commit_all(project)
+    """A release makes nothing stale, and new rows move the start."""
+    use_classes(project, **{"training.replay": {"known": 0.5}})
     assert project.repro() == ["ingest", "validate", "tokenize", "train", "evaluate", "publish"]
     first = project.json("runs/tiny/release/receipt.json")
     assert first["status"] == "published"
     assert project.json("runs/tiny/validated/start/start.json") is None  # there was no model yet
     before = head(project)
-    assert project.repro() == []
 
     add_rows(project)
-    project.repro()
+    assert project.repro() == ["ingest", "validate", "tokenize", "train", "evaluate", "publish"]
     pinned = project.json("runs/tiny/validated/start/start.json")
     assert (pinned["commit"], pinned["tag"]) == (first["commit"], first["tag"])
-    second = project.json("runs/tiny/release/receipt.json")
-    assert second["status"] == "published"
+    assert project.json("runs/tiny/release/receipt.json")["status"] == "published"
     assert project.repro() == []
     now = head(project)
     assert set(now) == {"animal", "weather", "food"}
     for label, row in before.items():
         assert torch.cosine_similarity(now[label], row, dim=0) > 0.9
-    assert (
-        f"The training started from the published model, tests/tiny@{first['tag']}."
-        in (project.root / "runs/tiny/report.html").read_text()
-    )
+    told = f"The training started from the published model, tests/tiny@{first['tag']}."
+    assert told in (project.root / "runs/tiny/report.html").read_text()
 
-    again = ("python", "-m", "tasks", "reproduce")
-    out = project.run(*again, f"tests/tiny@{second['tag']}", "--chain")
+
+@pytest.mark.slow
+def test_release_is_made_again_from_the_release_that_it_started_from(project: Project) -> None:
+    use_classes(project, **{"training.replay": {"known": 0.5}, "training.stay_close": 0.01})
+    project.run("git", "add", "-A")
+    project.run("git", "commit", "-q", "-m", "start")
+    project.repro()
+    add_rows(project)
+    project.repro()
+    first, second = sorted((project.root / ".hub").rglob("refs/tags/release-*"), key=lambda path: path.stat().st_mtime)
+    reproduce = ("python", "-m", "tasks", "reproduce", f"tests/tiny@{second.name}")
+    out = project.run(*reproduce, "--chain")
     assert out.count("the weights are equal, bit for bit") == 2
-    record = project.json(".scratch/tiny/release/evergreen-provenance.json")
-    assert record["start"] == pinned
+
+    release = _read_release(project.root, f"tests/tiny@{second.name}", "local")
+    (parent,) = _read_parents(project.root, release)
+    assert parent.where.endswith(first.read_text().strip())
+    start = release.record.start
+    assert start
+    lost = start.model_copy(update={"commit": "0" * 40})
+    record = release.record.model_copy(update={"start": lost})
+    with pytest.raises(ModelError, match=f"it started from tests/tiny@{first.name}, commit 000000.*, which is missing"):
+        _read_parents(project.root, replace(release, record=record))
+    other = release.record.model_copy(update={"start": start.model_copy(update={"weights": "f" * 64})})
+    with pytest.raises(ModelError, match="whose weights are others now"):
+        _read_parents(project.root, replace(release, record=other))
 
 
 @pytest.mark.slow
@@ -114,9 +133,3 @@ def test_flow_starts_from_both_and_keeps_the_better_one_although_it_is_killed(pr
     assert report["best_value"] == max(report["arms"].values())
     assert project.flow() == []
     assert project.repro() == []
-
-
-def commit_all(project: Project) -> None:
-    """Put the project into git, as a release that can be made again needs it."""
-    project.run("git", "add", "-A")
-    project.run("git", "commit", "-q", "-m", "start")

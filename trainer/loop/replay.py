@@ -20,25 +20,19 @@ def read_known_rows(job: Job, rows: tokens.Sequences) -> KnownRows | None:
     if job.training.replay is None:
         return None
     ids = read_known_row_ids(job.start)
-    if ids is None:
-        logger.info("train: there is no published model to start from, so all rows are new")
-        return None
-    known = np.isin(rows.row_ids(), ids)
+    known = np.isin(rows.row_ids(), [] if ids is None else ids)
     if known.all() or not known.any():
-        logger.info(
-            "train: all rows are %s to the published model: they are drawn alike", "known" if known.all() else "new"
-        )
+        logger.info("train: %s row is new: all are drawn alike", "no" if known.all() else "every")
         return None
     return KnownRows(known, job.training.replay.known)
 
 
+def sequences_of_epoch(job: Job, rows: tokens.Sequences) -> int:
+    """Return how many sequences an epoch has."""
+    known, size = read_known_rows(job, rows), job.training.global_batch_size
+    return known.batches(size) * size if known else len(rows)
+
+
 def steps_of(job: Job) -> int:
     """Return the optimizer steps of a job."""
-    rows = tokens.read_split(job.tokens, "train")
-    return total_steps(job.training, sequences_of_epoch(job, len(rows), read_known_rows(job, rows)))
-
-
-def sequences_of_epoch(job: Job, rows: int, known: KnownRows | None) -> int:
-    """Return how many sequences an epoch has, of `rows` in the train split."""
-    size = job.training.global_batch_size
-    return known.batches(size) * size if known else rows
+    return total_steps(job.training, sequences_of_epoch(job, tokens.read_split(job.tokens, "train")))

@@ -95,9 +95,9 @@ def go_on_with_adapter(adapted: PreTrainedModel, folder: Path, lora: Lora) -> No
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     config, fix = json.loads((folder / CONFIG).read_bytes()), "undo the change, or set model.start: base for one run"
-    for key, name, own in (("model.lora.r", "r", lora.r), ("model.lora.alpha", "lora_alpha", lora.alpha)):
-        if config.get(name) != own:
-            raise ModelError.at(key, f"is {own}, and {config.get(name)} in the published adapters", fix)
+    for key, name, given in (("model.lora.r", "r", lora.r), ("model.lora.alpha", "lora_alpha", lora.alpha)):
+        if config.get(name) != given:
+            raise ModelError.at(key, f"is {given}, and {config.get(name)} in the published adapters", fix)
     with warnings.catch_warnings(action="ignore"):  # as in `add_lora_adapters`
         own = dict(get_peft_model_state_dict(adapted))  # the layers that are trained in full stay as they are
         found = {name: weight for name, weight in _load_weights(folder).items() if set(name.split(".")) & _ADDED}
