@@ -9,14 +9,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from params import RecipeError
 from tasks.stages import stage_arguments_from_recipe
 from tasks.tokenization.stage import tokenize
 from tests.support import in_process, releases, tiny
 from tests.support.starts import pin
 from tests.support.training import ElasticTraining
+from trainer.conflicts import find_continual_conflicts
 from trainer.data.tokens import read_split, read_tokenizer
 from trainer.job import Job
+from trainer.loop.replay import steps_of
 from trainer.loop.stay_close import StartWeights
+from trainer.objectives import build_objective
 
 KNOWN = range(0, 240, 3)
 GOING_ON = {"model.start": "champion", "training.replay": {"known": 0.25}}
@@ -112,3 +116,47 @@ def test_weights_stay_close_and_the_split_of_a_global_batch_does_not_matter(tmp_
     free, pulled = distance(None, 8), distance(10.0, 8)
     assert 0 < pulled < free / 1.5
     assert distance(10.0, 2) == pytest.approx(pulled, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"training.replay": {}}, "the training does not start from it"),
+        (
+            {"training.replay": {}, "model.start": "champion", "training.global_batch_size": 1},
+            "both a new and a known row",
+        ),
+        ({"training.resume": "a/checkpoint-3", "model.start": "best"}, "a checkpoint belongs to one start"),
+        ({"training.stay_close": 0.1}, "starts from random weights"),
+        (
+            {"training.stay_close": 0.1, "model.start": "best", "training.optimizer": "lomo"},
+            "before their whole gradient",
+        ),
+        ({"training.stay_close": 0.1, "model.start": "best", "model.lora": {}}, "the weights of the start do not move"),
+        (
+            {"training.stay_close": 0.1, "model.start": "best", "launch.accelerate_config": "fsdp.yaml"},
+            "no process has the whole weights",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    recipe = tiny.load(tiny.write(tmp_path / "params" / "tiny.yaml", tiny.recipe(changes)))
+    parts = (build_objective(recipe.objective), recipe.model, recipe.training, recipe.launch)
+    (problem,) = find_continual_conflicts(*parts)
+    assert told in problem.what
+
+
+def test_replay_and_streaming_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="`streaming` reads them in order"):
+        tiny.load(tiny.write(tmp_path / "tiny.yaml", tiny.recipe({"training.replay": {}, "training.streaming": True})))
+
+
+def test_steps_follow_from_the_new_rows(tmp_path: Path) -> None:
+    artifacts, recipe = tiny.tokenized(tmp_path, tiny.recipe({"objective.packing": False}))
+    releases.learn(artifacts, recipe, 0)
+    pin(artifacts, artifacts.model, range(200))  # 40 of 240 rows are new
+    changes = {"objective.packing": False, "training.max_steps": ..., "training.epochs": 3.0}
+    recipe = tiny.load(tiny.write(artifacts.recipe_path, tiny.changed(tiny.recipe(GOING_ON), changes)))
+    assert steps_of(Job.of(recipe, artifacts)) == 3 * (40 // 6)
+    pin(artifacts, artifacts.model, range(240))  # none is
+    assert steps_of(Job.of(recipe, artifacts)) == 3 * (240 // 8)
