@@ -76,6 +76,9 @@ class Quantization(Section):
     """With 4 bits: number format of matrix products."""
 
 
+Start = Literal["base", "champion", "best"]
+
+
 class Model(Section):
     """The network: a pretrained one, or a new one with random weights. Give either `config` or `pretrained`."""
 
@@ -93,6 +96,9 @@ class Model(Section):
     """Train low-rank adapters instead of all weights."""
     quantization: Quantization | None = None
     """Keep the pretrained model in 4 or 8 bits while adapters learn."""
+    start: Start = "base"
+    """Which weights the training starts from: those of `pretrained` or `config`; or those of the published model, if there is one. `best`
+    trains from both, one after the other, and keeps what is better by `training.best_metric`. docs/continual.md says more."""
 
     @validate_model(mode="after")
     def _has_one_origin(self) -> Model:
@@ -100,6 +106,13 @@ class Model(Section):
         if self.config is not None and not isinstance(self.config.get("model_type"), str):
             raise conflict_error("`config` has no `model_type`", "add one, for example `model_type: llama`")
         return self
+
+
+class Replay(Section):
+    """Known and new rows in each global batch, by the published model that the training starts from: did it learn from them?"""
+
+    known: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
+    """Share of known rows. An epoch goes once through the new rows, and draws as many known ones as it takes."""
 
 
 class Training(Section):
@@ -152,6 +165,13 @@ class Training(Section):
     trainer: Importable | None = None
     """Subclass of transformers.Trainer that overrides compute_loss, create_optimizer, create_scheduler or
     get_train_dataloader. trainer/loop/extensions.py lists all methods that it may override."""
+    replay: Replay | None = None
+    """How many rows of each global batch are ones that the published model has learned from. Needs `model.start`. Default: the rows are
+    drawn alike, whether or not they are new."""
+    stay_close: PositiveFloat | None = None
+    """Pull the weights back to those that the training starts from, which a model with another task or new rows forgets otherwise: half of
+    this number times the squared distance is added to the loss. Weights that are new are free. (L2-SP, Li et al. 2018,
+    https://arxiv.org/abs/1802.01483, which tries 0.001 to 1.)"""
     callbacks: list[CallOrName] = []
     """Subclasses of transformers.TrainerCallback. One with state to resume must also be an ExportableState."""
     keep_checkpoints: PositiveInt = 2
@@ -168,6 +188,10 @@ class Training(Section):
         if self.streaming and self.group_by_length:
             what = "`group_by_length` needs the lengths of all sequences, which `streaming` does not read"
             raise conflict_error(what, "set one of them to false")
+        if self.streaming and self.replay:
+            raise conflict_error(
+                "`replay` draws rows by number, and `streaming` reads them in order", "remove one of them"
+            )
         return self
 
 

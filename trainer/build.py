@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -20,14 +21,19 @@ from trainer.data.streaming import ShuffledWindows
 from trainer.job import Job
 from trainer.loop import arguments, extensions
 from trainer.loop.metrics import EvaluationMetrics
+from trainer.loop.replay import read_known_rows, sequences_of_epoch
+from trainer.loop.stay_close import StartWeights
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.model import network
+from trainer.model.start_model import check_start_fits, resolve_start
 from trainer.objectives.bases.padding import token_column_names
 from trainer.objectives.bases.position_limits import find_position_table
 from trainer.objectives.bases.texts import OTHER_TOKENIZER, READ_AT_END_OF_TEXT, why_end_is_not_found
 from trainer.reporting import trackers
 from trainer.reporting.callbacks import StepRecorder, TrainingReporter, apply_log_level
 from trainer.runtime.heartbeat import Heartbeat
+
+logger = logging.getLogger(__name__)
 
 
 def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) -> EvergreenTrainer:
@@ -51,9 +57,10 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         lengths=rows.lengths() if training.group_by_length else None,
         groups=rows.numbers(objective.batch_group)[1] if objective.batch_group else None,
         weights=rows.weights(),
+        replay=read_known_rows(job, rows),
     )
     check_weights(traits, streaming=training.streaming)
-    count = rows.per_epoch
+    count = sequences_of_epoch(job, rows)
     args = arguments.build_training_arguments(
         folder=job.folder, seed=job.seed, training=training, launch=job.launch, direction=job.direction, rows=count
     )
@@ -64,8 +71,13 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
     if count < training.global_batch_size:  # epochs are cut to whole global batches: there would be nothing to train on
         what = f"the train split has {count} sequences, fewer than one global batch of {training.global_batch_size}"
         raise DataError("training.global_batch_size", what, "lower it, or give more rows")
-    model = network.build_model_to_train(
-        job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
+    initial, adapter = resolve_start(job.start, job.model)
+    if job.start:
+        check_start_fits(job.start, job.model)
+        if job.model.lora and not adapter:
+            logger.info("train: the published model holds its adapters merged, so new adapters begin on it")
+    model, new = network.build_model_and_name_new_weights(
+        initial, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed, adapter=adapter
     )
     objective.check_model(model)
     check_ends_of_texts(model, rows, tokenizer.pad_token_id)
@@ -98,6 +110,7 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         loss=extensions.import_loss_function(training.loss),
         callbacks=extensions.build_callbacks(training),
     )
+    trainer.start_weights = StartWeights.of_training(model, training, initial, new)
     trainer.guard.stop_at_step = job.stop_at_step
     trainer.remove_callback(PrinterCallback)
     trackers.continue_tracker_runs(trainer, job.folder, read_checkpoint_step(job.checkpoint) if job.checkpoint else 0)
@@ -111,13 +124,13 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
 
 def check_weights(traits: RowTraits, *, streaming: bool) -> None:
     """Raise a RecipeError if sources have weights, and the order of the rows is one that has each row once."""
-    if traits.weights and (streaming or traits.groups is not None):
-        what = (
-            "the rows are read once, from first to last"
-            if streaming
-            else "whole groups of rows are trained on together"
-        )
-        fix = "set all weights in data.sources to 1" + (", or training.streaming to false" if streaming else "")
+    if traits.weights and (streaming or traits.groups is not None or traits.replay):
+        what, other = "whole groups of rows are trained on together", ""
+        if streaming:
+            what, other = "the rows are read once, from first to last", ", or training.streaming to false"
+        elif traits.replay:
+            what, other = "training.replay draws known and new rows by its own share", ", or remove training.replay"
+        fix = f"set all weights in data.sources to 1{other}"
         raise RecipeError("data.sources", f"have weights, and {what}", fix)
 
 

@@ -14,7 +14,7 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -206,22 +206,12 @@ def scan_rows(rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers) 
     return RowScan(len(rows), smallest, labels)
 
 
-def hash_contents(columns: ComparedColumns, batch: pa.RecordBatch) -> tuple[NDArray[np.uint64], list[list[Any]]]:
-    """Return a hash of the content of each row, (N,), as `hash_row_values` does in twice the time; and the values of each column."""
-    values = [columns.values_of(batch, column) for column in columns.content]
-    texts = map(", ".join, zip(*(map(_to_json, column) for column in values), strict=True))
-    digests = (hashlib.blake2b(f"[{text}]".encode(), digest_size=8).digest() for text in texts)
-    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64), values
-
-
 def scan_shard(columns: ComparedColumns, rows: SplitRows) -> RowScan:
     """Look at the rows of one shard; the row_ids of what is found begin at 0."""
     smallest = SmallestHashes()
     counts = {column: Counter[str]() for column in columns.labelled}
-    for batch in rows.batches([ROW_ID, *columns.content]):
-        reset_idle_timer()
-        hashes, values = hash_contents(columns, batch)
-        smallest.add(hashes, batch[ROW_ID].to_numpy() - rows.shard.first_row_id)
+    for places, hashes, values in hash_contents(columns, rows):
+        smallest.add(hashes, places - rows.shard.first_row_id)
         for column, own in zip(columns.labels, values, strict=False):  # the labels come first
             counts[column].update(str(label).strip() for label in own)
         if columns.listed:
@@ -235,12 +225,25 @@ def scan_shard(columns: ComparedColumns, rows: SplitRows) -> RowScan:
     return RowScan(len(rows), smallest, labels)
 
 
-def hash_rows(rows: SplitRows, columns: ComparedColumns) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Return the row_ids of all rows, (N,), and the hashes of their contents, (N,)."""
-    row_ids, hashes = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
+def hash_contents(
+    columns: ComparedColumns, rows: SplitRows
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint64], list[list[Any]]]]:
+    """Yield of each batch: the `row_id`s, the hashes of the contents, and the values of `columns.content`."""
     for batch in rows.batches([ROW_ID, *columns.content]):
-        row_ids.append(batch[ROW_ID].to_numpy())
-        hashes.append(hash_contents(columns, batch)[0])
+        reset_idle_timer()
+        values = [columns.values_of(batch, column) for column in columns.content]
+        # `hash_row_values` each row, in half of the time
+        texts = map(", ".join, zip(*(map(_to_json, column) for column in values), strict=True))
+        digests = (hashlib.blake2b(f"[{text}]".encode(), digest_size=8).digest() for text in texts)
+        yield batch[ROW_ID].to_numpy(), np.frombuffer(b"".join(digests), ">u8").astype(np.uint64), values
+
+
+def hash_rows(rows: SplitRows, columns: ComparedColumns) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return the `row_id`s of all rows, (N,), and the hashes of their contents, (N,)."""
+    row_ids, hashes = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
+    for ids, own, _ in hash_contents(columns, rows):
+        row_ids.append(ids)
+        hashes.append(own)
     return np.concatenate(row_ids), np.concatenate(hashes)
 
 

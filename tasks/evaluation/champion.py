@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import re
-import shutil
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,17 +21,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import ValidationError
 
-from params import DataError, HubRefusedError, ModelError, RecipeError, TransientError
-from params.foundation.artifacts import PROFILE, Artifacts, replace_folder_atomically
+from params import DataError, ModelError, RecipeError, TransientError
+from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE, ReleaseRecord
 from tasks.drift import two_sample
-from tasks.drift.profile import MAX_BYTES
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, ChampionConfidence, DriftReport, MeasuredChange
 from tasks.evaluation.reading import ModelTokenization
 from tasks.evaluation.report import ChampionReference
 from tasks.evaluation.scoring import RowGroups, RowScores, score_rows
-from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
+from tasks.hub_client.connection import fetch_model_once, open_repository, resolve_hub_endpoint
 from tasks.progress import iterate_with_progress
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.encoding import RowEncoder
@@ -93,18 +91,7 @@ def fetch_champion(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights
         if champion.weights in weights:
             return ChampionStatus(champion, None, None, _released_limit(repository, champion))
         reason = find_rollback_reason(repository, weights)
-        folder = artifacts.champion / champion.commit
-        if not folder.exists():
-            shutil.rmtree(folder.parent, ignore_errors=True)
-            logger.info("evaluate: downloading the champion, %s of %s", champion.tag or champion.commit, repo_id)
-            with replace_folder_atomically(folder) as staging:
-                repository.download_model(champion.commit, staging)
-                shutil.rmtree(staging / ".cache", ignore_errors=True)  # the client's notes on the download
-                with contextlib.suppress(HubRefusedError):  # it may be too large: then there is none
-                    read = partial(repository.read, champion.commit, PROFILE, max_bytes=MAX_BYTES)
-                    if content := repository.retry_until_clear(read):
-                        (staging / PROFILE).write_bytes(content)
-        return ChampionStatus(champion, folder, reason)
+        return ChampionStatus(champion, fetch_model_once(artifacts, repository, champion.commit), reason)
 
 
 def _released_limit(repository: HubRepository, champion: ChampionReference) -> int:

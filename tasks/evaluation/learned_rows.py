@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from params.foundation.artifacts import PROFILE
 from tasks.digests import ReleaseRecord
 from tasks.drift.profile import DataProfile
-from tasks.drift.rows import ComparedColumns, hash_contents
+from tasks.drift.rows import ComparedColumns, hash_rows
 from tasks.shards.split_rows import SplitRows
 from tasks.shards.times import NO_TIME, read_times, time_of_value
 from trainer.data.shards import ROW_ID
@@ -39,15 +39,13 @@ def find_learned_rows(champion: Path, rows: SplitRows, objective: Objective[Any]
     if record and times and "time" in (times["split"], record.data.split):
         until = time_of_value(record.data.learned_until)
     found = [np.zeros(0, np.int64)]
-    names = [*columns.content, *([times["column"]] if times else [])]
-    for batch in rows.batches([ROW_ID, *dict.fromkeys(names)]) if profile or until != NO_TIME else ():
-        is_learned = np.zeros(len(batch), np.bool_)
-        if until != NO_TIME:
-            is_learned |= read_times(batch[times["column"]]) <= until
-        if profile:
-            is_learned |= np.isin(hash_contents(columns, batch)[0], profile.known)
-        found.append(batch[ROW_ID].to_numpy()[is_learned])
-    learned = np.sort(np.concatenate(found))
+    if times and until != NO_TIME:
+        batches = rows.batches([ROW_ID, times["column"]])
+        found += [batch[ROW_ID].to_numpy()[read_times(batch[times["column"]]) <= until] for batch in batches]
+    if profile:
+        row_ids, hashes = hash_rows(rows, columns)
+        found.append(row_ids[np.isin(hashes, profile.known)])
+    learned = np.unique(np.concatenate(found))
     if len(learned):
         logger.info(
             "evaluate: the champion has learned from %d of %d rows, which do not count", len(learned), len(rows)

@@ -80,7 +80,7 @@ class Candidate:
             raise RecipeError("publish.adapter", *found)
         if self.publish.adapter not in self.forms:
             what = "the adapters are not there by themselves: the base model lacks layers that they do not hold, its commit was not known"
-            what += " when they were trained, or an older version of Evergreen trained them"
+            what += " when they were trained, the training started from a release that holds only a whole model, or an older version of Evergreen trained them"
             raise ModelError(str(self.artifacts.adapter), what, "run the train stage again, or remove publish.adapter")
         blessing, repo_id = self.blessing, self.publish.repo_id
         recipe = digests.evaluation_recipe_digest(

@@ -55,6 +55,8 @@ def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") ->
         "objective": recipe.objective.model_dump(mode="json"),
         "max_length": read_report(artifacts, EvaluationReport).judged_length,
         "run": trained.run,
+        "start": trained.started_from.model_dump(mode="json") if trained.started_from else None,
+        "starts": dict(trained.arms),
         "git_commit": trained.git_commit,
         "versions": trained.versions,
         "data": {

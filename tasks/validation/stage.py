@@ -7,6 +7,7 @@
         validation.json         the report
         report.html             the report as a page that needs no network
         evergreen-data-profile.dat    what a later run compares its rows with
+        start/                  the published model that the training starts from, if it does
 
 The stage first plans which rows to set aside, then carries out the plan. The checks of the objective and of the recipe are
 expectations of Great Expectations, for the rows of all splits together; a condition can name a column `split` (checks.py). No group of
@@ -33,7 +34,7 @@ from pyarrow import types
 from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folder_atomically
-from params.schema import Launch, ObjectiveChoice
+from params.schema import Launch, ObjectiveChoice, Replay, Start
 from params.sections.rows import Expectation, PretrainedTokenizer, Tokenization, TrainTokenizer, Validation
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.shards.kept_work import ShardWorkers
@@ -53,6 +54,7 @@ from tasks.validation.number_checks import check_numbers
 from tasks.validation.raw_rows import RawRows, open_raw_rows
 from tasks.validation.report import ValidationReport, expectation_as_call
 from tasks.validation.separated_rows import SeparationPlan, write_failing_rows_and_page, write_good_rows
+from tasks.validation.start import pin_start
 from tasks.validation.time_checks import check_times
 from trainer import objectives
 from trainer.data.shards import Manifest
@@ -74,6 +76,8 @@ def validate(
     repo_id: str,
     endpoint: str,
     launch: Launch,
+    start: Start = "base",
+    replay: Replay | None = None,
     tokenizer: TrainTokenizer | PretrainedTokenizer | None = None,
     inputs: StageInputsSnapshot | None = None,
 ) -> ValidationReport:
@@ -83,10 +87,11 @@ def validate(
 
     Raises:
         RecipeError: an expectation does not exist or has wrong arguments, or the objective takes no `data.corpus`.
-        ModelError: the tokenizer cannot be used.
+        ModelError: the tokenizer cannot be used, or the training cannot start from the published model.
         DataError: columns are missing, a check with `on_failure: fail` failed, too many rows would be set aside, or, with
             `drift: fail`, the new rows have drifted.
-        HubRefusedError, TransientError: with `drift: fail`, if the Hub does not say which model is published.
+        HubRefusedError, TransientError: with `drift: fail`, or a `start` other than `base`, if the Hub does not say which model is
+            published.
         ValidationEngineError: a check could not be run.
     """
     method = objectives.build_objective(objective)
@@ -132,6 +137,18 @@ def validate(
             plan = replace(plan, report=plan.report.model_copy(update={"drift": drift, "corpus": corpus}))
             if drift and drift.moved and validation.drift.on_drift == "fail":
                 _fail(artifacts, plan, [drift.sentence], _DRIFT_FIX, shows="examples")
+            pin_start(
+                artifacts,
+                folder,
+                workers,
+                start=start,
+                replay=replay,
+                drift=validation.drift,
+                objective=method,
+                name=objective.name,
+                repo_id=repo_id,
+                endpoint=endpoint,
+            )
             write_failing_rows_and_page(folder, artifacts.recipe, plan, failures=[])
             save_report(plan.report, folder / artifacts.report("validate").name)
     shutil.rmtree(artifacts.failed_validation, ignore_errors=True)

@@ -14,7 +14,15 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from params import CheckpointError, RecipeError
-from trainer.data.order import NO_TRAITS, EpochOrder, GlobalBatchShard, RowTraits, SampleKey, SamplerOrder
+from trainer.data.order import (
+    NO_TRAITS,
+    EpochOrder,
+    GlobalBatchShard,
+    ReplayOrder,
+    RowTraits,
+    SampleKey,
+    SamplerOrder,
+)
 from trainer.data.randomness import seeded
 from trainer.data.streaming import STREAM_STATE, StreamByPosition
 from trainer.objectives.bases.lazy_imports import transformers
@@ -149,11 +157,8 @@ class ResumableBatchSampler(Sampler[list[SampleKey]]):
 
 
 def _order(
-    source: DataLoader[Any],
-    global_batch_size: int,
-    seed: int,
-    traits: RowTraits,
-) -> EpochOrder | SamplerOrder | None:
+    source: DataLoader[Any], global_batch_size: int, seed: int, traits: RowTraits
+) -> EpochOrder | ReplayOrder | SamplerOrder | None:
     if isinstance(source.dataset, IterableDataset):
         return None
     if type(source.batch_sampler) is not BatchSampler:
@@ -161,6 +166,8 @@ def _order(
         raise RecipeError("training.trainer", what, "give it a sampler; batches follow from the recipe")
     sampler = source.batch_sampler.sampler  # `source.sampler` differs if the loader was given its batch sampler
     if type(sampler) is RandomSampler:
+        if traits.replay:
+            return ReplayOrder(traits.replay, seed=seed, global_batch_size=global_batch_size, lengths=traits.lengths)
         rows = len(source.dataset)  # type: ignore[arg-type]
         return EpochOrder(
             rows,
@@ -173,6 +180,9 @@ def _order(
     if traits.weights:
         what = "its sampler chooses the rows, and the sources of the rows have weights (data.sources)"
         raise RecipeError("training.trainer", what, "remove the weights, or leave the sampler to the pipeline")
+    if traits.replay:
+        what = "the Trainer of the recipe has a sampler of its own, which does not know which rows are new"
+        raise RecipeError("training.replay", what, "remove it, or the sampler")
     return SamplerOrder(cast("Sampler[int]", sampler), seed=seed, global_batch_size=global_batch_size)
 
 

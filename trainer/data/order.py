@@ -4,6 +4,7 @@ Neither the number of processes nor a resume changes it. A position is an epoch 
 
     WeightedRows      how often an epoch has each row of several sources
     EpochOrder        the rows of an epoch, in whole global batches
+    ReplayOrder       the same, with a share of known rows in each of them
     SamplerOrder      the same, from the sampler of a custom Trainer
     GlobalBatchShard  the part of every global batch that one process trains on
 """
@@ -46,6 +47,8 @@ class RowTraits:
     """A number for each row: those with the same one follow each other."""
     weights: Sequence[tuple[int, float]] = ()
     """As in `WeightedRows`; empty if all rows come once."""
+    replay: KnownRows | None = None
+    """Which rows are known, with a share of each global batch of their own."""
 
 
 NO_TRAITS: Final = RowTraits()
@@ -199,6 +202,65 @@ def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
+
+
+@dataclass(frozen=True)
+class KnownRows:
+    """Which rows the model that a training starts from has learned from, and their share of each global batch."""
+
+    known: NDArray[np.bool_]
+    """(N,); some rows are known and some are new."""
+    share: float
+
+    def per_batch(self, global_batch_size: int) -> tuple[int, int]:
+        """Return how many new and how many known rows a global batch has: at least one of each."""
+        known = min(max(1, round(self.share * global_batch_size)), global_batch_size - 1)
+        return global_batch_size - known, known
+
+    def batches(self, global_batch_size: int) -> int:
+        """Return the global batches of an epoch: it goes once through the new rows, as far as they fill global batches."""
+        return max(1, int((~self.known).sum()) // self.per_batch(global_batch_size)[0])
+
+
+class ReplayOrder:
+    """New and known rows in each global batch, each kind from an endless series of its own permutations.
+
+    What is left of the new rows after an epoch begins the next one. With `lengths`, a global batch holds new rows of similar length and known
+    rows of similar length, and the batches come in random order.
+    """
+
+    def __init__(self, replay: KnownRows, *, seed: int, global_batch_size: int, lengths: Lengths | None = None) -> None:
+        self.batches = replay.batches(global_batch_size)
+        """Global batches of an epoch."""
+        self._kinds = [torch.from_numpy(np.flatnonzero(one)) for one in (~replay.known, replay.known)]
+        self._counts = replay.per_batch(global_batch_size)
+        self._seed = seed
+        self._lengths = None if lengths is None else torch.as_tensor(lengths)
+
+    def rows(self, epoch: int) -> torch.Tensor:
+        """Return the rows of an epoch, (batches * global batch size,) int64: in each global batch the new ones come first."""
+        parts = [self._drawn(kind, epoch).view(self.batches, -1) for kind in range(len(self._kinds))]
+        every = torch.cat(parts, dim=1)
+        if self._lengths is not None:
+            every = every[torch.randperm(self.batches, generator=self._generator(len(parts), epoch))]
+        return every.flatten()
+
+    def _drawn(self, kind: int, epoch: int) -> torch.Tensor:
+        """Return the rows of a kind that an epoch draws, (batches * count,)."""
+        rows, count = self._kinds[kind], self.batches * self._counts[kind]
+        first, last = epoch * count // len(rows), ((epoch + 1) * count - 1) // len(rows)
+        turns = [
+            rows[torch.randperm(len(rows), generator=self._generator(kind, turn))] for turn in range(first, last + 1)
+        ]
+        drawn = torch.cat(turns)[epoch * count - first * len(rows) :][:count]
+        if self._lengths is None:
+            return drawn
+        pools = torch.split(drawn, _POOL * self._counts[kind])
+        return torch.cat([one[torch.argsort(self._lengths[one], descending=True, stable=True)] for one in pools])
+
+    def _generator(self, kind: int, turn: int) -> torch.Generator:
+        state = np.random.SeedSequence([self._seed, kind, turn]).generate_state(1, np.uint64)
+        return torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
 
 
 class SamplerOrder:
