@@ -261,7 +261,7 @@ def test_damaged_profile_is_said(project, monkeypatch):
 
 def test_profile_that_is_too_large_is_said_or_an_error(project, monkeypatch):
     artifacts, tag = project
-    monkeypatch.setattr("tasks.drift.profile.MAX_BYTES", 100)
+    monkeypatch.setattr("tasks.drift.profile.MAX_PROFILE_BYTES", 100)
     assert f"{PROFILE} of {tag} cannot be read" in run(artifacts).sentence
     with pytest.raises(HubRefusedError, match="more than the 100 that it may have"):
         run(artifacts, on_drift="fail")
