@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -34,7 +33,6 @@ from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folder_atomically
 from params.schema import (
-    Expectation,
     Launch,
     ObjectiveChoice,
     PretrainedTokenizer,
@@ -56,6 +54,7 @@ from tasks.validation.check_results import (
 from tasks.validation.documents import write_good_documents
 from tasks.validation.expectations import columns_named_by_expectations, expectation_problems
 from tasks.validation.label_checks import ROW_IS_KNOWN, check_labels
+from tasks.validation.near_duplicates import check_near_duplicates
 from tasks.validation.number_checks import check_numbers
 from tasks.validation.raw_rows import RawRows, open_raw_rows
 from tasks.validation.report import ValidationReport, expectation_as_call
@@ -110,9 +109,7 @@ def validate(
             raise RecipeError.at("validation.expectations", what, fix)
         rows = open_raw_rows(artifacts.raw, kinds, needed, workers, artifacts.validation_keys)
         logger.info("validate: checking %d rows", len(rows))
-        plan = SeparationPlan.of(
-            rows, _run_all_checks(method, validation.expectations, rows), validation.max_quarantined
-        )
+        plan = SeparationPlan.of(rows, _run_all_checks(method, validation, rows), validation.max_quarantined)
         if failures := _failures(plan):
             stopping = {check.type: check.origin for check in plan.report.checks if check.stops}
             fixes = ["raise validation.max_quarantined"] if plan.report.share > plan.report.max_quarantined else []
@@ -146,7 +143,7 @@ def validate(
     return plan.report
 
 
-def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation], rows: RawRows) -> list[CheckResult]:
+def _run_all_checks(method: Objective[Any], validation: Validation, rows: RawRows) -> list[CheckResult]:
     """Run all checks; each but the first look at all rows skips the rows that those before it set aside.
 
     The labels are compared last: one is unknown to training even if all training rows that have it are set aside.
@@ -155,9 +152,11 @@ def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation],
     checks: list[Check] = [("objective", e) for e in method.expectations(texts)]
     results = check_numbers(rows)
     set_aside = quarantined_positions(results)
-    results += run_checks([*checks, *(("recipe", e) for e in expectations)], rows, set_aside, method)
+    results += run_checks([*checks, *(("recipe", e) for e in validation.expectations)], rows, set_aside, method)
     if rows.splits["train"].group_by:
         results.append(check_groups_across_splits(rows, quarantined_positions(results)))
+    if validation.near_duplicates:
+        results.append(check_near_duplicates(method, validation.near_duplicates, rows, quarantined_positions(results)))
     return results + check_labels(method, rows, quarantined_positions(results))
 
 
