@@ -184,6 +184,18 @@ class RowsFromFunction(Section):
 
 
 Source = Annotated[RowsFromFiles | RowsFromHubDataset | RowsFromSql | RowsFromFunction, Field(discriminator="kind")]
+_files_from_text = BeforeValidator(lambda own: {"kind": "files", "train": own} if isinstance(own, str) else own)
+"""Let a path or glob stand for the files of a source without splits."""
+
+
+def _require_fixed(source: RowsFromFiles | RowsFromHubDataset) -> RowsFromFiles | RowsFromHubDataset:
+    if len(source.patterns) > 1:
+        raise conflict_error("a suite has no splits", "keep only the `train` of its source")
+    if isinstance(source, RowsFromHubDataset) and not source.is_pinned:
+        raise conflict_error(f"{source.revision} is a branch, which moves", "write the full hash of a commit")
+    if isinstance(source, RowsFromFiles) and source.refresh:
+        raise conflict_error("rows that every model must get right do not change by themselves", "remove `refresh`")
+    return source
 
 
 class SplitFractions(Section):
@@ -202,9 +214,7 @@ class Data(Section):
     """Where the rows come from, and how they are split."""
 
     source: Source
-    corpus: Annotated[
-        Source | None, BeforeValidator(lambda own: {"kind": "files", "train": own} if isinstance(own, str) else own)
-    ] = None
+    corpus: Annotated[Source | None, _files_from_text] = None
     """Documents among which the held-out queries have to find theirs, for objectives that rank documents: a path or glob, or
     the keys of a source without held-out splits. Default: the documents of the held-out rows."""
     split: SplitFractions = SplitFractions()
@@ -629,6 +639,40 @@ class Gate(Section):
         return -self.margin if self.margin is not None else self.gain or 0.0
 
 
+class Suite(Section):
+    """Rows that a model must get right to be published, besides the test split. They have the columns of the objective."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+    """Name in the report, and of the folder of its rows."""
+    source: Annotated[
+        RowsFromFiles | RowsFromHubDataset,
+        Field(discriminator="kind"),
+        AfterValidator(_require_fixed),
+        _files_from_text,
+    ]
+    """Path or glob of its rows, or the keys of a source of kind `files` or `hub`, of one commit, with `train` alone."""
+    must: Literal["all"] | Annotated[float, Field(gt=0.0, le=1.0)] = "all"
+    """How many of the rows the model must get right: `all`, or the smallest share."""
+    matches: str | None = None
+    """Column with a regular expression that is to be found in the text that the model generates for the row. Default: the
+    objective says which rows are right; a generated text is, if it equals that of the row except for white space around it."""
+    function: CallOrName | None = None
+    """Function of a row and of the text that the model generates for it, which returns whether that is right."""
+    max_new_tokens: PositiveInt | None = None
+    """Longest generated text in tokens. Default: that of the call on the model card."""
+
+    @validate_model(mode="after")
+    def _has_one_way(self) -> Suite:
+        if self.matches and self.function:
+            raise conflict_error("`matches` and `function` both say what is right", "remove one of them")
+        return self
+
+    @property
+    def share(self) -> float:
+        """The smallest share of rows that must be right."""
+        return 1.0 if self.must == "all" else self.must
+
+
 class Evaluation(Section):
     """How the trained model is evaluated, and what it must achieve."""
 
@@ -642,8 +686,17 @@ class Evaluation(Section):
     """Slices to evaluate: names of columns, or `{name: ..., function: package.module:name}`."""
     worst_rows: NonNegativeInt = 20
     """Number of rows with the worst predictions to list."""
+    suites: list[Suite] = []
+    """Rows that the model must get right to be published, by name: `{name: greetings, source: data/greetings.csv, must: all}`."""
     gate: Gate = Gate()
     """What the model must achieve to be published."""
+
+    @validate_model(mode="after")
+    def _has_names_once(self) -> Evaluation:
+        names = [suite.name.lower() for suite in self.suites]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise conflict_error(f"two suites are called {twice[0]}", "give each a name of its own")
+        return self
 
 
 AdapterForm = Literal["merged", "adapter", "both"]

@@ -16,6 +16,7 @@ from params.foundation.errors import EvergreenError, StorageError
 
 SPLITS = ("train", "validation", "test")
 CORPUS = "corpus"  # folder of the documents of `data.corpus`, beside those of the splits
+SUITES = "suites"  # folder of the folders of `evaluation.suites`, there, too
 ADAPTER = "adapter"  # folder of a model with the adapters that are merged into it
 GROUP_BY = "evergreen.group_by"
 """Key of the metadata of Parquet files that names, as JSON, the columns by which their rows belong together."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,25 +12,26 @@ from params.foundation.artifacts import SPLITS
 from params.importing import find_named_source_files
 from params.loading import Key, suggestion
 from params.schema import Evaluation, ObjectiveChoice, RowsFromFiles, RowsFromFunction
+from tasks.evaluation.suites import why_not_judged
 from tasks.ingestion.batches import rename_reserved_columns
 from tasks.ingestion.function import find_imports_beyond_ingest
-from tasks.ingestion.source import naming_corpus, open_source
+from tasks.ingestion.source import naming_source, open_source
 from trainer import objectives
 
 logger = logging.getLogger(__name__)
 
 
-def _first_columns(source: Any, key: str) -> list[str] | Problem | None:
-    """Return the columns of the first rows of a source, or why it cannot be read; None if that takes a query or a download."""
+def _first_columns(source: Any, *key: str | int) -> list[str] | Problem | None:
+    """Return the columns of the first rows of the source at a key, or why it cannot be read; None if that takes a query or a download."""
     try:
-        with naming_corpus() if key == "corpus" else contextlib.nullcontext():
+        with naming_source(".".join(map(str, key))):
             opened = open_source(source)
             if not isinstance(source, RowsFromFiles | RowsFromFunction):
                 return None
             head = next(iter(opened.batches("train")), None)
     except EvergreenError as error:
         default = {"files": "train", "function": "function", "sql": "url"}.get(source.kind, "repo_id")
-        return Problem.of(error, ("data", key, default))
+        return Problem.of(error, (*key, default))
     return rename_reserved_columns(head).rows.schema.names if head else []
 
 
@@ -44,7 +44,7 @@ def find_corpus_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Prob
         what = "has no effect: the objective, with these options, ranks no documents"
         yield Problem(("data", "corpus"), what, "remove it")
         return
-    columns, name = _first_columns(data.corpus, "corpus"), space.document_column
+    columns, name = _first_columns(data.corpus, "data", "corpus"), space.document_column
     if isinstance(columns, Problem):
         yield columns
     elif columns is not None and name not in columns:
@@ -56,7 +56,7 @@ def find_corpus_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Prob
 
 def find_missing_columns(objective: ObjectiveChoice, data: Any, evaluation: Evaluation) -> Iterator[Problem]:
     """Find columns that the first rows of the source do not have."""
-    columns = _first_columns(data.source, "source")
+    columns = _first_columns(data.source, "data", "source")
     if columns is None or isinstance(columns, Problem):
         yield from [] if columns is None else [columns]
         return
@@ -70,6 +70,24 @@ def find_missing_columns(objective: ObjectiveChoice, data: Any, evaluation: Eval
         if column is not None and column not in columns:
             hint = "; the objective's `..._column` options name it" if key == ("objective",) else ""
             yield Problem(key, f"the source has no column `{column}`", suggestion(column, columns, "columns") + hint)
+
+
+def find_suite_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterator[Problem]:
+    """Find suites that this objective cannot judge, and columns that their first rows do not have."""
+    if objectives.find_option_problems(objective):
+        return
+    built = objectives.build_objective(objective)
+    for number, suite in enumerate(evaluation.suites):
+        key = ("evaluation", "suites", number)
+        if found := why_not_judged(built, objective.name, suite):
+            yield Problem(key, *found)
+        columns = _first_columns(suite.source, *key, "source")
+        if isinstance(columns, Problem):
+            yield columns
+        elif columns is not None:
+            needed = [*built.columns(), *filter(None, [suite.matches])]
+            for name in (name for name in needed if name not in columns):
+                yield Problem((*key, "source"), f"has no column `{name}`", suggestion(name, columns, "columns"))
 
 
 def warn_of_torn_groups(objective: ObjectiveChoice, data: Any) -> tuple[()]:

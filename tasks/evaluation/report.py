@@ -11,6 +11,7 @@ from params.schema import Direction
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation.breakdowns import Breakdown
 from tasks.evaluation.label_report import LabelReport
+from tasks.evaluation.suite_report import SuiteResult
 from tasks.evaluation.suspect_report import SuspectReport
 from tasks.evaluation.vector_space_change import VectorSpaceChange
 from tasks.stages import Number, Report
@@ -223,6 +224,8 @@ class EvaluationDetails(Report):
     """The metric that decides, by what the objective shows it by (`Objective.own_slices`); empty in a report of an earlier version."""
     vectors: VectorSpaceChange | None = None
     """None without a champion, and for models that are not there to make vectors."""
+    suites: list[SuiteResult] = Field(default=[])
+    """What the candidate makes of `evaluation.suites`."""
 
 
 class ChampionReference(Report):
@@ -289,6 +292,8 @@ class Blessing(Report):
     recipe: str
     """Digest of the recipe's sections that the evaluation depends on."""
     champion: ChampionReference | None
+    suites: dict[str, str] = Field(default={})
+    """Hashes of the rows of `evaluation.suites` by name."""
 
     def is_in_release(self, weights: str) -> bool:
         """Whether a release whose weights have this digest holds the candidate, in whatever form."""

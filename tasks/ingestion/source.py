@@ -54,10 +54,10 @@ def open_source(
 
 
 @contextlib.contextmanager
-def naming_corpus() -> Iterator[None]:
-    """Let errors of a source name the keys of `data.corpus` instead of those of `data.source`."""
+def naming_source(key: str) -> Iterator[None]:
+    """Let errors of a source name the keys of `key`, such as `data.corpus`, instead of those of `data.source`."""
     try:
         yield
     except EvergreenError as error:
-        texts = {name: getattr(error, name).replace("data.source", "data.corpus") for name in ("where", "fix", "key")}
+        texts = {name: getattr(error, name).replace("data.source", key) for name in ("where", "fix", "key")}
         raise error.replace(**texts) from error

@@ -2,6 +2,7 @@
 
     runs/<recipe>/raw/{train,validation,test}/      Parquet shards, see tasks.shards.split_rows
     runs/<recipe>/raw/corpus/                       the documents of `data.corpus`, if there is one
+    runs/<recipe>/raw/suites/<name>/                the rows of `evaluation.suites`
     runs/<recipe>/raw/source.json                   the report: the source's revision, the columns, the number of rows
 
 `row_id` is a row's position in the source, counted over all of its splits. If the source lacks a split, some of its
@@ -28,9 +29,9 @@ import pyarrow as pa
 
 from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
-from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folder_atomically
+from params.foundation.artifacts import CORPUS, SPLITS, SUITES, Artifacts, replace_folder_atomically
 from params.loading import suggestion
-from params.schema import Data, Launch, SplitFractions
+from params.schema import Data, Launch, Source, SplitFractions, Suite
 from tasks.ingestion.batches import Batches, SourceBatch, to_readable_batch
 from tasks.ingestion.file_index import FileRowIndex, FileRowRange
 from tasks.ingestion.parquet import (
@@ -42,7 +43,7 @@ from tasks.ingestion.parquet import (
     write_split_schema,
 )
 from tasks.ingestion.report import IngestReport
-from tasks.ingestion.source import OpenedSource, naming_corpus, open_source
+from tasks.ingestion.source import OpenedSource, naming_source, open_source
 from tasks.ingestion.split_assigner import SplitAssigner, row_position
 from tasks.ingestion.stratify import give_each_value_a_training_row
 from tasks.progress import iterate_with_progress
@@ -59,9 +60,15 @@ _MEASURED_ROWS = 512
 
 
 def ingest(
-    artifacts: Artifacts, *, data: Data, seed: int, launch: Launch, inputs: StageInputsSnapshot | None = None
+    artifacts: Artifacts,
+    *,
+    data: Data,
+    seed: int,
+    launch: Launch,
+    suites: Sequence[Suite] = (),
+    inputs: StageInputsSnapshot | None = None,
 ) -> IngestReport:
-    """Read the rows of a recipe's source and write them by split.
+    """Read the rows of a recipe's source and write them by split; those of other sources have no splits.
 
     Raises:
         RecipeError: the recipe's source or split is not possible.
@@ -100,15 +107,20 @@ def ingest(
             for split in SPLITS:
                 Manifest.write(folder / split, shards[split])
         rows = {split: SplitRows(folder / split) for split in SPLITS}
-        with naming_corpus():
-            documents = open_source(data.corpus, artifacts.root, workers.memory) if data.corpus else None
-            if documents:
-                _write_corpus(documents, folder, workers, seed)
-        written = (*SPLITS, *([CORPUS] if documents else []))
+        others: dict[str, tuple[str, Source]] = {CORPUS: ("data.corpus", data.corpus)} if data.corpus else {}
+        for number, suite in enumerate(suites):
+            others[f"{SUITES}/{suite.name}"] = (f"evaluation.suites.{number}.source", suite.source)
+        revisions = dict[str, str]()
+        for name, (key, own) in others.items():
+            with naming_source(key):
+                opened = open_source(own, artifacts.root, workers.memory)
+                _write_without_splits(opened, folder / name, workers, seed)
+                revisions[name] = opened.revision
+        written = (*SPLITS, *others)
         report = IngestReport(
             source=data.source.kind,
             revision=source.revision,
-            corpus_revision=documents.revision if documents else "",
+            corpus_revision=revisions.get(CORPUS, ""),
             rows={split: len(rows[split]) for split in SPLITS},
             columns={field.name: type_name(field.type) for field in rows["train"].schema},
             data_sha256={split: folder_sha256(folder / split, shards.get(split, ())) for split in written},
@@ -148,13 +160,15 @@ def _write_rows(
     return columns, shards
 
 
-def _write_corpus(source: OpenedSource, folder: Path, workers: ShardWorkers, seed: int) -> None:
-    staging = folder / f".{CORPUS}"
+def _write_without_splits(source: OpenedSource, folder: Path, workers: ShardWorkers, seed: int) -> None:
+    staging = folder.with_name(f".{folder.name}")
     (staging / "train").mkdir(parents=True)
     columns, shards = _write_rows(source, SplitAssigner("train", {}, {}, seed), staging, workers)
+    if not shards["train"]:
+        raise DataError("data.source", "has no rows", "add some, or remove it")
     write_split_schema(staging / "train", columns, [])
     Manifest.write(staging / "train", shards["train"])
-    (staging / "train").rename(folder / CORPUS)
+    (staging / "train").rename(folder)
     staging.rmdir()
 
 

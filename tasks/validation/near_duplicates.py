@@ -173,7 +173,7 @@ def write_shard_bands(columns: Sequence[str], bands: int, length: int, work: Raw
     found = np.stack([np.concatenate(keys), np.concatenate(places)])
     assert work.path
     np.save(work.path, found[:, np.argsort(found[0], kind="stable")])
-    return found.shape[1]
+    return int(found.shape[1])
 
 
 def _in_bucket(

@@ -80,6 +80,8 @@ class ValidationReport(Report):
     drift: DriftReport | None = None
     """How the new rows compare with those of the published model; None if the recipe turns that off."""
     corpus: CorpusReport | None = None
+    suites: dict[str, str] = pydantic.Field(default_factory=dict)
+    """A hash of the rows of each of `evaluation.suites`, by name."""
 
     @property
     def summary(self) -> str:

@@ -3,6 +3,7 @@
     runs/<recipe>/raw/<split>/ -> runs/<recipe>/validated/
         rows/<split>/           the good rows, in source order and in the shards of the raw rows
         rows/corpus/            the documents of `data.corpus`, if there is one
+        rows/suites/<name>/     the rows of `evaluation.suites`
         quarantine.parquet      the rows that were set aside, each with the reasons
         validation.json         the report
         report.html             the report as a page that needs no network
@@ -24,10 +25,9 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
-
-from pyarrow import types
 
 from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
@@ -36,6 +36,7 @@ from params.schema import (
     Launch,
     ObjectiveChoice,
     PretrainedTokenizer,
+    Suite,
     Tokenization,
     TrainTokenizer,
     Validation,
@@ -48,6 +49,7 @@ from tasks.validation.check_results import (
     Check,
     CheckResult,
     check_groups_across_splits,
+    checks_of_objective,
     quarantined_positions,
     run_checks,
 )
@@ -59,6 +61,7 @@ from tasks.validation.number_checks import check_numbers
 from tasks.validation.raw_rows import RawRows, open_raw_rows
 from tasks.validation.report import ValidationReport, expectation_as_call
 from tasks.validation.separated_rows import SeparationPlan, write_failing_rows_and_page, write_good_rows
+from tasks.validation.suites import copy_suites
 from trainer import objectives
 from trainer.data.shards import Manifest
 from trainer.objectives.bases.objective import Objective
@@ -80,6 +83,7 @@ def validate(
     endpoint: str,
     launch: Launch,
     tokenizer: TrainTokenizer | PretrainedTokenizer | None = None,
+    suites: Sequence[Suite] = (),
     inputs: StageInputsSnapshot | None = None,
 ) -> ValidationReport:
     """Check the rows that ingest wrote, set the bad ones aside, and compare the new ones with those of the published model.
@@ -122,6 +126,8 @@ def validate(
             space, documents = method.vector_space, folder / artifacts.rows.name / CORPUS
             column = space.document_column if space else None
             corpus = write_good_documents(artifacts.raw / CORPUS, documents, column, validation.max_quarantined)
+            kept = folder / artifacts.rows.name
+            hashes = copy_suites(artifacts.raw, kept, suites, method=method, rows=rows, set_aside=plan.aside)
             drift = write_profile_and_measure_drift(
                 artifacts,
                 folder,
@@ -132,7 +138,8 @@ def validate(
                 repo_id=repo_id,
                 endpoint=endpoint,
             )
-            plan = replace(plan, report=plan.report.model_copy(update={"drift": drift, "corpus": corpus}))
+            found = {"drift": drift, "corpus": corpus, "suites": hashes}
+            plan = replace(plan, report=plan.report.model_copy(update=found))
             if drift and drift.moved and validation.drift.on_drift == "fail":
                 _fail(artifacts, plan, [drift.sentence], _DRIFT_FIX, shows="examples")
             write_failing_rows_and_page(folder, artifacts.recipe, plan, failures=[])
@@ -148,11 +155,10 @@ def _run_all_checks(method: Objective[Any], validation: Validation, rows: RawRow
 
     The labels are compared last: one is unknown to training even if all training rows that have it are set aside.
     """
-    texts = {field.name for field in rows.schema if types.is_string(field.type) or types.is_large_string(field.type)}
-    checks: list[Check] = [("objective", e) for e in method.expectations(texts)]
     results = check_numbers(rows)
     set_aside = quarantined_positions(results)
-    results += run_checks([*checks, *(("recipe", e) for e in validation.expectations)], rows, set_aside, method)
+    checks: list[Check] = [("recipe", expectation) for expectation in validation.expectations]
+    results += run_checks([*checks_of_objective(method, rows.schema), *checks], rows, set_aside, method)
     if rows.splits["train"].group_by:
         results.append(check_groups_across_splits(rows, quarantined_positions(results)))
     if validation.near_duplicates:
