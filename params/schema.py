@@ -651,8 +651,8 @@ class Suite(Section):
         _files_from_text,
     ]
     """Path or glob of its rows, or the keys of a source of kind `files` or `hub`, of one commit, with `train` alone."""
-    must: Literal["all"] | Annotated[float, Field(gt=0.0, le=1.0)] = "all"
-    """How many of the rows the model must get right: `all`, or the smallest share."""
+    must: Annotated[float, Field(gt=0.0, le=1.0), BeforeValidator(lambda own: 1.0 if own == "all" else own)] = 1.0
+    """The smallest share of the rows that the model must get right; `all` is 1."""
     matches: str | None = None
     """Column with a regular expression that is to be found in the text that the model generates for the row. Default: the
     objective says which rows are right; a generated text is, if it equals that of the row except for white space around it."""
@@ -666,11 +666,6 @@ class Suite(Section):
         if self.matches and self.function:
             raise conflict_error("`matches` and `function` both say what is right", "remove one of them")
         return self
-
-    @property
-    def share(self) -> float:
-        """The smallest share of rows that must be right."""
-        return 1.0 if self.must == "all" else self.must
 
 
 class Evaluation(Section):

@@ -249,7 +249,7 @@ def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Rec
     content["training"]["callbacks"].append(clock)
     content["training"]["arguments"].pop("report_to", None)
     content["launch"] |= {"mirror": "none", "max_hours": None, "data_workers": 1, "data_cluster": None}
-    content["evaluation"] |= {"compare_untrained": False, "gate": {}}
+    content["evaluation"] |= {"compare_untrained": False, "gate": {}, "suites": []}  # few steps pass none of them
     content["publish"] |= {"endpoint": LOCAL, "approval": "none", "dry_run": False}
     content["publish"]["adapter"] = "merged"  # its Hub does not have the base model
     return Recipe.model_validate(content)

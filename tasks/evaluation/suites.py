@@ -81,7 +81,7 @@ def _judge(plan: EvaluationPlan, network: PreTrainedModel, number: int, suite: S
         name=suite.name,
         rows=len(read),
         right=len(read) - len(failures),
-        share=suite.share,
+        share=suite.must,
         sha256=folder_sha256(rows.folder),
         failures=failures,
     )
@@ -158,7 +158,7 @@ def _answer_function(
                 )
 
         return predict
-    ready = pipeline("text-generation", model=network, tokenizer=tokenizer)
+    ready = pipeline("text-generation", model=network, tokenizer=tokenizer, trust_remote_code=False)
     arguments = {**objective.call_arguments}
     arguments["max_new_tokens"] = suite.max_new_tokens or arguments["max_new_tokens"]
 

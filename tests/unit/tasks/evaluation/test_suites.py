@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from params import DataError, ModelError, RecipeError
 from params.foundation.artifacts import SUITES
@@ -256,6 +257,13 @@ def test_objectives_that_cannot_be_judged_are_refused_with_what_works(objective,
         if name == "causal_lm" and not keys:
             assert "suites work with " in found[1]
             assert "sequence_classification" in found[1]
+
+
+def test_all_is_every_row():
+    assert suite(must="all") == suite(must=1.0) == suite()
+    for keys in ({"must": 0.0}, {"must": "most"}, {"name": "a/b"}, {"source": {"kind": "sql"}}):
+        with pytest.raises(ValidationError):
+            suite(**keys)
 
 
 @pytest.mark.parametrize(
