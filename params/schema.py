@@ -217,6 +217,9 @@ class Data(Section):
     corpus: Annotated[Source | None, _files_from_text] = None
     """Documents among which the held-out queries have to find theirs, for objectives that rank documents: a path or glob, or
     the keys of a source without held-out splits. Default: the documents of the held-out rows."""
+    corrections: Annotated[RowsFromFiles | None, _files_from_text] = None
+    """Labels that replace those of the source, such as review.csv with its column `corrected_label` filled in: a path or glob, or the keys
+    of a source of kind `files` with `train` alone."""
     split: SplitFractions = SplitFractions()
     group_by: list[str] = []
     """Columns whose equal values say that rows belong together, such as those of one customer. `split` keeps them in one
@@ -226,12 +229,14 @@ class Data(Section):
     @property
     def sources(self) -> dict[str, Source]:
         """The sources by their keys."""
-        return {"source": self.source} | ({"corpus": self.corpus} if self.corpus else {})
+        named = {"source": self.source, "corpus": self.corpus, "corrections": self.corrections}
+        return {name: source for name, source in named.items() if source}
 
     @validate_model(mode="after")
-    def _has_one_corpus(self) -> Data:
-        if isinstance(self.corpus, _SplitPatterns) and len(self.corpus.patterns) > 1:
-            raise conflict_error("`corpus` has no splits: every query searches all of it", "keep only its `train`")
+    def _has_no_splits(self) -> Data:
+        for name in ("corpus", "corrections"):
+            if isinstance(own := getattr(self, name), _SplitPatterns) and len(own.patterns) > 1:
+                raise conflict_error(f"`{name}` has no splits: every split has all of it", "keep only its `train`")
         return self
 
     @validate_model(mode="after")

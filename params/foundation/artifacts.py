@@ -16,6 +16,7 @@ from params.foundation.errors import EvergreenError, StorageError
 
 SPLITS = ("train", "validation", "test")
 CORPUS = "corpus"  # folder of the documents of `data.corpus`, beside those of the splits
+CORRECTIONS = "corrections"  # folder of the rows of `data.corrections`, there, too
 SUITES = "suites"  # folder of the folders of `evaluation.suites`, there, too
 ADAPTER = "adapter"  # folder of a model with the adapters that are merged into it
 GROUP_BY = "evergreen.group_by"

@@ -238,7 +238,7 @@ def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Rec
     files = {split: str(root / "data" / f"{split}.parquet") for split in splits}
     # rows are dealt one by one, and would be set aside as groups in two splits
     corpus = files.pop(CORPUS, None)
-    content["data"] |= {"source": {"kind": "files", **files}, "group_by": [], "corpus": corpus}
+    content["data"] |= {"source": {"kind": "files", **files}, "group_by": [], "corpus": corpus, "corrections": None}
     content["validation"] |= {"max_quarantined": 0.99, "drift": "off"}
     for expectation in content["validation"]["expectations"]:
         if expectation["type"] not in ROW_BY_ROW | BY_KEY:  # few rows say nothing about a whole column

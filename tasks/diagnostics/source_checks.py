@@ -72,6 +72,22 @@ def find_missing_columns(objective: ObjectiveChoice, data: Any, evaluation: Eval
             yield Problem(key, f"the source has no column `{column}`", suggestion(column, columns, "columns") + hint)
 
 
+def find_correction_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Problem]:
+    """Find what is wrong with `data.corrections`: rows without a label, or columns that the first corrections lack."""
+    from tasks.validation import corrections
+
+    if data.corrections is None or objectives.find_option_problems(objective):
+        return
+    columns = _first_columns(data.corrections, "data", "corrections")
+    if isinstance(columns, Problem):
+        yield columns
+    elif columns is not None:
+        try:
+            corrections.find_columns(objectives.build_objective(objective), columns)
+        except EvergreenError as error:
+            yield Problem(("data", "corrections"), error.what, error.fix)
+
+
 def find_suite_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterator[Problem]:
     """Find suites that this objective cannot judge, and columns that their first rows do not have."""
     if objectives.find_option_problems(objective):

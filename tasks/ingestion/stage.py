@@ -2,6 +2,7 @@
 
     runs/<recipe>/raw/{train,validation,test}/      Parquet shards, see tasks.shards.split_rows
     runs/<recipe>/raw/corpus/                       the documents of `data.corpus`, if there is one
+    runs/<recipe>/raw/corrections/                  the rows of `data.corrections`, if there are some
     runs/<recipe>/raw/suites/<name>/                the rows of `evaluation.suites`
     runs/<recipe>/raw/source.json                   the report: the source's revision, the columns, the number of rows
 
@@ -107,7 +108,9 @@ def ingest(
             for split in SPLITS:
                 Manifest.write(folder / split, shards[split])
         rows = {split: SplitRows(folder / split) for split in SPLITS}
-        others: dict[str, tuple[str, Source]] = {CORPUS: ("data.corpus", data.corpus)} if data.corpus else {}
+        others: dict[str, tuple[str, Source]] = {
+            name: (f"data.{name}", own) for name, own in data.sources.items() if name != "source"
+        }
         for number, suite in enumerate(suites):
             others[f"{SUITES}/{suite.name}"] = (f"evaluation.suites.{number}.source", suite.source)
         revisions = dict[str, str]()

@@ -53,6 +53,7 @@ from tasks.validation.check_results import (
     quarantined_positions,
     run_checks,
 )
+from tasks.validation.corrections import corrected_rows
 from tasks.validation.documents import write_good_documents
 from tasks.validation.expectations import columns_named_by_expectations, expectation_problems
 from tasks.validation.label_checks import ROW_IS_KNOWN, check_labels
@@ -105,13 +106,16 @@ def validate(
     needed = dict.fromkeys(columns_named_by_expectations(validation.expectations), "a check in validation.expectations")
     needed |= dict.fromkeys(kinds, f"the objective {objective.name}")
     imports = ["tasks.validation.gx", "tasks.validation.check_results"]
-    with ShardWorkers(artifacts, "validate", launch, inputs, imports=imports) as workers:
+    with (
+        ShardWorkers(artifacts, "validate", launch, inputs, imports=imports) as workers,
+        corrected_rows(artifacts, method, workers) as (raw, corrections),
+    ):
         workers.expect(sum(len(Manifest.read(artifacts.raw / split).shards) for split in SPLITS))
         if problems := expectation_problems(validation.expectations):
             lines = "\n".join(f"{'.'.join(map(str, p.key))}: {p.what}; {p.fix}" for p in problems)
             what, fix = f"cannot be run\n{lines}", "fix the expectations above"
             raise RecipeError.at("validation.expectations", what, fix)
-        rows = open_raw_rows(artifacts.raw, kinds, needed, workers, artifacts.validation_keys)
+        rows = open_raw_rows(raw, kinds, needed, workers, artifacts.validation_keys)
         logger.info("validate: checking %d rows", len(rows))
         plan = SeparationPlan.of(rows, _run_all_checks(method, validation, rows), validation.max_quarantined)
         if failures := _failures(plan):
@@ -138,14 +142,15 @@ def validate(
                 repo_id=repo_id,
                 endpoint=endpoint,
             )
-            found = {"drift": drift, "corpus": corpus, "suites": hashes}
+            found = {"drift": drift, "corpus": corpus, "suites": hashes, "corrections": corrections}
             plan = replace(plan, report=plan.report.model_copy(update=found))
             if drift and drift.moved and validation.drift.on_drift == "fail":
                 _fail(artifacts, plan, [drift.sentence], _DRIFT_FIX, shows="examples")
             write_failing_rows_and_page(folder, artifacts.recipe, plan, failures=[])
             save_report(plan.report, folder / artifacts.report("validate").name)
     shutil.rmtree(artifacts.failed_validation, ignore_errors=True)
-    for sentence in filter(None, (result.noted for result in plan.results)):
+    noted = [corrections.sentence] if corrections else []
+    for sentence in filter(None, [*noted, *(result.noted for result in plan.results)]):
         logger.warning("validate: %s", sentence)
     return plan.report
 
