@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import re
 import zlib
 from collections import Counter
@@ -31,6 +30,7 @@ from trainer import objectives
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.labels import as_learned
 from trainer.objectives.bases.objective import Objective
+from trainer.objectives.bases.rows import hash_row_values, to_json
 
 MAX_KNOWN: Final = 100_000
 """Most rows whose hashes are kept, to tell new rows from known ones."""
@@ -52,7 +52,6 @@ _LARGEST_ID = 2.0**64
 _LARGEST_EXACT = 2.0**53
 """Above it, doubles do not tell neighbouring whole numbers apart."""
 _NO_SPACES = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-_to_json = json.JSONEncoder(default=str, sort_keys=True).encode
 _WORD = re.compile(rf"[{_NO_SPACES}]|[^\W{_NO_SPACES}]+")
 """A word; in scripts without spaces, a character."""
 
@@ -214,7 +213,7 @@ def scan_shard(columns: ComparedColumns, rows: SplitRows) -> RowScan:
         reset_idle_timer()
         values = [columns.values_of(batch, column) for column in columns.content]
         # `hash_row_values` each row, in half of the time
-        texts = map(", ".join, zip(*(map(_to_json, column) for column in values), strict=True))
+        texts = map(", ".join, zip(*(map(to_json, column) for column in values), strict=True))
         digests = (hashlib.blake2b(f"[{text}]".encode(), digest_size=8).digest() for text in texts)
         hashes = np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
         smallest.add(hashes, batch[ROW_ID].to_numpy() - rows.shard.first_row_id)
@@ -303,11 +302,6 @@ def look_like_identifiers(values: NDArray[np.float64]) -> bool:
     if size <= _LARGEST_ID and (present % 1 == 0).all() and (size > _LARGEST_EXACT or different >= _DIFFERENT_IDS):
         return True
     return bool((present[1:] >= present[:-1]).all() and different >= _DIFFERENT_IF_ASCENDING)
-
-
-def hash_row_values(values: Iterable[Any]) -> int:
-    """Return a hash of 64 bits of a row's values. It stays the same over versions of all libraries."""
-    return int.from_bytes(hashlib.blake2b(_to_json(list(values)).encode(), digest_size=8).digest(), "big")
 
 
 @lru_cache(maxsize=10_000)

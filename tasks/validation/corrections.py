@@ -24,35 +24,22 @@ from numpy.typing import NDArray
 from params import DataError, RecipeError
 from params.foundation.artifacts import CORRECTIONS, SPLITS, Artifacts, link_or_copy
 from params.foundation.hashing import file_sha256
-from tasks.drift.rows import hash_row_values
 from tasks.shards.kept_work import ShardTask, ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows, table_of_values, values_of_column
 from tasks.validation.check_results import objective_identity
 from tasks.validation.report import CorrectionsReport
 from trainer.data.shards import ROW, ROW_ID, Shard
-from trainer.objectives.bases.objective import Objective, Row
+from trainer.objectives.bases.objective import Objective
+from trainer.objectives.bases.rows import format_row_hash, hash_but_labels, label_columns
 
 ROW_HASH: Final = "row_hash"
 CORRECTED: Final = "corrected_label"
 """The column of review.csv that people fill in."""
+DRAWN: Final = "random"
+"""What its column `why` says of rows that were drawn at random."""
 _GROUP_ROWS: Final = 8192
 _ESCAPED: Final = re.compile(r"'(?=[=+\-@])")
 """What review.csv writes before a cell that a spreadsheet would take for a formula."""
-
-
-def label_columns(method: Objective[Any]) -> list[str]:
-    """Return the columns that corrections may change; none if rows have no label, number or record beside a text."""
-    kinds = method.columns()
-    for group in ({"label"}, {"number"}, {"labels"}, {"record", "records"}):
-        if (found := [name for name, kind in kinds.items() if kind in group]) and len(found) < len(kinds):
-            return found
-    return []
-
-
-def row_hash(method: Objective[Any], row: Row) -> int:
-    """Return the hash by which corrections name a row: of all that its objective reads but the label."""
-    labels = label_columns(method)
-    return hash_row_values([row[name] for name in method.columns() if name not in labels])
 
 
 @contextlib.contextmanager
@@ -77,7 +64,7 @@ def corrected_rows(
 
 
 def _write_corrected(raw: Path, folder: Path, method: Objective[Any], workers: ShardWorkers) -> CorrectionsReport:
-    corrections = _read(raw / CORRECTIONS, method)
+    corrections, drawn = _read(raw / CORRECTIONS, method)
     wanted, changed, known = np.array(sorted(corrections), np.uint64), dict.fromkeys(SPLITS, 0), set[int]()
     for split in SPLITS:
         stored, shards = SplitRows(raw / split), list[Shard]()
@@ -97,12 +84,15 @@ def _write_corrected(raw: Path, folder: Path, method: Objective[Any], workers: S
                 link_or_copy(own.manifest.path(own.shard), target)
         stored.write_manifest(folder / split, shards)
     unmatched = [format_row_hash(one) for one in corrections if one not in known]
-    return CorrectionsReport(corrections=len(corrections), changed=changed, unmatched=unmatched)
+    return CorrectionsReport(
+        corrections=len(corrections), changed=changed, unmatched=unmatched, drawn=len(drawn), drawn_wrong=sum(drawn)
+    )
 
 
 def hash_shard_rows(method: Objective[Any], rows: SplitRows) -> NDArray[np.uint64]:
     """Return the `row_hash` of each row of a shard, (N,)."""
-    return np.array([row_hash(method, row) for row in rows.rows(list(method.columns()))], np.uint64)
+    columns = method.columns()
+    return np.array([hash_but_labels(columns, row) for row in rows.rows(list(columns))], np.uint64)
 
 
 def find_columns(method: Objective[Any], names: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -112,7 +102,7 @@ def find_columns(method: Objective[Any], names: Sequence[str]) -> tuple[list[str
         RecipeError: the objective's rows have no label.
         DataError: there are no such columns.
     """
-    labels = label_columns(method)
+    labels = label_columns(method.columns())
     if not labels:
         what = "has no effect: rows of this objective have no label beside their texts"
         raise RecipeError.at("data.corrections", what, "remove it, and correct the source")
@@ -128,12 +118,15 @@ def find_columns(method: Objective[Any], names: Sequence[str]) -> tuple[list[str
     return given, inputs
 
 
-def _read(folder: Path, method: Objective[Any]) -> dict[int, dict[str, Any]]:
-    """Return the corrected values by the hash of a row; rows of review.csv that nobody has filled in are left out."""
+def _read(folder: Path, method: Objective[Any]) -> tuple[dict[int, dict[str, Any]], list[bool]]:
+    """Return the corrected values by the hash of a row, and of each that was drawn at random whether its label was wrong.
+
+    Rows of review.csv that nobody has filled in are left out.
+    """
     kinds, rows = method.columns(), SplitRows(folder)
-    names, label = rows.schema.names, label_columns(method)[:1]
+    names, label = rows.schema.names, label_columns(method.columns())[:1]
     given, inputs = find_columns(method, names)
-    found, first = dict[int, dict[str, Any]](), dict[int, int]()
+    found, first, drawn = dict[int, dict[str, Any]](), dict[int, int](), list[bool]()
     for row in rows.reading({name: kind for name, kind in kinds.items() if name in names}).rows():
         where = f"data.corrections, row {row[ROW_ID]}"
         own = {label[0] if name == CORRECTED else name: row[name] for name in given if _is_filled(row[name])}
@@ -142,15 +135,17 @@ def _read(folder: Path, method: Objective[Any]) -> dict[int, dict[str, Any]]:
         if _is_filled(row.get(ROW_HASH)):
             key = _parse_hash(row[ROW_HASH], where)
         elif {*inputs} <= {*names}:
-            key = row_hash(method, row)
+            key = hash_but_labels(kinds, row)
         else:
             raise DataError(where, f"has no {ROW_HASH}", f"copy it from review.csv, or add {', '.join(inputs)}")
         own = {name: _parse(value, kinds[name], where) for name, value in own.items()}
         if found.setdefault(key, own) != own:
             what = f"says {own}, and row {first[key]} says {found[key]} of the same row"
             raise DataError(where, what, "keep one of the two")
+        if key not in first and DRAWN in str(row.get("why")):
+            drawn.append(str(row.get("given_label")).strip() != str(next(iter(own.values()))).strip())
         first.setdefault(key, row[ROW_ID])
-    return found
+    return found, drawn
 
 
 def _is_filled(value: Any) -> bool:
@@ -163,11 +158,6 @@ def _parse_hash(value: Any, where: str) -> int:
             where, f"{value!r} is no {ROW_HASH}, an h with 16 digits from 0 to f", "copy it from review.csv"
         )
     return int(str(value)[1:], 16)
-
-
-def format_row_hash(value: int) -> str:
-    """Return a hash as a text that no spreadsheet takes for a number."""
-    return f"h{value:016x}"
 
 
 def _parse(value: Any, kind: str, where: str) -> Any:

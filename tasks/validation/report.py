@@ -72,6 +72,10 @@ class CorrectionsReport(Report):
     """Rows of each split with another label than the source has."""
     unmatched: list[str]
     """The `row_hash` of the corrections that match no row."""
+    drawn: int = 0
+    """Corrections of rows that review.csv had drawn at random, those with a right label included."""
+    drawn_wrong: int = 0
+    """How many of these had a wrong label."""
 
     @property
     def sentence(self) -> str:
@@ -80,7 +84,10 @@ class CorrectionsReport(Report):
         text = f"data.corrections: {self.corrections:,} corrections give {rows} rows another label"
         more = f" and {len(self.unmatched) - 3} more" if len(self.unmatched) > 3 else ""
         lost = f"; {len(self.unmatched):,} match no row: {', '.join(self.unmatched[:3])}{more}"
-        return text + (lost if self.unmatched else "")
+        drawn = (
+            f"; of {self.drawn:,} rows drawn at random, {self.drawn_wrong:,} had a wrong label" if self.drawn else ""
+        )
+        return text + drawn + (lost if self.unmatched else "")
 
 
 class ValidationReport(Report):

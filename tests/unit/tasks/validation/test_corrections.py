@@ -7,13 +7,13 @@ import pytest
 from params import DataError, RecipeError
 from params.foundation.artifacts import CORRECTIONS
 from params.schema import ObjectiveChoice
-from tasks.drift.rows import hash_row_values
 from tasks.shards.split_rows import SplitRows
 from tasks.validation import corrections
-from tasks.validation.corrections import find_columns, format_row_hash, label_columns
+from tasks.validation.corrections import find_columns
 from tests.support import tiny
 from tests.support.validation import good_rows, run_validation, write_raw
 from trainer import objectives
+from trainer.objectives.bases.rows import format_row_hash, hash_row_values, label_columns
 
 CLASSES = ObjectiveChoice(name="sequence_classification")
 TEXTS = ["pay my bill", "send a card", "pay the rent", "lost my card", "pay my bill"]
@@ -149,7 +149,7 @@ def test_escaped_cells_of_a_review_are_read_as_they_were(artifacts):
 )
 def test_labels_of_each_objective(name, labels):
     method = objectives.build_objective(ObjectiveChoice(name=name))
-    assert label_columns(method) == labels
+    assert label_columns(method.columns()) == labels
     if not labels:
         with pytest.raises(RecipeError, match="rows of this objective have no label"):
             find_columns(method, ["text"])
