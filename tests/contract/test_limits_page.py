@@ -113,7 +113,6 @@ ERRORS: dict[str, Callable[[], object]] = {
     "the same, for `evergreen new --data s3://bucket/rows.csv`": lambda: new(data="s3://bucket/rows.csv"),
     "`.pkl` files": lambda: new(data=f"{file('data/rows.pkl')}/rows.pkl"),
     "a split by time; rows of the last 30 days only": lambda: checks({"data.time_column": "day"}),
-    "labels that people correct in review": lambda: checks({"data.corrections": "data/review.csv"}),
     "texts that say the same in other words, or in another language, as near duplicates": lambda: checks(
         {"validation.near_duplicates": {"threshold": 0.2}}
     ),
