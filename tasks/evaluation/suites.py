@@ -7,7 +7,7 @@ is that of the row, has the row's pattern in it, or satisfies a function.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from params import DataError, ModelError, RecipeError
@@ -19,12 +19,12 @@ from tasks.progress import iterate_with_progress
 from tasks.shards.split_rows import SplitRows
 from trainer import objectives
 from trainer.data.shards import ROW_ID, folder_sha256
+from trainer.objectives.bases.texts import strip_repeated_special_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from tasks.evaluation.plan import EvaluationPlan
-    from tasks.evaluation.reading import ModelTokenization
     from trainer.objectives.bases.objective import Objective, Row
 
 _MAX_TEXT = 2000
@@ -62,49 +62,44 @@ def judge_suites(plan: EvaluationPlan, network: PreTrainedModel) -> list[SuiteRe
 
 
 def _judge(plan: EvaluationPlan, network: PreTrainedModel, number: int, suite: Suite) -> SuiteResult:
-    where, reader = f"evaluation.suites.{number}", plan.models[0].reader
-    objective = reader.objective
+    where, objective = f"evaluation.suites.{number}", plan.models[0].reader.objective
     if found := why_not_judged(objective, plan.objective_name, suite):
         raise RecipeError(where, *found)
-    rows = SplitRows(plan.rows.folder.parent / SUITES / suite.name)
-    read = list(rows.rows())
-    if suite.matches or suite.function or not objective.judges_rows:
-        judged = list(_judge_answers(plan, network, suite, read, where))
-    else:
-        judged = _judge_scores(plan, network, suite, read)
+    stored = SplitRows(plan.rows.folder.parent / SUITES / suite.name)
+    rows = list(stored.rows())
+    by_scores = objective.judges_rows and not (suite.matches or suite.function)
+    judged = _judge_scores(plan, network, suite, rows) if by_scores else _judge_texts(plan, network, suite, rows, where)
     failures = [
         FailedRow(row_id=row[ROW_ID], text=objective.text(row)[:_MAX_TEXT], notes=notes)
-        for row, (is_right, notes) in zip(read, judged, strict=True)
+        for row, (is_right, notes) in zip(rows, judged, strict=True)
         if not is_right
     ]
-    return SuiteResult(
-        name=suite.name,
-        rows=len(read),
-        right=len(read) - len(failures),
-        share=suite.must,
-        sha256=folder_sha256(rows.folder),
-        failures=failures,
-    )
+    right, digest = len(rows) - len(failures), folder_sha256(stored.folder)
+    return SuiteResult(name=suite.name, rows=len(rows), right=right, share=suite.must, sha256=digest, failures=failures)
 
 
 def _judge_scores(
     plan: EvaluationPlan, network: PreTrainedModel, suite: Suite, rows: Sequence[Row]
-) -> list[tuple[bool, dict[str, str]]]:
+) -> Iterator[tuple[bool, dict[str, str]]]:
+    """Yield whether each row is right by its scores, and what they say."""
     from tasks.evaluation.scoring import score_rows
     from trainer.loop.metrics import EvaluationMetrics
 
     reader, state = plan.models[0].reader, plan.resampler.state
-    objective, encoder = reader.objective, reader.encoder(None, state)
-    try:
-        encoded = [(row, encoder.encode([row])[0].examples) for row in rows]
-    except DataError as error:
-        raise error.replace(where=f"suite {suite.name}, {error.where}") from error
-    if empty := [row[ROW_ID] for row, examples in encoded if not examples]:
-        what = f"gives nothing to score within {encoder.max_length} tokens"
-        raise DataError(f"suite {suite.name}, row_id {empty[0]}", what, "shorten or remove it")
+    objective, encoder, examples = reader.objective, reader.encoder(None, state), []
+    for row in rows:
+        where = f"suite {suite.name}, row_id {row[ROW_ID]}"
+        try:
+            own = encoder.encode([row])[0].examples
+        except DataError as error:
+            raise error.replace(where=where) from error
+        if not own:
+            what = f"gives nothing to score within {encoder.max_length} tokens"
+            raise DataError(where, what, "shorten or remove it")
+        examples += own
     scores = score_rows(
         network,
-        sorted((one for _, examples in encoded for one in examples), key=objective.length, reverse=True),
+        sorted(examples, key=objective.length, reverse=True),
         objective=objective,
         metrics=EvaluationMetrics(objective, state=state, tokenizer=reader.tokenizer, metrics=None),
         batch_size=plan.batch_size,
@@ -113,17 +108,17 @@ def _judge_scores(
     )
     right = objective.right_rows(scores.columns)
     assert right is not None
-    return [(bool(one), objective.describe_scores(scores.row(at), state)) for at, one in enumerate(right)]
+    yield from ((bool(one), objective.describe_scores(scores.row(at), state)) for at, one in enumerate(right))
 
 
-def _judge_answers(
+def _judge_texts(
     plan: EvaluationPlan, network: PreTrainedModel, suite: Suite, rows: Sequence[Row], where: str
 ) -> Iterator[tuple[bool, dict[str, str]]]:
-    reader = plan.models[0].reader
-    answer = _answer_function(reader, network, plan, suite)
+    """Yield whether each row is right by the model's text for it, and both texts."""
+    objective, ask = plan.models[0].reader.objective, _text_function(plan, network, suite)
     function = import_with_arguments(suite.function, f"{where}.function", 2) if suite.function else None
     for row in iterate_with_progress(rows, what=f"evaluate: rows of suite {suite.name}", total=len(rows)):
-        text, notes = answer(row), dict[str, str]()
+        text, notes = ask(row), dict[str, str]()
         if function:
             try:
                 is_right = bool(function(row, text))
@@ -131,47 +126,41 @@ def _judge_answers(
                 what = f"raised {type(error).__name__} for row_id {row[ROW_ID]}: {error}"
                 raise RecipeError(f"{where}.function", what, "fix the function") from error
         elif suite.matches:
-            notes["matches"] = str(row[suite.matches])
+            notes = {"matches": str(row[suite.matches])}
             is_right = re.search(notes["matches"], text) is not None
         else:
-            notes["expected"] = str(reader.objective.expected_answer(row)).strip()[:_MAX_TEXT]
-            is_right = text.strip() == str(reader.objective.expected_answer(row)).strip()
+            expected = str(objective.expected_answer(row)).strip()
+            notes, is_right = {"expected": expected[:_MAX_TEXT]}, text.strip() == expected
         yield is_right, {**notes, "answered": text[:_MAX_TEXT]}
 
 
-def _answer_function(
-    reader: ModelTokenization, network: PreTrainedModel, plan: EvaluationPlan, suite: Suite
-) -> Callable[[Mapping[str, Any]], str]:
+def _text_function(plan: EvaluationPlan, network: PreTrainedModel, suite: Suite) -> Callable[[Row], str]:
     """Return what gives the model's text for a row: that of the call on the model card, or else its `prediction_lines`."""
     import torch
     from transformers import pipeline
 
-    from trainer.objectives.bases.texts import strip_repeated_special_tokens
-
+    reader, state = plan.models[0].reader, plan.resampler.state
     objective, tokenizer = reader.objective, reader.tokenizer
-    if not objective.generates_as_released:
+    arguments = {**objective.call_arguments} | (
+        {"max_new_tokens": suite.max_new_tokens} if suite.max_new_tokens else {}
+    )
+    ready = (
+        pipeline("text-generation", model=network, tokenizer=tokenizer, trust_remote_code=False)
+        if objective.generates_as_released
+        else None
+    )
 
-        def predict(row: Row) -> str:
-            with torch.inference_mode():
-                return "\n".join(
-                    objective.prediction_lines(row, network, tokenizer, reader.max_length, plan.resampler.state)
-                )
-
-        return predict
-    ready = pipeline("text-generation", model=network, tokenizer=tokenizer, trust_remote_code=False)
-    arguments = {**objective.call_arguments}
-    arguments["max_new_tokens"] = suite.max_new_tokens or arguments["max_new_tokens"]
-
-    def generate(row: Row) -> str:
-        given = objective.reader_input(row)
-        if given is None:
-            raise DataError(f"suite {suite.name}, row_id {row[ROW_ID]}", "has no prompt", "give it one, or remove it")
-        if isinstance(given, str):
-            (given,) = strip_repeated_special_tokens([given], tokenizer)
+    def ask(row: Row) -> str:
         try:
-            return str(ready(given, return_full_text=False, **arguments)[0]["generated_text"])
+            with torch.inference_mode():
+                if ready is None:
+                    return "\n".join(objective.prediction_lines(row, network, tokenizer, reader.max_length, state))
+                given = objective.reader_input(row)
+                if isinstance(given, str):
+                    (given,) = strip_repeated_special_tokens([given], tokenizer)
+                return str(ready(given, return_full_text=False, **arguments)[0]["generated_text"])
         except (RuntimeError, ValueError, LookupError, TypeError) as error:
             what = f"cannot answer row_id {row[ROW_ID]} of suite {suite.name}: {type(error).__name__}: {error}"
-            raise ModelError(reader.where, what, "shorten the row, or the longest answer (`max_new_tokens`)") from error
+            raise ModelError(reader.where, what, "shorten or remove the row, or lower `max_new_tokens`") from error
 
-    return generate
+    return ask
