@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from math import nan
@@ -74,23 +74,27 @@ def measure_train_rows(plan: EvaluationPlan, untrained: PreTrainedModel | None =
 
 
 def review_labels(
-    plan: EvaluationPlan, scores: RowScores, train: TrainFeatures | None, champion: RowScores | None = None
+    plan: EvaluationPlan,
+    scores: RowScores,
+    train: TrainFeatures | None,
+    champion: RowScores | None = None,
+    unsure: Sequence[tuple[int, float]] = (),
 ) -> LabelReview:
     """Find what looks wrong in the evaluated split, of which the candidate has these scores, and among the train rows.
 
-    The table also has the rows of which the champion, with its scores, says something else, and some that are drawn at random: among the
-    others, the share of wrong labels is not that of all rows.
+    The table also has the rows of which the champion, with its scores, says something else, the new rows of which it is `unsure`, and
+    some that are drawn at random: among the others, the share of wrong labels is not that of all rows.
     """
     objective, state = plan.resampler.objective, plan.resampler.state
     if not _can_review(objective):
         logger.info("evaluate: no review of labels: this objective gives whole rows no labels")
         return LabelReview(None, review_csv([], {}))
     assert isinstance(objective, ClassifierObjective)
+    learned = SplitRows(plan.rows.folder.parent / plan.train.name)
     splits = [suspects.beliefs_of_scores(objective, state, plan.rows, scores)]
     not_read = _NO_STATES if train is None else ""
     if train is not None:
-        rows = SplitRows(plan.rows.folder.parent / plan.train.name)
-        linear = suspects.beliefs_of_features(objective, state, rows, train, plan.resampler.seed)
+        linear = suspects.beliefs_of_features(objective, state, learned, train, plan.resampler.seed)
         if linear.skill >= _LEAST_SKILL * splits[0].skill:
             splits.insert(0, linear)
         else:
@@ -98,12 +102,12 @@ def review_labels(
             not_read = f"no train rows, because the model before training knows too little of these labels ({skills})"
     found = suspects.find_suspects(splits)
     other = suspects.beliefs_of_scores(objective, state, plan.rows, champion) if champion else None
-    queue = _queue(found, splits[-1], other, objective)
+    queue = [*_queue(found, splits[-1], other, objective), *_unsure(unsure, learned, objective)]
     texts, hashes, others = dict[int, str](), dict[int, str](), dict[str, dict[int, Any]]()
     in_table = {ROW_ID, *(name for name, kind in objective.columns().items() if kind in ("string", "label"))}
-    for split in splits:
-        ids = {one.row_id for one in queue if one.split == split.split}
-        for row in split.rows.pick(ids) if ids else ():
+    for stored in (learned, plan.rows):
+        ids = {one.row_id for one in queue if one.split == stored.folder.name}
+        for row in stored.pick(ids) if ids else ():
             texts[row[ROW_ID]] = quote_text(objective.text(row))
             hashes[row[ROW_ID]] = format_row_hash(hash_but_labels(objective.columns(), row))
             for name in (name for name in row if name not in in_table):
@@ -131,6 +135,16 @@ def _queue(
         labels = ", ".join(objective.row_labels(drawn[row_id]))
         listed.append(suspects.Suspect(evaluated.split, row_id, labels, "", nan, 0.0, "random"))
     return listed
+
+
+def _unsure(unsure: Sequence[tuple[int, float]], rows: SplitRows, objective: Objective[Any]) -> Iterator[Suspect]:
+    """Yield the new rows of which the champion is least sure, those first."""
+    confidence = dict(unsure)
+    known = {row[ROW_ID]: row for row in rows.pick(confidence)} if confidence else {}
+    for row_id in (row_id for row_id in confidence if row_id in known):
+        labels = ", ".join(objective.row_labels(known[row_id]))
+        why = "new, and the published model is unsure"
+        yield suspects.Suspect(rows.folder.name, row_id, labels, "", confidence[row_id], 0.0, why)
 
 
 def _report(

@@ -84,7 +84,7 @@ def evaluate(
         scored, found = score_models_and_write(plan, folder)
         shutil.rmtree(folder / ".texts", ignore_errors=True)
         other = scored["champion"].scores if "champion" in scored else None
-        review = label_review.review_labels(plan, scored["model"].scores, found.train, other)
+        review = label_review.review_labels(plan, scored["model"].scores, found.train, other, found.confidence.unsure)
         details = EvaluationAnalysis(plan, scored).details(found.confidence, review.report)
         details = details.model_copy(update={"suites": found.suites})
         use: HeldOutRowUse | None = None

@@ -489,7 +489,10 @@ def test_suites_and_corrections_are_read_by_the_objective_and_watched(project):
     assert found["evaluation.suites.0.source"] == "has no column `label`; did you mean `lable`?"
     assert "needs label, or corrected_label; and row_hash, or text; it has text, lable" in found["data.corrections"]
     found = problems(changes)
-    assert "causal_lm does not say which rows are right; remove the suite; suites work with " in found["evaluation.suites.0"]
+    assert (
+        "causal_lm does not say which rows are right; remove the suite; suites work with "
+        in found["evaluation.suites.0"]
+    )
     assert "rows of this objective have no label" in found["data.corrections"]
     suite |= {"source": "people/none.csv"}
     found = problems({**changes, "data.corrections": "people/none.csv"}, objective=classes)

@@ -322,6 +322,14 @@ def test_a_filled_in_review_corrects_the_next_run(objective, tmp_path) -> None:
     artifacts, recipe, _ = with_wrong_labels(tmp_path, tiny.recipe(**objective))
     releases.evaluate(artifacts, recipe, compare_untrained=False)
     table = review_of(artifacts)
+    method, train = objectives.build_objective(recipe.objective), SplitRows(artifacts.rows / "train")
+    (unsure,) = label_review._unsure([(4, 0.3), (10**6, 0.2)], train, method)
+    assert (unsure.row_id, unsure.split, unsure.given, unsure.confidence) == (
+        4,
+        "train",
+        method.text(next(train.pick([4]))).split()[1],
+        0.3,
+    )
     shutil.copytree(artifacts.rows, artifacts.raw)
     filled = [row | {"corrected_label": row["suggested_label"] or row["given_label"]} for row in table]
     tiny.write_splits(artifacts.raw, {CORRECTIONS: {name: [row[name] for row in filled] for name in COLUMNS}})
