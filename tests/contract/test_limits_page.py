@@ -113,8 +113,8 @@ ERRORS: dict[str, Callable[[], object]] = {
     "the same, for `evergreen new --data s3://bucket/rows.csv`": lambda: new(data="s3://bucket/rows.csv"),
     "`.pkl` files": lambda: new(data=f"{file('data/rows.pkl')}/rows.pkl"),
     "a split by time; rows of the last 30 days only": lambda: checks({"data.time_column": "day"}),
-    "texts that say the same in other words, or in another language, as near duplicates": lambda: checks(
-        {"validation.near_duplicates": {"threshold": 0.2}}
+    "texts that say the same in other words or in another language": lambda: checks(
+        {"validation.paraphrases": "report"}
     ),
     "texts that are longer than the model's positions": lambda: checks(
         {"tokenization.max_length": 64, "model.config.max_position_embeddings": 48}
