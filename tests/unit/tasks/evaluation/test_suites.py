@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -141,6 +142,23 @@ class TestAnswers:
             )
         expected = tokenizer.decode(whole[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
         assert results(artifacts)[0].failures[0].notes["answered"] == expected
+
+
+@pytest.mark.parametrize("content", [tiny.TARGETS, tiny.TAGS], ids=["seq2seq", "token_classification"])
+def test_other_objectives_are_judged_by_scores_and_by_the_text_of_their_prediction(tmp_path, content):
+    artifacts, recipe = with_model(tmp_path, tiny.recipe(**content))
+    rows = list(SplitRows(artifacts.rows / "test").rows())[:4]
+    columns = {name: [row[name] for row in rows] for name in ("text", "label", "spans")}
+    write_suite(artifacts, **columns, form=["(?s)^.*$", "^$", "(?s).{999}", "x{99}"])
+    run(artifacts, recipe, suites=[suite(), suite(matches="form")])
+    by_scores, by_text = results(artifacts)
+    method, rows = objectives.build_objective(recipe.objective), list(scores_of(artifacts).to_pylist())
+    known = {name: np.array([row[name] for row in rows], float) for name in rows[0]}
+    right = method.right_rows(known)[[row["row_id"] in range(72, 76) for row in rows]]
+    assert (by_scores.rows, by_scores.right) == (4, right.sum())
+    assert {one.row_id for one in by_text.failures} >= {2, 3}
+    assert 0 not in {one.row_id for one in by_text.failures}
+    assert all("answered" in one.notes for one in by_text.failures)
 
 
 def says_a_lot(row, text, *, least):
