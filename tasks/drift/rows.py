@@ -30,7 +30,8 @@ from trainer import objectives
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.labels import as_learned
 from trainer.objectives.bases.objective import Objective
-from trainer.objectives.bases.rows import hash_row_values, to_json
+from trainer.objectives.bases.rows import hash_row_values
+from trainer.objectives.bases.rows import to_json as _to_json
 
 MAX_KNOWN: Final = 100_000
 """Most rows whose hashes are kept, to tell new rows from known ones."""
@@ -213,7 +214,7 @@ def scan_shard(columns: ComparedColumns, rows: SplitRows) -> RowScan:
         reset_idle_timer()
         values = [columns.values_of(batch, column) for column in columns.content]
         # `hash_row_values` each row, in half of the time
-        texts = map(", ".join, zip(*(map(to_json, column) for column in values), strict=True))
+        texts = map(", ".join, zip(*(map(_to_json, column) for column in values), strict=True))
         digests = (hashlib.blake2b(f"[{text}]".encode(), digest_size=8).digest() for text in texts)
         hashes = np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
         smallest.add(hashes, batch[ROW_ID].to_numpy() - rows.shard.first_row_id)
