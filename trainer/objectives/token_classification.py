@@ -202,9 +202,7 @@ class TokenClassification(ClassifierObjective[Options]):
 
     def right_rows(self, scores: ScoreColumns) -> NDArray[np.bool_]:
         """Return which of N rows have exactly the spans that are predicted, (N,)."""
-        correct, predicted, actual = (scores[f"{name}_spans"] for name in ("correct", "predicted", "actual"))
-        right: NDArray[np.bool_] = (correct == predicted) & (correct == actual)
-        return right
+        return np.array(np.ptp([scores[name] for name in self.score_names({})[3:]], axis=0) == 0, np.bool_)
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Loss in nats per sub-word, and shares; where there is no span they are 0, as in seqeval."""
