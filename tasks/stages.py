@@ -45,6 +45,7 @@ _NEEDED = {
 """The artifacts that a stage reads, and the stages that make them."""
 _SINGLE_KEYS = {
     "metrics": "evaluation.metrics",
+    "suites": "evaluation.suites",
     "repo_id": "publish.repo_id",
     "endpoint": "publish.endpoint",
     "start": "model.start",

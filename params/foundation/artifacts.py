@@ -17,6 +17,8 @@ from params.foundation.errors import EvergreenError, StorageError
 
 SPLITS = ("train", "validation", "test")
 CORPUS = "corpus"  # folder of the documents of `data.corpus`, beside those of the splits
+CORRECTIONS = "corrections"  # folder of the rows of `data.corrections`, there, too
+SUITES = "suites"  # folder of the folders of `evaluation.suites`, there, too
 ADAPTER = "adapter"  # folder of a model with the adapters that are merged into it
 PROFILE = "evergreen-data-profile.dat"  # what a release knows of the rows that its model learned from
 MAX_PROFILE_BYTES = 32 << 20  # a profile takes less than half of them

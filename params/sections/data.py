@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, PositiveFloat
 from pydantic import model_validator as validate_model
@@ -168,6 +168,22 @@ class RowsFromFunction(ChosenRows):
 
 
 Source = Annotated[RowsFromFiles | RowsFromHubDataset | RowsFromSql | RowsFromFunction, Field(discriminator="kind")]
+SourceT = TypeVar("SourceT", bound=ChosenRows)
+
+
+def _without_splits(source: SourceT) -> SourceT:
+    if source.held_out:
+        raise conflict_error("has no splits: all of it is of use to every split", "keep only its `train`")
+    if source.weight != 1 or source.splits is not None:
+        what = "has a `weight` or `splits`, which say how the sources of `data.sources` differ"
+        raise conflict_error(what, "remove them")
+    return source
+
+
+whole_source = AfterValidator(lambda source: source and _without_splits(source))
+"""Refuse keys that say how rows go to splits, of a source whose rows go to none."""
+files_from_text = BeforeValidator(lambda own: {"kind": "files", "train": own} if isinstance(own, str) else own)
+"""Let a path or glob stand for the files of a source without splits."""
 
 
 class Split(Section):
@@ -207,11 +223,12 @@ class Data(Section):
     """The source of the rows."""
     sources: dict[str, Source] | None = None
     """Several sources by names of your choice, such as `base` and `feedback`. A column `source` says which one a row is from."""
-    corpus: Annotated[
-        Source | None, BeforeValidator(lambda own: {"kind": "files", "train": own} if isinstance(own, str) else own)
-    ] = None
+    corpus: Annotated[Source | None, whole_source, files_from_text] = None
     """Documents among which the held-out queries have to find theirs, for objectives that rank documents: a path or glob, or
     the keys of a source without held-out splits. Default: the documents of the held-out rows."""
+    corrections: Annotated[RowsFromFiles | None, whole_source, files_from_text] = None
+    """Labels that replace those of the source, such as review.csv with its column `corrected_label` filled in: a path or glob, or the keys
+    of a source of kind `files` with `train` alone."""
     split: Split = Split()
     time_column: str | None = None
     """Column with the time of each row: an ISO 8601 text, of UTC if it names no zone, a date, a timestamp, or Unix seconds or
@@ -232,9 +249,15 @@ class Data(Section):
         return several or ({"source": self.source} if self.source else {})
 
     @property
+    def whole_sources(self) -> dict[str, Source]:
+        """The sources whose rows go to no split: `corpus` and `corrections`."""
+        named = {"corpus": self.corpus, "corrections": self.corrections}
+        return {name: source for name, source in named.items() if source}
+
+    @property
     def all_sources(self) -> dict[str, Source]:
-        """The same, and the `corpus`."""
-        return self.row_sources | ({"corpus": self.corpus} if self.corpus else {})
+        """Both."""
+        return self.row_sources | self.whole_sources
 
     @validate_model(mode="after")
     def _fits_together(self) -> Data:
@@ -244,8 +267,6 @@ class Data(Section):
         return self
 
     def _conflicts(self) -> Iterator[tuple[str, str]]:
-        if self.corpus and self.corpus.held_out:
-            yield "`corpus` has no splits: every query searches all of it", "keep only its `train`"
         if self.group_by and self.split.stratify:
             what = "`split.stratify` moves single rows, and rows of one group (`group_by`) must stay in one split"
             yield what, "remove one of the two keys"
@@ -260,9 +281,9 @@ class Data(Section):
                 yield f"{name!r} cannot name a source", "write a small letter, and then small letters, digits and `_`"
 
     def _conflicts_of_sources(self) -> Iterator[tuple[str, str]]:
-        for key, source in self.all_sources.items():
+        for key, source in self.row_sources.items():
             own = key if source.splits is None else source.splits
-            if key in ("source", "corpus") and (source.weight != 1 or own != key):
+            if key == "source" and (source.weight != 1 or own != key):
                 what = f"`{key}` has a `weight` or `splits`, which say how several sources differ"
                 yield what, "remove them, or write `sources`"
             if not own:
@@ -272,7 +293,7 @@ class Data(Section):
                     f"`{key}` has {', '.join(sorted(lacking))} rows, and its `splits` not",
                     "add the split, or remove the key",
                 )
-            if key != "corpus" and self.split.by == "time" and source.held_out:
+            if self.split.by == "time" and source.held_out:
                 what = f"`{key}` has held-out rows of its own, and `split.by: time` holds out the newest"
                 yield what, "give all files as `train`, or remove `by: time`"
             if self.split.stratify and own != key and "train" not in own:

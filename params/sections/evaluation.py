@@ -1,10 +1,10 @@
-"""The section about evaluation: metrics, slices, and what the gate asks of a model."""
+"""The section about evaluation: metrics, slices, suites, and what the gate asks of a model."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 from pydantic import model_validator as validate_model
 
 from params.sections.base import (
@@ -17,6 +17,7 @@ from params.sections.base import (
     from_text,
     require_one,
 )
+from params.sections.data import RowsFromFiles, RowsFromHubDataset, files_from_text, whole_source
 
 
 class OwnMetrics(Section):
@@ -119,6 +120,44 @@ class Gate(Section):
         return -self.margin if self.margin is not None else self.gain or 0.0
 
 
+def _require_fixed(source: RowsFromFiles | RowsFromHubDataset) -> RowsFromFiles | RowsFromHubDataset:
+    if isinstance(source, RowsFromHubDataset) and not source.is_pinned:
+        raise conflict_error(f"{source.revision} is a branch, which moves", "write the full hash of a commit")
+    if isinstance(source, RowsFromFiles) and source.refresh:
+        raise conflict_error("rows that every model must get right do not change by themselves", "remove `refresh`")
+    return source
+
+
+class Suite(Section):
+    """Rows that a model must get right to be published, besides the test split. They have the columns of the objective."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+    """Name in the report, and of the folder of its rows."""
+    source: Annotated[
+        RowsFromFiles | RowsFromHubDataset,
+        Field(discriminator="kind"),
+        AfterValidator(_require_fixed),
+        whole_source,
+        files_from_text,
+    ]
+    """Path or glob of its rows, or the keys of a source of kind `files` or `hub`, of one commit, with `train` alone."""
+    must: Annotated[float, Field(gt=0.0, le=1.0), BeforeValidator(lambda own: 1.0 if own == "all" else own)] = 1.0
+    """The smallest share of the rows that the model must get right; `all` is 1."""
+    matches: str | None = None
+    """Column with a regular expression that is to be found in the text that the model generates for the row. Default: the
+    objective says which rows are right; a generated text is, if it equals that of the row except for white space around it."""
+    function: CallOrName | None = None
+    """Function of a row and of the text that the model generates for it, which returns whether that is right."""
+    max_new_tokens: PositiveInt | None = None
+    """Longest generated text in tokens. Default: that of the call on the model card."""
+
+    @validate_model(mode="after")
+    def _has_one_way(self) -> Suite:
+        if self.matches and self.function:
+            raise conflict_error("`matches` and `function` both say what is right", "remove one of them")
+        return self
+
+
 class Evaluation(Section):
     """How the trained model is evaluated, and what it must achieve."""
 
@@ -132,5 +171,14 @@ class Evaluation(Section):
     """Slices to evaluate: names of columns, or `{name: ..., function: package.module:name}`."""
     worst_rows: NonNegativeInt = 20
     """Number of rows with the worst predictions to list."""
+    suites: list[Suite] = []
+    """Rows that the model must get right to be published, by name: `{name: greetings, source: data/greetings.csv, must: all}`."""
     gate: Gate = Gate()
     """What the model must achieve to be published."""
+
+    @validate_model(mode="after")
+    def _has_names_once(self) -> Evaluation:
+        names = [suite.name.lower() for suite in self.suites]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise conflict_error(f"two suites are called {twice[0]}", "give each a name of its own")
+        return self

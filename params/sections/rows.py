@@ -45,12 +45,23 @@ class Drift(Section):
     """Columns of numbers that are not compared, such as one that grows with time."""
 
 
+class NearDuplicates(Section):
+    """Rows of the train split that say nearly the same as a held-out row, or as an earlier training row."""
+
+    action: Literal["report", "quarantine"] = "report"
+    """`report` counts them, `quarantine` sets them aside; of training rows that are alike, the first one stays."""
+    threshold: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.8
+    """Smallest Jaccard index of the sets of five characters in a row that are in two texts, for the texts to be nearly the same."""
+
+
 class Validation(Section):
     """Checks of the rows, besides those that the objective makes."""
 
     expectations: list[Expectation] = []
     max_quarantined: Fraction = 0.01
     """Largest share of rows that may be set aside. The stage fails above it."""
+    near_duplicates: Annotated[NearDuplicates, from_text("action")] | None = None
+    """Look for training rows that nearly repeat others: `report`, `quarantine`, or its keys. Default: rows are not compared."""
     drift: Annotated[Drift, from_text("on_drift")] = Drift()
     """Comparison of new rows with those that the published model learned from: `report`, `fail`, `off`, or its keys. Without
     it, `report`, and releases to public repositories carry no profile of the rows to compare with."""

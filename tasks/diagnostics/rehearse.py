@@ -172,10 +172,10 @@ _Opened = tuple[RowChoice, "OpenedSource", Mapping[str, str]]
 def _open(sources: Mapping[str, Source]) -> list[_Opened]:
     found = list[_Opened]()
     for key, keys in sources.items():
-        with naming_source(key):
+        with naming_source(f"data.{key}"):
             opened, allowed = open_source(keys), keys.splits or SPLITS
         splits = {split: split for split in opened.splits if split in allowed} or {allowed[0]: "train"}
-        found.append((RowChoice.of(key, keys), opened, splits))
+        found.append((RowChoice.of(f"data.{key}", keys), opened, splits))
     return found
 
 
@@ -267,7 +267,7 @@ def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Rec
     content["training"]["callbacks"].append(clock)
     content["training"]["arguments"].pop("report_to", None)
     content["launch"] |= {"mirror": "none", "max_hours": None, "data_workers": 1, "data_cluster": None}
-    content["evaluation"] |= {"compare_untrained": False, "gate": {}}
+    content["evaluation"] |= {"compare_untrained": False, "gate": {}, "suites": []}  # few steps pass none of them
     content["publish"] |= {"endpoint": LOCAL, "approval": "none", "dry_run": False}
     content["publish"]["adapter"] = "merged"  # its Hub does not have the base model
     return Recipe.model_validate(content)

@@ -14,6 +14,7 @@ from params.loading import Key, suggestion
 from params.schema import ObjectiveChoice
 from params.sections.data import RowsFromFiles, RowsFromFunction
 from params.sections.evaluation import Evaluation
+from tasks.evaluation.suites import why_not_judged
 from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.function import find_imports_beyond_ingest
 from tasks.ingestion.parts import check_columns
@@ -25,26 +26,25 @@ logger = logging.getLogger(__name__)
 
 
 def _first_columns(source: Any, key: str) -> list[str] | Problem | None:
-    """Return the columns of the first rows of a source, or why it cannot be read; None if that takes a query or a download."""
+    """Return the columns of the first rows of the source at a key, or why it cannot be read; None if that takes a query or a download."""
     try:
         with naming_source(key):
             opened, choice = open_source(source), RowChoice.of(key, source)
             if isinstance(source.where, str):
-                import_by_name(source.where, f"data.{key}.where")
+                import_by_name(source.where, f"{key}.where")
             if not isinstance(source, RowsFromFiles | RowsFromFunction):
                 return None
             head = next(iter(opened.batches("train")), None)
             if head is None:
                 return []
             batch, rows = to_readable_batch(head)
-            check_columns(
-                batch.rows.schema.names, [*({} if isinstance(source.where, str) else source.where)], f"data.{key}.where"
-            )
+            named = [] if isinstance(source.where, str) else [*source.where]
+            check_columns(batch.rows.schema.names, named, f"{key}.where")
             names: list[str] = choice.named(choice.apply(batch, rows)[0]).rows.schema.names
             return names
     except EvergreenError as error:
         default = {"files": "train", "function": "function", "sql": "url"}.get(source.kind, "repo_id")
-        return Problem.of(error, ("data", *key.split("."), default))
+        return Problem.of(error, (*key.split("."), default))
 
 
 def find_corpus_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Problem]:
@@ -56,7 +56,7 @@ def find_corpus_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Prob
         what = "has no effect: the objective, with these options, ranks no documents"
         yield Problem(("data", "corpus"), what, "remove it")
         return
-    columns, name = _first_columns(data.corpus, "corpus"), space.document_column
+    columns, name = _first_columns(data.corpus, "data.corpus"), space.document_column
     if isinstance(columns, Problem):
         yield columns
     elif columns is not None and name not in columns:
@@ -68,7 +68,7 @@ def find_corpus_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Prob
 
 def find_missing_columns(objective: ObjectiveChoice, data: Any, evaluation: Evaluation) -> Iterator[Problem]:
     """Find columns that the first rows of a source do not have."""
-    found = {key: _first_columns(source, key) for key, source in data.row_sources.items()}
+    found = {key: _first_columns(source, f"data.{key}") for key, source in data.row_sources.items()}
     yield from (columns for columns in found.values() if isinstance(columns, Problem))
     slices = enumerate(evaluation.slices)
     sliced: list[tuple[Key, str | None]] = [(("evaluation", "slices", i), slice_by.column) for i, slice_by in slices]
@@ -90,6 +90,40 @@ def find_missing_columns(objective: ObjectiveChoice, data: Any, evaluation: Eval
         for key, column in sliced:
             if column is not None and column not in every:
                 yield Problem(key, f"no source has a column `{column}`", suggestion(column, every, "columns"))
+
+
+def find_correction_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Problem]:
+    """Find what is wrong with `data.corrections`: rows without a label, or columns that the first corrections lack."""
+    from tasks.validation import corrections
+
+    if data.corrections is None or objectives.find_option_problems(objective):
+        return
+    columns = _first_columns(data.corrections, "data.corrections")
+    if isinstance(columns, Problem):
+        yield columns
+    elif columns is not None:
+        try:
+            corrections.find_columns(objectives.build_objective(objective), columns)
+        except EvergreenError as error:
+            yield Problem(("data", "corrections"), error.what, error.fix)
+
+
+def find_suite_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterator[Problem]:
+    """Find suites that this objective cannot judge, and columns that their first rows do not have."""
+    if objectives.find_option_problems(objective):
+        return
+    built = objectives.build_objective(objective)
+    for number, suite in enumerate(evaluation.suites):
+        key = ("evaluation", "suites", number)
+        if found := why_not_judged(built, objective.name, suite):
+            yield Problem(key, *found)
+        columns = _first_columns(suite.source, f"evaluation.suites.{number}.source")
+        if isinstance(columns, Problem):
+            yield columns
+        elif columns is not None:
+            needed = [*built.columns(), *filter(None, [suite.matches])]
+            for name in (name for name in needed if name not in columns):
+                yield Problem((*key, "source"), f"has no column `{name}`", suggestion(name, columns, "columns"))
 
 
 def warn_of_torn_groups(objective: ObjectiveChoice, data: Any) -> tuple[()]:

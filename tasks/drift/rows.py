@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import re
 import zlib
 from collections import Counter
@@ -31,6 +30,8 @@ from trainer import objectives
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.labels import as_learned
 from trainer.objectives.bases.objective import Objective
+from trainer.objectives.bases.rows import hash_row_values
+from trainer.objectives.bases.rows import to_json as _to_json
 
 MAX_KNOWN: Final = 100_000
 """Most rows whose hashes are kept, to tell new rows from known ones."""
@@ -52,7 +53,6 @@ _LARGEST_ID = 2.0**64
 _LARGEST_EXACT = 2.0**53
 """Above it, doubles do not tell neighbouring whole numbers apart."""
 _NO_SPACES = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-_to_json = json.JSONEncoder(default=str, sort_keys=True).encode
 _WORD = re.compile(rf"[{_NO_SPACES}]|[^\W{_NO_SPACES}]+")
 """A word; in scripts without spaces, a character."""
 
@@ -319,11 +319,6 @@ def look_like_identifiers(values: NDArray[np.float64]) -> bool:
     if size <= _LARGEST_ID and (present % 1 == 0).all() and (size > _LARGEST_EXACT or different >= _DIFFERENT_IDS):
         return True
     return bool((present[1:] >= present[:-1]).all() and different >= _DIFFERENT_IF_ASCENDING)
-
-
-def hash_row_values(values: Iterable[Any]) -> int:
-    """Return a hash of 64 bits of a row's values. It stays the same over versions of all libraries."""
-    return int.from_bytes(hashlib.blake2b(_to_json(list(values)).encode(), digest_size=8).digest(), "big")
 
 
 @lru_cache(maxsize=10_000)

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from trainer.objectives.bases.objective import Objective, ObjectiveState
 
 logger = logging.getLogger(__name__)
+_UNSURE = 25
+"""New rows that people are asked to look at."""
 _MAX_HELD_OUT = 10_000
 _PERMUTATIONS = 1999
 _HEADS = re.compile(r"For(?!ConditionalGeneration$|PreTraining$)\w+$|(?<!LMHead)Model$")
@@ -291,4 +293,6 @@ def compare_champion_confidence(
         moved=p_value <= error and before - now >= drift.min_confidence_fall,
         detail=f"mean {now:.3f} on {len(new):,} new rows, {before:.3f} on {len(held_out):,} {split} rows",
     )
-    return ChampionConfidence(revision=drift.revision, change=change)
+    least = np.argsort(found, kind="stable")[:_UNSURE]
+    unsure = zip(new.row_ids[least].tolist(), found[least].round(4).tolist(), strict=True)
+    return ChampionConfidence(revision=drift.revision, change=change, unsure=tuple(unsure))

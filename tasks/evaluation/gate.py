@@ -1,6 +1,6 @@
 """The gate: may the candidate replace the champion, that is the published model?
 
-    refuse   no, it must not be published at all: it misses a floor, or a first release is no better than before training
+    refuse   no, it must not be published at all: it misses a floor or a suite of rows, or a first release is no better than before training
     keep     no, the champion stays: the candidate was not shown to be better
     publish  yes
 
@@ -48,6 +48,7 @@ def judge_candidate(
     start = deciding.get("untrained")
     failures = [*_missed_floors(gate, details.directions, metrics), *_missed_slice_floors(gate, details.slices)]
     failures += _missed_label_floors(gate, details.labels)
+    failures += [suite.sentence for suite in details.suites if not suite.is_passed]
     if not has_champion and start and not gain_passes_bar(start, gate):
         failures.append(
             f"a first release must be better than the model before training: {comparison_sentence(start, gate)}"

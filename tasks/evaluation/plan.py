@@ -67,6 +67,7 @@ class EvaluationPlan:
     """What an evaluation does."""
 
     settings: Evaluation
+    objective_name: str
     resampler: Resampler
     """With the objective and what it learned."""
     batch_size: int
@@ -172,6 +173,7 @@ def plan_evaluation_and_encode(
     reason = champion.why_confidence_not_comparable(built, drift, published)
     return EvaluationPlan(
         settings=evaluation,
+        objective_name=objective.name,
         resampler=Resampler(built, state, resamples=gate.resamples, confidence=gate.comparison_confidence, seed=seed),
         batch_size=launch.eval_batch_size,
         batch_tokens=launch.eval_batch_size * learned.max_length,

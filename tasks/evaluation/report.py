@@ -11,6 +11,7 @@ from params.sections.base import Direction
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation.breakdowns import Breakdown
 from tasks.evaluation.label_report import LabelReport
+from tasks.evaluation.suite_report import SuiteResult
 from tasks.evaluation.suspect_report import SuspectReport
 from tasks.evaluation.vector_space_change import VectorSpaceChange
 from tasks.stages import Number, Report
@@ -233,6 +234,8 @@ class EvaluationDetails(Report):
     """The rows that the champion's release had, and those that came since (`tasks.evaluation.row_ages`)."""
     ages_unknown: str = ""
     """Why they could not be told apart."""
+    suites: list[SuiteResult] = Field(default=[])
+    """What the candidate makes of `evaluation.suites`."""
 
     @property
     def all_slices(self) -> list[SliceResult]:
@@ -304,6 +307,8 @@ class Blessing(Report):
     recipe: str
     """Digest of the recipe's sections that the evaluation depends on."""
     champion: ChampionReference | None
+    suites: dict[str, str] = Field(default={})
+    """Hashes of the rows of `evaluation.suites` by name."""
 
     def is_in_release(self, weights: str) -> bool:
         """Whether a release whose weights have this digest holds the candidate, in whatever form."""

@@ -27,7 +27,7 @@ class IngestReport(Report):
     columns: dict[str, str]
     """Arrow type of each column."""
     data_sha256: dict[str, str]
-    """Hash of each split's files, see trainer.data.shards.folder_sha256; also of the `corpus`, if there is one."""
+    """Hash of each split's files, see trainer.data.shards.folder_sha256; also of `corpus`, `corrections` and `suites/<name>`, if there are any."""
     corpus_revision: str = ""
     """What the documents of `data.corpus` depend on."""
 

@@ -25,6 +25,11 @@ SOURCE: Final = "source"
 """The column that says which of several sources a row is from."""
 
 
+def source_name(key: str) -> str:
+    """Return the name of one source among several; empty for a single one."""
+    return key.partition("data.sources.")[2]
+
+
 @dataclass(frozen=True)
 class RowChoice:
     """What is taken of a source, and under which names. It has all that the result depends on, the code of a function included."""
@@ -42,7 +47,7 @@ class RowChoice:
 
     @classmethod
     def of(cls, key: str, source: Source, time_column: str | None = None) -> Self:
-        """Return what a recipe says of a source; `key` is its key below `data`."""
+        """Return what a recipe says of the source with this key."""
         where, code = source.where, list[str]()
         if isinstance(where, str):
             files = [path for _, path in find_named_source_files(where)]
@@ -50,7 +55,7 @@ class RowChoice:
             code = [file_sha256(path) for path in files]
         else:
             where = {name: [*map(_comparable, values)] for name, values in where.items()}
-        return cls(f"data.{key}", key.partition(".")[2], source.columns, where, code, source.max_rows, time_column)
+        return cls(key, source_name(key), source.columns, where, code, source.max_rows, time_column)
 
     def apply(
         self, batch: SourceBatch, rows: list[dict[str, Any]]

@@ -56,14 +56,13 @@ def open_source(
 
 @contextlib.contextmanager
 def naming_source(key: str) -> Iterator[None]:
-    """Let errors of a source name its own key, `data.corpus` or `data.sources.feedback`, instead of `data.source`."""
+    """Let errors of a source name its own key, `data.corpus` or `evaluation.suites.0.source`, instead of `data.source`."""
     try:
         yield
     except EvergreenError as error:
-        if key == "source":
+        if key == "data.source":
             raise
         texts = {
-            name: re.sub(r"\bdata\.source\b", f"data.{key}", getattr(error, name))
-            for name in ("where", "what", "fix", "key")
+            name: re.sub(r"\bdata\.source\b", key, getattr(error, name)) for name in ("where", "what", "fix", "key")
         }
         raise error.replace(**texts) from error

@@ -2,6 +2,8 @@
 
     runs/<recipe>/raw/{train,validation,test}/      Parquet shards, see tasks.shards.split_rows
     runs/<recipe>/raw/corpus/                       the documents of `data.corpus`, if there is one
+    runs/<recipe>/raw/corrections/                  the rows of `data.corrections`, if there are some
+    runs/<recipe>/raw/suites/<name>/                the rows of `evaluation.suites`
     runs/<recipe>/raw/source.json                   the report: the source's revision, the columns, the number of rows
 
 `row_id` is a row's position in the sources, counted over all of their splits. If a source lacks a split, some of its
@@ -25,14 +27,15 @@ from typing import Any
 
 from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
-from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folder_atomically
+from params.foundation.artifacts import CORPUS, SPLITS, SUITES, Artifacts, replace_folder_atomically
 from params.schema import Launch
 from params.sections.data import Data, Source, Split
+from params.sections.evaluation import Suite
 from tasks.ingestion.parquet import SourceColumn, widen_schema_in_place, write_split_schema
 from tasks.ingestion.parts import check_columns, write_parts
 from tasks.ingestion.placement import PlacedPart, TimeLimits, keep_smallest_hashes, place_by_time
 from tasks.ingestion.report import IngestReport
-from tasks.ingestion.row_choice import SOURCE, RowChoice
+from tasks.ingestion.row_choice import SOURCE, RowChoice, source_name
 from tasks.ingestion.source import OpenedSource, naming_source, open_source
 from tasks.ingestion.split_assigner import SplitAssigner, row_position
 from tasks.ingestion.stratify import give_each_value_a_training_row
@@ -52,7 +55,7 @@ class _ReadSource:
     """A source, and what was read of it."""
 
     key: str
-    """Below `data`: `source`, or for example `sources.feedback`."""
+    """In the recipe: `data.source`, or for example `data.sources.feedback`."""
     keys: Source
     opened: OpenedSource
     shares: dict[str, float] = field(default_factory=dict)
@@ -65,7 +68,7 @@ class _ReadSource:
 
     @property
     def name(self) -> str:
-        return self.key.partition(".")[2]
+        return source_name(self.key)
 
     @property
     def rows(self) -> dict[str, int]:
@@ -78,9 +81,15 @@ class _ReadSource:
 
 
 def ingest(
-    artifacts: Artifacts, *, data: Data, seed: int, launch: Launch, inputs: StageInputsSnapshot | None = None
+    artifacts: Artifacts,
+    *,
+    data: Data,
+    seed: int,
+    launch: Launch,
+    suites: Sequence[Suite] = (),
+    inputs: StageInputsSnapshot | None = None,
 ) -> IngestReport:
-    """Read the rows of a recipe's sources and write them by split.
+    """Read the rows of a recipe's sources and write them by split; those of `data.corpus` and the like have no splits.
 
     Raises:
         RecipeError: the recipe's source or split is not possible.
@@ -93,7 +102,7 @@ def ingest(
         replace_folder_atomically(artifacts.raw) as folder,
         ShardWorkers(artifacts, "ingest", launch, inputs, imports=[__name__, "tasks.ingestion.parts"]) as workers,
     ):
-        sources = [_open(key, keys, artifacts, workers) for key, keys in data.row_sources.items()]
+        sources = [_open(f"data.{key}", keys, artifacts, workers) for key, keys in data.row_sources.items()]
         _set_shares(sources, data.split)
         columns = _write_rows(sources, data, dict.fromkeys(data.group_by, False), seed, folder=folder, workers=workers)
         mixed = [name for name, column in columns.items() if column.is_mixed]
@@ -117,14 +126,17 @@ def ingest(
         if any(source.shares for source in sources) and (by := data.split.stratify):
             _stratify(by, sources, columns, shards, seed=seed, folder=folder)
         rows = {split: SplitRows(folder / split) for split in SPLITS}
-        documents = _open("corpus", data.corpus, artifacts, workers) if data.corpus else None
-        if documents:
-            _write_corpus(documents, folder, workers, seed)
-        written = (*SPLITS, *([CORPUS] if documents else []))
+        whole = {name: _open(f"data.{name}", keys, artifacts, workers) for name, keys in data.whole_sources.items()}
+        for number, suite in enumerate(suites):
+            key = f"evaluation.suites.{number}.source"
+            whole[f"{SUITES}/{suite.name}"] = _open(key, suite.source, artifacts, workers)
+        for name, source in whole.items():
+            _write_whole(source, folder / name, workers, seed)
+        written = (*SPLITS, *whole)
         report = IngestReport(
             source=", ".join(dict.fromkeys(source.keys.kind for source in sources)),
             revision=" ".join(f"{one.name}={one.opened.revision}".removeprefix("=") for one in sources),
-            corpus_revision=documents.opened.revision if documents else "",
+            corpus_revision=whole[CORPUS].opened.revision if CORPUS in whole else "",
             rows={split: len(rows[split]) for split in SPLITS},
             columns={field.name: type_name(field.type) for field in rows["train"].schema},
             data_sha256={split: folder_sha256(folder / split, shards.get(split, ())) for split in written},
@@ -205,7 +217,7 @@ def _place(sources: Sequence[_ReadSource], data: Data, folder: Path) -> tuple[di
         if source.keys.max_rows:
             keep_smallest_hashes(folder, source.parts, source.keys.max_rows)
         for reason, count in source.left_out.items():
-            logger.info("ingest: left out %d rows of data.%s: %s", count, source.key, reason)
+            logger.info("ingest: left out %d rows of %s: %s", count, source.key, reason)
     return times, learned
 
 
@@ -239,14 +251,17 @@ def _stratify(
         Manifest.write(folder / split, shards[split])
 
 
-def _write_corpus(source: _ReadSource, folder: Path, workers: ShardWorkers, seed: int) -> None:
-    staging = folder / f".{CORPUS}"
+def _write_whole(source: _ReadSource, folder: Path, workers: ShardWorkers, seed: int) -> None:
+    """Write the rows of a source that has no splits, all to one folder."""
+    staging, data = folder.with_name(f".{folder.name}"), Data(source=source.keys)
     (staging / "train").mkdir(parents=True)
-    columns = _write_rows([source], Data(source=source.keys), {}, seed, folder=staging, workers=workers)
-    _place([source], Data(source=source.keys), staging)
+    columns = _write_rows([source], data, {}, seed, folder=staging, workers=workers)
+    _place([source], data, staging)
+    if not (shards := _shards_of([source], "train")):
+        raise DataError(source.key, "has no rows", "add some, or remove it")
     write_split_schema(staging / "train", columns)
-    Manifest.write(staging / "train", _shards_of([source], "train"))
-    (staging / "train").rename(folder / CORPUS)
+    Manifest.write(staging / "train", shards)
+    (staging / "train").rename(folder)
     staging.rmdir()
 
 

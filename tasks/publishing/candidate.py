@@ -89,6 +89,7 @@ class Candidate:
         pairs = {
             "model": (blessing.model, self.forms["merged"]),
             "data": (blessing.data, digests.validated_rows_digest(self.artifacts)),
+            "suites": (blessing.suites, digests.suites_digests(self.artifacts)),
             "recipe": (blessing.recipe, recipe),
             "repository": (blessing.champion.repo_id if blessing.champion else repo_id, repo_id),
         }

@@ -113,8 +113,9 @@ ERRORS: dict[str, Callable[[], object]] = {
     "the same, for `evergreen new --data s3://bucket/rows.csv`": lambda: new(data="s3://bucket/rows.csv"),
     "`.pkl` files": lambda: new(data=f"{file('data/rows.pkl')}/rows.pkl"),
     "a split by time; rows of the last 30 days only": lambda: checks({"data.time_column": "day"}),
-    "labels that people correct in review": lambda: checks({"data.corrections": "data/review.csv"}),
-    "near duplicates": lambda: checks({"validation.near_duplicates": {"threshold": 0.8}}),
+    "texts that say the same in other words or in another language": lambda: checks(
+        {"validation.paraphrases": "report"}
+    ),
     "texts that are longer than the model's positions": lambda: checks(
         {"tokenization.max_length": 64, "model.config.max_position_embeddings": 48}
     ),

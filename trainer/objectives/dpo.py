@@ -183,6 +183,10 @@ class DPO(PairObjective[Options]):
         columns = [scores[name] for name in _SCORES]
         return np.stack([np.ones_like(margins), 0.5 * np.sign(margins) + 0.5, *columns], axis=1)
 
+    def right_rows(self, scores: ScoreColumns) -> NDArray[np.bool_]:
+        """Return of which of N pairs the chosen answer has the higher reward, (N,)."""
+        return scores["chosen_reward"] > scores["rejected_reward"]
+
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Loss per pair; share of pairs whose chosen completion has the higher reward; rewards and log-probabilities in nats."""
         pairs, correct, *sums = np.moveaxis(totals, -1, 0)

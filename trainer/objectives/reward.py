@@ -180,6 +180,10 @@ class Reward(PairObjective[Options]):
         row = np.stack([np.ones_like(correct), correct, *(scores[name] for name in _SCORES)], axis=1)
         return np.concatenate([row, calibration_statistics(self.confidence(scores), correct)], axis=1)
 
+    def right_rows(self, scores: ScoreColumns) -> NDArray[np.bool_]:
+        """Return of which of N pairs the chosen answer has the higher reward, (N,)."""
+        return scores["chosen_reward"] > scores["rejected_reward"]
+
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Loss in nats per pair; share of pairs whose chosen answer has the higher reward; mean difference of rewards; calibration."""
         pairs, correct, loss, chosen, rejected = np.moveaxis(totals[..., :5], -1, 0)

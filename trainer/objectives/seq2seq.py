@@ -257,6 +257,12 @@ class Seq2Seq(TokenLikelihood[Options]):
     def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         return scores["exact_match"] == 1 if metric == "exact_match" else None
 
+    @property
+    def judges_rows(self) -> bool:
+        return self.options.generate
+
+    answers_rows = judges_rows
+
     def prediction_lines(
         self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[str]:

@@ -259,6 +259,12 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
         turns = self._turns(row)
         return turns[: next(i for i, turn in enumerate(turns) if turn["role"] == "assistant")] or None
 
+    def expected_answer(self, row: Row) -> str | None:
+        """The completion, or the assistant's first message."""
+        if not self.options.messages_column:
+            return str(row[self.options.completion_column])
+        return next(str(turn["content"]) for turn in self._turns(row) if turn["role"] == "assistant")
+
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         return packing.pack_examples(examples, max_length) if self.options.packing else iter(examples)
 

@@ -201,6 +201,10 @@ class TokenClassification(ClassifierObjective[Options]):
         """The scores themselves, (N, 6)."""
         return np.stack([scores[name] for name in self.score_names(state)], axis=1)
 
+    def right_rows(self, scores: ScoreColumns) -> NDArray[np.bool_]:
+        """Return which of N rows have exactly the spans that are predicted, (N,)."""
+        return np.array(np.ptp([scores[name] for name in self.score_names({})[3:]], axis=0) == 0, np.bool_)
+
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Loss in nats per sub-word, and shares; where there is no span they are 0, as in seqeval."""
         nll, tokens, correct, correct_spans, predicted_spans, actual_spans = np.moveaxis(totals, -1, 0)

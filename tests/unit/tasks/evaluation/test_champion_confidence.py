@@ -290,6 +290,13 @@ def compared(held_out: RowScores, new: RowScores, drift: DriftReport = DRIFT) ->
     return compare_champion_confidence(CLASSIFIER, drift, held_out, new, split="test", seed=1)
 
 
+def test_people_are_asked_about_the_new_rows_of_which_it_is_least_sure() -> None:
+    confidence = np.linspace(0.9, 0.1, 40)
+    found = compared(scores(np.ones(50)), scores(confidence)).unsure
+    assert [row_id for row_id, _ in found] == [*range(39, 14, -1)]
+    assert [sure for _, sure in found] == [round(float(one), 4) for one in confidence[:14:-1]]
+
+
 def test_rows_that_belong_together_count_as_one() -> None:
     random = np.random.default_rng(0)
     held_out, new = random.uniform(0.5, 1, 200), random.uniform(0.5, 0.6, 40)
