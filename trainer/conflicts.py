@@ -11,7 +11,7 @@ from typing import Any
 from params import Problem
 from params.schema import Launch, Model, Training
 from trainer.loop import arguments
-from trainer.loop.optimizers import steps_in_backward
+from trainer.loop.optimizers import known_optimizers, steps_in_backward
 from trainer.model import network
 from trainer.objectives.bases.objective import Objective
 
@@ -50,14 +50,16 @@ def find_continual_conflicts(
         yield Problem(key, what, "set training.global_batch_size to 2 or more")
     if model.start == "best" and training.resume not in {"auto", "never"}:
         yield Problem(("training", "resume"), "a checkpoint belongs to one start, and `model.start: best` has two", fix)
+    if not training.stay_close:
+        return
     wrong = {
         "with adapters, the weights of the start do not move": model.lora,
-        f"{training.optimizer} changes weights before their whole gradient is known": steps_in_backward(
-            training.optimizer
+        f"{training.optimizer} changes weights before their whole gradient is known": (
+            training.optimizer in known_optimizers() and steps_in_backward(training.optimizer)
         ),
         "with FSDP or DeepSpeed, no process has the whole weights": launch and launch.accelerate_config,
     }
     key = ("training", "stay_close")
-    yield from (Problem(key, what, fix) for what, is_so in wrong.items() if training.stay_close and is_so)
-    if training.stay_close and model.config and is_base:
+    yield from (Problem(key, what, fix) for what, is_so in wrong.items() if is_so)
+    if model.config and is_base:
         yield Problem(key, "the training starts from random weights", from_champion)

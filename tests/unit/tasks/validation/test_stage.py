@@ -381,7 +381,7 @@ def test_same_rows_give_the_same_files(tmp_path):
         return {str(p.relative_to(artifacts.validated)): p.read_bytes() for p in files}
 
     first = written()
-    names = ["evergreen-data-profile.dat", "quarantine.parquet", "report.html", "validation.json"]
+    names = ["evergreen-data-profile.dat", "quarantine.parquet", "report.html", "start/start.json", "validation.json"]
     names += [
         f"rows/{split}/{name}" for split in SPLITS for name in ("00000.parquet", "_common_metadata", "_manifest.json")
     ]
