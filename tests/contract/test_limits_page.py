@@ -6,10 +6,8 @@ section of the row, or it has the words in backticks of the way round.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from params import EvergreenError, Recipe, load
+from params import EvergreenError, Recipe
 from params.foundation.errors import see_limits
 from tasks.diagnostics.check import check
-from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.new import create_recipe
 from tasks.scaffold.request import NewRecipeRequest
 from tests.support import tiny
@@ -106,13 +103,12 @@ CLASSES = ("left", "right")
 SHARDED = {"launch.accelerate_config": str(ROOT / "params/accelerate/fsdp2.yaml")}
 ERRORS: dict[str, Callable[[], object]] = {
     "several files as a list": lambda: checks({"data.source.train": ["data/a.csv", "data/b.csv"]}),
-    "several sources in one recipe": lambda: checks(
+    "several sources as `source`": lambda: checks(
         {"data.source": {"base": {"kind": "files", "train": "data/a.csv"}}}
     ),
     "rows from S3, another bucket or a URL": lambda: checks({"data.source": {"kind": "s3", "url": "s3://bucket/a"}}),
     "the same, for `evergreen new --data s3://bucket/rows.csv`": lambda: new(data="s3://bucket/rows.csv"),
     "`.pkl` files": lambda: new(data=f"{file('data/rows.pkl')}/rows.pkl"),
-    "a split by time; rows of the last 30 days only": lambda: checks({"data.time_column": "day"}),
     "texts that say the same in other words or in another language": lambda: checks(
         {"validation.paraphrases": "report"}
     ),
@@ -202,19 +198,3 @@ def test_every_place_on_the_page_is_there_and_no_error_leads_elsewhere() -> None
         for path in (ROOT / name).rglob("*.py"):
             named = re.findall(r"see_limits\([\"'](\w+)[\"']\)", path.read_text(encoding="utf-8"))
             assert set(named) <= sections, path
-
-
-QUERIES = [query for _, _, around in ROWS.values() for query in quoted(around) if query.startswith("SELECT")]
-
-
-@pytest.mark.parametrize("query", QUERIES)
-def test_the_queries_on_the_page_are_read(query: str, project: Path) -> None:
-    with contextlib.closing(sqlite3.connect(project / "data/rows.db")) as connection:
-        connection.execute("CREATE TABLE rows (id, day, text, label)")
-        every = ((i, f"what about {i}?", CLASSES[i % 2]) for i in range(120))
-        connection.executemany("INSERT INTO rows VALUES (?1, date('now'), ?2, ?3)", every)
-        connection.execute("UPDATE rows SET day = date('now', '-40 day') WHERE id < 20")
-        connection.commit()
-    create_recipe(NewRecipeRequest("another", "sqlite:///data/rows.db", query, model=model_folder("bert")))
-    sample = read_source_sample(load(Path("params/another.yaml")).data.source).rows["train"]
-    assert len(sample) == (100 if "WHERE" in query else 120)

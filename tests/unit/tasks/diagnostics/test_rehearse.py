@@ -108,7 +108,8 @@ def test_rows_of_a_rehearsal_are_those_that_the_objective_reads(tmp_path: Path) 
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
     found = {}
     for name in ("a.csv", "b.jsonl"):
-        rows = rehearse._read(open_source(RowsFromFiles(kind="files", train=name), tmp_path), "train", kinds)
+        sources = rehearse._open({"source": RowsFromFiles(kind="files", train=str(tmp_path / name))})
+        rows = rehearse._read(sources, "train", kinds)
         pq.write_table(
             rows.table(rows.usual(700)), tmp_path / "rows.parquet"
         )  # as a rehearsal does, which ingests that
