@@ -93,7 +93,8 @@ class TestEarlierRuns:
         def noted(*arguments):
             work = arguments[-1]
             if name in ("drift", "sampled"):
-                split, rows = "train", work[0] if name == "sampled" else work
+                rows = work[0] if name == "sampled" else work
+                split = rows.folder.name
             else:
                 split, rows = work.part.split, work.part.rows
             self.done.setdefault(name, []).append(f"{split} {int(rows.shard.name[:5])}")
@@ -162,7 +163,8 @@ class TestEarlierRuns:
         self.write(test=[self.texts[5], "The cat hears what is new."])
         again = self.run()
         assert again["rows"] == again["keys"] == ["test 0"]
-        assert again["good"] == again["drift"] == ["train 0"]
+        assert again["good"] == ["train 0"]
+        assert again["drift"] == ["train 0", "test 0"]
 
     def test_row_that_returns_is_a_row_again(self):
         self.write(test=[self.texts[5]])
