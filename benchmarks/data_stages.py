@@ -24,7 +24,9 @@ import psutil
 
 from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import SPLITS, Artifacts
-from params.schema import Data, Expectation, Launch, ObjectiveChoice, Tokenization, TrainTokenizer, Validation
+from params.schema import Launch, ObjectiveChoice
+from params.sections.data import Data
+from params.sections.rows import Expectation, Tokenization, TrainTokenizer, Validation
 from trainer.data.shards import folder_sha256
 from trainer.runtime.memory import reduce_garbage_collection
 

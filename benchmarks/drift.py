@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from params.schema import Drift
+from params.sections.rows import Drift
 from tasks.drift.measure import compare_with_profile
 from tasks.drift.profile import DataProfile, measure_sampled_rows
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, MeasuredChange

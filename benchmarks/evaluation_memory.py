@@ -19,7 +19,8 @@ from pathlib import Path
 
 from params import load
 from params.foundation.artifacts import SPLITS, Artifacts
-from params.schema import Data, Launch
+from params.schema import Launch
+from params.sections.data import Data
 
 ROOT = Path(__file__).parents[1]
 RECIPE = """\

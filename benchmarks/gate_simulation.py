@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.gate_families import FAMILIES, FEW, Accuracy, Family, few, gain_of_counts
-from params.schema import Gate, ObjectiveChoice
+from params.schema import ObjectiveChoice
+from params.sections.evaluation import Gate
 from tasks.evaluation.gate import gain_passes_bar, judge_candidate
 from tasks.evaluation.report import EvaluationDetails, MetricComparison, SliceResult
 from tasks.evaluation.scoring import RowScores

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.gate_families import Accuracy, BitsPerByte, Family, Spans, gain_of_counts
 from benchmarks.gate_simulation import comparison
-from params.schema import Gate
+from params.sections.evaluation import Gate
 from tasks.evaluation.gate import gain_passes_bar
 
 if TYPE_CHECKING:

@@ -29,7 +29,9 @@ from datasets import Dataset, disable_progress_bars
 from benchmarks.tables import environment, print_table, spread
 from params.foundation.artifacts import Artifacts
 from params.python_documentation import documentation
-from params.schema import Data, Launch, ObjectiveChoice, TrainTokenizer
+from params.schema import Launch, ObjectiveChoice
+from params.sections.data import Data
+from params.sections.rows import TrainTokenizer
 from tasks.ingestion.stage import ingest
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows

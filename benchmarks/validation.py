@@ -24,7 +24,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params.foundation.artifacts import Artifacts
-from params.schema import Data, Expectation, Launch, ObjectiveChoice, Validation
+from params.schema import Launch, ObjectiveChoice
+from params.sections.data import Data
+from params.sections.rows import Expectation, Validation
 from tasks.ingestion.stage import ingest
 from tasks.validation.stage import validate
 

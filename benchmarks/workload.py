@@ -36,6 +36,7 @@ from transformers.utils import logging as transformers_logging
 
 from params.schema import ObjectiveChoice
 from trainer import OPENMP_SPINS, objectives
+from trainer.data.order import RowTraits
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.runtime.heartbeat import Heartbeat
@@ -208,7 +209,7 @@ def trainer(
             objective=method,
             metrics=EvaluationMetrics(method, state=state, tokenizer=tokenizer, metrics=None),
             keep_checkpoints=2,
-            lengths=[len(row) for row in data["input_ids"]] if group_by_length else None,
+            traits=RowTraits(lengths=[len(row) for row in data["input_ids"]] if group_by_length else None),
             identity={"benchmark": "yes"},
             heartbeat=Heartbeat(folder, 0),
             stop_requested=lambda: False,

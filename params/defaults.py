@@ -1,8 +1,9 @@
 """Defaults that depend on other keys: what a specialist would choose for the objective and for the kind of model.
 
-Those of an objective are in its own file, trainer/objectives/<name>.py; those of all other keys are in params/schema.py. A recipe
-needs only `data.source`, `objective` and `model`; with a new model from random weights, also `tokenization.tokenizer`. Nothing here
-depends on the machine, so a recipe means the same everywhere; `evergreen show` prints it with all of its values.
+Those of an objective are in its own file, trainer/objectives/<name>.py; those of all other keys are in params/schema.py and
+params/sections. A recipe needs only `data.source`, `objective` and `model`; with a new model from random weights, also
+`tokenization.tokenizer`. Nothing here depends on the machine, so a recipe means the same everywhere; `evergreen show` prints it with all
+of its values.
 """
 
 from __future__ import annotations

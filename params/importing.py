@@ -21,7 +21,7 @@ from typing import Any
 
 from params.foundation.errors import RecipeError
 from params.loading import suggestion
-from params.schema import IMPORTABLE, Call
+from params.sections.base import IMPORTABLE, Call
 
 _NAME = re.compile(IMPORTABLE)
 

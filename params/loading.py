@@ -299,17 +299,20 @@ def _locate(loc: Sequence[str | int]) -> tuple[Key, type[pydantic.BaseModel] | N
     """
     key: list[str | int] = []
     section: type[pydantic.BaseModel] | None = Recipe
-    holder, tags = section, dict[str | int, type[pydantic.BaseModel]]()
+    holder, tags, is_name = section, dict[str | int, type[pydantic.BaseModel]](), False
     for part in loc:
         holder = section or holder
-        if part in tags:
+        if part in tags and not is_name:
             section, tags = tags[part], {}
             continue
         key.append(part)
-        if section and (field := section.model_fields.get(str(part))):
+        if is_name:  # of one section among several
+            is_name = False
+        elif section and (field := section.model_fields.get(str(part))):
             choices = _sections(field.annotation)
             section = choices[0] if choices else None
-            tags = {get_args(m.model_fields["kind"].annotation)[0]: m for m in choices} if field.discriminator else {}
+            tags = {get_args(m.model_fields["kind"].annotation)[0]: m for m in choices} if len(choices) > 1 else {}
+            is_name = bool(tags) and "dict[" in str(field.annotation)
     return tuple(key), holder
 
 

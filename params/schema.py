@@ -1,4 +1,4 @@
-"""The keys of a recipe: one frozen pydantic model per section, one docstring per key.
+"""The keys of a recipe: one frozen pydantic model per section, one docstring per key. Some sections are in params/sections.
 
 Keys without a default here get one from params/defaults.py, which depends on the objective and the model. No DVC stage declares
 `launch`: it says where a run happens (processes, micro-batch, workers), not what is learned.
@@ -6,311 +6,28 @@ Keys without a default here get one from params/defaults.py, which depends on th
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    PlainSerializer,
-    PositiveFloat,
-)
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat
 from pydantic import model_validator as validate_model
-from pydantic_core import PydanticCustomError
 
-_MAX_INT = 2**31 - 1
-PositiveInt = Annotated[int, Field(gt=0, le=_MAX_INT)]
-NonNegativeInt = Annotated[int, Field(ge=0, le=_MAX_INT)]
-Seconds = Annotated[float, Field(gt=0.0, le=31_536_000.0)]
-"""A time limit of at most a year; Python's timers fail above a few hundred years."""
-Hours = Annotated[float, Field(ge=0.0, le=8_760.0)]
-Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-IMPORTABLE = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
-Importable = Annotated[str, Field(pattern=IMPORTABLE)]
-"""A Python object, as `package.module:name`."""
-
-
-Direction = Literal["min", "max"]
-"""Whether the smallest or the largest value of a metric is best."""
-
-
-class Section(BaseModel):
-    """A section of a recipe: frozen, without unknown keys, strict about types, and with finite numbers only."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-def conflict_error(what: str, fix: str) -> PydanticCustomError:
-    """Return the error that a section raises when its keys do not fit together."""
-    return PydanticCustomError("conflict", "{what}", {"what": what, "fix": fix})
-
-
-def _whole_steps(value: float) -> float:
-    if value >= 1 and value != int(value):
-        what = f"{value} is neither a number of steps nor a share of them"
-        raise conflict_error(what, "write a whole number, or one below 1")
-    return int(value) if value >= 1 else value
-
-
-Interval = Annotated[
-    float, Field(gt=0.0, le=_MAX_INT), AfterValidator(_whole_steps), PlainSerializer(lambda value: value)
-]
-"""Optimizer steps, or a share of all steps."""
-_REPO_NAME = re.compile(r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?", re.ASCII)
-_RESERVED_OWNERS = frozenset({"api", "buckets", "datasets", "kernels", "models", "spaces", "uploads"})
-
-
-def repo_id_problem(repo_id: str) -> str | None:
-    """Return why the Hub or its client refuses `repo_id`, or None; an owner is not required."""
-    owner, _, name = repo_id.rpartition("/")
-    for part in filter(None, (owner, name)):
-        if not _REPO_NAME.fullmatch(part):
-            return f"{part!a} is not 1 to 96 letters, digits, `-`, `_` and `.`, starting and ending with no `-` or `.`"
-    if "--" in repo_id or ".." in repo_id:
-        return "it contains `--` or `..`"
-    if repo_id.endswith(".git") or owner.endswith(".git"):
-        return "a name ends in `.git`"
-    if owner.lower() in _RESERVED_OWNERS:
-        return f"`{owner}` is not an owner, but a page of the Hub"
-    return None if name else "it has no name"
-
-
-def _check_repo_id(repo_id: str) -> str:
-    if problem := repo_id_problem(repo_id):
-        raise conflict_error(f"the Hub refuses {repo_id!a}: {problem}", "write another `owner/name`")
-    return repo_id
-
-
-def _require_one(section: Section, first: str, second: str) -> None:
-    """Refuse a section that sets both of two keys, or neither."""
-    lacks_first = getattr(section, first) is None
-    if lacks_first == (getattr(section, second) is None):
-        fix = "add one of them" if lacks_first else "remove one of them"
-        raise conflict_error(f"needs exactly one of `{first}` and `{second}`", fix)
-
-
-class Call(Section):
-    """A Python function or class, and the arguments to call it with."""
-
-    name: Importable
-    """`package.module:name`."""
-    arguments: dict[str, Any] = {}
-    """Keyword arguments, besides those that the pipeline passes."""
-
-
-def _from_text(key: str) -> BeforeValidator:
-    """Let a text stand for a section that gives only this key."""
-    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
-
-
-CallOrName = Annotated[Call, _from_text("name")]
-"""`package.module:name`, or `{name: package.module:name, arguments: {...}}`."""
-
-
-class _SplitPatterns(Section):
-    """Where a source has the rows of each split: paths or globs, relative to the root of the project or of the dataset."""
-
-    train: str
-    """Path or glob of the training rows, such as `data/train-*.parquet`; `data.split` takes the missing splits from them."""
-    validation: str | None = None
-    """Path or glob of the rows that choose the best checkpoint."""
-    test: str | None = None
-    """Path or glob of the held-out rows that the model is evaluated on."""
-
-    @property
-    def patterns(self) -> dict[str, str]:
-        """The path or glob of each split that the source has."""
-        patterns = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {split: pattern for split, pattern in patterns.items() if pattern is not None}
-
-
-class RowsFromFiles(_SplitPatterns):
-    """Rows from local files. The suffix says the format: .csv, .tsv, .jsonl, .json, .parquet or .txt.
-
-    Those of text may be compressed (.gz, .bz2, .zst). A .csv file has commas, semicolons, tabs or vertical bars, as its header says.
-    """
-
-    kind: Literal["files"]
-    text_unit: Literal["line", "paragraph", "file"] = "paragraph"
-    """What one row of a .txt file is. Blank lines separate paragraphs."""
-    refresh: bool = False
-    """Bring files that `dvc import`, `dvc import-url` or `dvc import-db` brought up to date in every run of the flow, as
-    `dvc update` does, if they have changed where they come from; see `launch.keep_rows_hours`."""
-
-
-class RowsFromHubDataset(_SplitPatterns):
-    """Rows from a dataset repository on a Hub: of one commit, or the newest of a branch."""
-
-    kind: Literal["hub"]
-    repo_id: Annotated[str, AfterValidator(_check_repo_id)]
-    """Repository, as `owner/name`."""
-    revision: Annotated[str, Field(pattern=r"^\w[\w./-]*$")]
-    """Full commit hash, or a branch such as `main`: then the flow asks in every run whether it has a new commit, see
-    `launch.keep_rows_hours`. The run's report names the commit."""
-    endpoint: Annotated[str, Field(pattern=r"^https?://[^/\s@]+(/\S*)?$")] | None = None
-    """URL of the Hub. Default: the one that huggingface_hub uses."""
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether `revision` is a commit, which does not move."""
-        return bool(re.fullmatch("[0-9a-f]{40}", self.revision))
-
-
-class RowsFromSql(Section):
-    """Rows from a query. The flow repeats it in every run (`launch.keep_rows_hours`): DVC cannot watch a database."""
-
-    kind: Literal["sql"]
-    url: str
-    """SQLAlchemy URL. `${NAME}` stands for an environment variable, which keeps passwords out of the recipe."""
-    query: str
-    """SELECT statement that returns the rows. Give it an ORDER BY: training depends on the order of the rows."""
-
-
-class RowsFromFunction(Section):
-    """Rows that a Python function yields."""
-
-    kind: Literal["function"]
-    function: Importable
-    """`package.module:name` of a function that yields one dict per row."""
-    arguments: dict[str, Any] = {}
-    """Keyword arguments of the function."""
-    refresh: bool = False
-    """Call the function in every run of the flow, even if no file that DVC watches has changed; see
-    `launch.keep_rows_hours`."""
-
-
-Source = Annotated[RowsFromFiles | RowsFromHubDataset | RowsFromSql | RowsFromFunction, Field(discriminator="kind")]
-
-
-class SplitFractions(Section):
-    """How to split rows that come without a split. A hash of its content decides, so a row stays in its split."""
-
-    validation: Fraction = 0.05
-    """Share of the rows for the validation split, which chooses the best checkpoint. Unused with a validation file."""
-    test: Fraction = 0.05
-    """Share of the rows for the test split, which the model is evaluated on. Unused with a test file."""
-    stratify: str | None = None
-    """A column, such as the label. Each of its values has at least one training row: if all rows of a label would be held out,
-    the last of them goes to `train`. It moves back when a later one comes; all others keep their split."""
-
-
-class Data(Section):
-    """Where the rows come from, and how they are split."""
-
-    source: Source
-    corpus: Annotated[
-        Source | None, BeforeValidator(lambda own: {"kind": "files", "train": own} if isinstance(own, str) else own)
-    ] = None
-    """Documents among which the held-out queries have to find theirs, for objectives that rank documents: a path or glob, or
-    the keys of a source without held-out splits. Default: the documents of the held-out rows."""
-    split: SplitFractions = SplitFractions()
-    group_by: list[str] = []
-    """Columns whose equal values say that rows belong together, such as those of one customer. `split` keeps them in one
-    split, validation sets training rows aside whose group is in a held-out split of the source, and the gate counts them as one
-    observation. A row that has no value in any of them (null, NaN or blank text) is on its own. Default: each row is on its own."""
-
-    @property
-    def sources(self) -> dict[str, Source]:
-        """The sources by their keys."""
-        return {"source": self.source} | ({"corpus": self.corpus} if self.corpus else {})
-
-    @validate_model(mode="after")
-    def _has_one_corpus(self) -> Data:
-        if isinstance(self.corpus, _SplitPatterns) and len(self.corpus.patterns) > 1:
-            raise conflict_error("`corpus` has no splits: every query searches all of it", "keep only its `train`")
-        return self
-
-    @validate_model(mode="after")
-    def _splits_rows_in_one_way(self) -> Data:
-        if self.group_by and self.split.stratify:
-            what = "`split.stratify` moves single rows, and rows of one group (`group_by`) must stay in one split"
-            raise conflict_error(what, "remove one of the two keys")
-        return self
-
-
-class Expectation(Section, extra="allow"):
-    """One Great Expectations check. All other keys are arguments of the expectation."""
-
-    type: str
-    """Snake-case name, for example `expect_column_value_lengths_to_be_between`."""
-    on_failure: Literal["quarantine", "fail", "report"] = "quarantine"
-    """`quarantine` sets failing rows aside, `fail` ends the stage if any row fails, `report` only counts them."""
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of the expectation."""
-        return dict(self.__pydantic_extra__ or {})
-
-
-class Drift(Section):
-    """Whether the new rows are like those that the published model learned from. docs/drift.md says how often it errs."""
-
-    on_drift: Literal["report", "fail", "off"] = "report"
-    """`report` shows what moved, `fail` also ends the stage, `off` neither compares nor publishes a profile of the rows."""
-    confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
-    """The chance that no comparison calls new rows different that are like the others (Holm 1979)."""
-    min_new_labels: Fraction = 0.005
-    """Smallest share of new rows with labels that the published model does not know that counts as drift."""
-    min_label_change: Fraction = 0.02
-    """Smallest total variation distance of the labels, above that of chance, that counts as drift: the share of rows with
-    another label."""
-    min_distance: NonNegativeFloat = 0.1
-    """Smallest Wasserstein distance of a number, or of the length of a text, in standard deviations, that counts as drift."""
-    min_auc: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.55
-    """Smallest area under the ROC curve of a classifier that tells new texts from known ones that counts as drift."""
-    min_confidence_fall: Fraction = 0.02
-    """Smallest fall of the published model's mean confidence, from 0 to 1, from held-out to new rows that counts as drift."""
-    ignore: list[str] = []
-    """Columns of numbers that are not compared, such as one that grows with time."""
-
-
-class Validation(Section):
-    """Checks of the rows, besides those that the objective makes."""
-
-    expectations: list[Expectation] = []
-    max_quarantined: Fraction = 0.01
-    """Largest share of rows that may be set aside. The stage fails above it."""
-    drift: Annotated[Drift, _from_text("on_drift")] = Drift()
-    """Comparison of new rows with those that the published model learned from: `report`, `fail`, `off`, or its keys. Without
-    it, `report`, and releases to public repositories carry no profile of the rows to compare with."""
-
-
-class TrainTokenizer(Section):
-    """A byte-level BPE tokenizer, trained on the train split."""
-
-    kind: Literal["train"]
-    vocab_size: Annotated[int, Field(ge=260, le=_MAX_INT)]
-    """Number of tokens, including the 256 bytes and the special tokens."""
-    min_frequency: PositiveInt = 2
-    """Smallest number of times that a pair of tokens must occur to be merged."""
-    sample_rows: PositiveInt | None = None
-    """Learn from about so many rows, chosen by a hash of their text. Default: from all."""
-
-
-class PretrainedTokenizer(Section):
-    """The tokenizer of a pretrained model."""
-
-    kind: Literal["pretrained"]
-    path: str
-    """Local folder or Hub repository."""
-    revision: str | None = None
-    """Commit, tag or branch of the repository."""
-    added_tokens: list[str] = []
-    """Special tokens that it gets, such as those of a chat template. Embeddings of the model that lack rows for them get new ones;
-    with adapters, these embeddings are then trained in full. Where they have spare rows, adapters train only these rows."""
-
-
-class Tokenization(Section):
-    """How text becomes tokens."""
-
-    tokenizer: Annotated[TrainTokenizer | PretrainedTokenizer, Field(discriminator="kind")]
-    """Default in a recipe: that of `model.pretrained`."""
-    max_length: Annotated[int, Field(ge=2, le=_MAX_INT)] = 512
-    """Length of the longest sequence, in tokens. Longer texts are cut; packing fills sequences up to it."""
+from params.sections.base import (
+    CallOrName,
+    Fraction,
+    Hours,
+    Importable,
+    Interval,
+    NonNegativeInt,
+    PositiveInt,
+    Seconds,
+    Section,
+    check_repo_id,
+    conflict_error,
+    require_one,
+)
+from params.sections.data import Data
+from params.sections.evaluation import Evaluation
+from params.sections.rows import Tokenization, Validation
 
 
 class ObjectiveChoice(Section, extra="allow"):
@@ -359,6 +76,9 @@ class Quantization(Section):
     """With 4 bits: number format of matrix products."""
 
 
+Start = Literal["base", "champion", "best"]
+
+
 class Model(Section):
     """The network: a pretrained one, or a new one with random weights. Give either `config` or `pretrained`."""
 
@@ -376,13 +96,23 @@ class Model(Section):
     """Train low-rank adapters instead of all weights."""
     quantization: Quantization | None = None
     """Keep the pretrained model in 4 or 8 bits while adapters learn."""
+    start: Start = "base"
+    """Which weights the training starts from: those of `pretrained` or `config`; or those of the published model, if there is one. `best`
+    trains from both, one after the other, and keeps what is better by `training.best_metric`. docs/continual.md says more."""
 
     @validate_model(mode="after")
     def _has_one_origin(self) -> Model:
-        _require_one(self, "config", "pretrained")
+        require_one(self, "config", "pretrained")
         if self.config is not None and not isinstance(self.config.get("model_type"), str):
             raise conflict_error("`config` has no `model_type`", "add one, for example `model_type: llama`")
         return self
+
+
+class Replay(Section):
+    """Known and new rows in each global batch, by the published model that the training starts from: did it learn from them?"""
+
+    known: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
+    """Share of known rows. An epoch goes once through the new rows, and draws as many known ones as it takes."""
 
 
 class Training(Section):
@@ -435,6 +165,13 @@ class Training(Section):
     trainer: Importable | None = None
     """Subclass of transformers.Trainer that overrides compute_loss, create_optimizer, create_scheduler or
     get_train_dataloader. trainer/loop/extensions.py lists all methods that it may override."""
+    replay: Replay | None = None
+    """How many rows of each global batch are ones that the published model has learned from. Needs `model.start`. Default: the rows are
+    drawn alike, whether or not they are new."""
+    stay_close: PositiveFloat | None = None
+    """Pull the weights back to those that the training starts from, which a model with another task or new rows forgets otherwise: half of
+    this number times the squared distance is added to the loss. Weights that are new are free. (L2-SP, Li et al. 2018,
+    https://arxiv.org/abs/1802.01483, which tries 0.001 to 1.)"""
     callbacks: list[CallOrName] = []
     """Subclasses of transformers.TrainerCallback. One with state to resume must also be an ExportableState."""
     keep_checkpoints: PositiveInt = 2
@@ -447,10 +184,14 @@ class Training(Section):
 
     @validate_model(mode="after")
     def _has_one_length(self) -> Training:
-        _require_one(self, "epochs", "max_steps")
+        require_one(self, "epochs", "max_steps")
         if self.streaming and self.group_by_length:
             what = "`group_by_length` needs the lengths of all sequences, which `streaming` does not read"
             raise conflict_error(what, "set one of them to false")
+        if self.streaming and self.replay:
+            raise conflict_error(
+                "`replay` draws rows by number, and `streaming` reads them in order", "remove one of them"
+            )
         return self
 
 
@@ -521,130 +262,13 @@ class Launch(Section):
         return self
 
 
-class OwnMetrics(Section):
-    """Your own metrics, computed in every evaluation besides those of the objective."""
-
-    function: CallOrName
-    """Function of transformers.EvalPrediction that returns a value for each metric in `directions`. It gets the whole
-    split; `predictions` are the outputs of `preprocess_logits`."""
-    directions: dict[str, Direction]
-    """The names of the metrics, and whether the smallest (`min`) or the largest (`max`) value is best."""
-    preprocess_logits: CallOrName | None = None
-    """Function of (logits, labels) that reduces the logits of a batch, which saves memory. Default: argmax."""
-
-
-class SliceBy(Section):
-    """A way to divide the evaluated rows into slices, each with metrics of its own."""
-
-    column: str | None = None
-    """Column with the name of each row's slice. Give either this or `function`."""
-    function: CallOrName | None = None
-    """Function of a row (a mapping of column to value) that returns the name of its slice. Needs `name`."""
-    name: str | None = None
-    """Title of the slices in reports. Default: the column."""
-
-    @validate_model(mode="after")
-    def _has_one_way(self) -> SliceBy:
-        _require_one(self, "column", "function")
-        if self.function is not None and self.name is None:
-            raise conflict_error("a `function` needs a `name`", "add `name:`, the title of the slices in reports")
-        return self
-
-    @property
-    def title(self) -> str:
-        """Title of the slices in reports."""
-        return str(self.name or self.column)
-
-
-class Gate(Section):
-    """What a model must achieve to be published. docs/gate.md says how often the decision is wrong."""
-
-    metric: str | None = None
-    """Metric that is compared with the champion's. It must be comparable across tokenizers. Default: the objective's
-    `main_metric`."""
-    gain: NonNegativeFloat | None = None
-    """Smallest improvement over the champion, in units of the metric: the confidence interval of the improvement must lie
-    above it. Default: 0, unless you give `margin`."""
-    margin: PositiveFloat | None = None
-    """Largest deterioration from the champion, in units of the metric: the confidence interval of the improvement must
-    lie above minus this. Give either this or `gain`."""
-    floors: dict[str, float] = {}
-    """Metrics and the values that a model must reach, whatever the champion's are. For a metric whose smallest value is
-    best, the value that it must not exceed."""
-    slice_floors: dict[str, float] = {}
-    """The same for every slice of at least `min_slice_rows` rows. A model is refused if a slice misses its value by more
-    than chance explains."""
-    label_floors: dict[Literal["precision", "recall", "f1"], float | dict[str, float]] = {}
-    """Precision, recall or F1 that each label of a classifier must reach, or some by name: `{recall: {threat: 0.9}}`. A model is refused
-    if a label misses its value by more than chance explains."""
-    slice_margin: PositiveFloat | None = None
-    """Largest deterioration of `metric` on any slice, or of what slices have in place of it (docs/gate.md). The champion stays
-    if a slice deteriorates by more than that, and by more than chance explains."""
-    known_margin: PositiveFloat | None = None
-    """Largest deterioration of the same on the held-out rows that the champion's release already had. A model that gains on new
-    rows and loses more than that on known ones, by more than chance explains, has forgotten: the champion stays."""
-    min_slice_rows: PositiveInt = 30
-    """Slices with fewer rows are shown but not judged."""
-    confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
-    """Confidence level of all intervals and tests. Tests of slices are corrected for their number (Holm 1979)."""
-    over: Literal["release", "test_rows"] = "release"
-    """What `confidence` holds for: each comparison, or all comparisons on the same held-out rows together."""
-    comparisons: Annotated[int, Field(gt=0, le=1000)] | None = None
-    """How many comparisons the held-out rows are meant for, with `over: test_rows`: each has an equal part of the error.
-    Default: 12."""
-    resamples: Annotated[int, Field(ge=200, le=100_000)] = 2000
-    """Bootstrap resamples per interval."""
-
-    @validate_model(mode="after")
-    def _has_one_threshold(self) -> Gate:
-        if self.gain is not None and self.margin is not None:
-            what = "`gain` (must be better) and `margin` (may be worse) exclude each other"
-            raise conflict_error(what, "remove one of them")
-        if self.comparisons is not None and self.over == "release":
-            what = "`comparisons` has no effect without `over: test_rows`"
-            raise conflict_error(what, "add `over: test_rows`, or remove it")
-        return self
-
-    @property
-    def planned_comparisons(self) -> int:
-        """How many comparisons share the error of `confidence`."""
-        return 1 if self.over == "release" else self.comparisons or 12
-
-    @property
-    def comparison_confidence(self) -> float:
-        """Confidence of one comparison and of the intervals; tests of slices only protect the champion and keep theirs."""
-        return self.confidence if self.over == "release" else 1 - (1 - self.confidence) / self.planned_comparisons
-
-    @property
-    def bar(self) -> float:
-        """Value that the lower end of the improvement's confidence interval must exceed."""
-        return -self.margin if self.margin is not None else self.gain or 0.0
-
-
-class Evaluation(Section):
-    """How the trained model is evaluated, and what it must achieve."""
-
-    metrics: OwnMetrics | None = None
-    """Your own metrics; `training.best_metric` may name one."""
-    split: Literal["test", "validation"] = "test"
-    """Split that the model is evaluated on."""
-    compare_untrained: bool = True
-    """Also evaluate the model as it was before training. The first release must be better than that."""
-    slices: list[Annotated[SliceBy, _from_text("column")]] = []
-    """Slices to evaluate: names of columns, or `{name: ..., function: package.module:name}`."""
-    worst_rows: NonNegativeInt = 20
-    """Number of rows with the worst predictions to list."""
-    gate: Gate = Gate()
-    """What the model must achieve to be published."""
-
-
 AdapterForm = Literal["merged", "adapter", "both"]
 
 
 class Publish(Section):
     """Where to publish the model."""
 
-    repo_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$"), AfterValidator(_check_repo_id)]
+    repo_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$"), AfterValidator(check_repo_id)]
     """Repository, as `owner/name`."""
     endpoint: str = "local"
     """URL of the Hub, or `local` for the Hub in the folder .hub. If HF_ENDPOINT is set, it replaces `local`."""

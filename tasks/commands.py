@@ -236,6 +236,9 @@ def reproduce(
     target: Annotated[str, Argument(help="owner/name@revision; the revision is a tag, a commit or a branch.")],
     *,
     keep: Annotated[bool, Option("--keep", help="Keep the temporary clone.")] = False,
+    chain: Annotated[
+        bool, Option("--chain", help="Train again the release that it started from, too, and so on to the first.")
+    ] = False,
 ) -> None:
     """Train a release again, and compare the weights.
 
@@ -244,7 +247,8 @@ def reproduce(
     from tasks.hub_client.connection import find_repository_endpoint
     from tasks.releases.reproduce import reproduce
 
-    reproduce(Path(), target, endpoint=find_repository_endpoint(target.partition("@")[0]), keep=keep)
+    endpoint = find_repository_endpoint(target.partition("@")[0])
+    reproduce(Path(), target, endpoint=endpoint, keep=keep, chain=chain)
 
 
 @app.command("try")

@@ -10,14 +10,24 @@ from typing import Final, Self
 
 from pydantic import BaseModel
 
-from params.foundation.artifacts import ADAPTER, CORPUS, SPLITS, Artifacts
+from params.foundation.artifacts import ADAPTER, CORPUS, SPLITS, SUITES, Artifacts
 from params.foundation.errors import ModelError
 from params.foundation.hashing import file_sha256
-from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice
+from params.schema import AdapterForm, Model, ObjectiveChoice
+from params.sections.evaluation import Evaluation
 from trainer.data import shards
 from trainer.model.weights_header import check_chosen_settings
 
 PROVENANCE: Final = "evergreen-provenance.json"  # the file of a release that says what made it
+
+
+class RecordOfRows(BaseModel):
+    """What a release says of the rows that it learned from."""
+
+    learned_until: str = ""
+    """The time of the newest one, or of the newest one that chose the best checkpoint; empty if rows had no times."""
+    split: str = "hash"
+    """By what rows were held out (`data.split.by`)."""
 
 
 class ReleaseRecord(BaseModel):
@@ -26,6 +36,7 @@ class ReleaseRecord(BaseModel):
     objective: ObjectiveChoice
     max_length: int | None = None
     """The tokens up to which the model was judged; a record of an earlier version does not say it: its tokenizer does."""
+    data: RecordOfRows = RecordOfRows()
 
     @classmethod
     def of(cls, folder: Path) -> Self | None:
@@ -66,6 +77,12 @@ def validated_rows_digest(artifacts: Artifacts) -> str:
     for split in (*SPLITS, *([CORPUS] if (artifacts.rows / CORPUS).exists() else [])):
         digest.update(f"{split} {shards.folder_sha256(artifacts.rows / split)}\n".encode())
     return digest.hexdigest()
+
+
+def suites_digests(artifacts: Artifacts) -> dict[str, str]:
+    """Return the digests of the validated rows of `evaluation.suites`, by name."""
+    folder = artifacts.rows / SUITES
+    return {own.name: shards.folder_sha256(own) for own in sorted(folder.iterdir())} if folder.exists() else {}
 
 
 def evaluation_recipe_digest(*, seed: int, objective: ObjectiveChoice, model: Model, evaluation: Evaluation) -> str:

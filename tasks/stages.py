@@ -45,8 +45,11 @@ _NEEDED = {
 """The artifacts that a stage reads, and the stages that make them."""
 _SINGLE_KEYS = {
     "metrics": "evaluation.metrics",
+    "suites": "evaluation.suites",
     "repo_id": "publish.repo_id",
     "endpoint": "publish.endpoint",
+    "start": "model.start",
+    "replay": "training.replay",
     "tokenizer": "tokenization.tokenizer",
 }
 """Parameters of a stage that are one key of a section: the other keys may change without making the stage stale."""
@@ -112,7 +115,7 @@ def run_stage(stage: str, recipe_path: Path) -> Report:
         from trainer.job import Job
 
         trained = json.loads(artifacts.report("train").read_text(encoding="utf-8"))["run"]
-        if trained != Job.of(recipe, artifacts).folder.name:
+        if trained not in {job.folder.name for job in Job.arms_of(recipe, artifacts)}:
             what = f"the model is that of run {trained}, which had another recipe, other code or other data"
             fix = f"run `evergreen train {recipe_path}`, or the whole flow"
             raise InputsChangedError(str(artifacts.report("train")), what, fix)

@@ -235,7 +235,7 @@ def own_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     folder.mkdir()
     monkeypatch.setattr(objectives, "__path__", [*objectives.__path__, str(folder)])
     imports = "from params.defaults import ObjectiveDefaults\nfrom trainer.objectives.advice.base import ObjectiveFit, NewRecipeAdvice\n"
-    imports += "from trainer.objectives.bases.objective import Objective\nfrom params.schema import Section\n"
+    imports += "from trainer.objectives.bases.objective import Objective\nfrom params.sections.base import Section\n"
 
     def write(line: str) -> None:
         (folder / "own.py").write_text(f"{imports}class Own(Objective):\n    options_class = Section\n    {line}\n")

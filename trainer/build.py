@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from transformers import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
-from params import DataError, ModelError
+from params import DataError, ModelError, RecipeError
 from params.importing import import_by_name
 from params.loading import problems_error
 from trainer import objectives
 from trainer.checkpoints.sealed import read_checkpoint_step
 from trainer.conflicts import find_training_conflicts
 from trainer.data import tokens
+from trainer.data.order import RowTraits
 from trainer.data.streaming import ShuffledWindows
 from trainer.job import Job
 from trainer.loop import arguments, extensions
 from trainer.loop.metrics import EvaluationMetrics
+from trainer.loop.replay import read_known_rows, sequences_of_epoch
+from trainer.loop.stay_close import StartWeights
 from trainer.loop.trainer import EvergreenTrainer
 from trainer.model import network
+from trainer.model.start_model import check_start_fits, resolve_start
 from trainer.objectives.bases.padding import token_column_names
 from trainer.objectives.bases.position_limits import find_position_table
 from trainer.objectives.bases.texts import OTHER_TOKENIZER, READ_AT_END_OF_TEXT, why_end_is_not_found
 from trainer.reporting import trackers
 from trainer.reporting.callbacks import StepRecorder, TrainingReporter, apply_log_level
 from trainer.runtime.heartbeat import Heartbeat
+
+logger = logging.getLogger(__name__)
 
 
 def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], bool]) -> EvergreenTrainer:
@@ -46,20 +53,31 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
     tokenizer = tokens.read_tokenizer(job.tokens)
     rows = tokens.read_split(job.tokens, "train")
     heartbeat.beat("starting")
+    traits = RowTraits(
+        lengths=rows.lengths() if training.group_by_length else None,
+        groups=rows.numbers(objective.batch_group)[1] if objective.batch_group else None,
+        weights=rows.weights(),
+        replay=read_known_rows(job, rows),
+    )
+    check_weights(traits, streaming=training.streaming)
+    count = sequences_of_epoch(job, rows)
     args = arguments.build_training_arguments(
-        folder=job.folder, seed=job.seed, training=training, launch=job.launch, direction=job.direction, rows=len(rows)
+        folder=job.folder, seed=job.seed, training=training, launch=job.launch, direction=job.direction, rows=count
     )
     apply_log_level(args)
     if args.world_size != job.launch.num_processes:  # it would silently change the global batch
         what = f"accelerate started {args.world_size} of {job.launch.num_processes} processes"
         raise ModelError("launch.num_processes", what, "check launch.accelerate_config")
-    if (
-        len(rows) < training.global_batch_size
-    ):  # epochs are cut to whole global batches: there would be nothing to train on
-        what = f"the train split has {len(rows)} sequences, fewer than one global batch of {training.global_batch_size}"
+    if count < training.global_batch_size:  # epochs are cut to whole global batches: there would be nothing to train on
+        what = f"the train split has {count} sequences, fewer than one global batch of {training.global_batch_size}"
         raise DataError("training.global_batch_size", what, "lower it, or give more rows")
-    model = network.build_model_to_train(
-        job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
+    initial, adapter = resolve_start(job.start, job.model)
+    if job.start:
+        check_start_fits(job.start, job.model)
+        if job.model.lora and not adapter:
+            logger.info("train: the published model holds its adapters merged, so new adapters begin on it")
+    model, new = network.build_model_and_name_new_weights(
+        initial, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed, adapter=adapter
     )
     objective.check_model(model)
     check_ends_of_texts(model, rows, tokenizer.pad_token_id)
@@ -80,8 +98,7 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         metrics=metrics,
         keep_checkpoints=training.keep_checkpoints,
         save_minutes=training.save_minutes,
-        lengths=rows.lengths() if training.group_by_length else None,
-        groups=rows.numbers(objective.batch_group)[1] if objective.batch_group else None,
+        traits=traits,
         identity=job.identity,
         heartbeat=heartbeat,
         stop_requested=stop_requested,
@@ -93,6 +110,7 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         loss=extensions.import_loss_function(training.loss),
         callbacks=extensions.build_callbacks(training),
     )
+    trainer.start_weights = StartWeights.of_training(model, training, initial, new)
     trainer.guard.stop_at_step = job.stop_at_step
     trainer.remove_callback(PrinterCallback)
     trackers.continue_tracker_runs(trainer, job.folder, read_checkpoint_step(job.checkpoint) if job.checkpoint else 0)
@@ -102,6 +120,18 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
             StepRecorder(job.folder, args.process_index, lambda: (trainer.training_data.rows, trainer.guard.losses))
         )
     return trainer
+
+
+def check_weights(traits: RowTraits, *, streaming: bool) -> None:
+    """Raise a RecipeError if sources have weights, and the order of the rows is one that has each row once."""
+    if traits.weights and (streaming or traits.groups is not None or traits.replay):
+        what, other = "whole groups of rows are trained on together", ""
+        if streaming:
+            what, other = "the rows are read once, from first to last", ", or training.streaming to false"
+        elif traits.replay:
+            what, other = "training.replay draws known and new rows by its own share", ", or remove training.replay"
+        fix = f"set all weights in data.sources to 1{other}"
+        raise RecipeError("data.sources", f"have weights, and {what}", fix)
 
 
 def check_ends_of_texts(model: Any, rows: tokens.Sequences, padding: int | None) -> None:

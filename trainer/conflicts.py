@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from params import Problem
 from params.schema import Launch, Model, Training
 from trainer.loop import arguments
+from trainer.loop.optimizers import steps_in_backward
 from trainer.model import network
 from trainer.objectives.bases.objective import Objective
 
@@ -25,6 +27,37 @@ def find_training_conflicts(
         found += arguments.find_launch_conflicts(training, launch)
     if model and launch:
         found += network.find_model_conflicts(model, launch)
+    if objective and model and training:
+        found += find_continual_conflicts(objective, model, training, launch)
     if objective and model and training and launch:
         found += objective.conflicts(model=model, training=training, launch=launch)
     return found
+
+
+def find_continual_conflicts(
+    objective: Objective[Any], model: Model, training: Training, launch: Launch | None
+) -> Iterator[Problem]:
+    """Yield what does not fit together in a training that goes on from the published model."""
+    is_base, fix = model.start == "base", "remove one of the two"
+    key, from_champion = ("training", "replay"), "set `model.start: champion`, or remove it"
+    if training.replay and is_base:
+        what = "which rows are known is a question of the published model, and the training does not start from it"
+        yield Problem(key, what, from_champion)
+    if training.replay and objective.batch_group:
+        yield Problem(key, f"rows with the same {objective.batch_group} share a global batch", "remove it")
+    if training.replay and training.global_batch_size < 2:
+        what = "a global batch of one sequence cannot hold both a new and a known row"
+        yield Problem(key, what, "set training.global_batch_size to 2 or more")
+    if model.start == "best" and training.resume not in {"auto", "never"}:
+        yield Problem(("training", "resume"), "a checkpoint belongs to one start, and `model.start: best` has two", fix)
+    wrong = {
+        "with adapters, the weights of the start do not move": model.lora,
+        f"{training.optimizer} changes weights before their whole gradient is known": steps_in_backward(
+            training.optimizer
+        ),
+        "with FSDP or DeepSpeed, no process has the whole weights": launch and launch.accelerate_config,
+    }
+    key = ("training", "stay_close")
+    yield from (Problem(key, what, fix) for what, is_so in wrong.items() if training.stay_close and is_so)
+    if training.stay_close and model.config and is_base:
+        yield Problem(key, "the training starts from random weights", from_champion)

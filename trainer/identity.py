@@ -32,6 +32,7 @@ _PROJECT = Path(__file__).parents[1]
 DECIDING_CODE = (
     "trainer/build.py",
     "trainer/checkpoints",
+    "trainer/column_template.py",
     "trainer/data",
     "trainer/job.py",
     "trainer/loop",
@@ -40,6 +41,7 @@ DECIDING_CODE = (
     "trainer/objectives/bases",
     "trainer/objectives/{objective}.py",
     "trainer/rewards.py",
+    "trainer/start.py",
     "trainer/worker.py",
 )
 """Files and folders whose code decides the weights, in addition to the code that the recipe names."""
@@ -75,17 +77,23 @@ _OF_MODEL = {".safetensors", ".json", ".jinja", ".model", ".txt"}
 """Files of a model's folder that decide what it computes; those of a tokenizer without tokenizer.json are text, too."""
 
 
-def run_identity(tokens: Path, sections: Mapping[str, Any], models: Iterable[str] = ()) -> dict[str, str]:
+def run_identity(
+    tokens: Path, sections: Mapping[str, Any], models: Iterable[str] = (), start: Path | None = None
+) -> dict[str, str]:
     """Return everything that decides the weights, by name; two trainings with equal identities give equal weights.
 
     It holds the keys of the recipe's `sections`, those of `trainer.job.SECTIONS`, and SHA-256 hashes of the tokens, the tokenizer, a
-    local base model, `DECIDING_CODE` and the code that the recipe names; and of `Objective.models`, as far as they are folders. The
+    local base model, `DECIDING_CODE` and the code that the recipe names; of `Objective.models`, as far as they are folders; and of the
+    published model in the folder `start`, and of the rows that it knows, beside that folder. The
     number of processes, the micro-batch, and what is logged or kept are not part of it.
     """
     keys = deciding_keys(sections)
     data = (p for p in tokens.rglob("*") if p.is_file() and p.suffix in {".arrow", ".json"})
     files = {f"tokens {p.relative_to(tokens)}": p for p in data}
     named = {"base model": keys["model"]["pretrained"] or "", **{f"model {path}": path for path in models}}
+    if start:
+        named["start"] = str(start)
+        files |= {f"start {path.name}": path for path in start.parent.glob("*.npy")}
     for name, path in named.items():
         if path and Path(path).is_dir():
             own = [p for p in Path(path).iterdir() if p.suffix in _OF_MODEL and p.is_file()]
@@ -103,6 +111,7 @@ def recipe_identity(keys: Mapping[str, Any]) -> dict[str, str]:
 def deciding_keys(sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a recipe that decide the weights, as JSON values; `sections` are those of `run_identity`."""
     keys = {name: to_jsonable_python(section) for name, section in sections.items()}
+    keys["model"].pop("start", None)  # what is started from counts by its content
     keys["training"] = {name: value for name, value in keys["training"].items() if name not in _HARMLESS_KEYS}
     keys["training"]["arguments"] = {
         name: value

@@ -9,9 +9,12 @@ from typing import Any
 from params import InputsChangedError, RecipeError
 from params.foundation.artifacts import Artifacts
 from params.loading import suggestion
-from params.schema import Direction, Launch, Model, ObjectiveChoice, OwnMetrics, Recipe, Section, Training
+from params.schema import Launch, Model, ObjectiveChoice, Recipe, Training
+from params.sections.base import Direction, Section
+from params.sections.evaluation import OwnMetrics
 from trainer.identity import code_hashes, deciding_keys, run_identity, run_key
 from trainer.objectives import build_objective
+from trainer.start import read_pinned_start, start_model_folder
 
 SECTIONS = ("seed", "objective", "model", "training", "metrics")
 """What a recipe says that decides the weights."""
@@ -32,6 +35,8 @@ class Job(Section):
     """Folder of this run's checkpoints and best weights."""
     identity: dict[str, str]
     """Everything that decides the weights, see `trainer.identity.run_identity`."""
+    start: Path | None = None
+    """Folder of the published model that the training starts from; None for the recipe's own model."""
     checkpoint: Path | None = None
     """The checkpoint to resume from; the supervisor chooses it, so that all processes use the same."""
     stop_at_step: int | None = None
@@ -44,15 +49,34 @@ class Job(Section):
     @classmethod
     def plan(cls, artifacts: Artifacts, launch: Launch, sections: Mapping[str, Any]) -> Job:
         """Return the job of the sections `SECTIONS` of a recipe; its folder is named after its identity."""
-        identity = run_identity(artifacts.tokens, sections, build_objective(sections["objective"]).models().values())
-        folder = (artifacts.checkpoints / run_key(identity)).absolute()
-        return cls(**sections, launch=launch, tokens=artifacts.tokens.absolute(), folder=folder, identity=identity)
+        start = start_model_folder(artifacts, sections["model"].start)
+        models = build_objective(sections["objective"]).models().values()
+        identity = run_identity(artifacts.tokens, sections, models, start)
+        tokens, folder = artifacts.tokens.absolute(), (artifacts.checkpoints / run_key(identity)).absolute()
+        return cls(**sections, launch=launch, tokens=tokens, folder=folder, identity=identity, start=start)
+
+    @classmethod
+    def plan_arms(cls, artifacts: Artifacts, launch: Launch, sections: Mapping[str, Any]) -> list[Job]:
+        """Return a job for each model that the training starts from: with `model.start: best` the published one, then the recipe's own."""
+        model = sections["model"]
+        starts = (
+            ["champion", "base"]
+            if read_pinned_start(artifacts, model.start) and model.start == "best"
+            else [model.start]
+        )
+        models = [model.model_copy(update={"start": start}) for start in starts]
+        return [cls.plan(artifacts, launch, {**sections, "model": one}) for one in models]
+
+    @classmethod
+    def arms_of(cls, recipe: Recipe, artifacts: Artifacts) -> list[Job]:
+        """Return the jobs that the train stage runs for `recipe`."""
+        sections = {name: getattr(recipe, name) for name in SECTIONS if name != "metrics"}
+        return cls.plan_arms(artifacts, recipe.launch, sections | {"metrics": recipe.evaluation.metrics})
 
     @classmethod
     def of(cls, recipe: Recipe, artifacts: Artifacts) -> Job:
-        """Return the job that the train stage runs for `recipe`."""
-        sections = {name: getattr(recipe, name) for name in SECTIONS if name != "metrics"}
-        return cls.plan(artifacts, recipe.launch, sections | {"metrics": recipe.evaluation.metrics})
+        """Return the first job that the train stage runs for `recipe`."""
+        return cls.arms_of(recipe, artifacts)[0]
 
     def check_code(self) -> None:
         """Fail if the code that decides the weights is not what it was when the job was planned.

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from params import DataError, ModelError
 from params.importing import import_with_arguments
-from params.schema import Call
+from params.sections.base import Call
 
 RewardRow = Mapping[str, Any]
 """What a reward gets of a row: `{"row_id": 7, "prompt": "What is 3 + 4?", "answer": "7"}`."""

@@ -18,7 +18,7 @@ from flows.dvc_project.restore import is_stale_or_drop_outdated
 from flows.dvc_project.stage import open_dvc_repository, run_action_for_exit_status
 from params import DataError, EvergreenError, RecipeError, RemoteRefusedError, TransientError, load
 from params.foundation.artifacts import Artifacts, as_storage_error
-from params.schema import RowsFromFiles
+from params.sections.data import RowsFromFiles
 from trainer.runtime.memory import reduce_garbage_collection
 
 _GONE_STATUS: Final = (404, 410)
@@ -159,7 +159,7 @@ def find_dvc_files_to_refresh(recipe: str) -> list[str]:
 
 def _refreshed_patterns(recipe: str) -> list[str]:
     with contextlib.suppress(EvergreenError):
-        sources = load(Artifacts(recipe).recipe_path).data.sources.values()
+        sources = load(Artifacts(recipe).recipe_path).data.all_sources.values()
         refreshed = (one for one in sources if isinstance(one, RowsFromFiles) and one.refresh)
         return [pattern for source in refreshed for pattern in source.patterns.values()]
     return []

@@ -18,8 +18,8 @@ from flows.child_process import Logger
 from flows.dvc_project import stage as dvc_stage
 from params import DataError, EvergreenError, ModelError, RecipeError, load
 from params.foundation.artifacts import Artifacts
-from params.schema import RowsFromFiles, RowsFromHubDataset, RowsFromSql, Source
-from tasks.ingestion.report import IngestReport
+from params.sections.data import RowsFromFiles, RowsFromHubDataset, RowsFromSql, Source
+from tasks.ingestion.report import IngestReport, revisions_by_source
 from tasks.stages import read_report
 
 _GIVES_UP: Final = (DataError, ModelError, RecipeError)  # errors that the same rows would cause again
@@ -33,7 +33,7 @@ def update_imports_and_check_ingest(artifacts: Artifacts, log: Logger, *, force:
     takes new rows even if a run with others is unfinished.
     """
     recipe = load(artifacts.recipe_path)
-    sources = [source for source in recipe.data.sources.values() if _is_unwatched(source)]
+    sources = [source for source in recipe.data.all_sources.values() if _is_unwatched(source)]
     if not sources:
         return force
     name, limit_h = f"ingest@{artifacts.recipe}", recipe.launch.keep_rows_hours
@@ -59,7 +59,7 @@ def update_imports_and_check_ingest(artifacts: Artifacts, log: Logger, *, force:
 
 def fetch_missing_source_files(artifacts: Artifacts, log: Logger) -> None:
     """Bring files of the source that do not exist locally, as in a new clone: the check of a recipe reads some of its rows."""
-    sources = [one for one in load(artifacts.recipe_path).data.sources.values() if isinstance(one, RowsFromFiles)]
+    sources = [one for one in load(artifacts.recipe_path).data.all_sources.values() if isinstance(one, RowsFromFiles)]
     patterns = [pattern for source in sources for pattern in source.patterns.values()]
     if all(any(glob.iglob(pattern, recursive=True)) for pattern in patterns):  # noqa: PTH207
         return
@@ -97,7 +97,10 @@ def _have_new_commit(branches: Sequence[RowsFromHubDataset], artifacts: Artifact
     if not report.exists():
         return True
     found = read_report(artifacts, IngestReport)
-    return not {HubSource(branch).revision for branch in branches} <= {found.revision, found.corpus_revision}
+    return not {HubSource(branch).revision for branch in branches} <= {
+        *revisions_by_source(found.revision).values(),
+        found.corpus_revision,
+    }
 
 
 def keep_rows_until_trained(stage: str, artifacts: Artifacts, error: EvergreenError | None) -> None:

@@ -17,9 +17,15 @@ from params.foundation.errors import EvergreenError, StorageError
 
 SPLITS = ("train", "validation", "test")
 CORPUS = "corpus"  # folder of the documents of `data.corpus`, beside those of the splits
+CORRECTIONS = "corrections"  # folder of the rows of `data.corrections`, there, too
+SUITES = "suites"  # folder of the folders of `evaluation.suites`, there, too
 ADAPTER = "adapter"  # folder of a model with the adapters that are merged into it
+PROFILE = "evergreen-data-profile.dat"  # what a release knows of the rows that its model learned from
+MAX_PROFILE_BYTES = 32 << 20  # a profile takes less than half of them
 GROUP_BY = "evergreen.group_by"
 """Key of the metadata of Parquet files that names, as JSON, the columns by which their rows belong together."""
+TIMES = "evergreen.times"
+"""The same, of the `column` with the time of each row, the `newest` one, and by what the rows are `split`."""
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
 STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
 
@@ -88,6 +94,7 @@ class Artifacts:
     server_log = _Below("scratch", "prefect-server.log")  # output of the Prefect server that a flow starts for itself
     staged_release = _Below("scratch", "release")  # the files of a release before they are published
     served_release = _Below("scratch", "served-release")  # the release whose files give the answers that were judged
+    start_to_pin = _Below("scratch", "start-to-pin.json")  # where a release is made again: what it has started from
     succeeded = _Below("scratch", "succeeded")  # written when a run of the flow succeeds, even if it had nothing to do
     timings = _Below("scratch", "timings")  # what each stage took, `<stage>.json`
     train_lock = _Below("scratch", "train.lock")  # held by the train stage, and by what writes checkpoints for it
@@ -99,8 +106,12 @@ class Artifacts:
     resolved_recipe = _Below("run", "recipe.yaml")  # resolve: the recipe with all of its values, whose keys DVC watches
     raw = _Below("run", "raw")  # ingest: rows as the source gives them, Parquet shards for each split, and source.json
     validated = _Below("run", "validated")  # validate: rows/, profile, validation.json, quarantine.parquet, report.html
-    data_profile = _Below("validated", "evergreen-data-profile.dat")  # validate: shows a later run its drift
+    data_profile = _Below("validated", PROFILE)  # validate: shows a later run its drift
+    known_rows = _Below(
+        "validated", "evergreen-known-rows.dat"
+    )  # validate: lets a later run tell new rows from known ones
     rows = _Below("validated", "rows")  # validate: the rows that passed, a folder of Parquet shards for each split
+    start = _Below("validated", "start")  # validate: the published model that the training starts from, if it does
     tokens = _Below("run", "tokens")  # tokenize: Arrow shards for each split, tokenizer/, statistics.json and the like
     tokenizer = _Below("tokens", "tokenizer")  # tokenize: the tokenizer, as transformers saves it
     model = _Below("run", "model")  # train: the best weights, with configuration and tokenizer

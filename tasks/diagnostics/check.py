@@ -26,7 +26,10 @@ from params.dvc_files import RECIPES, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts
 from params.importing import import_with_arguments, is_project_file
 from params.loading import Document, Key, parse, read_yaml_document, suggestion, valid_sections
-from params.schema import Evaluation, Launch, ObjectiveChoice, Publish, RowsFromFiles, Training, Validation
+from params.schema import Launch, ObjectiveChoice, Publish, Training
+from params.sections.data import RowsFromFiles
+from params.sections.evaluation import Evaluation
+from params.sections.rows import Validation
 from tasks.diagnostics import model_checks, source_checks
 from tasks.ingestion.source import open_source
 from tasks.publishing.secrets import find_secrets
@@ -117,7 +120,11 @@ def _warn_of_long_warmup(training: Training, data: Any, objective: ObjectiveChoi
     if warmup < 1:
         return ()
     if not training.max_steps:
-        if not isinstance(data.source, RowsFromFiles) or objectives.find_option_problems(objective):
+        if (
+            not isinstance(data.source, RowsFromFiles)
+            or data.split.by == "time"
+            or objectives.find_option_problems(objective)
+        ):
             return ()
         advice = objectives.import_objective_class(objective.name).advice
         if isinstance(advice, str) or advice.reads_running_text:
@@ -288,12 +295,18 @@ def _dvc_problems(document: Document, sections: dict[str, Any]) -> Iterator[Prob
     for section, what, fix in find_unwatched_code(artifacts, keys):
         yield Problem((section,), f"{RECIPES} {what}", fix)
     yield from model_checks.find_unwatched_models(root, name, entry, sections)
-    for place, source in sections["data"].sources.items() if "data" in sections else ():
+    suites = sections["evaluation"].suites if "evaluation" in sections else ()
+    sources = [(f"evaluation.suites.{number}.source", suite.source) for number, suite in enumerate(suites)]
+    if "data" in sections:
+        sources += [(f"data.{key}", source) for key, source in sections["data"].all_sources.items()]
+    for place, source in sources:
         for path, key in source_checks.find_read_paths(root, source).items():
             is_there = glob.glob(path, root_dir=root, recursive=True)  # noqa: PTH207 - takes absolute paths too
             if is_there and not (root / path).resolve().is_relative_to((root / entry["data"]).resolve()):
                 what = f"{RECIPES} watches {entry['data']} for this recipe, which does not contain {path}"
-                yield Problem(("data", place, key), what, "set `data:` there to the file or folder that does")
+                fix = "set `data:` there to the file or folder that does"
+                fix += "; the files of several sources stand in one folder" if len(sources) > 1 else ""
+                yield Problem((*place.split("."), key), what, fix)
 
 
 def _error(key: Key, function: Callable[..., object], *args: object) -> list[Problem]:
@@ -314,6 +327,8 @@ _CHECKS: list[Callable[..., Iterable[Problem]]] = [
     lambda objective: objectives.find_option_problems(objective),  # noqa: PLW0108 - its own parameter has another name
     source_checks.find_missing_columns,
     source_checks.find_corpus_problems,
+    source_checks.find_correction_problems,
+    source_checks.find_suite_problems,
     source_checks.warn_of_torn_groups,
     _warn_of_long_warmup,
     _tell_of_run_of_other_length,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from params import CheckpointError
 from params.foundation.hashing import file_sha256
-from params.schema import Direction
+from params.sections.base import Direction
 from trainer.checkpoints.sealed import IDENTITY, MANIFEST, POSITION, find_best_weights, list_checkpoints
 from trainer.objectives.bases.lazy_imports import np, torch
 from trainer.reporting.metrics_log import CLOCK_SUFFIXES

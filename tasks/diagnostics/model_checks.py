@@ -15,7 +15,9 @@ from params.dvc_files import RECIPES
 from params.foundation.artifacts import Artifacts, fix_missing_model
 from params.foundation.errors import see_limits
 from params.loading import Key
-from params.schema import Model, ObjectiveChoice, PretrainedTokenizer, Publish, Tokenization, repo_id_problem
+from params.schema import Model, ObjectiveChoice, Publish
+from params.sections.base import repo_id_problem
+from params.sections.rows import PretrainedTokenizer, Tokenization
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer import objectives
 from trainer.model.adapters import BaseModelReference, add_lora_adapters

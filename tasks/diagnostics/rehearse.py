@@ -23,14 +23,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params import DataError, InterruptedTrainingError, Recipe, load
-from params.foundation.artifacts import CORPUS, STAGES, Artifacts
+from params.foundation.artifacts import CORPUS, SPLITS, STAGES, Artifacts
 from params.resolve import write_complete_recipe
+from params.sections.data import Source
 from tasks import stages
 from tasks.diagnostics.check import check
 from tasks.hub_client.connection import LOCAL
-from tasks.ingestion.batches import to_rows_with_texts
+from tasks.ingestion.batches import numbers_as_written, to_readable_batch
 from tasks.ingestion.parquet import SourceColumn, columns_of_batch, fields_of_columns, widen_schema_in_place
-from tasks.ingestion.source import OpenedSource, open_source
+from tasks.ingestion.row_choice import SOURCE, RowChoice
+from tasks.ingestion.source import OpenedSource, naming_source, open_source
 from tasks.report.formatting import format_duration
 from tasks.shards.split_rows import schema_as_read, table_of_values
 from tasks.stages import read_report
@@ -127,13 +129,13 @@ def rehearse(recipe_path: Path) -> None:
     with hold_file_lock(artifacts.scratch / "rehearsal.lock", f"a rehearsal of {artifacts.recipe}"):
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            source = open_source(recipe.data.source)
             kinds = objectives.build_objective(recipe.objective).columns()
-            rows = {split: _read(source, split, kinds) for split in source.splits}
+            sources = _open(recipe.data.row_sources)
+            rows = {split: _read(sources, split, kinds) for split in SPLITS if any(split in own for *_, own in sources)}
             space = objectives.build_objective(recipe.objective).vector_space
             corpus: dict[str, pa.Table] = {}
             if recipe.data.corpus and space and space.document_column:
-                found = _read(open_source(recipe.data.corpus), "train", {space.document_column: "string"})
+                found = _read(_open({"corpus": recipe.data.corpus}), "train", {space.document_column: "string"})
                 corpus = {CORPUS: found.table(found.usual(_ROWS))}
             read = [f"{split} {'' if one.is_whole else 'more than '}{one.total:,}" for split, one in rows.items()]
             logger.info("rehearse: rows of the source: %s", ", ".join(read))
@@ -163,20 +165,36 @@ def rehearse(recipe_path: Path) -> None:
         logger.info("rehearse: %s", line)
 
 
-def _read(source: OpenedSource, split: str, kinds: Mapping[str, ColumnKind]) -> RehearsalRows:
+_Opened = tuple[RowChoice, "OpenedSource", Mapping[str, str]]
+"""What is taken of a source, the source, and the split of it that gives the rows of a split."""
+
+
+def _open(sources: Mapping[str, Source]) -> list[_Opened]:
+    found = list[_Opened]()
+    for key, keys in sources.items():
+        with naming_source(f"data.{key}"):
+            opened, allowed = open_source(keys), keys.splits or SPLITS
+        splits = {split: split for split in opened.splits if split in allowed} or {allowed[0]: "train"}
+        found.append((RowChoice.of(f"data.{key}", keys), opened, splits))
+    return found
+
+
+def _read(sources: Sequence[_Opened], split: str, kinds: Mapping[str, ColumnKind]) -> RehearsalRows:
     pool: list[tuple[int, Row]] = []
     columns = dict[str, SourceColumn]()
     distance, total, is_whole, end = 1, 0, True, time.monotonic() + _READ_S
-    with contextlib.closing(source.batches(split)) as batches:
-        for batch in batches:
+    for choice, source, splits in sources:
+        for batch in source.batches(splits[split]) if split in splits else ():
             if time.monotonic() > end:
                 is_whole = False
                 break
             first = -total % distance
             if first < len(batch.rows):
-                read, rows, texts = to_rows_with_texts(batch)
+                found, rows, taken = choice.apply(*to_readable_batch(batch))
+                read, texts = choice.named(found), numbers_as_written(found)
                 widen_schema_in_place(columns, columns_of_batch(read, columns))
-                for i in range(first, len(rows), distance):
+                rows = [row | ({SOURCE: choice.name} if choice.name else {}) for row in rows]
+                for i in (i for i in range(first, len(rows), distance) if taken[i]):
                     as_read = {
                         name: text
                         for name, text in texts[i].items()
@@ -238,7 +256,7 @@ def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Rec
     files = {split: str(root / "data" / f"{split}.parquet") for split in splits}
     # rows are dealt one by one, and would be set aside as groups in two splits
     corpus = files.pop(CORPUS, None)
-    content["data"] |= {"source": {"kind": "files", **files}, "group_by": [], "corpus": corpus}
+    content["data"] = {"source": {"kind": "files", **files}, "corpus": corpus}
     content["validation"] |= {"max_quarantined": 0.99, "drift": "off"}
     for expectation in content["validation"]["expectations"]:
         if expectation["type"] not in ROW_BY_ROW | BY_KEY:  # few rows say nothing about a whole column
@@ -249,7 +267,7 @@ def _small(recipe: Recipe, root: Path, splits: Sequence[str], steps: int) -> Rec
     content["training"]["callbacks"].append(clock)
     content["training"]["arguments"].pop("report_to", None)
     content["launch"] |= {"mirror": "none", "max_hours": None, "data_workers": 1, "data_cluster": None}
-    content["evaluation"] |= {"compare_untrained": False, "gate": {}}
+    content["evaluation"] |= {"compare_untrained": False, "gate": {}, "suites": []}  # few steps pass none of them
     content["publish"] |= {"endpoint": LOCAL, "approval": "none", "dry_run": False}
     content["publish"]["adapter"] = "merged"  # its Hub does not have the base model
     return Recipe.model_validate(content)
@@ -303,7 +321,8 @@ def _estimate(
     train_rows = total["train"]
     for name in ("validation", "test"):
         if name not in total:
-            total[name] = round(train_rows * getattr(recipe.data.split, name))
+            share = getattr(recipe.data.split, name)
+            total[name] = round(train_rows * (0.0 if isinstance(share, str) else share))
             total["train"] -= total[name]
     counted = usual.report.splits["train"]
     steps = total_steps(training, round(total["train"] * counted.sequences / max(1, counted.rows)))

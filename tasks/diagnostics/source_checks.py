@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,29 +9,42 @@ from typing import Any
 
 from params import EvergreenError, Problem
 from params.foundation.artifacts import SPLITS
-from params.importing import find_named_source_files
+from params.importing import find_named_source_files, import_by_name
 from params.loading import Key, suggestion
-from params.schema import Evaluation, ObjectiveChoice, RowsFromFiles, RowsFromFunction
-from tasks.ingestion.batches import rename_reserved_columns
+from params.schema import ObjectiveChoice
+from params.sections.data import RowsFromFiles, RowsFromFunction
+from params.sections.evaluation import Evaluation
+from tasks.evaluation.suites import why_not_judged
+from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.function import find_imports_beyond_ingest
-from tasks.ingestion.source import naming_corpus, open_source
+from tasks.ingestion.parts import check_columns
+from tasks.ingestion.row_choice import RowChoice
+from tasks.ingestion.source import naming_source, open_source
 from trainer import objectives
 
 logger = logging.getLogger(__name__)
 
 
 def _first_columns(source: Any, key: str) -> list[str] | Problem | None:
-    """Return the columns of the first rows of a source, or why it cannot be read; None if that takes a query or a download."""
+    """Return the columns of the first rows of the source at a key, or why it cannot be read; None if that takes a query or a download."""
     try:
-        with naming_corpus() if key == "corpus" else contextlib.nullcontext():
-            opened = open_source(source)
+        with naming_source(key):
+            opened, choice = open_source(source), RowChoice.of(key, source)
+            if isinstance(source.where, str):
+                import_by_name(source.where, f"{key}.where")
             if not isinstance(source, RowsFromFiles | RowsFromFunction):
                 return None
             head = next(iter(opened.batches("train")), None)
+            if head is None:
+                return []
+            batch, rows = to_readable_batch(head)
+            named = [] if isinstance(source.where, str) else [*source.where]
+            check_columns(batch.rows.schema.names, named, f"{key}.where")
+            names: list[str] = choice.named(choice.apply(batch, rows)[0]).rows.schema.names
+            return names
     except EvergreenError as error:
         default = {"files": "train", "function": "function", "sql": "url"}.get(source.kind, "repo_id")
-        return Problem.of(error, ("data", key, default))
-    return rename_reserved_columns(head).rows.schema.names if head else []
+        return Problem.of(error, (*key.split("."), default))
 
 
 def find_corpus_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Problem]:
@@ -44,7 +56,7 @@ def find_corpus_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Prob
         what = "has no effect: the objective, with these options, ranks no documents"
         yield Problem(("data", "corpus"), what, "remove it")
         return
-    columns, name = _first_columns(data.corpus, "corpus"), space.document_column
+    columns, name = _first_columns(data.corpus, "data.corpus"), space.document_column
     if isinstance(columns, Problem):
         yield columns
     elif columns is not None and name not in columns:
@@ -55,27 +67,69 @@ def find_corpus_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Prob
 
 
 def find_missing_columns(objective: ObjectiveChoice, data: Any, evaluation: Evaluation) -> Iterator[Problem]:
-    """Find columns that the first rows of the source do not have."""
-    columns = _first_columns(data.source, "source")
-    if columns is None or isinstance(columns, Problem):
-        yield from [] if columns is None else [columns]
-        return
+    """Find columns that the first rows of a source do not have."""
+    found = {key: _first_columns(source, f"data.{key}") for key, source in data.row_sources.items()}
+    yield from (columns for columns in found.values() if isinstance(columns, Problem))
     slices = enumerate(evaluation.slices)
-    needed: list[tuple[Key, str | None]] = [(("evaluation", "slices", i), slice_by.column) for i, slice_by in slices]
-    needed += [(("data", "group_by"), column) for column in data.group_by]
+    sliced: list[tuple[Key, str | None]] = [(("evaluation", "slices", i), slice_by.column) for i, slice_by in slices]
+    needed: list[tuple[Key, str | None]] = [(("data", "group_by"), column) for column in data.group_by]
+    needed += [(("data", "time_column"), data.time_column)]
     needed += [(("data", "split", "stratify"), data.split.stratify)]
     if not objectives.find_option_problems(objective):
         needed += [(("objective",), column) for column in objectives.build_objective(objective).columns()]
-    for key, column in needed:
-        if column is not None and column not in columns:
-            hint = "; the objective's `..._column` options name it" if key == ("objective",) else ""
-            yield Problem(key, f"the source has no column `{column}`", suggestion(column, columns, "columns") + hint)
+    known = {key: columns for key, columns in found.items() if isinstance(columns, list)}
+    for source, columns in known.items():
+        where = "the source" if source == "source" else f"data.{source}"
+        for key, column in [*needed, *(sliced if len(found) == 1 else ())]:
+            if column is not None and column not in columns:
+                hint = "; the objective's `..._column` options name it" if key == ("objective",) else ""
+                hint += f"; or give one of its columns this name by `columns` of {where}" if len(found) > 1 else ""
+                yield Problem(key, f"{where} has no column `{column}`", suggestion(column, columns, "columns") + hint)
+    if len(known) == len(found) > 1:
+        every = sorted({name for columns in known.values() for name in columns})
+        for key, column in sliced:
+            if column is not None and column not in every:
+                yield Problem(key, f"no source has a column `{column}`", suggestion(column, every, "columns"))
+
+
+def find_correction_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Problem]:
+    """Find what is wrong with `data.corrections`: rows without a label, or columns that the first corrections lack."""
+    from tasks.validation import corrections
+
+    if data.corrections is None or objectives.find_option_problems(objective):
+        return
+    columns = _first_columns(data.corrections, "data.corrections")
+    if isinstance(columns, Problem):
+        yield columns
+    elif columns is not None:
+        try:
+            corrections.find_columns(objectives.build_objective(objective), columns)
+        except EvergreenError as error:
+            yield Problem(("data", "corrections"), error.what, error.fix)
+
+
+def find_suite_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> Iterator[Problem]:
+    """Find suites that this objective cannot judge, and columns that their first rows do not have."""
+    if objectives.find_option_problems(objective):
+        return
+    built = objectives.build_objective(objective)
+    for number, suite in enumerate(evaluation.suites):
+        key = ("evaluation", "suites", number)
+        if found := why_not_judged(built, objective.name, suite):
+            yield Problem(key, *found)
+        columns = _first_columns(suite.source, f"evaluation.suites.{number}.source")
+        if isinstance(columns, Problem):
+            yield columns
+        elif columns is not None:
+            needed = [*built.columns(), *filter(None, [suite.matches])]
+            for name in (name for name in needed if name not in columns):
+                yield Problem((*key, "source"), f"has no column `{name}`", suggestion(name, columns, "columns"))
 
 
 def warn_of_torn_groups(objective: ObjectiveChoice, data: Any) -> tuple[()]:
     """Say if `data.split` would part rows that the objective's metrics look at together, such as the documents of a query."""
     columns = () if objectives.find_option_problems(objective) else objectives.build_objective(objective).group_columns
-    has_all = {*SPLITS} <= getattr(data.source, "patterns", {}).keys()
+    has_all = all(source.held_out == {*SPLITS} - {"train"} for source in data.row_sources.values())
     if not has_all and columns and not {*columns} & {*data.group_by}:
         names = ", ".join(columns)
         what = "check: rows with the same `%s` may come into several splits, where a query is learned from and scored by a part of its rows: %s"
@@ -85,10 +139,9 @@ def warn_of_torn_groups(objective: ObjectiveChoice, data: Any) -> tuple[()]:
 
 def find_read_paths(root: Path, source: Any) -> dict[str, str]:
     """Return the paths of the files or the code that a source reads, with the keys that name them."""
-    if isinstance(source, RowsFromFiles):
-        return {pattern: split for split, pattern in source.patterns.items()}
-    if not isinstance(source, RowsFromFunction):
-        return {}
-    code = [path for _, path in find_named_source_files(source.function)]
-    code += [path for module in code for path in find_imports_beyond_ingest(module).values()]
-    return {path.relative_to(root).as_posix(): "function" for path in code if path.is_relative_to(root)}
+    found = {pattern: split for split, pattern in source.patterns.items()} if isinstance(source, RowsFromFiles) else {}
+    for key, name in (("function", getattr(source, "function", "")), ("where", source.where)):
+        code = [path for _, path in find_named_source_files(name)] if isinstance(name, str) else []
+        code += [path for module in code for path in find_imports_beyond_ingest(module).values()]
+        found |= {path.relative_to(root).as_posix(): key for path in code if path.is_relative_to(root)}
+    return found

@@ -29,9 +29,9 @@ from tasks.diagnostics.compare_runs import ComponentComparison, compare_training
 from tasks.training.supervisor import supervise_training
 from trainer.checkpoints.resume import prepare_resume
 from trainer.checkpoints.sealed import newest_checkpoint_step
-from trainer.data import tokens
 from trainer.job import Job
-from trainer.loop.batch import interval_steps, total_steps
+from trainer.loop.batch import interval_steps
+from trainer.loop.replay import steps_of
 from trainer.runtime import heartbeat
 from trainer.runtime.lifetime import hold_file_lock
 
@@ -88,7 +88,7 @@ def verify_resume(recipe_path: Path, *, steps: int | None = None, kills: int = 2
     if not (artifacts.tokens / "train").exists():
         fix = f"run `dvc repro tokenize@{artifacts.recipe}`"
         raise DataError(str(artifacts.tokens), "there are no tokens to train on yet", fix)
-    total = total_steps(recipe.training, len(tokens.read_split(artifacts.tokens, "train")))
+    total = steps_of(Job.of(recipe, artifacts))
     planned = plan_kills(
         total, interval_steps(recipe.training.save_steps, total), recipe.launch.num_processes, steps, kills
     )

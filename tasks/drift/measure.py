@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params.foundation.artifacts import SPLITS, Artifacts
-from params.schema import Drift
+from params.sections.rows import Drift
 from tasks.drift.profile import DataProfile, SampledMeasure, fetch_published_profile, measure_sampled_rows
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, DriftExampleRow, DriftReport, MeasuredChange
 from tasks.drift.rows import (

@@ -28,7 +28,7 @@ import pydantic
 from numpy.typing import NDArray
 
 from params import HubRefusedError, TransientError
-from params.foundation.artifacts import Artifacts
+from params.foundation.artifacts import MAX_PROFILE_BYTES, Artifacts
 from tasks.drift.rows import (
     BUCKETS,
     MAX_FEATURES,
@@ -45,8 +45,6 @@ from tasks.drift.rows import (
 SCHEMA: Final = 2
 _READABLE: Final = (1, SCHEMA)
 """Profiles of schema 1 do not know the held-out rows."""
-MAX_BYTES: Final = 32 << 20
-"""Most bytes of the file; a profile takes less than half of them."""
 _MAX_MEMORY: Final = 512 << 20
 """Most bytes of memory that reading it may take: few bytes of a file can stand for very many values."""
 _MAX_RECORDS: Final = 4_000
@@ -199,7 +197,7 @@ class DataProfile:
             ValueError: it is damaged, or another version of Evergreen wrote it.
         """
         try:
-            with _memory_limit(_MAX_MEMORY):
+            with limit_memory(_MAX_MEMORY):
                 file = pq.ParquetFile(io.BytesIO(content))
                 found = json.loads(file.schema_arrow.metadata[_KEY])
                 if found["schema"] not in _READABLE:
@@ -276,7 +274,9 @@ def fetch_published_profile(
             if head is None:
                 return nothing
             revision = head.tag or head.commit
-            content = repository.retry_until_clear(partial(repository.read, head.commit, path, max_bytes=MAX_BYTES))
+            content = repository.retry_until_clear(
+                partial(repository.read, head.commit, path, max_bytes=MAX_PROFILE_BYTES)
+            )
     except (HubRefusedError, TransientError) as error:
         if must_answer:
             raise
@@ -299,7 +299,7 @@ class _Header(pydantic.BaseModel, strict=True):
 
 
 @contextlib.contextmanager
-def _memory_limit(size: int) -> Iterator[None]:
+def limit_memory(size: int) -> Iterator[None]:
     """Let this process take at most `size` more bytes inside the block; what asks for more gets a MemoryError."""
     before, held = resource.getrlimit(resource.RLIMIT_DATA), psutil.Process().memory_info()
     most = getattr(held, "data", held.vms) + size  # only Linux has `data`

@@ -96,6 +96,8 @@ class ChampionConfidence(Report):
     """Tag of the published model, or its commit if it has no tag."""
     change: MeasuredChange | None = None
     reason: str = ""
+    unsure: tuple[tuple[int, float], ...] = ()
+    """The `row_id`s of the new rows of which it is least sure, and how sure it is."""
 
     @property
     def is_less_sure(self) -> bool:

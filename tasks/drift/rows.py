@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -31,6 +30,8 @@ from trainer import objectives
 from trainer.data.shards import ROW_ID
 from trainer.objectives.bases.labels import as_learned
 from trainer.objectives.bases.objective import Objective
+from trainer.objectives.bases.rows import hash_row_values
+from trainer.objectives.bases.rows import to_json as _to_json
 
 MAX_KNOWN: Final = 100_000
 """Most rows whose hashes are kept, to tell new rows from known ones."""
@@ -52,7 +53,6 @@ _LARGEST_ID = 2.0**64
 _LARGEST_EXACT = 2.0**53
 """Above it, doubles do not tell neighbouring whole numbers apart."""
 _NO_SPACES = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-_to_json = json.JSONEncoder(default=str, sort_keys=True).encode
 _WORD = re.compile(rf"[{_NO_SPACES}]|[^\W{_NO_SPACES}]+")
 """A word; in scripts without spaces, a character."""
 
@@ -210,10 +210,8 @@ def scan_shard(columns: ComparedColumns, rows: SplitRows) -> RowScan:
     """Look at the rows of one shard; the row_ids of what is found begin at 0."""
     smallest = SmallestHashes()
     counts = {column: Counter[str]() for column in columns.labelled}
-    for batch in rows.batches([ROW_ID, *columns.content]):
-        reset_idle_timer()
-        values = [columns.values_of(batch, column) for column in columns.content]
-        smallest.add(_content_hashes(values), batch[ROW_ID].to_numpy() - rows.shard.first_row_id)
+    for places, hashes, values in hash_contents(columns, rows):
+        smallest.add(hashes, places - rows.shard.first_row_id)
         for column, own in zip(columns.labels, values, strict=False):  # the labels come first
             counts[column].update(str(label).strip() for label in own)
         if columns.listed:
@@ -227,20 +225,26 @@ def scan_shard(columns: ComparedColumns, rows: SplitRows) -> RowScan:
     return RowScan(len(rows), smallest, labels)
 
 
-def hash_contents(rows: SplitRows, columns: ComparedColumns) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Return the row_ids of all rows, (N,), and the hashes of their contents, (N,)."""
-    row_ids, hashes = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
+def hash_contents(
+    columns: ComparedColumns, rows: SplitRows
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint64], list[list[Any]]]]:
+    """Yield of each batch: the `row_id`s, the hashes of the contents, and the values of `columns.content`."""
     for batch in rows.batches([ROW_ID, *columns.content]):
-        row_ids.append(batch[ROW_ID].to_numpy())
-        hashes.append(_content_hashes([columns.values_of(batch, column) for column in columns.content]))
+        reset_idle_timer()
+        values = [columns.values_of(batch, column) for column in columns.content]
+        # `hash_row_values` each row, in half of the time
+        texts = map(", ".join, zip(*(map(_to_json, column) for column in values), strict=True))
+        digests = (hashlib.blake2b(f"[{text}]".encode(), digest_size=8).digest() for text in texts)
+        yield batch[ROW_ID].to_numpy(), np.frombuffer(b"".join(digests), ">u8").astype(np.uint64), values
+
+
+def hash_rows(rows: SplitRows, columns: ComparedColumns) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return the `row_id`s of all rows, (N,), and the hashes of their contents, (N,)."""
+    row_ids, hashes = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
+    for ids, own, _ in hash_contents(columns, rows):
+        row_ids.append(ids)
+        hashes.append(own)
     return np.concatenate(row_ids), np.concatenate(hashes)
-
-
-def _content_hashes(values: Sequence[Sequence[Any]]) -> NDArray[np.uint64]:
-    """Do what `hash_row_values` does to each row of some columns, in half of the time."""
-    texts = map(", ".join, zip(*(map(_to_json, column) for column in values), strict=True))
-    digests = (hashlib.blake2b(f"[{text}]".encode(), digest_size=8).digest() for text in texts)
-    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
 
 
 def read_compared_values(
@@ -315,11 +319,6 @@ def look_like_identifiers(values: NDArray[np.float64]) -> bool:
     if size <= _LARGEST_ID and (present % 1 == 0).all() and (size > _LARGEST_EXACT or different >= _DIFFERENT_IDS):
         return True
     return bool((present[1:] >= present[:-1]).all() and different >= _DIFFERENT_IF_ASCENDING)
-
-
-def hash_row_values(values: Iterable[Any]) -> int:
-    """Return a hash of 64 bits of a row's values. It stays the same over versions of all libraries."""
-    return int.from_bytes(hashlib.blake2b(_to_json(list(values)).encode(), digest_size=8).digest(), "big")
 
 
 @lru_cache(maxsize=10_000)

@@ -11,7 +11,7 @@ import numpy as np
 
 from params import DataError, RecipeError
 from params.importing import import_with_arguments
-from params.schema import SliceBy
+from params.sections.evaluation import SliceBy
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation.breakdowns import report_breakdowns
 from tasks.evaluation.labels import report_labels
@@ -79,6 +79,7 @@ class EvaluationAnalysis:
             documents=len(self.plan.documents),
             vectors=self._vectors(),
             own_slices=list(self._own_slices()),
+            learned_rows=len(self.plan.text.learned),
         )
 
     def _vectors(self) -> VectorSpaceChange | None:
@@ -113,14 +114,16 @@ class EvaluationAnalysis:
         return {name: one for name, one in gains.items() if against == "untrained" or self.plan.can_compare(name)}
 
     def _common(self, *, written: bool) -> tuple[RowScores, RowScores] | None:
-        """The scores of candidate and champion on the rows that both read as a whole; None without a champion.
+        """The scores of candidate and champion on the rows that both read as a whole and the champion has not learned from, if any.
 
         With `written`, only of the rows whose text both tokenizers give back.
         """
         if "champion" not in self.scored:
             return None
         own = self.scored.get("compared", self.scored["model"])
-        return align_to_common_rows(own.scores, self.scored["champion"].scores, self.plan.text.skipped(written=written))
+        skipped = np.union1d(self.plan.text.skipped(written=written), self.plan.text.learned)
+        found = align_to_common_rows(own.scores, self.scored["champion"].scores, skipped)
+        return found if len(found[0]) else None
 
     def _comparisons(self) -> Iterator[MetricComparison]:
         text, restated = self.plan.text, self.plan.resampler.objective.restated
@@ -148,6 +151,7 @@ class EvaluationAnalysis:
                 p_value=gain.p_value,
                 rows=len(own),
                 left_out=left_out,
+                learned=len(self.plan.text.learned) if against == "champion" else 0,
                 groups=None if sizes is None else len(sizes),
                 largest_group=None if sizes is None else int(sizes.max()),
             )

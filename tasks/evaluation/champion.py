@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import re
-import shutil
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,17 +21,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import ValidationError
 
-from params import DataError, HubRefusedError, ModelError, RecipeError, TransientError
-from params.foundation.artifacts import Artifacts, replace_folder_atomically
+from params import DataError, ModelError, RecipeError, TransientError
+from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE, ReleaseRecord
 from tasks.drift import two_sample
-from tasks.drift.profile import MAX_BYTES
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, ChampionConfidence, DriftReport, MeasuredChange
 from tasks.evaluation.reading import ModelTokenization
 from tasks.evaluation.report import ChampionReference
 from tasks.evaluation.scoring import RowGroups, RowScores, score_rows
-from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
+from tasks.hub_client.connection import fetch_model_once, open_repository, resolve_hub_endpoint
 from tasks.progress import iterate_with_progress
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.encoding import RowEncoder
@@ -53,6 +51,8 @@ if TYPE_CHECKING:
     from trainer.objectives.bases.objective import Objective, ObjectiveState
 
 logger = logging.getLogger(__name__)
+_UNSURE = 25
+"""New rows that people are asked to look at."""
 _MAX_HELD_OUT = 10_000
 _PERMUTATIONS = 1999
 _HEADS = re.compile(r"For(?!ConditionalGeneration$|PreTraining$)\w+$|(?<!LMHead)Model$")
@@ -93,24 +93,7 @@ def fetch_champion(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights
         if champion.weights in weights:
             return ChampionStatus(champion, None, None, _released_limit(repository, champion))
         reason = find_rollback_reason(repository, weights)
-        folder = artifacts.champion / champion.commit
-        if not folder.exists():
-            shutil.rmtree(folder.parent, ignore_errors=True)
-            logger.info("evaluate: downloading the champion, %s of %s", champion.tag or champion.commit, repo_id)
-            with replace_folder_atomically(folder) as staging:
-                repository.download_model(champion.commit, staging)
-                if profile := _read_profile(artifacts, repository, champion):
-                    (staging / artifacts.data_profile.name).write_bytes(profile)
-                shutil.rmtree(staging / ".cache", ignore_errors=True)  # the client's notes on the download
-        return ChampionStatus(champion, folder, reason)
-
-
-def _read_profile(artifacts: Artifacts, repository: HubRepository, champion: ChampionReference) -> bytes | None:
-    """Return the profile of the champion's rows; None if there is none, or one that is too large."""
-    read = partial(repository.read, champion.commit, artifacts.data_profile.name, max_bytes=MAX_BYTES)
-    with contextlib.suppress(HubRefusedError):
-        return repository.retry_until_clear(read)
-    return None
+        return ChampionStatus(champion, fetch_model_once(artifacts, repository, champion.commit), reason)
 
 
 def _released_limit(repository: HubRepository, champion: ChampionReference) -> int:
@@ -310,4 +293,6 @@ def compare_champion_confidence(
         moved=p_value <= error and before - now >= drift.min_confidence_fall,
         detail=f"mean {now:.3f} on {len(new):,} new rows, {before:.3f} on {len(held_out):,} {split} rows",
     )
-    return ChampionConfidence(revision=drift.revision, change=change)
+    least = np.argsort(found, kind="stable")[:_UNSURE]
+    unsure = zip(new.row_ids[least].tolist(), found[least].round(4).tolist(), strict=True)
+    return ChampionConfidence(revision=drift.revision, change=change, unsure=tuple(unsure))

@@ -1,6 +1,6 @@
 """The gate: may the candidate replace the champion, that is the published model?
 
-    refuse   no, it must not be published at all: it misses a floor, or a first release is no better than before training
+    refuse   no, it must not be published at all: it misses a floor or a suite of rows, or a first release is no better than before training
     keep     no, the champion stays: the candidate was not shown to be better
     publish  yes
 
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from params.schema import Direction, Gate
+from params.sections.base import Direction
+from params.sections.evaluation import Gate
 from tasks.drift.two_sample import holm_rejections
 from tasks.evaluation.label_report import LabelReport
 from tasks.evaluation.report import (
@@ -47,6 +48,7 @@ def judge_candidate(
     start = deciding.get("untrained")
     failures = [*_missed_floors(gate, details.directions, metrics), *_missed_slice_floors(gate, details.slices)]
     failures += _missed_label_floors(gate, details.labels)
+    failures += [suite.sentence for suite in details.suites if not suite.is_passed]
     if not has_champion and start and not gain_passes_bar(start, gate):
         failures.append(
             f"a first release must be better than the model before training: {comparison_sentence(start, gate)}"
@@ -68,13 +70,21 @@ def judge_candidate(
     if not has_champion:
         better = [comparison_sentence(start, gate)] if start else []
         return "publish", ["first release: no model is published yet", *better, *warning]
-    champion, fallen = deciding["champion"], list(_fallen_slices(gate, details.slices))
-    fallen += _forgotten(gate, details)
+    is_better, reasons = _compare_with_champion(gate, details, deciding.get("champion"))
+    return "publish" if is_better else "keep", [*reasons, *warning]
+
+
+def _compare_with_champion(
+    gate: Gate, details: EvaluationDetails, champion: MetricComparison | None
+) -> tuple[bool, list[str]]:
+    if champion is None:
+        what = f"nothing can be compared: the champion has learned from {details.learned_rows} held-out rows, and no others are left"
+        return False, [f"{what}; add newer rows, or keep the seed and the split of the rows"]
+    fallen = [*_fallen_slices(gate, details.slices), *_forgotten(gate, details)]
     if gate.known_margin is not None and details.ages_unknown:
         fix = "leave out `known_margin` for one release, which will have what is missing"
         fallen.append(f"`known_margin` cannot be judged: {details.ages_unknown}; {fix}")
-    is_better = gain_passes_bar(champion, gate) and not fallen
-    return "publish" if is_better else "keep", [comparison_sentence(champion, gate), *fallen, *warning]
+    return gain_passes_bar(champion, gate) and not fallen, [comparison_sentence(champion, gate), *fallen]
 
 
 def gain_passes_bar(comparison: MetricComparison, gate: Gate) -> bool:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import nsmallest
+from math import nan
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,6 +21,7 @@ from trainer.data.shards import ROW_ID
 from trainer.data.tokens import Sequences
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.objectives.bases.likelihood import ClassifierObjective
+from trainer.objectives.bases.rows import format_row_hash, hash_but_labels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _NO_STATES: Final = "no train rows, because the network gives no hidden state for each token"
+_DRAWN: Final = 25
+"""Rows that are drawn at random."""
 _LEAST_SKILL: Final = 2 / 3
 """Share of the candidate's skill that what reviews train rows must have: else it would mostly find its own errors."""
 
@@ -67,34 +73,78 @@ def measure_train_rows(plan: EvaluationPlan, untrained: PreTrainedModel | None =
     )
 
 
-def review_labels(plan: EvaluationPlan, scores: RowScores, train: TrainFeatures | None) -> LabelReview:
-    """Find what looks wrong in the evaluated split, of which the candidate has these scores, and among the train rows."""
+def review_labels(
+    plan: EvaluationPlan,
+    scores: RowScores,
+    train: TrainFeatures | None,
+    champion: RowScores | None = None,
+    unsure: Sequence[tuple[int, float]] = (),
+) -> LabelReview:
+    """Find what looks wrong in the evaluated split, of which the candidate has these scores, and among the train rows.
+
+    The table also has the rows of which the champion, with its scores, says something else, the new rows of which it is `unsure`, and
+    some that are drawn at random: among the others, the share of wrong labels is not that of all rows.
+    """
     objective, state = plan.resampler.objective, plan.resampler.state
     if not _can_review(objective):
         logger.info("evaluate: no review of labels: this objective gives whole rows no labels")
         return LabelReview(None, review_csv([], {}))
     assert isinstance(objective, ClassifierObjective)
+    learned = SplitRows(plan.rows.folder.parent / plan.train.name)
     splits = [suspects.beliefs_of_scores(objective, state, plan.rows, scores)]
     not_read = _NO_STATES if train is None else ""
     if train is not None:
-        rows = SplitRows(plan.rows.folder.parent / plan.train.name)
-        linear = suspects.beliefs_of_features(objective, state, rows, train, plan.resampler.seed)
+        linear = suspects.beliefs_of_features(objective, state, learned, train, plan.resampler.seed)
         if linear.skill >= _LEAST_SKILL * splits[0].skill:
             splits.insert(0, linear)
         else:
             skills = f"its skill is {linear.skill:.2f}, that of the new model {splits[0].skill:.2f}"
             not_read = f"no train rows, because the model before training knows too little of these labels ({skills})"
     found = suspects.find_suspects(splits)
-    texts, others = dict[int, str](), dict[str, dict[int, Any]]()
+    other = suspects.beliefs_of_scores(objective, state, plan.rows, champion) if champion else None
+    queue = [*_queue(found, splits[-1], other, objective), *_unsure(unsure, learned, objective)]
+    texts, hashes, others = dict[int, str](), dict[int, str](), dict[str, dict[int, Any]]()
     in_table = {ROW_ID, *(name for name, kind in objective.columns().items() if kind in ("string", "label"))}
-    for split in splits:
-        ids = {one.row_id for one in found if one.split == split.split}
-        for row in split.rows.pick(ids) if ids else ():
+    for stored in (learned, plan.rows):
+        ids = {one.row_id for one in queue if one.split == stored.folder.name}
+        for row in stored.pick(ids) if ids else ():
             texts[row[ROW_ID]] = quote_text(objective.text(row))
+            hashes[row[ROW_ID]] = format_row_hash(hash_but_labels(objective.columns(), row))
             for name in (name for name in row if name not in in_table):
                 others.setdefault(name, {})[row[ROW_ID]] = row[name]
     report = _report(splits, found, texts, not_read, plan.settings.worst_rows)
-    return LabelReview(report, review_csv(found, texts, others))
+    return LabelReview(report, review_csv(queue, texts, others, hashes))
+
+
+def _queue(
+    found: Sequence[Suspect], evaluated: SplitBeliefs, champion: SplitBeliefs | None, objective: Objective[Any]
+) -> list[Suspect]:
+    """Return the suspects, then the other rows of the evaluated split in which two models differ, then those drawn at random by their hash."""
+    known = {(one.split, one.row_id) for one in found}
+    other = suspects.find_disagreements(evaluated, champion) if champion else ()
+    differing = [one for one in other if (one.split, one.row_id) not in known]
+    columns = objective.columns()
+    rows = ((hash_but_labels(columns, row), row) for row in evaluated.rows.rows([ROW_ID, *columns]))
+    drawn = {row[ROW_ID]: row for _, row in nsmallest(_DRAWN, rows, key=itemgetter(0))}
+    listed = [*found, *sorted(differing, key=lambda one: (one.margin, one.row_id))]
+    listed = [
+        replace(one, why=f"{one.why}; random") if one.split == evaluated.split and one.row_id in drawn else one
+        for one in listed
+    ]
+    for row_id in sorted(drawn.keys() - {one.row_id for one in listed}):
+        labels = ", ".join(objective.row_labels(drawn[row_id]))
+        listed.append(suspects.Suspect(evaluated.split, row_id, labels, "", nan, 0.0, "random"))
+    return listed
+
+
+def _unsure(unsure: Sequence[tuple[int, float]], rows: SplitRows, objective: Objective[Any]) -> Iterator[Suspect]:
+    """Yield the new rows of which the champion is least sure, those first."""
+    confidence = dict(unsure)
+    known = {row[ROW_ID]: row for row in rows.pick(confidence)} if confidence else {}
+    for row_id in (row_id for row_id in confidence if row_id in known):
+        labels = ", ".join(objective.row_labels(known[row_id]))
+        why = "new, and the published model is unsure"
+        yield suspects.Suspect(rows.folder.name, row_id, labels, "", confidence[row_id], 0.0, why)
 
 
 def _report(

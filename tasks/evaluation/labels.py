@@ -14,7 +14,7 @@ import numpy as np
 
 from params import RecipeError
 from params.loading import suggestion
-from params.schema import Gate
+from params.sections.evaluation import Gate
 from tasks.evaluation.label_report import Confusion, LabelCurve, LabelReport, LabelResult
 from trainer.objectives.bases.label_results import precision_recall_f1
 from trainer.objectives.bases.likelihood import ClassifierObjective

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import ModelError
 from params.foundation.artifacts import Artifacts
-from params.schema import Direction, Evaluation, Launch, Model, ObjectiveChoice
+from params.schema import Launch, Model, ObjectiveChoice
+from params.sections.base import Direction
+from params.sections.evaluation import Evaluation
 from tasks.drift.report import DriftReport
 from tasks.evaluation import champion
+from tasks.evaluation.learned_rows import find_learned_rows
 from tasks.evaluation.reading import ComparableInputs, ModelTokenization
 from tasks.evaluation.report import ChampionReference
 from tasks.evaluation.row_ages import RowAges
@@ -64,6 +67,7 @@ class EvaluationPlan:
     """What an evaluation does."""
 
     settings: Evaluation
+    objective_name: str
     resampler: Resampler
     """With the objective and what it learned."""
     batch_size: int
@@ -136,6 +140,8 @@ def plan_evaluation_and_encode(
             )
             text = ComparableInputs.find(own, other, rows, state, folder=folder, workers=workers)
             _check_comparable(text, metric, own, found, len(rows))
+            with champion.translate_champion_errors(found):
+                text = replace(text, learned=find_learned_rows(published.folder, rows, built))
         elif published.max_length > own.max_length:
             # It was judged at a longer limit than that of the recipe, and its release keeps it.
             encoder = own.encoder(published.max_length, state)
@@ -167,6 +173,7 @@ def plan_evaluation_and_encode(
     reason = champion.why_confidence_not_comparable(built, drift, published)
     return EvaluationPlan(
         settings=evaluation,
+        objective_name=objective.name,
         resampler=Resampler(built, state, resamples=gate.resamples, confidence=gate.comparison_confidence, seed=seed),
         batch_size=launch.eval_batch_size,
         batch_tokens=launch.eval_batch_size * learned.max_length,

@@ -156,6 +156,8 @@ class ComparableInputs:
     """The `row_id`s of which one model reads only a part, and not the same one as the other, or nothing."""
     unwritten: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """The `row_id`s of which one model's labels do not say all (`Objective.says_all`), such as their upper case."""
+    learned: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """The `row_id`s that the champion has learned from."""
     incomparable: frozenset[str] = frozenset()
     """Metrics that cannot be compared."""
     is_cut: bool = False
@@ -218,7 +220,8 @@ class ComparableInputs:
             unwritten = np.setdiff1d(every, np.intersect1d(next(said), next(said)))
             if len(unwritten) > _MAX_LEFT_OUT * len(every):
                 incomparable |= objective.restated
-        return cls(limit, one, None if two == one else two, left_out, unwritten, incomparable, limit < max(own.limits))
+        cut, other = limit < max(own.limits), None if two == one else two
+        return cls(limit, one, other, left_out, unwritten, incomparable=incomparable, is_cut=cut)
 
 
 def _whole_rows(sequences: Sequences, *, one_window: bool) -> NDArray[np.int64]:

@@ -7,10 +7,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from params.schema import Direction
+from params.sections.base import Direction
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation.breakdowns import Breakdown
 from tasks.evaluation.label_report import LabelReport
+from tasks.evaluation.suite_report import SuiteResult
 from tasks.evaluation.suspect_report import SuspectReport
 from tasks.evaluation.vector_space_change import VectorSpaceChange
 from tasks.stages import Number, Report
@@ -91,6 +92,8 @@ class MetricComparison(Report):
     rows: int
     left_out: int = 0
     """Rows that do not count, because one of the models cannot read or write all of their text."""
+    learned: int = 0
+    """Rows that do not count, because the champion has learned from them."""
     groups: int | None = None
     """How many groups the rows are of (`data.group_by`); None if each row is on its own."""
     largest_group: int | None = None
@@ -102,6 +105,8 @@ class MetricComparison(Report):
         side, sign = ("better", 1) if self.gain >= 0 else ("worse", -1)
         low, high = sorted((sign * self.low, sign * self.high))
         text = f"{self.metric} is {abs(self.gain):.4g} {side} than {other}"
+        if self.learned:
+            text += f" on {self.rows} rows, without the {self.learned} that the champion has learned from"
         if not self.has_interval:
             few = f"too few of {self._counted()} count in it for a {format_confidence_level(confidence)} interval"
             return f"{text}, but {self.too_few(confidence) or few}"
@@ -219,6 +224,8 @@ class EvaluationDetails(Report):
     """None in a report of an earlier version, and for an objective that gives whole rows no labels."""
     documents: int = 0
     """How many documents `data.corpus` adds to those that the queries of the split search."""
+    learned_rows: int = 0
+    """Held-out rows that the champion has learned from: they do not count in comparisons with it."""
     own_slices: list[SliceResult] = Field(default=[])
     """The metric that decides, by what the objective shows it by (`Objective.own_slices`); empty in a report of an earlier version."""
     vectors: VectorSpaceChange | None = None
@@ -227,6 +234,8 @@ class EvaluationDetails(Report):
     """The rows that the champion's release had, and those that came since (`tasks.evaluation.row_ages`)."""
     ages_unknown: str = ""
     """Why they could not be told apart."""
+    suites: list[SuiteResult] = Field(default=[])
+    """What the candidate makes of `evaluation.suites`."""
 
     @property
     def all_slices(self) -> list[SliceResult]:
@@ -298,6 +307,8 @@ class Blessing(Report):
     recipe: str
     """Digest of the recipe's sections that the evaluation depends on."""
     champion: ChampionReference | None
+    suites: dict[str, str] = Field(default={})
+    """Hashes of the rows of `evaluation.suites` by name."""
 
     def is_in_release(self, weights: str) -> bool:
         """Whether a release whose weights have this digest holds the candidate, in whatever form."""

@@ -1,5 +1,7 @@
 """review.csv: the rows whose labels people should look at, for any spreadsheet, with all else that a row has, by which people find it.
 
+`data.corrections` reads it with its column `corrected_label` filled in.
+
 A cell that a spreadsheet would take for a formula has an apostrophe before it (OWASP, CSV Injection,
 https://owasp.org/www-community/attacks/CSV_Injection). The mark at the beginning says UTF-8, which Excel would not guess.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from tasks.evaluation.suspects import Suspect
 
-COLUMNS: Final = ("split", "row_id", "text", "given_label", "suggested_label", "confidence")
+COLUMNS: Final = (
+    *("split", "row_id", "text", "given_label", "suggested_label", "confidence"),
+    *("why", "row_hash", "corrected_label"),
+)
 _MAX_TEXT: Final = 2000
 _FORMULA: Final = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 """What a cell begins with that some spreadsheet takes for a formula; the last four are wide forms of the first."""
@@ -29,9 +35,12 @@ def quote_text(text: str) -> str:
 
 
 def review_csv(
-    suspects: Sequence[Suspect], texts: Mapping[int, str], others: Mapping[str, Mapping[int, Any]] | None = None
+    suspects: Sequence[Suspect],
+    texts: Mapping[int, str],
+    others: Mapping[str, Mapping[int, Any]] | None = None,
+    hashes: Mapping[int, str] | None = None,
 ) -> str:
-    """Return the table, one line for each suspect; without any, it is the line of the columns.
+    """Return the table, one line for each suspect; without any, it is the line of the columns. `hashes` are those of the rows but their labels.
 
     `others` are further columns by name, each with the value of a row by its `row_id`; one with the name of one of `COLUMNS` is `row.<name>`.
     """
@@ -41,7 +50,9 @@ def review_csv(
     for one in suspects:
         cells = (texts[one.row_id], one.given, one.suggested)
         more = (_cell(column.get(one.row_id)) for column in others.values())
-        table.writerow([one.split, one.row_id, *map(_cell, cells), f"{one.confidence:.3f}", *more])
+        sure = "" if math.isnan(one.confidence) else f"{one.confidence:.3f}"
+        own = (sure, one.why, (hashes or {}).get(one.row_id, ""), "")
+        table.writerow([one.split, one.row_id, *map(_cell, cells), *own, *more])
     return "\ufeff" + written.getvalue()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tasks.drift.profile import DataProfile
-from tasks.drift.rows import ComparedColumns, hash_contents
+from tasks.drift.rows import ComparedColumns, hash_rows
 from trainer.objectives.bases.lazy_imports import np
 
 if TYPE_CHECKING:
@@ -48,5 +48,5 @@ class RowAges:
             )
         if made.content != columns.content:
             return cls(reason=f"the champion learned from other columns: {', '.join(made.content)}")
-        row_ids, hashes = hash_contents(rows, columns)
+        row_ids, hashes = hash_rows(rows, columns)
         return cls({name: row_ids[its] for name, its in zip((KNOWN, NEW), made.tell_ages(hashes), strict=True)})

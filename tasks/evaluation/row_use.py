@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from params.schema import Gate
+from params.sections.evaluation import Gate
 from tasks.evaluation.release_events import ReleaseEvent, SketchOf
 from tasks.evaluation.report import HeldOutRowUse
 from tasks.shards.split_rows import SplitRows

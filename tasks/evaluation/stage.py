@@ -18,11 +18,14 @@ import gc
 import logging
 import math
 import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from params import ModelError
 from params.foundation.artifacts import Artifacts, replace_folder_atomically, write_text_atomically
-from params.schema import Evaluation, Launch, Model, ObjectiveChoice
+from params.schema import Launch, Model, ObjectiveChoice
+from params.sections.evaluation import Evaluation
 from tasks import digests
 from tasks.drift.report import ChampionConfidence
 from tasks.evaluation import champion, gate, label_review
@@ -33,6 +36,8 @@ from tasks.evaluation.release_events import log_verdict, read_release_events
 from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
 from tasks.evaluation.row_use import ComparisonId, hash_rows_of_split, make_row_sketch, measure_row_use
 from tasks.evaluation.scoring import ScoredModel, score_rows
+from tasks.evaluation.suite_report import SuiteResult
+from tasks.evaluation.suites import judge_suites
 from tasks.hub_client.connection import resolve_hub_endpoint
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import log_reasons, save_report
@@ -77,10 +82,12 @@ def evaluate(
             published=published,
             folder=folder / ".texts",
         )
-        scored, confidence, train = score_models_and_write(plan, folder)
+        scored, found = score_models_and_write(plan, folder)
         shutil.rmtree(folder / ".texts", ignore_errors=True)
-        review = label_review.review_labels(plan, scored["model"].scores, train)
-        details = EvaluationAnalysis(plan, scored).details(confidence, review.report)
+        other = scored["champion"].scores if "champion" in scored else None
+        review = label_review.review_labels(plan, scored["model"].scores, found.train, other, found.confidence.unsure)
+        details = EvaluationAnalysis(plan, scored).details(found.confidence, review.report)
+        details = details.model_copy(update={"suites": found.suites})
         use: HeldOutRowUse | None = None
         sketch: tuple[str, ...] = ()
         if settings.over == "test_rows" and details.comparisons and not is_champion:
@@ -112,6 +119,7 @@ def evaluate(
             data=data,
             recipe=recipe,
             champion=published.champion,
+            suites={one.name: one.sha256 for one in found.suites},
         )
         metrics = {name: dict(one.metrics) for name, one in scored.items() if name != "compared"}
         report = EvaluationReport(
@@ -128,8 +136,8 @@ def evaluate(
         )
         (folder / "plots").mkdir()
         with (folder / "plots" / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
-            found = ([name, metric, value] for name, values in metrics.items() for metric, value in values.items())
-            csv.writer(file).writerows([["model", "metric", "value"], *found])
+            values = ([name, metric, value] for name, own in metrics.items() for metric, value in own.items())
+            csv.writer(file).writerows([["model", "metric", "value"], *values])
         save_report(details, folder / artifacts.report("details").name)
         save_report(blessing, folder / artifacts.blessing.name)
         save_report(report, folder / artifacts.report("evaluate").name)
@@ -137,22 +145,27 @@ def evaluate(
     write_text_atomically(artifacts.review, review.table)
     if review.report:
         logger.info("evaluate: %s: %s", review.report.sentence, artifacts.review)
-    for sentence in filter(None, (confidence.sentence, details.vectors and details.vectors.sentence)):
+    for sentence in filter(None, (found.confidence.sentence, details.vectors and details.vectors.sentence)):
         logger.info("evaluate: %s", sentence)
     log_reasons("evaluate", verdict, reasons)
     return report
 
 
-def score_models_and_write(
-    plan: EvaluationPlan, folder: Path
-) -> tuple[dict[str, ScoredModel], ChampionConfidence, TrainFeatures | None]:
-    """Score the models of a plan one after another, so that only one is in memory at a time, and write their scores.
+@dataclass
+class Measured:
+    """What was measured beside the scores of the split, while the models were in memory."""
 
-    Returns:
-        the scored models by name, how sure the champion is of the new rows, and features of train rows for the review of labels.
-    """
+    confidence: ChampionConfidence
+    """How sure the champion is of the new rows."""
+    train: TrainFeatures | None = None
+    """Features of train rows, for the review of labels."""
+    suites: Sequence[SuiteResult] = ()
+
+
+def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str, ScoredModel], Measured]:
+    """Score the models of a plan one after another, so that only one is in memory at a time, and write their scores."""
     split, resampler, scored = plan.settings.split, plan.resampler, dict[str, ScoredModel]()
-    confidence, train = ChampionConfidence(reason=plan.not_measured), None
+    found = Measured(ChampionConfidence(reason=plan.not_measured))
     (folder / "scores").mkdir()
     for one in plan.models:
         sequences, network = Sequences(one.sequences), one.load()
@@ -173,10 +186,12 @@ def score_models_and_write(
             groups=plan.groups,
             documents=one.documents(plan.documents),
         )
+        if one.name == "model":
+            found.suites = judge_suites(plan, network)
         if one.name == "untrained":
-            train = label_review.measure_train_rows(plan, network)
+            found.train = label_review.measure_train_rows(plan, network)
         if one.name == "champion" and plan.new_rows:
-            confidence = champion.measure_champion_confidence(
+            found.confidence = champion.measure_champion_confidence(
                 network,
                 one.reader.encoder(plan.text.limit, resampler.state),
                 plan.new_rows,
@@ -197,8 +212,8 @@ def score_models_and_write(
         logger.info("evaluate: %s on %s: %s", one.name, split, values)
         scored[one.name] = ScoredModel(scores, metrics, len(sequences))
     if not plan.settings.compare_untrained:
-        train = label_review.measure_train_rows(plan)
+        found.train = label_review.measure_train_rows(plan)
     if unused := len(plan.rows) - len(scored["model"].scores):
         message = "evaluate: %d of %d rows give nothing to score within the limit of tokens, and do not count"
         logger.warning(message, unused, len(plan.rows))
-    return scored, confidence, train
+    return scored, found

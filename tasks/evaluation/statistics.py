@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from params.schema import Direction
+from params.sections.base import Direction
 from tasks.evaluation.jackknife import ROUNDING, Jackknife, largest_unseen_mean, max_contribution_difference
 from tasks.evaluation.report import min_interval_observations
 from tasks.evaluation.scoring import RowScores

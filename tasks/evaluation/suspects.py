@@ -46,6 +46,8 @@ class Suspect:
     """The probability of the suggested answer."""
     margin: float
     """The probability of the given answer minus it."""
+    why: str = "suspect"
+    """Why people should look at the row: also because two models disagree, or because it was drawn at random."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,20 @@ def beliefs_of_features(
     table = objective.score_logits(torch.from_numpy(logits), labels if labels.dim() == 1 else labels.float())
     columns = dict(zip(objective.score_names(state), table.numpy().T, strict=True))
     return SplitBeliefs(rows, train.row_ids, list(objective.label_beliefs(columns, state)), judged)
+
+
+def find_disagreements(own: SplitBeliefs, champion: SplitBeliefs) -> Iterator[Suspect]:
+    """Yield the answers in which candidate and champion differ, as one of them gives it that is not the row's."""
+    _, mine, theirs = np.intersect1d(own.row_ids, champion.row_ids, return_indices=True)
+    for one, other in zip(own.beliefs, champion.beliefs, strict=True):
+        for at, there in zip(mine.tolist(), theirs.tolist(), strict=True):
+            if one.likeliest[at] != other.likeliest[there]:
+                place, of = (at, one) if one.likeliest[at] != one.given[at] else (there, other)
+                given, sure = float(of.given_probability[place]), float(of.likeliest_probability[place])
+                answers = (of.answers[int(of.given[place])], of.answers[int(of.likeliest[place])])
+                yield Suspect(
+                    own.split, int(own.row_ids[at]), *answers, sure, round(given - sure, _DIGITS), "models disagree"
+                )
 
 
 def find_suspects(splits: Sequence[SplitBeliefs]) -> list[Suspect]:

@@ -13,7 +13,7 @@ from typing import Final, Literal, get_args
 import pydantic
 
 from params.foundation.artifacts import Artifacts
-from params.schema import Direction
+from params.sections.base import Direction
 from tasks.evaluation.report import Opponent, Verdict
 from tasks.hub_client.receipt import Status
 from tasks.stages import Report, append_to_log_once, read_log_and_unrecorded

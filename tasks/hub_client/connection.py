@@ -7,19 +7,23 @@ on this machine while the repository is open.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from params import HubRefusedError, load
-from params.foundation.artifacts import Artifacts
+from params.foundation.artifacts import MAX_PROFILE_BYTES, PROFILE, Artifacts, replace_folder_atomically
 from tasks.hub_client.token import find_token_for_hub, require_token_for_hub
 from tasks.hub_server.server import LocalHub, new_token
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import HubRepository
 
+logger = logging.getLogger(__name__)
 LOCAL = "local"
 LOCAL_FOLDER = ".hub"
 
@@ -103,6 +107,22 @@ def open_local_repository(folder: Path, repo_id: str) -> Iterator[HubRepository]
     owner, token = repo_id.split("/", maxsplit=1)[0], new_token()
     with LocalHub(folder, tokens={token: owner}) as hub, _no_transfer_bars():
         yield HubRepository(HfApi(endpoint=hub.endpoint, token=token), repo_id, folder=folder.name)
+
+
+def fetch_model_once(artifacts: Artifacts, repository: HubRepository, commit: str) -> Path:
+    """Return the folder of a published model on this machine, downloaded unless it is there; it takes the place of another one."""
+    folder = artifacts.champion / commit
+    if not folder.exists():
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        logger.info("downloading the published model, %s of %s", commit, repository.id)
+        with replace_folder_atomically(folder) as staging:
+            repository.download_model(commit, staging)
+            with contextlib.suppress(HubRefusedError):  # a profile may be too large: then there is none
+                read = partial(repository.read, commit, PROFILE, max_bytes=MAX_PROFILE_BYTES)
+                if content := repository.retry_until_clear(read):
+                    (staging / PROFILE).write_bytes(content)
+            shutil.rmtree(staging / ".cache", ignore_errors=True)  # the client's notes on the download
+    return folder
 
 
 @contextlib.contextmanager

@@ -114,9 +114,14 @@ def to_readable_batch(batch: SourceBatch) -> tuple[SourceBatch, list[dict[str, A
 def to_rows_with_texts(batch: SourceBatch) -> tuple[SourceBatch, list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the same, and for each row those numbers with decimals that are stored as they were written, as text."""
     found, rows = to_readable_batch(batch)
+    return found, rows, numbers_as_written(found)
+
+
+def numbers_as_written(found: SourceBatch) -> list[dict[str, Any]]:
+    """Return for each row of a readable batch those numbers with decimals that are stored as they were written, as text."""
     names = [name for name, kind in found.types.items() if pa.types.is_floating(kind)]
     texts = {name: found.rows[name].cast(pa.string()).to_pylist() for name in names}
-    return found, rows, [{name: values[i] for name, values in texts.items()} for i in range(len(rows))]
+    return [{name: values[i] for name, values in texts.items()} for i in range(len(found.rows))]
 
 
 def rename_reserved_columns(batch: SourceBatch) -> SourceBatch:
@@ -129,8 +134,17 @@ def rename_reserved_columns(batch: SourceBatch) -> SourceBatch:
         if count > 1:
             what = f"there are columns `{name}` and `{name.removeprefix('source_')}`; the pipeline uses the second name itself"
             raise DataError(batch.address(0), what, "rename one of them in the source")
-    kinds = {new[names.index(name)]: kind for name, kind in batch.types.items()}
-    return replace(batch, rows=pa.RecordBatch.from_arrays(batch.rows.columns, names=new), types=kinds)
+    return rename_columns(batch, dict(zip(names, new, strict=True)))
+
+
+def rename_columns(batch: SourceBatch, names: Mapping[str, str]) -> SourceBatch:
+    """Return a batch with new names for some columns."""
+    kinds = {names.get(name, name): kind for name, kind in batch.types.items()}
+    return replace(
+        batch,
+        rows=pa.RecordBatch.from_arrays(batch.rows.columns, names=[names.get(n, n) for n in batch.rows.schema.names]),
+        types=kinds,
+    )
 
 
 def is_utf8_encodable(text: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from params import DataError, EvergreenError, RecipeError
 from params.importing import ImportedNames, import_by_name, import_root, transitively_imported_files
-from params.schema import RowsFromFunction
+from params.sections.data import RowsFromFunction
 from tasks.ingestion.batches import AddressedRows, Batches, to_batches
 
 _PROJECT = Path(__file__).parents[2]

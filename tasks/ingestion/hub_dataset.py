@@ -12,7 +12,7 @@ import huggingface_hub
 from huggingface_hub import constants, errors
 
 from params import DataError, EvergreenError, HubRefusedError, RecipeError, TransientError
-from params.schema import RowsFromHubDataset
+from params.sections.data import RowsFromHubDataset
 from tasks.hub_client.token import find_token_for_hub
 from tasks.ingestion.batches import Batches
 from tasks.ingestion.file_index import FileRowIndex

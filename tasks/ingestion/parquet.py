@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from pyarrow import types
 
 from params import DataError
-from params.foundation.artifacts import GROUP_BY
+from params.foundation.artifacts import GROUP_BY, TIMES
 from params.foundation.hashing import file_sha256
 from tasks.ingestion.batches import SourceBatch
 from tasks.shards.split_rows import AS_WRITTEN, JSON, SCHEMA, SEEN, conform_to_schema, type_name
+from tasks.shards.times import NO_TIME
 from trainer.data.shards import ROW, ROW_ID, Shard
 
 GROUP_ROWS = 8192
@@ -107,32 +112,56 @@ class WrittenPart:
     columns: Mapping[str, SourceColumn]
     shards: Mapping[str, Shard]
     """The shard of each split; their `first_row_id` is 0."""
+    earliest_us: int = NO_TIME
+    latest_us: int = NO_TIME
+    """The first and the last time of its rows."""
+    untimed: int = 0
+    """Rows without one."""
+    left_out: int = 0
+    """Rows that `where` leaves out."""
+    keys: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """With `max_rows`, a hash of each row, (rows,)."""
 
 
-def write_part_shards(batches: Iterable[tuple[SourceBatch, Sequence[str]]], folder: Path, number: int) -> WrittenPart:
+def write_part_shards(
+    batches: Iterable[tuple[SourceBatch, Sequence[str]]], folder: Path, number: int, source: str = ""
+) -> WrittenPart:
     """Write a part of the source, of which each batch comes with the splits of its rows: `<split>/<number>.parquet` for each split.
+
+    A row that is left out has an empty split. `source` names one of several sources.
 
     Raises:
         DataError: a column has bytes beside other values.
     """
-    columns, tables, rows = dict[str, SourceColumn](), dict[str, list[pa.Table]](), 0
-    for batch, splits in batches:
+    columns, tables, rows, left_out = dict[str, SourceColumn](), dict[str, list[pa.Table]](), 0, 0
+    for all_rows, all_splits in batches:
+        kept = [row for row, split in enumerate(all_splits) if split]
+        places, batch, splits = [rows + row for row in kept], all_rows, [all_splits[row] for row in kept]
+        rows, left_out = rows + len(all_splits), left_out + len(all_splits) - len(kept)
+        if len(kept) < len(all_splits):
+            batch = replace(
+                all_rows, rows=all_rows.rows.take(pa.array(kept, pa.int64())), address=partial(_address, all_rows, kept)
+            )
+        if not kept:
+            continue
         widen_schema_in_place(columns, columns_of_batch(batch, columns))
-        places = pa.array(range(rows, rows + len(batch.rows)), pa.int32())
-        rows += len(batch.rows)
-        table = pa.Table.from_batches([batch.rows]).append_column(ROW, places)
+        table = pa.Table.from_batches([batch.rows]).append_column(ROW, pa.array(places, pa.int32()))
         table = conform_to_schema(table, _schema(columns), batch.address(0))
         for split in dict.fromkeys(splits):
             chosen = [row for row, of in enumerate(splits) if of == split]
             tables.setdefault(split, []).append(table if len(chosen) == len(table) else table.take(chosen))
     shards = {}
     for split, own in tables.items():
-        path = folder / split / part_file_name(number)
+        path = folder / split / part_file_name(number, source)
         whole = pa.concat_tables(
             [conform_to_schema(table, _schema(columns), path.stem) for table in own]
         ).combine_chunks()
         shards[split] = write_shard(whole, path)
-    return WrittenPart(rows, columns, shards)
+    return WrittenPart(rows, columns, shards, left_out=left_out)
+
+
+def _address(batch: SourceBatch, rows: Sequence[int], i: int) -> str:
+    return batch.address(rows[i])
 
 
 def write_shard(rows: pa.Table, path: Path) -> Shard:
@@ -146,9 +175,9 @@ def _schema(columns: Mapping[str, SourceColumn]) -> pa.Schema:
     return pa.schema([(ROW, pa.int32()), *((name, column.stored) for name, column in columns.items())])
 
 
-def part_file_name(number: int) -> str:
-    """Return the name of the files of a part."""
-    return f"{number:05}.parquet"
+def part_file_name(number: int, source: str = "") -> str:
+    """Return the name of the files of a part. That of one of several sources does not depend on the others."""
+    return f"{source}-{number:05}.parquet" if source else f"{number:05}.parquet"
 
 
 def widen_schema_in_place(columns: dict[str, SourceColumn], found: Mapping[str, SourceColumn]) -> None:
@@ -191,8 +220,14 @@ def fields_of_columns(columns: Mapping[str, SourceColumn]) -> list[pa.Field]:
     return [pa.field(name, own.type, metadata=own.field_metadata or None) for name, own in columns.items()]
 
 
-def write_split_schema(folder: Path, columns: Mapping[str, SourceColumn], group_by: Iterable[str]) -> None:
-    """Write the columns of a split, and by which of them its rows belong together."""
+def write_split_schema(
+    folder: Path,
+    columns: Mapping[str, SourceColumn],
+    group_by: Iterable[str] = (),
+    times: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the columns of a split, by which of them its rows belong together, and what is known of their times."""
     schema = pa.schema([(ROW_ID, pa.int64()), *fields_of_columns(columns)])
-    names = list(group_by)
-    pq.write_metadata(schema.with_metadata({GROUP_BY: json.dumps(names)} if names else None), folder / SCHEMA)
+    known = {GROUP_BY: list(group_by), TIMES: times}
+    metadata = {name: json.dumps(value) for name, value in known.items() if value}
+    pq.write_metadata(schema.with_metadata(metadata or None), folder / SCHEMA)

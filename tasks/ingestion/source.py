@@ -9,12 +9,13 @@ cannot be reached.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from params import EvergreenError
-from params.schema import RowsFromFiles, RowsFromFunction, RowsFromHubDataset, RowsFromSql
+from params.sections.data import RowsFromFiles, RowsFromFunction, RowsFromHubDataset, RowsFromSql
 
 if TYPE_CHECKING:
     from tasks.ingestion.files import FileSource
@@ -54,10 +55,14 @@ def open_source(
 
 
 @contextlib.contextmanager
-def naming_corpus() -> Iterator[None]:
-    """Let errors of a source name the keys of `data.corpus` instead of those of `data.source`."""
+def naming_source(key: str) -> Iterator[None]:
+    """Let errors of a source name its own key, `data.corpus` or `evaluation.suites.0.source`, instead of `data.source`."""
     try:
         yield
     except EvergreenError as error:
-        texts = {name: getattr(error, name).replace("data.source", "data.corpus") for name in ("where", "fix", "key")}
+        if key == "data.source":
+            raise
+        texts = {
+            name: re.sub(r"\bdata\.source\b", key, getattr(error, name)) for name in ("where", "what", "fix", "key")
+        }
         raise error.replace(**texts) from error

@@ -16,7 +16,7 @@ import sqlalchemy
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from params import DataError, EvergreenError, RecipeError, TransientError
-from params.schema import RowsFromSql
+from params.sections.data import RowsFromSql
 from tasks.ingestion.batches import BATCH_ROWS, AddressedRows, Batches, to_batches
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")

@@ -1,67 +1,95 @@
-"""ingest: a source's rows in, the three splits out; the rows are unchanged, but for a `row_id`.
+"""ingest: the rows of one or several sources in, the three splits out; the rows are unchanged, but for a `row_id`.
 
     runs/<recipe>/raw/{train,validation,test}/      Parquet shards, see tasks.shards.split_rows
     runs/<recipe>/raw/corpus/                       the documents of `data.corpus`, if there is one
+    runs/<recipe>/raw/corrections/                  the rows of `data.corrections`, if there are some
+    runs/<recipe>/raw/suites/<name>/                the rows of `evaluation.suites`
     runs/<recipe>/raw/source.json                   the report: the source's revision, the columns, the number of rows
 
-`row_id` is a row's position in the source, counted over all of its splits. If the source lacks a split, some of its
+`row_id` is a row's position in the sources, counted over all of their splits. If a source lacks a split, some of its
 training rows go there. A hash of a row's content decides, or of the columns in `group_by`, so a row keeps its split when other
-rows are added, removed or moved.
+rows are added, removed or moved. With `split.by: time`, the newest rows go there.
 
-Each part of a split of the source gives one shard of a split: rows that are appended leave the shards of earlier parts as they are. A
-part has `PART_ROWS` rows, or fewer, a power of two, if the first rows of its split are long. So the rows of a part depend neither on
-how the source divides its rows into files and batches nor on the rows that come after it.
+Each part of a split of a source (tasks.ingestion.parts) gives one shard of a split: rows that are appended leave the shards of earlier
+parts, and those of other sources, as they are.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from itertools import chain
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-
-import pyarrow as pa
+from typing import Any
 
 from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
-from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folder_atomically
-from params.loading import suggestion
-from params.schema import Data, Launch, SplitFractions
-from tasks.ingestion.batches import Batches, SourceBatch, to_readable_batch
-from tasks.ingestion.file_index import FileRowIndex, FileRowRange
-from tasks.ingestion.parquet import (
-    SourceColumn,
-    WrittenPart,
-    part_file_name,
-    widen_schema_in_place,
-    write_part_shards,
-    write_split_schema,
-)
+from params.foundation.artifacts import CORPUS, SPLITS, SUITES, Artifacts, replace_folder_atomically
+from params.schema import Launch
+from params.sections.data import Data, Source, Split
+from params.sections.evaluation import Suite
+from tasks.ingestion.parquet import SourceColumn, widen_schema_in_place, write_split_schema
+from tasks.ingestion.parts import check_columns, write_parts
+from tasks.ingestion.placement import PlacedPart, TimeLimits, keep_smallest_hashes, place_by_time
 from tasks.ingestion.report import IngestReport
-from tasks.ingestion.source import OpenedSource, naming_corpus, open_source
+from tasks.ingestion.row_choice import SOURCE, RowChoice, source_name
+from tasks.ingestion.source import OpenedSource, naming_source, open_source
 from tasks.ingestion.split_assigner import SplitAssigner, row_position
 from tasks.ingestion.stratify import give_each_value_a_training_row
-from tasks.progress import iterate_with_progress
-from tasks.shards.kept_work import ShardTask, ShardWorkers
-from tasks.shards.split_rows import JSON, SplitRows, type_name, values_of_column
+from tasks.shards.kept_work import ShardWorkers
+from tasks.shards.split_rows import SplitRows, type_name
+from tasks.shards.times import iso_text
 from tasks.stages import save_report
 from trainer.data.shards import Manifest, Shard, folder_sha256
 
 logger = logging.getLogger(__name__)
-PART_ROWS = 65_536
-"""The most rows of a part."""
-_PART_BYTES = 64 << 20
-_MEASURED_ROWS = 512
+_LATEST_S = 86_400
+"""How much later than now a row may be: clocks of other zones and machines differ."""
+
+
+@dataclass
+class _ReadSource:
+    """A source, and what was read of it."""
+
+    key: str
+    """In the recipe: `data.source`, or for example `data.sources.feedback`."""
+    keys: Source
+    opened: OpenedSource
+    shares: dict[str, float] = field(default_factory=dict)
+    """The share of its training rows for each split that it lacks."""
+    parts: list[PlacedPart] = field(default_factory=list)
+
+    @property
+    def allowed(self) -> list[str]:
+        return [split for split in SPLITS if self.keys.splits is None or split in self.keys.splits]
+
+    @property
+    def name(self) -> str:
+        return source_name(self.key)
+
+    @property
+    def rows(self) -> dict[str, int]:
+        return {split: sum(p.shards[split].rows for p in self.parts if split in p.shards) for split in SPLITS}
+
+    @property
+    def left_out(self) -> Counter[str]:
+        found = Counter({"not of data.where": sum(part.written.left_out for part in self.parts)})
+        return +sum((part.left_out for part in self.parts), found)
 
 
 def ingest(
-    artifacts: Artifacts, *, data: Data, seed: int, launch: Launch, inputs: StageInputsSnapshot | None = None
+    artifacts: Artifacts,
+    *,
+    data: Data,
+    seed: int,
+    launch: Launch,
+    suites: Sequence[Suite] = (),
+    inputs: StageInputsSnapshot | None = None,
 ) -> IngestReport:
-    """Read the rows of a recipe's source and write them by split.
+    """Read the rows of a recipe's sources and write them by split; those of `data.corpus` and the like have no splits.
 
     Raises:
         RecipeError: the recipe's source or split is not possible.
@@ -72,214 +100,185 @@ def ingest(
     """
     with (
         replace_folder_atomically(artifacts.raw) as folder,
-        ShardWorkers(artifacts, "ingest", launch, inputs, imports=[__name__]) as workers,
+        ShardWorkers(artifacts, "ingest", launch, inputs, imports=[__name__, "tasks.ingestion.parts"]) as workers,
     ):
-        source = open_source(data.source, artifacts.root, workers.memory)
-        shares = _shares(source.splits, data.split)
-        division = SplitAssigner("train", shares, dict.fromkeys(data.group_by, False), seed)
-        columns, shards = _write_rows(source, division, folder, workers)
+        sources = [_open(f"data.{key}", keys, artifacts, workers) for key, keys in data.row_sources.items()]
+        _set_shares(sources, data.split)
+        columns = _write_rows(sources, data, dict.fromkeys(data.group_by, False), seed, folder=folder, workers=workers)
         mixed = [name for name, column in columns.items() if column.is_mixed]
-        if shares and {*mixed} & {*data.group_by}:  # rows with 7 belong to those with "7"
+        if any(source.shares for source in sources) and {*mixed} & {
+            *data.group_by
+        }:  # rows with 7 belong to those with "7"
             for split in SPLITS:
                 shutil.rmtree(folder / split, ignore_errors=True)
             group_by = {name: name in mixed for name in data.group_by}
-            columns, shards = _write_rows(source, replace(division, group_by=group_by), folder, workers)
+            columns = _write_rows(sources, data, group_by, seed, folder=folder, workers=workers)
         for name in mixed:
             found, kind = columns[name].found, type_name(columns[name].type)
             logger.warning("ingest: column `%s` holds %s: it is read as %s", name, found, kind)
         for split in SPLITS:
             (folder / split).mkdir(exist_ok=True)
-            write_split_schema(folder / split, columns, data.group_by)
+        times, learned = _place(sources, data, folder)
+        shards = {split: _shards_of(sources, split) for split in SPLITS}
+        for split in SPLITS:
+            write_split_schema(folder / split, columns, data.group_by, times)
             Manifest.write(folder / split, shards[split])
-        if shares and (by := data.split.stratify):
-            _check_columns(list(columns), [by], "data.split.stratify")
-            moved = give_each_value_a_training_row(folder, shards, by, shares, lambda row: row_position(row, seed))
-            if moved:
-                message = "ingest: a row of each of %d value(s) of `%s` goes to train, where a hash had put none"
-                logger.info(message, moved, by)
-            for split in SPLITS:
-                Manifest.write(folder / split, shards[split])
+        if any(source.shares for source in sources) and (by := data.split.stratify):
+            _stratify(by, sources, columns, shards, seed=seed, folder=folder)
         rows = {split: SplitRows(folder / split) for split in SPLITS}
-        with naming_corpus():
-            documents = open_source(data.corpus, artifacts.root, workers.memory) if data.corpus else None
-            if documents:
-                _write_corpus(documents, folder, workers, seed)
-        written = (*SPLITS, *([CORPUS] if documents else []))
+        whole = {name: _open(f"data.{name}", keys, artifacts, workers) for name, keys in data.whole_sources.items()}
+        for number, suite in enumerate(suites):
+            key = f"evaluation.suites.{number}.source"
+            whole[f"{SUITES}/{suite.name}"] = _open(key, suite.source, artifacts, workers)
+        for name, source in whole.items():
+            _write_whole(source, folder / name, workers, seed)
+        written = (*SPLITS, *whole)
         report = IngestReport(
-            source=data.source.kind,
-            revision=source.revision,
-            corpus_revision=documents.revision if documents else "",
+            source=", ".join(dict.fromkeys(source.keys.kind for source in sources)),
+            revision=" ".join(f"{one.name}={one.opened.revision}".removeprefix("=") for one in sources),
+            corpus_revision=whole[CORPUS].opened.revision if CORPUS in whole else "",
             rows={split: len(rows[split]) for split in SPLITS},
             columns={field.name: type_name(field.type) for field in rows["train"].schema},
             data_sha256={split: folder_sha256(folder / split, shards.get(split, ())) for split in written},
+            sources={source.name: source.rows for source in sources if source.name},
+            left_out=dict(sum((source.left_out for source in sources), Counter[str]())),
+            learned_until=learned,
         )
-        _refuse_empty_splits(report.rows, source.splits, data.split)
+        _refuse_empty_splits(report, sources, data.split)
         save_report(report, folder / artifacts.report("ingest").name)
     return report
 
 
-def _shares(source_splits: Sequence[str], split: SplitFractions) -> dict[str, float]:
-    """Return the share of the training rows for each split that the source lacks."""
-    shares = {"test": split.test, "validation": split.validation}
-    shares = {name: share for name, share in shares.items() if name not in source_splits}
-    for name, share in shares.items():
-        if not share:
+def _open(key: str, keys: Source, artifacts: Artifacts, workers: ShardWorkers) -> _ReadSource:
+    with naming_source(key):
+        return _ReadSource(key, keys, open_source(keys, artifacts.root, workers.memory))
+
+
+def _set_shares(sources: Sequence[_ReadSource], split: Split) -> None:
+    """Say which share of the training rows of each source goes to each split that the source lacks."""
+    for source in sources:
+        lacking = [
+            name for name in ("test", "validation") if name not in source.opened.splits and name in source.allowed
+        ]
+        shares: dict[str, float] = {name: float(getattr(split, name)) for name in lacking if split.by == "hash"}
+        for name in [name for name, share in shares.items() if not share]:
+            if any(name in other.opened.splits for other in sources):
+                del shares[name]  # another source has rows for it
+                continue
             what = f"there would be no {name} rows: the source has no such split, and the share is 0"
             fix = "set a share such as 0.05, or give the split its own files"
             raise RecipeError.at(f"data.split.{name}", what, fix)
-    if sum(shares.values()) >= 1:
-        fix = "choose shares that add up to less than 1"
-        raise RecipeError.at("data.split", "the shares leave no training rows", fix)
-    return shares
+        if sum(shares.values()) >= 1:
+            fix = "choose shares that add up to less than 1"
+            raise RecipeError.at("data.split", "the shares leave no training rows", fix)
+        if shares and "train" not in source.allowed:  # all of its rows are held out
+            total, last = sum(shares.values()), lacking[-1]
+            shares = {name: share / total for name, share in shares.items()} | {last: 1.0}
+        source.shares = shares
 
 
 def _write_rows(
-    source: OpenedSource, division: SplitAssigner, folder: Path, workers: ShardWorkers
-) -> tuple[dict[str, SourceColumn], dict[str, list[Shard]]]:
-    """Write the rows of all splits of the source, and return their columns and the shards of each split."""
-    columns, shards, row_id = dict[str, SourceColumn](), {split: list[Shard]() for split in SPLITS}, 0
-    for split in source.splits:
-        own = division if split == "train" else replace(division, source_split=split, shares={})
-        for part in _write_parts(source, own, folder, workers):
-            widen_schema_in_place(columns, part.columns)
-            for name, shard in part.shards.items():
-                shards[name].append(shard.model_copy(update={"first_row_id": row_id}))
-            row_id += part.rows
-    return columns, shards
+    sources: Sequence[_ReadSource],
+    data: Data,
+    group_by: Mapping[str, bool],
+    seed: int,
+    *,
+    folder: Path,
+    workers: ShardWorkers,
+) -> dict[str, SourceColumn]:
+    """Write the rows of all splits of the sources, and return their columns."""
+    columns, row_id = dict[str, SourceColumn](), 0
+    for source in sources:
+        source.parts.clear()
+        choice = RowChoice.of(source.key, source.keys, data.time_column)
+        with naming_source(source.key):
+            for split in source.opened.splits:
+                to = split if split in source.allowed else source.allowed[0]
+                division = SplitAssigner(to, source.shares if split == "train" else {}, group_by, seed)
+                for part in write_parts(source.opened, split, choice, division, folder=folder, workers=workers):
+                    widen_schema_in_place(columns, part.columns)
+                    known = {"first_row_id": row_id, "source": source.name or None, "weight": source.keys.weight}
+                    shards = {name: shard.model_copy(update=known) for name, shard in part.shards.items()}
+                    source.parts.append(PlacedPart(part, source.allowed, shards))
+                    row_id += part.rows
+    return columns
 
 
-def _write_corpus(source: OpenedSource, folder: Path, workers: ShardWorkers, seed: int) -> None:
-    staging = folder / f".{CORPUS}"
+def _place(sources: Sequence[_ReadSource], data: Data, folder: Path) -> tuple[dict[str, Any] | None, str]:
+    """Move the rows whose place all rows decide, and return what is known of their times, and until when the training rows are."""
+    times, learned = None, ""
+    if limits := TimeLimits.of(data):
+        logger.info("ingest: times in `%s` that name no zone are read as UTC", limits.column)
+        parts = [part for source in sources for part in source.parts]
+        newest, until = place_by_time(folder, parts, limits, int((time.time() + _LATEST_S) * 1e6))
+        times = {"column": limits.column, "newest": newest, "split": data.split.by}
+        learned = iso_text(until)
+    for source in sources:
+        if source.keys.max_rows:
+            keep_smallest_hashes(folder, source.parts, source.keys.max_rows)
+        for reason, count in source.left_out.items():
+            logger.info("ingest: left out %d rows of %s: %s", count, source.key, reason)
+    return times, learned
+
+
+def _shards_of(sources: Sequence[_ReadSource], split: str) -> list[Shard]:
+    return [part.shards[split] for source in sources for part in source.parts if split in part.shards]
+
+
+def _stratify(
+    by: str,
+    sources: Sequence[_ReadSource],
+    columns: Mapping[str, SourceColumn],
+    shards: Mapping[str, list[Shard]],
+    *,
+    seed: int,
+    folder: Path,
+) -> None:
+    check_columns(list(columns), [by], "data.split.stratify")
+    held_out = {split for source in sources for split in source.shares}
+    if any(split in held_out for source in sources for split in source.opened.splits):
+        what = "some sources have held-out rows of their own, and others give a share of their rows"
+        raise RecipeError.at("data.split.stratify", what, "give all sources the same splits, or remove the key")
+
+    def position(row: Mapping[str, Any]) -> float:
+        return row_position({name: value for name, value in row.items() if name != SOURCE or not sources[0].name}, seed)
+
+    in_order = [name for name in ("test", "validation") if name in held_out]
+    if moved := give_each_value_a_training_row(folder, shards, by, in_order, position):
+        message = "ingest: a row of each of %d value(s) of `%s` goes to train, where a hash had put none"
+        logger.info(message, moved, by)
+    for split in SPLITS:
+        Manifest.write(folder / split, shards[split])
+
+
+def _write_whole(source: _ReadSource, folder: Path, workers: ShardWorkers, seed: int) -> None:
+    """Write the rows of a source that has no splits, all to one folder."""
+    staging, data = folder.with_name(f".{folder.name}"), Data(source=source.keys)
     (staging / "train").mkdir(parents=True)
-    columns, shards = _write_rows(source, SplitAssigner("train", {}, {}, seed), staging, workers)
-    write_split_schema(staging / "train", columns, [])
-    Manifest.write(staging / "train", shards["train"])
-    (staging / "train").rename(folder / CORPUS)
+    columns = _write_rows([source], data, {}, seed, folder=staging, workers=workers)
+    _place([source], data, staging)
+    if not (shards := _shards_of([source], "train")):
+        raise DataError(source.key, "has no rows", "add some, or remove it")
+    write_split_schema(staging / "train", columns)
+    Manifest.write(staging / "train", shards)
+    (staging / "train").rename(folder)
     staging.rmdir()
 
 
-def _write_parts(
-    source: OpenedSource, division: SplitAssigner, folder: Path, workers: ShardWorkers
-) -> Iterator[WrittenPart]:
-    """Write the parts of a split of the source."""
-    split, works = division.source_split, list[ShardTask[tuple[int, Sequence[FileRowRange]]]]()
-    files = source.indexes(split)
-    if files is None:
-        with contextlib.closing(source.batches(split)) as batches:
-            parts = enumerate(divide_batches_into_parts(batches))
-            yield from iterate_with_progress(
-                map(partial(_write, division, folder), parts), what=f"ingest: parts of {split}"
-            )
-        return
-    for number, pieces in enumerate(divide_files_into_parts(files)):
-        key = f"{number} {[piece.key for piece in pieces]} {division}"
-        # the source has the other splits
-        paths = [folder / own / part_file_name(number) for own in (split, *division.shares)]
-        works.append(ShardTask((number, pieces), key, paths))
-    yield from workers.run(partial(_write_files, division, folder), works, what=f"parts of {split}")
-
-
-def _write_files(division: SplitAssigner, folder: Path, part: tuple[int, Sequence[FileRowRange]]) -> WrittenPart:
-    return _write(division, folder, (part[0], read_file_ranges(part[1])))
-
-
-def _write(division: SplitAssigner, folder: Path, part: tuple[int, Iterator[SourceBatch]]) -> WrittenPart:
-    def with_splits() -> Iterator[tuple[SourceBatch, list[str]]]:
-        for source_batch in part[1]:
-            batch, rows = to_readable_batch(source_batch)
-            _check_columns(batch.rows.schema.names, [*division.group_by])
-            yield batch, division.of(rows)
-
-    return write_part_shards(with_splits(), folder, part[0])
-
-
-def _check_columns(names: Sequence[str], columns: Sequence[str], key: str = "data.group_by") -> None:
-    for name in columns:
-        if name not in names:
-            fix = suggestion(name, names, "columns")
-            raise RecipeError.at(key, f"the rows have no column `{name}`", fix)
-
-
-def _refuse_empty_splits(rows: Mapping[str, int], source_splits: Sequence[str], split: SplitFractions) -> None:
+def _refuse_empty_splits(report: IngestReport, sources: Sequence[_ReadSource], split: Split) -> None:
+    rows = report.rows
     for name in SPLITS:
         if rows[name]:
             continue
-        if name in source_splits:
+        if reasons := ", ".join(f"{count} {reason}" for reason, count in report.left_out.items()):
+            reasons = f"; rows that were left out: {reasons}"
+        if any(name in source.opened.splits for source in sources) and (name != "train" or split.by == "hash"):
             fix = "check that the source has rows" if not any(rows.values()) else f"add {name} rows to the source"
-            raise DataError(name, f"the split has no rows; all splits have {sum(rows.values())}", fix)
+            raise DataError(name, f"the split has no rows; all splits have {sum(rows.values())}{reasons}", fix)
+        if split.by == "time":
+            what = f"no row is of its time (data.split.{name} is {getattr(split, name, 'what is left')}){reasons}"
+            raise DataError(name, what, "choose other spans in data.split, or add rows")
         what = f"none of {rows['train']} training rows fell into this split at a share of {getattr(split, name)}"
         fix = f"raise data.split.{name}, add rows, or give the split its own files"
         fix += f"; `{split.stratify}` (data.split.stratify) may have too many values" if split.stratify else ""
         raise DataError(name, what, fix)
-
-
-def divide_batches_into_parts(batches: Batches) -> Iterator[Iterator[SourceBatch]]:
-    """Divide the rows of a split; read each part to its end before the next."""
-    first = _first(batches)
-    size = _part_rows(first)
-    rest: SourceBatch | None = None
-    remaining = chain(first, batches)
-
-    def part() -> Iterator[SourceBatch]:
-        nonlocal rest
-        missing = size
-        while rest and missing:
-            batch, rest = rest.divide(missing)
-            missing -= len(batch.rows)
-            yield batch
-            rest = rest or next(remaining, None)
-
-    rest = next(remaining, None)
-    while rest:
-        yield part()
-
-
-def divide_files_into_parts(files: Sequence[FileRowIndex]) -> Iterator[tuple[FileRowRange, ...]]:
-    """Divide the rows of a split into the same parts as `divide_batches_into_parts`, without reading them; a part can have pieces of several files."""
-    with contextlib.closing(read_file_ranges(file.piece(0, _MEASURED_ROWS) for file in files if file.rows)) as batches:
-        size = _part_rows(_first(batches))
-    part, missing = list[FileRowRange](), size
-    for file in files:
-        row = 0
-        while row < file.rows:
-            part.append(file.piece(row, missing))
-            row += part[-1].rows
-            missing -= part[-1].rows
-            if not missing:
-                yield tuple(part)
-                part, missing = [], size
-    if part:
-        yield tuple(part)
-
-
-def read_file_ranges(pieces: Iterable[FileRowRange]) -> Batches:
-    """Yield the rows of several pieces."""
-    for piece in pieces:
-        yield from piece.batches()
-
-
-def _first(batches: Batches) -> list[SourceBatch]:
-    """Read the batches that the first rows are in."""
-    first, count = list[SourceBatch](), 0
-    while count < _MEASURED_ROWS and (batch := next(batches, None)):
-        first.append(batch)
-        count += len(batch.rows)
-    return first
-
-
-def _part_rows(first: Sequence[SourceBatch]) -> int:
-    """Return the rows of a part of the split that begins with these batches."""
-    count = size = 0
-    for batch in first:
-        measured = batch.rows.slice(0, _MEASURED_ROWS - count)
-        count, size = count + len(measured), size + sum(map(_values_bytes, measured.columns))
-    rows = _PART_BYTES * count // size if size else PART_ROWS
-    return min(PART_ROWS, 1 << max(0, rows.bit_length() - 1))
-
-
-def _values_bytes(column: pa.Array) -> int:
-    """Return the bytes of a column's values, as Arrow has them if it can, however they are stored: parts stay the same."""
-    if column.type.equals(JSON):
-        with contextlib.suppress(pa.ArrowException, ArithmeticError, TypeError):
-            column = pa.array(values_of_column(column))
-    return int(column.nbytes)

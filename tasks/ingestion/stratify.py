@@ -7,15 +7,15 @@ moved to train. So a row keeps its split when others are added, unless it is suc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from params import RecipeError
-from tasks.ingestion.parquet import write_shard
+from tasks.ingestion.placement import Destinations, move_rows
 from tasks.shards.split_rows import SplitRows, as_text
 from trainer.data.shards import ROW, ROW_ID, Shard
 
@@ -48,25 +48,20 @@ def give_each_value_a_training_row(
         shard = next(own for own in reversed(shards[split]) if own.first_row_id <= row_id)
         moved.setdefault((split, shard.name), []).append(row_id - shard.first_row_id)
     for (split, name), places in moved.items():
-        _move_to_train(folder, split, name, places, shards)
+        pair = {of: shard for of in (split, "train") for shard in shards[of] if shard.name == name}
+        found, _ = move_rows(folder, pair, partial(_with_moved, split, places))
+        for of in (split, "train"):
+            others = [shard for shard in shards[of] if shard.name != name]
+            shards[of][:] = sorted(
+                [*others, *([found[of]] if of in found else [])], key=lambda shard: shard.first_row_id
+            )
     return len(last)
 
 
-def _move_to_train(
-    folder: Path, split: str, name: str, places: Sequence[int], shards: Mapping[str, list[Shard]]
-) -> None:
-    """Move the rows at some places of a part of the source from its shard of a split to that of train."""
-    first = next(shard.first_row_id for shard in shards[split] if shard.name == name)
-    rows, train = pq.read_table(folder / split / name), folder / "train" / name
-    is_moved = pc.is_in(rows[ROW], pa.array(places, pa.int32()))
-    joined = pa.concat_tables([*([pq.read_table(train)] if train.exists() else []), rows.filter(is_moved)])
-    for of, table in (("train", joined.sort_by(ROW)), (split, rows.filter(pc.invert(is_moved)))):
-        path = folder / of / name
-        path.unlink(missing_ok=True)  # another name of the file may be kept for the next run
-        found = [shard for shard in shards[of] if shard.name != name]
-        if len(table):
-            found.append(write_shard(table, path).model_copy(update={"first_row_id": first}))
-        shards[of][:] = sorted(found, key=lambda shard: shard.first_row_id)
+def _with_moved(split: str, places: Sequence[int], of: str, table: pa.Table) -> Destinations:
+    """Return where the rows of a shard go: those at some places of one of `split` to train."""
+    is_moved = np.isin(table[ROW].to_numpy(), places) & (of == split)
+    return np.where(is_moved, "train", of).astype(object)
 
 
 def _labels(folder: Path, column: str) -> Iterator[tuple[int, str]]:

@@ -74,8 +74,9 @@ def assemble_release_folder(
     }
     with replace_folder_atomically(artifacts.staged_release) as folder:
         copy_model_for_release(artifacts, publish.adapter, folder, limit=candidate.reading_limit)
-        if artifacts.data_profile.exists() and (publish.private or asks_for_drift):
-            shutil.copy(artifacts.data_profile, folder)
+        for path in (artifacts.data_profile, artifacts.known_rows):
+            if path.exists() and (publish.private or asks_for_drift):
+                shutil.copy(path, folder)
         for name, content in {**pictures, **{name: text.encode() for name, text in texts.items()}}.items():
             (folder / name).write_bytes(content)
     return artifacts.staged_release

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from params import HubRefusedError, ModelError, RecipeError, StaleBlessingError
 from params.foundation.artifacts import Artifacts
-from params.schema import AdapterForm, Evaluation, Model, ObjectiveChoice, Publish
+from params.schema import AdapterForm, Model, ObjectiveChoice, Publish
+from params.sections.evaluation import Evaluation
 from tasks import digests
 from tasks.evaluation.report import Blessing, ChampionReference, EvaluationReport
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
@@ -79,7 +80,7 @@ class Candidate:
             raise RecipeError("publish.adapter", *found)
         if self.publish.adapter not in self.forms:
             what = "the adapters are not there by themselves: the base model lacks layers that they do not hold, its commit was not known"
-            what += " when they were trained, or an older version of Evergreen trained them"
+            what += " when they were trained, the training started from a release that holds only a whole model, or an older version of Evergreen trained them"
             raise ModelError(str(self.artifacts.adapter), what, "run the train stage again, or remove publish.adapter")
         blessing, repo_id = self.blessing, self.publish.repo_id
         recipe = digests.evaluation_recipe_digest(
@@ -88,6 +89,7 @@ class Candidate:
         pairs = {
             "model": (blessing.model, self.forms["merged"]),
             "data": (blessing.data, digests.validated_rows_digest(self.artifacts)),
+            "suites": (blessing.suites, digests.suites_digests(self.artifacts)),
             "recipe": (blessing.recipe, recipe),
             "repository": (blessing.champion.repo_id if blessing.champion else repo_id, repo_id),
         }

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from params import load
-from params.schema import RowsFromHubDataset
+from params.sections.data import RowsFromHubDataset
 from tasks.evaluation.report import (
     ChampionReference,
     EvaluationDetails,
@@ -140,8 +140,9 @@ def render_model_card(
         ],
         fence=code_block_fence(record["recipe"]["text"]),
     )
-    source, is_adapter, is_listed = recipe.data.source, publish.adapter == "adapter", publish.license in _LICENSES
-    dataset = source.repo_id if isinstance(source, RowsFromHubDataset) else None
+    is_adapter, is_listed = publish.adapter == "adapter", publish.license in _LICENSES
+    several = [one for one in recipe.data.row_sources.values() if isinstance(one, RowsFromHubDataset)]
+    dataset = several[0].repo_id if len(several) == len(recipe.data.row_sources) == 1 else None
     known = [_HUB_METRICS[name][0] for name in metrics if name in _HUB_METRICS]
     metadata = ModelCardData(
         license=publish.license if is_listed else "other",
@@ -150,7 +151,7 @@ def render_model_card(
         pipeline_tag=objective.pipeline_tag,
         base_model=base,
         base_model_relation="adapter" if is_adapter else None,
-        datasets=[source.repo_id] if isinstance(source, RowsFromHubDataset) and not source.endpoint else None,
+        datasets=[one.repo_id for one in several if not one.endpoint] or None,
         tags=["evergreen", recipe.objective.name.replace("_", "-"), *(["lora"] if recipe.model.lora else [])],
         metrics=list(dict.fromkeys(known)) or None,
         model_name=publish.repo_id.split("/")[1],

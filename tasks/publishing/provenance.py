@@ -55,6 +55,8 @@ def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") ->
         "objective": recipe.objective.model_dump(mode="json"),
         "max_length": read_report(artifacts, EvaluationReport).judged_length,
         "run": trained.run,
+        "start": trained.started_from.model_dump(mode="json") if trained.started_from else None,
+        "starts": dict(trained.arms),
         "git_commit": trained.git_commit,
         "versions": trained.versions,
         "data": {
@@ -63,6 +65,8 @@ def collect_provenance(artifacts: Artifacts, adapter: AdapterForm = "merged") ->
             "rows": ingested.rows,
             "columns": ingested.columns,
             "sha256": ingested.data_sha256,
+            "learned_until": ingested.learned_until,
+            "split": recipe.data.split.by,
         },
         "dvc_lock": _dvc_lock(artifacts),
         "commands": [f"python -m tasks {stage} params/{artifacts.recipe}.yaml" for stage in REBUILT],

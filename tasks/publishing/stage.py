@@ -18,7 +18,8 @@ from dataclasses import replace
 from params import GateRefusedError
 from params.dvc_files import StageInputsSnapshot, check_earlier_stages_unchanged
 from params.foundation.artifacts import Artifacts
-from params.schema import Evaluation, Model, ObjectiveChoice, Publish
+from params.schema import Model, ObjectiveChoice, Publish
+from params.sections.evaluation import Evaluation
 from tasks.evaluation.release_events import log_receipt, log_verdict
 from tasks.hub_client.connection import current_dvc_experiment, name_of_hub
 from tasks.hub_client.receipt import Receipt

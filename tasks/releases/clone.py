@@ -30,11 +30,14 @@ from params import DataError, ModelError, RecipeError, TransientError, load
 from params.dvc_files import RECIPES
 from params.foundation import command_result
 from params.foundation.artifacts import SPLITS, Artifacts, translate_disk_errors
-from params.schema import AdapterForm, RowsFromHubDataset
+from params.schema import AdapterForm
+from params.sections.data import RowsFromHubDataset
 from tasks.hub_client.release_file import Sha256
+from tasks.ingestion.report import revisions_by_source
 from tasks.publishing.provenance import FILE
 from trainer.data import shards
 from trainer.runtime.lifetime import stop_process_group
+from trainer.start import PinnedStart
 
 logger = logging.getLogger(__name__)
 _TOOL_TIMEOUT_S = 3600.0
@@ -65,6 +68,7 @@ class ProvenanceRecord(pydantic.BaseModel):
     schema_: Annotated[Literal[1], pydantic.Field(alias="schema")]
     recipe: RecordedRecipe
     run: str
+    start: PinnedStart | None = None
     git_commit: str | None
     versions: dict[str, str]
     data: RecordedData
@@ -176,9 +180,11 @@ def write_recipe_and_link_files(clone: ProjectClone, path: Path, release: Reprod
     loaded = load(path)
     # Neither uploads nor an earlier checkpoint belong to this training; the weights do not depend on these keys.
     settings: dict[tuple[str, ...], str] = {("launch", "mirror"): "none", ("training", "resume"): "auto"}
-    revision = release.record.data.revision
-    if isinstance(loaded.data.source, RowsFromHubDataset) and re.fullmatch("[0-9a-f]{40}", revision):
-        settings["data", "source", "revision"] = revision  # a branch has moved since
+    revisions = revisions_by_source(release.record.data.revision)
+    for key, source in loaded.data.row_sources.items():
+        revision = revisions.get(key.partition(".")[2], "")
+        if isinstance(source, RowsFromHubDataset) and re.fullmatch("[0-9a-f]{40}", revision):
+            settings["data", *key.split("."), "revision"] = revision  # a branch has moved since
     content: Any = YAML(typ="safe").load(recipe.text)
     is_changed = False
     for (*sections, key), value in settings.items():  # only keys that it has: its code may not know others

@@ -20,12 +20,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from params import ModelError, RecipeError
+from params import HubRefusedError, ModelError, RecipeError
 from params.foundation.artifacts import Artifacts
-from tasks.digests import WEIGHTS, files_in_release_form, weight_file_hashes
-from tasks.hub_client.connection import open_repository
+from tasks.digests import WEIGHTS, files_in_release_form, weight_file_hashes, weights_digest
+from tasks.hub_client.connection import LOCAL, LOCAL_FOLDER, open_repository
 from tasks.publishing.provenance import FILE, MAX_BYTES, REBUILT
 from tasks.releases.clone import (
+    ProjectClone,
     ProvenanceRecord,
     ReproducibleRelease,
     clone_project_in_block,
@@ -42,8 +43,10 @@ _MAX_WEIGHTS = 64 << 20
 """Bytes of a file of weights that is not a git-lfs file, of which the Hub tells no SHA-256. Hubs take no larger ones."""
 
 
-def reproduce(root: Path, target: str, *, endpoint: str, keep: bool = False) -> None:
+def reproduce(root: Path, target: str, *, endpoint: str, keep: bool = False, chain: bool = False) -> None:
     """Make a release again in a temporary clone, and compare its weights.
+
+    Of the releases that it started from, one after the other, the weights are looked for on the Hub; with `chain`, each is made again.
 
     Raises:
         RecipeError: `target` is malformed, or the release's recipe is neither in git nor in this project.
@@ -53,6 +56,31 @@ def reproduce(root: Path, target: str, *, endpoint: str, keep: bool = False) -> 
         EvergreenError: a stage failed in the clone.
     """
     release = _read_release(root, target, endpoint)
+    parents = _read_parents(root, release)
+    _make_again(root, release, keep=keep)
+    for parent in parents if chain else ():
+        logger.info("reproduce: the release before it")
+        _make_again(root, parent, keep=keep)
+
+
+def _read_parents(root: Path, release: ReproducibleRelease) -> list[ReproducibleRelease]:
+    """Return the release that a release started from, the one that this started from, and so on; ModelError if the Hub lacks one."""
+    found = []
+    while start := release.record.start:
+        what = f"it started from {start.where}, commit {start.commit}, "
+        fix = "bring that release back to the Hub: without it the training cannot be repeated"
+        try:
+            parent = _read_release(root, f"{start.repo_id}@{start.commit}", start.endpoint)
+        except (HubRefusedError, ModelError) as error:
+            raise ModelError(release.where, f"{what}which is missing: {error.where}: {error.what}", fix) from None
+        if weights_digest(parent.weights) != start.weights:
+            raise ModelError(release.where, f"{what}whose weights are others now", fix)
+        found.append(parent)
+        release = parent
+    return found
+
+
+def _make_again(root: Path, release: ReproducibleRelease, *, keep: bool) -> None:
     record, recipe = release.record, release.record.recipe
     commit = record.git_commit
     if commit is None or not re.fullmatch("[0-9a-f]{40}", commit):
@@ -64,12 +92,23 @@ def reproduce(root: Path, target: str, *, endpoint: str, keep: bool = False) -> 
         write_recipe_and_link_files(clone, clone.project / "params" / f"{recipe.name}.yaml", release)
         made = Artifacts(recipe.name, clone.project)
         restore_or_link_models(clone, release)
+        _pin_recorded_start(clone, made, release)
         restore_or_ingest_rows(clone, made, release)
         for stage in REBUILT[1:]:
             clone.stage(stage, recipe.name)
         rebuilt = files_in_release_form(record.adapter, weight_file_hashes(made.model))
         run = json.loads(made.report("train").read_bytes())["run"]  # the code of another commit wrote the rest
     _compare(release, rebuilt, run)
+
+
+def _pin_recorded_start(clone: ProjectClone, made: Artifacts, release: ReproducibleRelease) -> None:
+    """Let the validate stage of the clone pin the release that a release started from, whatever is published now."""
+    start = release.record.start
+    made.start_to_pin.parent.mkdir(parents=True, exist_ok=True)
+    made.start_to_pin.write_text(start.model_dump_json() if start else "null", encoding="utf-8")
+    hub = clone.original / LOCAL_FOLDER
+    if start and start.endpoint == LOCAL and hub.exists() and not (clone.project / LOCAL_FOLDER).exists():
+        (clone.project / LOCAL_FOLDER).symlink_to(hub.resolve())  # the stages that are run only read it
 
 
 def _compare(release: ReproducibleRelease, rebuilt: Mapping[str, str], run: str) -> None:

@@ -11,9 +11,9 @@ from tasks.scaffold.forms import RowForm, feedback_columns, find_row_forms
 from tasks.scaffold.look import Kind, Row, RowSample, SampledColumn, columns_named, most
 from tasks.scaffold.usual_names import RELEVANCE, USUAL_NAMES
 from trainer import objectives
+from trainer.column_template import column_or_template
 from trainer.objectives.advice.base import NewRecipeAdvice
 from trainer.objectives.bases.answer_spans import looks_like_answers
-from trainer.objectives.bases.prompt_template import column_or_template
 
 NESTED: Final = ("spans", "messages", "answers", "choices")
 """Flags of `evergreen new` that name such columns."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from params.schema import Gate
+from params.sections.evaluation import Gate
 from tasks.evaluation.report import min_interval_observations
 from tasks.report.formatting import format_large_number
 from tasks.scaffold.look import RowSample

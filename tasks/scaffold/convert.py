@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from params import DataError, RecipeError
 from params.foundation.artifacts import write_text_atomically
-from params.schema import RowsFromFiles
+from params.sections.data import RowsFromFiles
 from tasks.ingestion.batches import to_rows_with_texts
 from tasks.ingestion.encodings import format_suffix, open_as_utf8
 from tasks.ingestion.formats import translate_read_errors

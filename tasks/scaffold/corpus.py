@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from params import DataError, RecipeError
-from params.schema import RowsFromFiles
+from params.sections.data import RowsFromFiles
 from tasks.scaffold.file_heads import refuse_misreadable_file
 from tasks.scaffold.look import columns_named, read_source_sample
 from tasks.scaffold.proposal import ObjectiveProposal

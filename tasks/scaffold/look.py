@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from params import DataError
-from params.schema import RowsFromFiles, RowsFromHubDataset, RowsFromSql
+from params.sections.data import RowsFromFiles, RowsFromHubDataset, RowsFromSql
 from tasks.ingestion.batches import SourceBatch, to_rows_with_texts
 from tasks.ingestion.file_index import FileRowIndex
 from tasks.ingestion.source import open_source

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from params import ModelError
 from params.foundation.artifacts import fix_missing_model
-from params.schema import repo_id_problem
+from params.sections.base import repo_id_problem
 from tasks.report.formatting import format_large_number
 from tasks.scaffold import hub
 from trainer.objectives.advice.base import ModelKind

@@ -13,7 +13,7 @@ from params import RecipeError
 from params.dvc_files import RECIPES
 from params.foundation.artifacts import write_text_atomically
 from params.loading import recipe_name_problem
-from params.schema import repo_id_problem
+from params.sections.base import repo_id_problem
 from tasks.diagnostics.check import check
 from tasks.diagnostics.trace import token_lines
 from tasks.scaffold import choices, project, proposal

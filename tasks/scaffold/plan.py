@@ -10,7 +10,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from params import DataError, RecipeError
-from params.schema import Model, ObjectiveChoice, Tokenization
+from params.schema import Model, ObjectiveChoice
+from params.sections.rows import Tokenization
 from tasks.scaffold import choices
 from tasks.scaffold.look import Row, RowSample
 from tasks.scaffold.model_facts import ModelFacts

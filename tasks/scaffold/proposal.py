@@ -18,10 +18,10 @@ from tasks.scaffold.look import Kind, RowSample, SampledColumn, columns_named, m
 from tasks.scaffold.request import NewRecipeRequest
 from tasks.scaffold.usual_names import CONTEXT, RELEVANCE, USUAL_NAMES
 from trainer import objectives
+from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import AdvisedValue, ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.advice.pairs import find_usual_pair
 from trainer.objectives.bases.preferences import begin_with_prompt
-from trainer.objectives.bases.prompt_template import column_or_template, names_columns
 from trainer.objectives.bases.rows import ColumnKind
 
 _DOCUMENTS: Final = ("document", "passage", "positive")

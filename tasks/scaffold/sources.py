@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 from params import DataError, RecipeError
 from params.foundation.artifacts import SPLITS
 from params.foundation.errors import see_limits
-from params.schema import RowsFromFiles, RowsFromHubDataset, RowsFromSql, repo_id_problem
+from params.sections.base import repo_id_problem
+from params.sections.data import RowsFromFiles, RowsFromHubDataset, RowsFromSql
 from tasks.ingestion.encodings import COMPRESSIONS, format_suffix
 from tasks.ingestion.formats import SUFFIXES
 from tasks.scaffold import hub

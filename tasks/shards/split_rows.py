@@ -33,7 +33,7 @@ from pyarrow import types
 from xxhash import xxh3_128_digest
 
 from params import DataError
-from params.foundation.artifacts import GROUP_BY
+from params.foundation.artifacts import GROUP_BY, TIMES
 from params.foundation.hashing import file_sha256
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
 
@@ -99,8 +99,18 @@ class SplitRows:
     @property
     def group_by(self) -> dict[str, bool]:
         """The columns by which rows belong together, and whether they hold several types; empty if each row is on its own."""
-        text = (self.schema.metadata or {}).get(GROUP_BY.encode())
-        return {name: holds_several_types(self.schema.field(name)) for name in (json.loads(text) if text else ())}
+        names = json.loads((self.schema.metadata or {}).get(GROUP_BY.encode(), "[]"))
+        return {name: holds_several_types(self.schema.field(name)) for name in names}
+
+    @property
+    def times(self) -> dict[str, Any]:
+        """The `column` with the time of each row, the `newest` of these, and by what the rows are `split`; empty if they have none."""
+        return dict(json.loads((self.schema.metadata or {}).get(TIMES.encode(), "{}")))
+
+    @property
+    def columns_text(self) -> str:
+        """The columns as a text, without what is known of the rows besides."""
+        return str(self.schema.remove_metadata())
 
     def __len__(self) -> int:
         return self.manifest.rows

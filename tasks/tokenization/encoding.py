@@ -18,12 +18,13 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from params import DataError
 from params.foundation.artifacts import CORPUS
 from params.foundation.hashing import file_sha256
 from tasks.progress import iterate_with_progress
-from tasks.shards.kept_work import ShardTask, ShardWorkers
+from tasks.shards.kept_work import ShardTask, ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows, values_of_rows
 from tasks.tokenization.report import SplitStatistics
 from trainer import objectives
@@ -116,7 +117,9 @@ def collect_state(
     """Return what the objective learns from all rows of the train split; `settings` is a hash of its options."""
     if not any(objectives.overrides_method(objective, name) for name in ("row_labels", "summarize")):
         return objective.state_of_summaries([])
-    works = [ShardTask(own, f"labels {own.shard.sha256} {rows.schema} {settings}") for own in rows.shards]
+    works = [
+        ShardTask(own, f"labels {own.shard.sha256} {rows.schema.remove_metadata()} {settings}") for own in rows.shards
+    ]
     return objective.state_of_summaries(
         workers.run(partial(_summary_of_shard, objective), works, what="shards (labels)")
     )
@@ -127,29 +130,40 @@ def _summary_of_shard(objective: Objective[Any], rows: SplitRows) -> Any:
 
 
 def encode_and_write_splits(
-    splits: Mapping[str, SplitRows], folder: Path, encoder: RowEncoder, workers: ShardWorkers, *, settings: str = ""
+    splits: Mapping[str, SplitRows],
+    folder: Path,
+    encoder: RowEncoder,
+    workers: ShardWorkers,
+    *,
+    settings: str = "",
+    known: NDArray[np.int64] | None = None,
 ) -> dict[str, tuple[SplitStatistics, int]]:
     """Encode the rows of each split into Arrow shards in `folder`/<split>, one for each shard of the rows.
 
     The train split is packed as its objective does it; the other splits are sorted longest first. Both happen within a shard.
     Return what the rows of each split became, and the characters of the texts of the train split. `settings` is a hash of what the encoder depends on,
-    for shards that are kept.
+    for shards that are kept. If an objective packs, train rows whose ids are `known`, (K,) ascending, share no sequence with others.
 
     Raises:
         DataError: a row cannot be encoded, or the rows of a split give no sequence.
     """
-    works = list[ShardTask[tuple[SplitRows, str, Path]]]()
+    works = list[ShardTask[tuple[SplitRows, str, Path, NDArray[np.int64] | None]]]()
     for split, rows in splits.items():
         (folder / split).mkdir()
-        for own in rows.shards:
+        packs_apart = known is not None and split == "train" and objectives.overrides_method(encoder.objective, "pack")
+        starts = [shard.first_row_id for shard in rows.manifest.shards]
+        by_shard = np.split(known, np.searchsorted(known, starts))[1:] if known is not None and packs_apart else []
+        for own, ids in itertools.zip_longest(rows.shards, by_shard):
             target = folder / split / Path(own.shard.name).with_suffix(".arrow")
-            key = f"{own.shard.sha256} {split == 'train'} {split == CORPUS} {rows.schema} {settings}"
-            works.append(ShardTask((own, split, target), key, [target]))
+            key = f"{own.shard.sha256} {split == 'train'} {split == CORPUS} {rows.schema.remove_metadata()} {settings}"
+            if ids is not None:
+                key += f" {hash_settings(known=(ids - own.shard.first_row_id).tolist())}"
+            works.append(ShardTask((own, split, target, ids), key, [target]))
     done = zip(works, workers.run(partial(_encode_shard, encoder), works, what="shards"), strict=True)
     encoded = [(work.item, found) for work, found in done]
     return {
         split: _describe(
-            rows, split, encoder, [(own, target, found) for (own, of, target), found in encoded if of == split]
+            rows, split, encoder, [(own, target, found) for (own, of, target, _), found in encoded if of == split]
         )
         for split, rows in splits.items()
     }
@@ -195,18 +209,20 @@ def _describe(
     return statistics, counts["characters"]
 
 
-def _encode_shard(encoder: RowEncoder, work: tuple[SplitRows, str, Path]) -> _EncodedShard:
+def _encode_shard(encoder: RowEncoder, work: tuple[SplitRows, str, Path, NDArray[np.int64] | None]) -> _EncodedShard:
     """Encode a shard; there is no file if it gives no sequence."""
-    rows, split, target = work
+    rows, split, target, known = work
     counts = Counter[str]()
+    apart = None if known is None else set(known.tolist())
 
-    def encoded_rows() -> Iterator[tuple[Row, EncodedRow]]:
-        for batch in read_row_batches(rows):
-            yield from zip(batch, encoder.encode(batch, split=split), strict=True)
+    def encoded_rows(kind: bool) -> Iterator[tuple[Row, EncodedRow]]:  # noqa: FBT001
+        for every in read_row_batches(rows):
+            batch = every if apart is None else [row for row in every if (row[ROW_ID] in apart) is kind]
+            yield from zip(batch, encoder.encode(batch, split=split) if batch else (), strict=True)
 
-    def examples() -> Iterator[Example]:
+    def examples(kind: bool = False) -> Iterator[Example]:  # noqa: FBT001, FBT002
         what = f"tokenize: {split} rows of {rows.shard.name}"
-        for row, encoded in iterate_with_progress(encoded_rows(), what=what, total=len(rows)):
+        for row, encoded in iterate_with_progress(encoded_rows(kind), what=what, total=len(rows)):
             counts["truncated"] += encoded.is_truncated
             counts["unused"] += not encoded.examples
             counts["several"] += len(encoded.examples) > 1
@@ -214,7 +230,9 @@ def _encode_shard(encoder: RowEncoder, work: tuple[SplitRows, str, Path]) -> _En
             marks = encoder.marks(row, encoded) if encoder.marks_rows else {}
             yield from (example | marks for example in encoded.examples)
 
-    packed = encoder.objective.pack(examples(), encoder.max_length) if split == "train" else examples()
+    kinds = [False] if apart is None else [False, True]
+    packs = [encoder.objective.pack(examples(kind), encoder.max_length) for kind in kinds] if split == "train" else []
+    packed = itertools.chain.from_iterable(packs) if packs else examples()
     lengths, learned = write_sequences(packed, target, first_row_id=rows.shard.first_row_id)
     if split != "train":
         sort_file_longest_first(target, lengths)

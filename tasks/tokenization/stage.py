@@ -19,16 +19,18 @@ from collections.abc import Iterable
 from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folder_atomically
 from params.foundation.hashing import file_sha256
-from params.schema import Launch, ObjectiveChoice, Tokenization, TrainTokenizer
+from params.schema import Launch, ObjectiveChoice, Start
+from params.sections.rows import Tokenization, TrainTokenizer
 from tasks.shards.kept_work import ShardWorkers, hash_settings
 from tasks.shards.split_rows import SplitRows
 from tasks.stages import save_report
 from tasks.tokenization.encoding import RowEncoder, collect_state, encode_and_write_splits, find_documents, read_rows
 from tasks.tokenization.report import TokenizationReport
-from tasks.tokenization.tokenizers import sample_texts, train_or_load_tokenizer
+from tasks.tokenization.tokenizers import check_same_tokens, sample_texts, train_or_load_tokenizer
 from trainer import objectives
 from trainer.data.shards import folder_sha256
 from trainer.data.tokens import STATE
+from trainer.start import read_known_row_ids, start_model_folder
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ def tokenize(
     tokenization: Tokenization,
     objective: ObjectiveChoice,
     launch: Launch,
+    start: Start = "base",
     inputs: StageInputsSnapshot | None = None,
 ) -> TokenizationReport:
     """Turn the validated rows into sequences of tokens.
@@ -54,7 +57,8 @@ def tokenize(
     documents = find_documents(artifacts.rows, method)
     rows |= {CORPUS: documents} if documents else {}
     texts: Iterable[str] = (text for row in read_rows(rows["train"]) for text in method.texts(row))
-    if isinstance(tokenization.tokenizer, TrainTokenizer):
+    from_published = start_model_folder(artifacts, start)
+    if isinstance(tokenization.tokenizer, TrainTokenizer) and not from_published:
         logger.info("tokenize: training a tokenizer with %d tokens", tokenization.tokenizer.vocab_size)
         texts = sample_texts(texts, len(rows["train"]), tokenization.tokenizer.sample_rows)
     imports = ["transformers", "tasks.tokenization.encoding"]
@@ -63,8 +67,10 @@ def tokenize(
         ShardWorkers(artifacts, "tokenize", launch, inputs, imports=imports) as workers,
     ):
         workers.expect(sum(len(one.manifest.shards) for one in rows.values()))
-        tokenizer = train_or_load_tokenizer(tokenization, texts)
+        tokenizer = train_or_load_tokenizer(tokenization, texts, from_published)
         method.prepare_tokenizer(tokenizer)
+        if from_published:
+            check_same_tokens(tokenizer, from_published)
         tokenizer.save_pretrained(folder / "tokenizer")
         options = objective.model_dump(mode="json")
         state = collect_state(rows["train"], method, workers, settings=hash_settings(objective=options))
@@ -77,7 +83,8 @@ def tokenize(
             max_length=tokenization.max_length,
         )
         encoder = RowEncoder(method, tokenizer, tokenization.max_length, state)
-        encoded = encode_and_write_splits(rows, folder, encoder, workers, settings=settings)
+        known = read_known_row_ids(from_published)
+        encoded = encode_and_write_splits(rows, folder, encoder, workers, settings=settings, known=known)
         train, characters = encoded["train"]
         target_tokens = train.learned_tokens if method.has_target_text else 0
         report = TokenizationReport(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from hashlib import blake2b
+from pathlib import Path
+from typing import Any
 
 from params import ModelError, TransientError
-from params.schema import Tokenization, TrainTokenizer
+from params.sections.rows import Tokenization, TrainTokenizer
 from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase, transformers
 from trainer.runtime.library_errors import as_remote_code_error, is_hub_away
 from trainer.runtime.model_files import check_safe_to_load
@@ -14,10 +17,13 @@ from trainer.runtime.model_files import check_safe_to_load
 END_OF_TEXT = "<|endoftext|>"
 
 
-def train_or_load_tokenizer(tokenization: Tokenization, texts: Iterable[str]) -> PreTrainedTokenizerBase:
+def train_or_load_tokenizer(
+    tokenization: Tokenization, texts: Iterable[str], start: Path | None = None
+) -> PreTrainedTokenizerBase:
     """Return the recipe's tokenizer, which always has a padding token. Its limit is its own: the recipe's is for training.
 
-    `texts` are read only if the tokenizer is trained.
+    `texts` are read only if the tokenizer is trained. It is not where a training starts from the published model in the folder `start`,
+    whose weights know the tokens of its own tokenizer.
 
     Raises:
         ModelError: the pretrained tokenizer cannot be used.
@@ -25,7 +31,7 @@ def train_or_load_tokenizer(tokenization: Tokenization, texts: Iterable[str]) ->
     """
     choice = tokenization.tokenizer
     if isinstance(choice, TrainTokenizer):
-        tokenizer = train_tokenizer(texts, choice)
+        tokenizer = load_tokenizer(str(start), None) if start else train_tokenizer(texts, choice)
     else:
         tokenizer = load_tokenizer(choice.path, choice.revision)
         if choice.added_tokens:
@@ -38,6 +44,25 @@ def train_or_load_tokenizer(tokenization: Tokenization, texts: Iterable[str]) ->
             raise ModelError.at("tokenization.tokenizer", what, "use the tokenizer of a trained model")
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def check_same_tokens(tokenizer: PreTrainedTokenizerBase, start: Path) -> None:
+    """Check that the model in the folder `start` knows the tokens of a tokenizer, which may have added some.
+
+    Raises:
+        ModelError: it knows others.
+    """
+
+    def rules(one: PreTrainedTokenizerBase) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(one.backend_tokenizer.to_str())
+        return {name: rule for name, rule in found.items() if name not in {"truncation", "padding", "added_tokens"}}
+
+    known = load_tokenizer(str(start), None)
+    own = tokenizer.get_vocab()
+    if rules(known) != rules(tokenizer) or any(own.get(token) != number for token, number in known.get_vocab().items()):
+        what = "gives other tokens than that of the published model, from which the training starts"
+        fix = "name the tokenizer that the published model was trained with, or set model.start: base for one run"
+        raise ModelError.at("tokenization.tokenizer", what, fix)
 
 
 def sample_texts(texts: Iterable[str], rows: int, sample_rows: int | None) -> Iterable[str]:

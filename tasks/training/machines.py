@@ -24,7 +24,8 @@ from typing import Literal
 
 from params import ModelError, PreemptedError, RecipeError, StorageError, TransientError, load
 from params.foundation.artifacts import Artifacts, write_text_atomically
-from params.schema import Launch, Section
+from params.schema import Launch
+from params.sections.base import Section
 from tasks.training import processes
 from trainer.job import Job
 from trainer.runtime import heartbeat

@@ -20,6 +20,7 @@ from trainer.job import Job
 from trainer.loop.metrics import EvaluationMetrics, Measurement
 from trainer.model import network
 from trainer.model.limits import find_reading_limit, write_reading_limit
+from trainer.model.start_model import resolve_start
 from trainer.model.use_settings import read_number_format, restore_use_settings
 from trainer.model.weights_header import write_chosen_settings
 from trainer.objectives.bases.release_format import ReleaseFormat
@@ -60,7 +61,7 @@ def check_same_metrics(folder: Path, job: Job, trained: Mapping[str, float]) -> 
     loaded = network.load_trained_model(folder, objective.model_class())
     objective.set_reference(
         lambda: network.build_untrained_model(
-            job.model, objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
+            resolve_start(job.start, job.model)[0], objective=objective, state=state, tokenizer=tokenizer, seed=job.seed
         )
     )
     documents = tokens.read_documents(job.tokens)

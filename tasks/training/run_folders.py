@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -22,20 +23,29 @@ logger = logging.getLogger(__name__)
 STARTED: Final = "started"
 
 
-def mark_run_as_last_started(artifacts: Artifacts, run: str) -> None:
-    """Note that a run starts, or is continued: it is then the last one. The caller holds the recipe's `train_lock`.
+def mark_runs_as_last_started(artifacts: Artifacts, runs: Iterable[str]) -> None:
+    """Note that the runs of one training start, or are continued: they are then the last ones. The caller holds the recipe's `train_lock`.
 
     Raises:
         StorageError: the disk is full or read-only.
     """
     last = max(map(_number, _folders(artifacts)), default=0)
-    write_text_atomically(artifacts.checkpoints / run / STARTED, f"{last + 1}\n")
+    for run in runs:
+        write_text_atomically(artifacts.checkpoints / run / STARTED, f"{last + 1}\n")
 
 
 def list_superseded_run_folders(artifacts: Artifacts, *, keep: int = 1) -> list[Path]:
-    """Return the run folders of a recipe, without the `keep` that were started last."""
-    # folders of earlier versions have no number: all others are newer
-    return sorted(_folders(artifacts), key=lambda path: (_number(path), path.stat().st_mtime), reverse=True)[keep:]
+    """Return the run folders of a recipe, without those of the `keep` trainings that were started last."""
+
+    def start(folder: Path) -> tuple[int, float]:  # folders of earlier versions have no number: all others are newer
+        number = _number(folder)
+        return number, 0.0 if number else folder.stat().st_mtime
+
+    starts = {path: start(path) for path in _folders(artifacts)}
+    last = sorted(set(starts.values()), reverse=True)[:keep]
+    return sorted(
+        (path for path, one in starts.items() if one not in last), key=lambda path: starts[path], reverse=True
+    )
 
 
 def delete_superseded_run_folders(artifacts: Artifacts) -> None:

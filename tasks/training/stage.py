@@ -16,20 +16,21 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from params import ModelError, RecipeError, load
+from params import ModelError, Recipe, RecipeError, load
 from params.dvc_files import RECIPES, is_training_recorded
 from params.foundation.artifacts import Artifacts, replace_folder_atomically
-from params.schema import Launch, Model, ObjectiveChoice, OwnMetrics, Training
+from params.schema import Launch, Model, ObjectiveChoice, Training
+from params.sections.evaluation import OwnMetrics
 from tasks.mirror.fetch import fetch_before_training
 from tasks.mirror.upload import upload_during_run
 from tasks.stages import read_report, save_report
 from tasks.training.model_folder import check_same_metrics, complete_model_folder
 from tasks.training.report import TrainingReport
-from tasks.training.run_folders import delete_superseded_run_folders, keep_finished_run, mark_run_as_last_started
+from tasks.training.run_folders import delete_superseded_run_folders, keep_finished_run, mark_runs_as_last_started
 from tasks.training.supervisor import supervise_training
 from tasks.training.versions import git_commit_with_dirty_mark, training_library_versions
 from trainer import objectives
@@ -40,8 +41,10 @@ from trainer.identity import find_unwatched_code
 from trainer.job import Job
 from trainer.loop.other_length import continue_run_of_other_length
 from trainer.model import network
+from trainer.model.start_model import resolve_start
 from trainer.runtime.lifetime import hold_file_lock
 from trainer.runtime.memory import import_network_code
+from trainer.start import read_pinned_start
 
 logger = logging.getLogger(__name__)
 
@@ -67,33 +70,37 @@ def train(
         StorageError: the disk is full; the last checkpoint is intact.
     """
     read = {"seed": seed, "objective": objective, "model": model, "training": training, "metrics": metrics}
-    job = Job.plan(artifacts, launch, read)
-    sections = job.model_dump(mode="json", include={"objective", "training", "metrics"})
+    arms = Job.plan_arms(artifacts, launch, read)
+    sections = arms[0].model_dump(mode="json", include={"objective", "training", "metrics"})
     for _, what, fix in find_unwatched_code(artifacts, sections) if "DVC_STAGE" in os.environ else ():
         raise RecipeError(str(RECIPES), f"{artifacts.recipe}: {what}", fix)
     with hold_file_lock(artifacts.train_lock, f"a training of {artifacts.recipe}"):
         delete_recorded_run_folder(artifacts)
-        mark_run_as_last_started(artifacts, job.folder.name)
         recipe = load(artifacts.recipe_path)
         commit = git_commit_with_dirty_mark(artifacts.root, recipe)
-        if not _is_finished(job):
-            if (artifacts.finished_run / job.folder.name).exists() and "DVC_STAGE" in os.environ:
-                why = "DVC deletes results that it does not know, such as those of `evergreen train`"
-                logger.warning("train: run %s has finished before, and trains again: %s", job.folder.name, why)
-            fetch_before_training(artifacts, job, recipe.publish)
-            if training.resume == "auto":
-                continue_run_of_other_length(artifacts, job)
-            with upload_during_run(artifacts, launch, job.folder.name):
-                again = (
-                    "auto" if training.resume == "never" else training.resume
-                )  # `never` holds for the first start only
-                rules = itertools.chain([training.resume], itertools.repeat(again))
-                supervise_training(job, lambda: prepare_resume(job.folder, job.identity, next(rules)))
-        report = _collect(artifacts, job, commit)
+        mark_runs_as_last_started(artifacts, [job.folder.name for job in arms])
+        for job in arms:
+            if not _is_finished(job):
+                _train(artifacts, job, recipe, [other.folder for other in arms if other is not job])
+        report = _collect(artifacts, arms, commit)
         delete_superseded_run_folders(artifacts)
         if "DVC_STAGE" not in os.environ:
-            keep_finished_run(artifacts, job.folder)
+            keep_finished_run(artifacts, artifacts.checkpoints / report.run)
     return report
+
+
+def _train(artifacts: Artifacts, job: Job, recipe: Recipe, others: Sequence[Path]) -> None:
+    if (artifacts.finished_run / job.folder.name).exists() and "DVC_STAGE" in os.environ:
+        why = "DVC deletes results that it does not know, such as those of `evergreen train`"
+        logger.warning("train: run %s has finished before, and trains again: %s", job.folder.name, why)
+    fetch_before_training(artifacts, job, recipe.publish)
+    rule = job.training.resume
+    if rule == "auto":
+        continue_run_of_other_length(artifacts, job)
+    with upload_during_run(artifacts, job.launch, job.folder.name):
+        again = "auto" if rule == "never" else rule  # `never` holds for the first start only
+        rules = itertools.chain([rule], itertools.repeat(again))
+        supervise_training(job, lambda: prepare_resume(job.folder, job.identity, next(rules)), others)
 
 
 def delete_recorded_run_folder(artifacts: Artifacts) -> None:
@@ -114,31 +121,45 @@ def _is_finished(job: Job) -> bool:
     return is_whole
 
 
-def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingReport:
+def _best_arm(arms: Sequence[Job]) -> tuple[Job, sealed.BestWeights, dict[Any, float]]:
+    """Return the arm with the best weights, the first of equal ones, and if there are several, what each of them has reached."""
+    direction = arms[0].direction
+    found = [(job, best) for job in arms if (best := sealed.find_best_weights(job.folder, direction))]
+    if not found:
+        raise ModelError("train", "no evaluation gave a finite value", "lower training.learning_rate")
+    choose = min if direction == "min" else max
+    values = {"champion" if job.start else "base": best.value for job, best in found}
+    for name, value in values.items() if len(arms) > 1 else ():
+        logger.info("train: from the %s: %s %.4g", name, arms[0].training.best_metric, value)
+    return (*choose(found, key=lambda pair: pair[1].value), values if len(arms) > 1 else {})
+
+
+def _collect(artifacts: Artifacts, arms: Sequence[Job], commit: str | None) -> TrainingReport:
     from trainer.reporting import metrics_log
 
     import_network_code()
+    job, best, values = _best_arm(arms)
     folder = job.folder
     finished = json.loads((folder / sealed.FINISHED).read_text(encoding="utf-8"))
-    best = sealed.find_best_weights(folder, job.direction)
-    if best is None:
-        raise ModelError("train", "no evaluation gave a finite value", "lower training.learning_rate")
     history = metrics_log.without_timing_metrics(finished["history"])
     losses = [entry["loss"] for entry in history if "loss" in entry]
     parameters: int = finished["parameters"]
     with replace_folder_atomically(artifacts.model) as target:
         not_weights = shutil.ignore_patterns(sealed.MANIFEST, sealed.BEST_NOTE, sealed.IDENTITY)
         if job.model.lora:
+            initial, adapter = resolve_start(job.start, job.model)
             parameters = network.write_merged_and_adapter(
                 best.folder,
                 target,
                 target / artifacts.adapter.name,
-                job.model,
+                initial,
                 objective=objectives.build_objective(job.objective),
                 state=tokens.read_objective_state(job.tokens),
                 tokenizer=tokens.read_tokenizer(job.tokens),
                 seed=job.seed,
             )
+            if job.start and not adapter:  # their base model is in a folder of this project
+                shutil.rmtree(target / artifacts.adapter.name, ignore_errors=True)
         else:
             shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=not_weights)
         complete_model_folder(target, artifacts, job.model, objectives.build_objective(job.objective).release_format)
@@ -153,6 +174,8 @@ def _collect(artifacts: Artifacts, job: Job, commit: str | None) -> TrainingRepo
         final_train_loss=losses[-1] if losses else None,
         git_commit=commit,
         versions=training_library_versions(),
+        started_from=read_pinned_start(artifacts, job.model.start),
+        arms=values,
     )
     with replace_folder_atomically(artifacts.checkpoint) as target:
         shutil.copytree(sealed.list_checkpoints(folder)[0], target, dirs_exist_ok=True)

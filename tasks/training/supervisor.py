@@ -16,7 +16,7 @@ import math
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from params import BudgetSpentError, EvergreenError, MemoryExhaustedError, PreemptedError
@@ -40,12 +40,13 @@ _POLL_S = 0.25
 _SAVE_TIME_EVERY_S = 10.0
 
 
-def supervise_training(job: Job, choose_checkpoint: Callable[[], Path | None]) -> None:
+def supervise_training(job: Job, choose_checkpoint: Callable[[], Path | None], others: Sequence[Path] = ()) -> None:
     """Train `job` to its end, with a smaller micro-batch when memory runs out.
 
     Args:
         job: the training; its own `checkpoint` is ignored.
         choose_checkpoint: returns the checkpoint to resume from; called before each start.
+        others: folders of other trainings that share its budget.
 
     Raises:
         PreemptedError: SIGTERM or SIGINT came; the error says from which step the next start resumes.
@@ -57,7 +58,7 @@ def supervise_training(job: Job, choose_checkpoint: Callable[[], Path | None]) -
         EvergreenError: any other error that a process reported.
     """
     sharding.check_deepspeed_installed(job.launch)
-    halved, budget = 0, TrainingTimeBudget(job)
+    halved, budget = 0, TrainingTimeBudget(job, others)
     with translate_disk_errors(job.folder), processes.collect_stop_signals() as signals:
         while True:
             attempt = TrainingAttempt(job.model_copy(update={"checkpoint": choose_checkpoint()}), signals, budget)
@@ -196,11 +197,12 @@ class TrainingAttempt:
 class TrainingTimeBudget:
     """Counts the time of a training, `launch.max_hours`, over all of its starts on this machine."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, others: Sequence[Path] = ()) -> None:
         hours = job.launch.max_hours
         self._limit_s = math.inf if hours is None else 3600 * hours
         self._file = job.folder / "seconds"
-        self._before_s = float(self._file.read_text(encoding="utf-8")) if self._file.exists() else 0.0
+        self._others_s = sum(_seconds(folder / self._file.name) for folder in others)
+        self._before_s = _seconds(self._file)
         self._started = time.monotonic()
         self._saved_s = 0.0
 
@@ -210,7 +212,7 @@ class TrainingTimeBudget:
         seconds = time.monotonic() - self._started
         if seconds - self._saved_s > _SAVE_TIME_EVERY_S:
             self.save()
-        return self._before_s + seconds >= self._limit_s
+        return self._others_s + self._before_s + seconds >= self._limit_s
 
     def save(self) -> None:
         """Save the time that all starts have taken."""
@@ -222,3 +224,7 @@ class TrainingTimeBudget:
         what = f"budget spent: {self._limit_s / 3600:g} h; {stopped.what.partition('; ')[2]}"
         fix = "raise it, and the next run goes on from there; or ask for fewer steps, which starts a new training"
         return BudgetSpentError.at("launch.max_hours", what, fix)
+
+
+def _seconds(file: Path) -> float:
+    return float(file.read_text(encoding="utf-8")) if file.exists() else 0.0

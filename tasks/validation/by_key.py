@@ -17,9 +17,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyarrow import types
 
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from tasks.shards.split_rows import JSON, group_values_of_row, holds_several_types, values_of_column, values_of_rows
 from tasks.validation.checks import (
     GROUP_IS_IN_ONE_SPLIT,
@@ -80,18 +81,28 @@ def _find(
             hashed, rows.parts, what="equal rows", columns=columns, skip=skip, paths=files, expectation=text
         )
         considered = sum(counts)
-        buckets = 1 << max(0, (considered // BUCKET_ROWS).bit_length())
-        width = (1 << 64) // buckets
-        ranges = [(n * width, (n + 1) * width - 1) for n in range(buckets)]
         work = partial(_in_bucket, files, [part.start for part in rows.parts], set_aside, ends)
-        found = list(rows.workers.map(work, ranges, what="buckets (equal rows)"))
+        found = list(rows.workers.map(work, bucket_ranges(considered), what="buckets (equal rows)"))
     repeats = pd.concat([own for _, own in found]).sort_index()
     success = (
         is_expectation_met(expectation, sum(own for own, _ in found), considered) if ends is None else repeats.empty
     )
-    known, places = np.unique(np.asarray(repeats, np.int64), return_inverse=True)
-    stays = np.stack([known, rows.row_ids(known)])[:, places]
+    stays = with_row_ids(rows, np.asarray(repeats, np.int64))
     return ExpectationResult(success, np.asarray(repeats.index, np.int64), considered=considered, repeats=stays)
+
+
+def bucket_ranges(hashes: int) -> list[tuple[int, int]]:
+    """Return the first and the last hash of each bucket, for so many hashes in all."""
+    buckets = 1 << max(0, (hashes // BUCKET_ROWS).bit_length())
+    width = (1 << 64) // buckets
+    return [(n * width, (n + 1) * width - 1) for n in range(buckets)]
+
+
+def with_row_ids(rows: RawRows, positions: Positions) -> NDArray[np.int64]:
+    """Return N positions in any order with their row_ids, (2, N)."""
+    known, places = np.unique(positions, return_inverse=True)
+    found: NDArray[np.int64] = np.stack([known, rows.row_ids(known)])[:, places]
+    return found
 
 
 def write_shard_key_hashes(expectation: Expectation, work: RawShardWork) -> int:
@@ -154,15 +165,7 @@ def _in_bucket(
 
     Only rows whose hash begins with a number from the first to the last of the bucket are read.
     """
-    first, last = map(np.uint64, bucket)
-    read: list[Any] = [np.zeros((3, 0), np.uint64)]
-    for path, position in zip(files, starts, strict=True):
-        stored = np.load(path, mmap_mode="r")
-        own = slice(np.searchsorted(stored[0], first), np.searchsorted(stored[0], last, side="right"))
-        read.append(np.array(stored[:, own]))
-        read[-1][2] += np.uint64(position)
-    keys = np.concatenate(read, axis=1)
-    keys = keys[:, pd.Series(keys[0]).duplicated(keep=False).to_numpy()]  # few are, so the rest takes no time
+    keys = read_bucket(files, starts, bucket)
     position = keys[2].astype(np.int64)
     rows = pd.DataFrame({"one": keys[0], "two": keys[1], "position": position}, position)
     rows = rows[rows.duplicated(["one", "two"], keep=False)].sort_index()
@@ -172,3 +175,20 @@ def _in_bucket(
         return len(rows), stays[stays != rows["position"]]
     split, earlier = (np.searchsorted(ends, own, side="right") for own in (rows["position"], stays))
     return len(rows), stays[split > earlier]
+
+
+def read_bucket(files: Sequence[Path], starts: Sequence[int], bucket: tuple[int, int]) -> NDArray[np.uint64]:
+    """Return the columns of a bucket whose hash, in the first row, is not the only one, (K, M); the last row has positions of all rows.
+
+    Each file has an array (K, N) with the hashes of a shard, ascending, and in the last row places in the shard, which begins at the
+    position in `starts`.
+    """
+    first, last = map(np.uint64, bucket)
+    read = list[NDArray[np.uint64]]()
+    for path, position in zip(files, starts, strict=True):
+        stored = np.load(path, mmap_mode="r")
+        own = slice(np.searchsorted(stored[0], first), np.searchsorted(stored[0], last, side="right"))
+        read.append(np.array(stored[:, own]))
+        read[-1][-1] += np.uint64(position)
+    keys = np.concatenate(read, axis=1)
+    return keys[:, pd.Series(keys[0]).duplicated(keep=False).to_numpy()]  # few are, so the rest takes no time

@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import types
 
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from tasks.validation.by_key import find_duplicate_rows, find_groups_across_splits
 from tasks.validation.checks import (
     check_column_by_column,
@@ -62,9 +64,11 @@ class CheckResult:
 
     @property
     def noted(self) -> str:
-        """What an objective's check found that does not end the stage, for people; empty if nothing, or if the page says it."""
-        if self.origin == "recipe" or self.found.success:
+        """What a check found that does not end the stage, for people; empty if nothing, or if the page says it."""
+        if self.found.success or (self.origin == "recipe" and not self.sentence):
             return ""
+        if self.origin == "recipe":
+            return self.sentence
         if self.expectation.on_failure == "report" and len(self.failing):
             return f"rows without `{self.expectation.arguments['column']}`, which are kept: {len(self.failing):,}"
         return self.sentence or (str(self.found.observed) if self.failing is NOTHING else "")
@@ -101,6 +105,12 @@ class CheckResult:
                 value = shorten_value(next(iter(values.values())), 80)
             found.append(FailingRow(row_id=row["row_id"], split=rows.split_of(position), value=value))
         return found
+
+
+def checks_of_objective(method: Objective[Any], schema: pa.Schema) -> list[Check]:
+    """Return what an objective expects of the columns of rows with this schema."""
+    texts = {field.name for field in schema if types.is_string(field.type) or types.is_large_string(field.type)}
+    return [("objective", expectation) for expectation in method.expectations(texts)]
 
 
 def run_checks(

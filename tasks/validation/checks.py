@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from tasks.validation.expectations import (
     ExpectationResult,
     columns_named_by_expectations,

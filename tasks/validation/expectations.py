@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from params import Problem, RecipeError, ValidationEngineError
 from params.loading import Key, suggestion
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from tasks.validation.raw_rows import Positions
 
 if TYPE_CHECKING:

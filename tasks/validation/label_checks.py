@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from tasks.validation.check_results import CheckResult, objective_identity
 from tasks.validation.checks import check_rows_with_objective
 from tasks.validation.expectations import ExpectationResult
@@ -34,17 +34,7 @@ def check_labels(method: Objective[Any], rows: RawRows, set_aside: Positions) ->
     """Compare the labels of the remaining rows of each split."""
     if not objectives.needs_row_check(method, "unseen_label") or not rows.remaining(set_aside)["train"]:
         return []
-    counted = rows.run(
-        partial(count_shard_labels, method),
-        rows.parts,
-        what="labels of rows",
-        columns=list(method.columns()),
-        skip=set_aside,
-        objective=objective_identity(method),
-    )
-    counts = {split: Counter[str]() for split in rows.splits}
-    for part, found in zip(rows.parts, counted, strict=True):
-        counts[part.split].update(found)
+    counts = count_labels(method, rows, set_aside)
     method.model_config(method.state_of(set(counts["train"])))  # a DataError if there is nothing to learn
     held_out = counts["validation"] + counts["test"]
     results = [_check_known(method, rows, set_aside, counts["train"], held_out)]
@@ -56,6 +46,22 @@ def check_labels(method: Objective[Any], rows: RawRows, set_aside: Positions) ->
             CheckResult("objective", expectation, ExpectationResult(success=False, failing=None, observed=sentence))
         )
     return results
+
+
+def count_labels(method: Objective[Any], rows: RawRows, set_aside: Positions) -> dict[str, Counter[str]]:
+    """Return how many rows of each split have each label, but for those at the positions in `set_aside`."""
+    counted = rows.run(
+        partial(count_shard_labels, method),
+        rows.parts,
+        what="labels of rows",
+        columns=list(method.columns()),
+        skip=set_aside,
+        objective=objective_identity(method),
+    )
+    counts = {split: Counter[str]() for split in rows.splits}
+    for part, found in zip(rows.parts, counted, strict=True):
+        counts[part.split].update(found)
+    return counts
 
 
 def count_shard_labels(method: Objective[Any], work: RawShardWork) -> Counter[str]:
@@ -90,6 +96,7 @@ def _check_known(
         for label, count in (*train.items(), *held_out.items()):
             totals[as_learned(label, method.state_of)] += count
         is_chance = 2 * len(lacking) <= sum(count <= FEW_ROWS for count in totals.values())
+    is_chance |= rows.splits["train"].times.get("split") == "time"  # new labels are first those of the newest rows
     listed = ", ".join(f"{label!r} ({count:,} rows)" for label, count in lacking.most_common(10))
     listed += f" and {len(lacking) - 10:,} more" if len(lacking) > 10 else ""
     what = f"no training row has {'a label' if len(lacking) == 1 else 'labels'} of {' and '.join(splits)}"

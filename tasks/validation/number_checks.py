@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import pyarrow.compute as pc
 
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from tasks.shards.split_rows import read_numbers
 from tasks.validation.check_results import CheckResult
 from tasks.validation.expectations import ExpectationResult

@@ -254,9 +254,7 @@ def open_raw_rows(
         DataError: a file is missing or damaged, or columns are missing or have the wrong type; all such columns are named.
     """
     splits = {split: SplitRows(raw / split).reading(kinds) for split in SPLITS}
-    schema = splits["train"].schema  # that of all splits
-    _require_columns(raw, schema.names, needed)
-    _require_types(raw, schema, kinds)
+    require_columns(str(raw), splits["train"].schema, kinds, needed)  # that of all splits
     parts, start = list[ShardWithPositions](), 0
     for split in ORDER:
         for rows in splits[split].shards:
@@ -265,14 +263,17 @@ def open_raw_rows(
     return RawRows(splits, tuple(parts), workers, scratch)
 
 
-def _require_columns(raw: Path, columns: Sequence[str], needed: Mapping[str, str]) -> None:
+def require_columns(where: str, schema: pa.Schema, kinds: Mapping[str, ColumnKind], needed: Mapping[str, str]) -> None:
+    """Refuse rows without a column that something in `needed` needs, or with a column that holds what the objective cannot read."""
+    columns = schema.names
     if missing := [column for column in needed if column not in columns]:
         listing, fixes = ", ".join(columns), (suggestion(column, list(columns), "columns") for column in missing)
         what = (f"there is no column `{name}`, which {needed[name]} needs; columns: {listing}" for name in missing)
-        raise DataError(str(raw), "\n".join(what), "; ".join(dict.fromkeys(fixes)))
+        raise DataError(where, "\n".join(what), "; ".join(dict.fromkeys(fixes)))
+    _require_types(where, schema, kinds)
 
 
-def _require_types(raw: Path, schema: pa.Schema, kinds: Mapping[str, ColumnKind]) -> None:
+def _require_types(where: str, schema: pa.Schema, kinds: Mapping[str, ColumnKind]) -> None:
     def is_text(kind: Any) -> bool:  # ingest writes no dictionaries and no views
         return bool(types.is_string(kind) or types.is_large_string(kind))
 
@@ -303,4 +304,4 @@ def _require_types(raw: Path, schema: pa.Schema, kinds: Mapping[str, ColumnKind]
         if not (fits(field.type) or types.is_null(field.type)):
             wrong.append(f"column `{column}` must hold {words}, but holds {holds(field)}")
     if wrong:
-        raise DataError(str(raw), "\n".join(wrong), "choose another column in the recipe's objective, or fix the data")
+        raise DataError(where, "\n".join(wrong), "choose another column in the recipe's objective, or fix the data")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pydantic
 
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from tasks.drift.report import DriftReport
 from tasks.stages import Report
 
@@ -64,6 +64,32 @@ class CorpusReport(Report):
         return f"data.corpus has {self.documents} documents; of its {self.rows} rows, {self.blank} are blank and {repeated} repeat others"
 
 
+class CorrectionsReport(Report):
+    """What the rows of `data.corrections` changed."""
+
+    corrections: int
+    changed: dict[str, int]
+    """Rows of each split with another label than the source has."""
+    unmatched: list[str]
+    """The `row_hash` of the corrections that match no row."""
+    drawn: int = 0
+    """Corrections of rows that review.csv had drawn at random, those with a right label included."""
+    drawn_wrong: int = 0
+    """How many of these had a wrong label."""
+
+    @property
+    def sentence(self) -> str:
+        """Return, for example, `data.corrections: 41 corrections give 40 train, 3 test rows another label; 2 match no row: ...`."""
+        rows = ", ".join(f"{count:,} {split}" for split, count in self.changed.items() if count) or "no"
+        text = f"data.corrections: {self.corrections:,} corrections give {rows} rows another label"
+        more = f" and {len(self.unmatched) - 3} more" if len(self.unmatched) > 3 else ""
+        lost = f"; {len(self.unmatched):,} match no row: {', '.join(self.unmatched[:3])}{more}"
+        drawn = (
+            f"; of {self.drawn:,} rows drawn at random, {self.drawn_wrong:,} had a wrong label" if self.drawn else ""
+        )
+        return text + drawn + (lost if self.unmatched else "")
+
+
 class ValidationReport(Report):
     """What the validate stage found and did."""
 
@@ -80,6 +106,9 @@ class ValidationReport(Report):
     drift: DriftReport | None = None
     """How the new rows compare with those of the published model; None if the recipe turns that off."""
     corpus: CorpusReport | None = None
+    corrections: CorrectionsReport | None = None
+    suites: dict[str, str] = pydantic.Field(default_factory=dict)
+    """A hash of the rows of each of `evaluation.suites`, by name."""
 
     @property
     def summary(self) -> str:

@@ -19,7 +19,15 @@ import pyarrow.parquet as pq
 from params.foundation.artifacts import SPLITS
 from tasks.validation.check_results import CheckResult, quarantined_positions, reasons_at_positions
 from tasks.validation.label_checks import ROW_IS_KNOWN
-from tasks.validation.raw_rows import NOTHING, Positions, RawRows, RawShardWork, positions_in_range, union_of_positions
+from tasks.validation.raw_rows import (
+    NOTHING,
+    ORDER,
+    Positions,
+    RawRows,
+    RawShardWork,
+    positions_in_range,
+    union_of_positions,
+)
 from tasks.validation.report import ShownRow, ValidationReport, render_validation_page, shorten_value
 from trainer.data.shards import ROW_ID, Shard
 
@@ -42,6 +50,8 @@ class SeparationPlan:
         """Return what follows from the results of all checks."""
         aside = quarantined_positions(results)
         bad = quarantined_positions([result for result in results if result.expectation.type != ROW_IS_KNOWN])
+        if rows.splits["train"].times.get("split") == "time":
+            bad = np.setdiff1d(bad, _known_from_later(rows, results))
         report = ValidationReport(
             rows_in=rows.remaining(NOTHING),
             rows_out=rows.remaining(aside),
@@ -51,6 +61,17 @@ class SeparationPlan:
             checks=[result.report(rows) for result in results],
         )
         return cls(rows, results, aside, report)
+
+
+def _known_from_later(rows: RawRows, results: Sequence[CheckResult]) -> Positions:
+    """Return the positions of the rows that repeat a newer one, or belong to its group, in another split: by time, that is no mistake."""
+    found = list[Positions]()
+    for result in results:
+        if (repeats := result.found.repeats) is not None and result.found.failing is not None:
+            ends = np.array([rows.span(split).stop for split in ORDER])
+            splits = [np.searchsorted(ends, own, side="right") for own in (result.found.failing, repeats[0])]
+            found.append(result.found.failing[splits[0] != splits[1]])
+    return union_of_positions(found)
 
 
 def write_good_rows(folder: Path, plan: SeparationPlan) -> None:

@@ -3,10 +3,12 @@
     runs/<recipe>/raw/<split>/ -> runs/<recipe>/validated/
         rows/<split>/           the good rows, in source order and in the shards of the raw rows
         rows/corpus/            the documents of `data.corpus`, if there is one
+        rows/suites/<name>/     the rows of `evaluation.suites`
         quarantine.parquet      the rows that were set aside, each with the reasons
         validation.json         the report
         report.html             the report as a page that needs no network
         evergreen-data-profile.dat    what a later run compares its rows with
+        start/                  the published model that the training starts from, if it does
 
 The stage first plans which rows to set aside, then carries out the plan. The checks of the objective and of the recipe are
 expectations of Great Expectations, for the rows of all splits together; a condition can name a column `split` (checks.py). No group of
@@ -28,20 +30,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from pyarrow import types
-
 from params import DataError, RecipeError
 from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import CORPUS, SPLITS, Artifacts, replace_folder_atomically
-from params.schema import (
-    Expectation,
-    Launch,
-    ObjectiveChoice,
-    PretrainedTokenizer,
-    Tokenization,
-    TrainTokenizer,
-    Validation,
-)
+from params.schema import Launch, ObjectiveChoice, Replay, Start
+from params.sections.evaluation import Suite
+from params.sections.rows import PretrainedTokenizer, Tokenization, TrainTokenizer, Validation
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.shards.kept_work import ShardWorkers
 from tasks.stages import save_report
@@ -50,16 +44,22 @@ from tasks.validation.check_results import (
     Check,
     CheckResult,
     check_groups_across_splits,
+    checks_of_objective,
     quarantined_positions,
     run_checks,
 )
+from tasks.validation.corrections import corrected_rows
 from tasks.validation.documents import write_good_documents
 from tasks.validation.expectations import columns_named_by_expectations, expectation_problems
 from tasks.validation.label_checks import ROW_IS_KNOWN, check_labels
+from tasks.validation.near_duplicates import check_near_duplicates
 from tasks.validation.number_checks import check_numbers
 from tasks.validation.raw_rows import RawRows, open_raw_rows
 from tasks.validation.report import ValidationReport, expectation_as_call
 from tasks.validation.separated_rows import SeparationPlan, write_failing_rows_and_page, write_good_rows
+from tasks.validation.start import pin_start
+from tasks.validation.suites import copy_suites
+from tasks.validation.time_checks import check_times
 from trainer import objectives
 from trainer.data.shards import Manifest
 from trainer.objectives.bases.objective import Objective
@@ -80,7 +80,10 @@ def validate(
     repo_id: str,
     endpoint: str,
     launch: Launch,
+    start: Start = "base",
+    replay: Replay | None = None,
     tokenizer: TrainTokenizer | PretrainedTokenizer | None = None,
+    suites: Sequence[Suite] = (),
     inputs: StageInputsSnapshot | None = None,
 ) -> ValidationReport:
     """Check the rows that ingest wrote, set the bad ones aside, and compare the new ones with those of the published model.
@@ -89,10 +92,11 @@ def validate(
 
     Raises:
         RecipeError: an expectation does not exist or has wrong arguments, or the objective takes no `data.corpus`.
-        ModelError: the tokenizer cannot be used.
+        ModelError: the tokenizer cannot be used, or the training cannot start from the published model.
         DataError: columns are missing, a check with `on_failure: fail` failed, too many rows would be set aside, or, with
             `drift: fail`, the new rows have drifted.
-        HubRefusedError, TransientError: with `drift: fail`, if the Hub does not say which model is published.
+        HubRefusedError, TransientError: with `drift: fail`, or a `start` other than `base`, if the Hub does not say which model is
+            published.
         ValidationEngineError: a check could not be run.
     """
     method = objectives.build_objective(objective)
@@ -102,17 +106,18 @@ def validate(
     needed = dict.fromkeys(columns_named_by_expectations(validation.expectations), "a check in validation.expectations")
     needed |= dict.fromkeys(kinds, f"the objective {objective.name}")
     imports = ["tasks.validation.gx", "tasks.validation.check_results"]
-    with ShardWorkers(artifacts, "validate", launch, inputs, imports=imports) as workers:
+    with (
+        ShardWorkers(artifacts, "validate", launch, inputs, imports=imports) as workers,
+        corrected_rows(artifacts, method, workers) as (raw, corrections),
+    ):
         workers.expect(sum(len(Manifest.read(artifacts.raw / split).shards) for split in SPLITS))
         if problems := expectation_problems(validation.expectations):
             lines = "\n".join(f"{'.'.join(map(str, p.key))}: {p.what}; {p.fix}" for p in problems)
             what, fix = f"cannot be run\n{lines}", "fix the expectations above"
             raise RecipeError.at("validation.expectations", what, fix)
-        rows = open_raw_rows(artifacts.raw, kinds, needed, workers, artifacts.validation_keys)
+        rows = open_raw_rows(raw, kinds, needed, workers, artifacts.validation_keys)
         logger.info("validate: checking %d rows", len(rows))
-        plan = SeparationPlan.of(
-            rows, _run_all_checks(method, validation.expectations, rows), validation.max_quarantined
-        )
+        plan = SeparationPlan.of(rows, _run_all_checks(method, validation, rows), validation.max_quarantined)
         if failures := _failures(plan):
             stopping = {check.type: check.origin for check in plan.report.checks if check.stops}
             fixes = ["raise validation.max_quarantined"] if plan.report.share > plan.report.max_quarantined else []
@@ -125,6 +130,8 @@ def validate(
             space, documents = method.vector_space, folder / artifacts.rows.name / CORPUS
             column = space.document_column if space else None
             corpus = write_good_documents(artifacts.raw / CORPUS, documents, column, validation.max_quarantined)
+            kept = folder / artifacts.rows.name
+            hashes = copy_suites(artifacts.raw, kept, suites, method=method, rows=rows, set_aside=plan.aside)
             drift = write_profile_and_measure_drift(
                 artifacts,
                 folder,
@@ -135,29 +142,44 @@ def validate(
                 repo_id=repo_id,
                 endpoint=endpoint,
             )
-            plan = replace(plan, report=plan.report.model_copy(update={"drift": drift, "corpus": corpus}))
+            found = {"drift": drift, "corpus": corpus, "suites": hashes, "corrections": corrections}
+            plan = replace(plan, report=plan.report.model_copy(update=found))
             if drift and drift.moved and validation.drift.on_drift == "fail":
                 _fail(artifacts, plan, [drift.sentence], _DRIFT_FIX, shows="examples")
+            pin_start(
+                artifacts,
+                folder,
+                workers,
+                start=start,
+                replay=replay,
+                drift=validation.drift,
+                objective=method,
+                name=objective.name,
+                repo_id=repo_id,
+                endpoint=endpoint,
+            )
             write_failing_rows_and_page(folder, artifacts.recipe, plan, failures=[])
             save_report(plan.report, folder / artifacts.report("validate").name)
     shutil.rmtree(artifacts.failed_validation, ignore_errors=True)
-    for sentence in filter(None, (result.noted for result in plan.results)):
+    noted = [corrections.sentence] if corrections else []
+    for sentence in filter(None, [*noted, *(result.noted for result in plan.results)]):
         logger.warning("validate: %s", sentence)
     return plan.report
 
 
-def _run_all_checks(method: Objective[Any], expectations: Sequence[Expectation], rows: RawRows) -> list[CheckResult]:
+def _run_all_checks(method: Objective[Any], validation: Validation, rows: RawRows) -> list[CheckResult]:
     """Run all checks; each but the first look at all rows skips the rows that those before it set aside.
 
     The labels are compared last: one is unknown to training even if all training rows that have it are set aside.
     """
-    texts = {field.name for field in rows.schema if types.is_string(field.type) or types.is_large_string(field.type)}
-    checks: list[Check] = [("objective", e) for e in method.expectations(texts)]
-    results = check_numbers(rows)
+    results = [*check_times(rows), *check_numbers(rows)]
     set_aside = quarantined_positions(results)
-    results += run_checks([*checks, *(("recipe", e) for e in expectations)], rows, set_aside, method)
+    checks: list[Check] = [("recipe", expectation) for expectation in validation.expectations]
+    results += run_checks([*checks_of_objective(method, rows.schema), *checks], rows, set_aside, method)
     if rows.splits["train"].group_by:
         results.append(check_groups_across_splits(rows, quarantined_positions(results)))
+    if validation.near_duplicates:
+        results.append(check_near_duplicates(method, validation.near_duplicates, rows, quarantined_positions(results)))
     return results + check_labels(method, rows, quarantined_positions(results))
 
 

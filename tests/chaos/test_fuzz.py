@@ -26,7 +26,9 @@ from ruamel.yaml import YAML
 
 from params import EvergreenError
 from params.foundation.artifacts import SPLITS, Artifacts
-from params.schema import Data, Expectation, Launch, ObjectiveChoice, Validation
+from params.schema import Launch, ObjectiveChoice
+from params.sections.data import Data
+from params.sections.rows import Expectation, Validation
 from tasks.diagnostics.check import check
 from tasks.ingestion.stage import ingest
 from tasks.shards.split_rows import SplitRows

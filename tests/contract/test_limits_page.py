@@ -113,8 +113,9 @@ ERRORS: dict[str, Callable[[], object]] = {
     "the same, for `evergreen new --data s3://bucket/rows.csv`": lambda: new(data="s3://bucket/rows.csv"),
     "`.pkl` files": lambda: new(data=f"{file('data/rows.pkl')}/rows.pkl"),
     "a split by time; rows of the last 30 days only": lambda: checks({"data.time_column": "day"}),
-    "labels that people correct in review": lambda: checks({"data.corrections": "data/review.csv"}),
-    "near duplicates": lambda: checks({"validation.near_duplicates": {"threshold": 0.8}}),
+    "texts that say the same in other words or in another language": lambda: checks(
+        {"validation.paraphrases": "report"}
+    ),
     "texts that are longer than the model's positions": lambda: checks(
         {"tokenization.max_length": 64, "model.config.max_position_embeddings": 48}
     ),
@@ -132,8 +133,9 @@ ERRORS: dict[str, Callable[[], object]] = {
         {"model.config.model_type": "bloom"},
         objective={"name": "sft", "prompt_column": "text", "completion_column": "label", "packing": True},
     ),
-    "starting from the champion instead of the base model": lambda: checks({"model.start": "champion"}),
-    "the same, with the folder itself": lambda: checks({}, model={"pretrained": file("runs/x/model/config.json")}),
+    "the folder of a recipe's own model as its base model": lambda: checks(
+        {}, model={"pretrained": file("runs/x/model/config.json")}
+    ),
     "weights that are pickles": lambda: checks(
         {}, model={"pretrained": (file("p/config.json"), file("p/pytorch_model.bin"))[0]}
     ),
@@ -141,7 +143,6 @@ ERRORS: dict[str, Callable[[], object]] = {
     "adapters as the base model": lambda: checks(
         {}, model={"pretrained": (file("a/adapter_config.json"), file("a/adapter_model.safetensors"))[0]}
     ),
-    "shares of old and new rows in a batch (replay)": lambda: checks({"training.replay": {"known": 0.5}}),
     "a search over values": lambda: checks({"training.search": "auto"}),
     "`grpo` and `iterative_sft` on models that one GPU does not hold": lambda: checks(
         SHARDED, objective={"name": "grpo", "rewards": ["trainer.rewards:numeric_answer"], "max_new_tokens": 4}

@@ -13,7 +13,8 @@ import torch
 from transformers import AutoConfig
 
 from params import RecipeError
-from params.schema import ObjectiveChoice, TrainTokenizer
+from params.schema import ObjectiveChoice
+from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import new_objectives
 from tests.support.project import ROOT
@@ -200,6 +201,19 @@ def test_metrics_do_not_depend_on_the_batch_size(case):
         assert found[size].keys() == case.objective.metrics.keys()
         for name, value in found[size].items():
             assert value == pytest.approx(found[1][name], rel=1e-9), (size, name)
+
+
+def test_objective_says_which_rows_are_right_or_that_it_cannot(case):
+    """For `evaluation.suites`."""
+    objective = case.objective
+    metrics = EvaluationMetrics(objective, state=case.state, tokenizer=case.tokenizer, metrics=None)
+    measured = [parts[0] for _, parts in metrics.batches(case.model(), case.examples, batch_size=2)]
+    scores = objective.scores_of_split(torch.cat(measured).double().numpy(), case.state)
+    columns = dict(zip(objective.score_names(case.state), scores.T, strict=True))
+    right = objective.right_rows(columns)
+    assert (right is not None) == objective.judges_rows
+    if right is not None:
+        assert (right.shape, right.dtype) == ((len(case.examples),), bool)
 
 
 def test_nonfinite_loss_is_detected(case):

@@ -93,7 +93,7 @@ def test_stage_declares_the_sections_its_function_reads(stage: str) -> None:
 
 def test_dvc_resolves_a_recipe_again_when_a_default_may_have_changed() -> None:
     """The modules that decide what the values of a recipe are; an objective has its own defaults."""
-    deciding = {"params/defaults.py", "params/resolve.py", "params/schema.py"}
+    deciding = {"params/defaults.py", "params/resolve.py", "params/schema.py", "params/sections"}
     deciding |= {"trainer/objectives/__init__.py", "trainer/objectives/bases", "${item.objective}"}
     assert set(DVC["stages"]["resolve"]["do"]["deps"]) == deciding
     assert DVC["stages"]["resolve"]["do"]["params"] == [{"params/${key}.yaml": None}]

@@ -80,6 +80,7 @@ def test_edit_of_each_file_is_noticed(project: Path) -> None:
     tokens = project / "runs/mine/tokens"
     tokens.mkdir(parents=True)
     (tokens / "train.arrow").write_text("tokens")
+    (project / "runs/mine/validated/start").mkdir(parents=True)
     with Repo.init(no_scm=True, force=True) as repo:
         (stage,) = repo.stage.collect("train@mine")
         files = [dep for dep in stage.deps if not isinstance(dep, ParamsDependency)]

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 from params import Recipe, load
 from params.foundation.artifacts import Artifacts
-from params.schema import TrainTokenizer
+from params.sections.rows import TrainTokenizer
 from tasks.tokenization.stage import tokenize
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny

@@ -18,7 +18,7 @@ from params.dvc_files import StageInputsSnapshot, file_fingerprint
 from params.foundation.artifacts import Artifacts
 from tasks.ingestion.batches import SourceBatch
 from tasks.ingestion.parquet import SourceColumn, widen_schema_in_place, write_part_shards, write_split_schema
-from tasks.ingestion.stage import PART_ROWS
+from tasks.ingestion.parts import PART_ROWS
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from trainer.checkpoints.sealed import ResumePosition

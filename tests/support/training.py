@@ -23,6 +23,7 @@ from trainer.checkpoints.resume import prepare_resume
 from trainer.checkpoints.sealed import KILL_AT, list_checkpoints
 from trainer.identity import run_identity
 from trainer.job import Job
+from trainer.start import start_model_folder
 
 TIMES = ("runtime", "per_second")
 """Endings of the values in a log that depend on the clock."""
@@ -125,8 +126,9 @@ class ElasticTraining:
         sections = {name: getattr(self.recipe, name) for name in ("seed", "objective", "model", "training")}
         launch = self.recipe.launch.model_copy(update={"num_processes": processes})
         tokens = self.artifacts.tokens
-        identity = run_identity(tokens, sections)
-        places = {"tokens": tokens, "folder": self.folder, "identity": identity}
+        start = start_model_folder(self.artifacts, self.recipe.model.start)
+        identity = run_identity(tokens, sections, start=start)
+        places = {"tokens": tokens, "folder": self.folder, "identity": identity, "start": start}
         return Job(**sections, **places, launch=launch, stop_at_step=until, record=True)
 
     def steps(self) -> dict[int, dict[str, Any]]:

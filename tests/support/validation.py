@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import SPLITS, Artifacts
-from params.schema import Expectation, Launch, ObjectiveChoice, PretrainedTokenizer, TrainTokenizer, Validation
+from params.schema import Launch, ObjectiveChoice
+from params.sections.rows import Expectation, NearDuplicates, PretrainedTokenizer, TrainTokenizer, Validation
 from tasks.drift.rows import ComparedColumns, RowScan, SampledRows, read_compared_values, scan_rows
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
@@ -46,8 +47,9 @@ def run_validation(
     launch: Launch = ONE_PROCESS,
     inputs: StageInputsSnapshot | None = None,
     tokenizer: TrainTokenizer | PretrainedTokenizer | None = None,
+    near: NearDuplicates | None = None,
 ) -> ValidationReport:
-    validation = Validation(expectations=list(expectations), max_quarantined=max_quarantined)
+    validation = Validation(expectations=list(expectations), max_quarantined=max_quarantined, near_duplicates=near)
     hub = {"repo_id": "tests/tiny", "endpoint": "local"}
     more = {"launch": launch, "inputs": inputs, "tokenizer": tokenizer}
     return validate(artifacts, seed=3, validation=validation, objective=objective, **hub, **more)

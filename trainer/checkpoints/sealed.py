@@ -24,7 +24,7 @@ from typing import Any, Literal
 from params import CheckpointError
 from params.foundation.artifacts import flush_path_to_disk, flush_tree_to_disk
 from params.foundation.hashing import file_sha256
-from params.schema import Direction
+from params.sections.base import Direction
 
 logger = logging.getLogger(__name__)
 

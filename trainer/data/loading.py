@@ -14,7 +14,15 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from params import CheckpointError, RecipeError
-from trainer.data.order import EpochOrder, GlobalBatchShard, Groups, Lengths, SampleKey, SamplerOrder
+from trainer.data.order import (
+    NO_TRAITS,
+    EpochOrder,
+    GlobalBatchShard,
+    ReplayOrder,
+    RowTraits,
+    SampleKey,
+    SamplerOrder,
+)
 from trainer.data.randomness import seeded
 from trainer.data.streaming import STREAM_STATE, StreamByPosition
 from trainer.objectives.bases.lazy_imports import transformers
@@ -40,8 +48,7 @@ class ResumableBatchSampler(Sampler[list[SampleKey]]):
     """This process's part of the rows of a loader, in the run's order, and the position of the next optimizer step.
 
     The loader `source` gives the data, the collator, the workers and the sampler; a sampler that shuffles is replaced by the
-    run's own order. With `lengths`, the tokens of each row, batches have similar length; with `groups`, rows with the same number
-    follow each other. `augment` changes each example. As a sampler, it gives the keys of each
+    run's own order, which follows from the `traits` of the rows, too. `augment` changes each example. As a sampler, it gives the keys of each
     micro-batch from the position to the end of the epoch; a stream has no order, only numbers of sequences, and no end.
     RecipeError if the loader makes its batches itself.
     """
@@ -52,11 +59,10 @@ class ResumableBatchSampler(Sampler[list[SampleKey]]):
         shard: GlobalBatchShard,
         *,
         seed: int,
-        lengths: Lengths | None = None,
-        groups: Groups | None = None,
+        traits: RowTraits = NO_TRAITS,
         augment: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.order = _order(source, shard.global_batch_size, seed, lengths, groups)
+        self.order = _order(source, shard.global_batch_size, seed, traits)
         """The rows of each epoch; None for a stream."""
         self.epoch = 0
         self._batch = 0
@@ -151,12 +157,8 @@ class ResumableBatchSampler(Sampler[list[SampleKey]]):
 
 
 def _order(
-    source: DataLoader[Any],
-    global_batch_size: int,
-    seed: int,
-    lengths: Lengths | None,
-    groups: Groups | None,
-) -> EpochOrder | SamplerOrder | None:
+    source: DataLoader[Any], global_batch_size: int, seed: int, traits: RowTraits
+) -> EpochOrder | ReplayOrder | SamplerOrder | None:
     if isinstance(source.dataset, IterableDataset):
         return None
     if type(source.batch_sampler) is not BatchSampler:
@@ -164,8 +166,23 @@ def _order(
         raise RecipeError("training.trainer", what, "give it a sampler; batches follow from the recipe")
     sampler = source.batch_sampler.sampler  # `source.sampler` differs if the loader was given its batch sampler
     if type(sampler) is RandomSampler:
+        if traits.replay:
+            return ReplayOrder(traits.replay, seed=seed, global_batch_size=global_batch_size, lengths=traits.lengths)
         rows = len(source.dataset)  # type: ignore[arg-type]
-        return EpochOrder(rows, seed=seed, global_batch_size=global_batch_size, lengths=lengths, groups=groups)
+        return EpochOrder(
+            rows,
+            seed=seed,
+            global_batch_size=global_batch_size,
+            lengths=traits.lengths,
+            groups=traits.groups,
+            weights=traits.weights,
+        )
+    if traits.weights:
+        what = "its sampler chooses the rows, and the sources of the rows have weights (data.sources)"
+        raise RecipeError("training.trainer", what, "remove the weights, or leave the sampler to the pipeline")
+    if traits.replay:
+        what = "the Trainer of the recipe has a sampler of its own, which does not know which rows are new"
+        raise RecipeError("training.replay", what, "remove it, or the sampler")
     return SamplerOrder(cast("Sampler[int]", sampler), seed=seed, global_batch_size=global_batch_size)
 
 

@@ -2,7 +2,9 @@
 
 Neither the number of processes nor a resume changes it. A position is an epoch and a global batch in it.
 
+    WeightedRows      how often an epoch has each row of several sources
     EpochOrder        the rows of an epoch, in whole global batches
+    ReplayOrder       the same, with a share of known rows in each of them
     SamplerOrder      the same, from the sampler of a custom Trainer
     GlobalBatchShard  the part of every global batch that one process trains on
 """
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from trainer.data.randomness import seeded
+from trainer.data.shards import rows_by_weight, rows_per_epoch, share_of_epoch
 
 _POOL = 50
 """Global batches whose sequences are sorted by length together: enough to save padding, and still random."""
@@ -34,13 +37,57 @@ SampleKey = tuple[int, int]
 """An epoch and a row number; in a stream, 0 and the number of sequences before this one."""
 
 
+@dataclass(frozen=True)
+class RowTraits:
+    """What of the training rows decides their order, besides the seed."""
+
+    lengths: Lengths | None = None
+    """Tokens of each row: those of similar length are trained on together."""
+    groups: Groups | None = None
+    """A number for each row: those with the same one follow each other."""
+    weights: Sequence[tuple[int, float]] = ()
+    """As in `WeightedRows`; empty if all rows come once."""
+    replay: KnownRows | None = None
+    """Which rows are known, with a share of each global batch of their own."""
+
+
+NO_TRAITS: Final = RowTraits()
+
+
+class WeightedRows:
+    """The rows of an epoch, if it has those of some sources more often or more seldom than once.
+
+    `weights` are pairs of a number of rows that follow each other and their weight w. Each of these rows is in an epoch floor(w) times, and a
+    share w - floor(w) of them once more. That share goes on in the next epoch where it ended, in an order of its own, so that all rows come
+    equally often. Ranges with the same weight count as one.
+    """
+
+    def __init__(self, weights: Sequence[tuple[int, float]], seed: int) -> None:
+        of_row = np.repeat([weight for _, weight in weights], [rows for rows, _ in weights])
+        self._ranges = [
+            (np.flatnonzero(of_row == weight), *share_of_epoch(rows, weight))
+            for weight, rows in rows_by_weight(weights).items()
+        ]
+        """The rows of each weight, how often all of them come, and how many come once more."""
+        self._orders = [ComputedPermutation(len(own[0]), seed + 2 + number) for number, own in enumerate(self._ranges)]
+
+    def of_epoch(self, epoch: int) -> torch.Tensor:
+        """Return the rows of an epoch in no particular order, (`rows_per_epoch`,) int64."""
+        found = list[NDArray[np.int64]]()
+        for (rows, whole, part), order in zip(self._ranges, self._orders, strict=True):
+            places = (epoch * part + np.arange(part, dtype=np.int64)) % len(rows)
+            found += [*([rows] * whole), rows[order.at(places)]]
+        return torch.from_numpy(np.concatenate(found))
+
+
 class EpochOrder:
     """A permutation of `rows` rows per epoch, cut to whole global batches.
 
     The rows that are left over differ from epoch to epoch. Dropping them gives every optimizer step the same number of
     sequences, on any number of processes. With `lengths`, the tokens of each row, a global batch holds sequences of similar
     length, and the batches come in random order. The permutation of very many rows is computed batch by batch. With `groups`, a
-    number for each row, the groups are permuted, and the rows of each one follow each other.
+    number for each row, the groups are permuted, and the rows of each one follow each other. With `weights`, some rows come more often or
+    more seldom (`WeightedRows`).
     """
 
     def __init__(
@@ -51,7 +98,10 @@ class EpochOrder:
         global_batch_size: int,
         lengths: Lengths | None = None,
         groups: Groups | None = None,
+        weights: Sequence[tuple[int, float]] = (),
     ) -> None:
+        self._weighted = WeightedRows(weights, seed) if weights else None
+        rows = rows_per_epoch(weights) if weights else rows
         self.batches = rows // global_batch_size
         """Global batches of an epoch."""
         self._rows = rows
@@ -72,7 +122,20 @@ class EpochOrder:
         if self._rows <= _STORED:
             generator = torch.Generator().manual_seed(seed)
             order, batches = (torch.randperm(count, generator=generator) for count in (self._rows, self.batches))
+        if self._weighted:
+            order = _Mapped(self._weighted.of_epoch(epoch), order)
         return _EpochRows(order, batches, self._size, self._lengths)
+
+
+@dataclass(frozen=True)
+class _Mapped:
+    """The rows at the places that an order gives."""
+
+    rows: torch.Tensor
+    order: Any
+
+    def __getitem__(self, places: slice) -> torch.Tensor:
+        return self.rows[self.order[places]]
 
 
 class _EpochRows:
@@ -139,6 +202,65 @@ def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
+
+
+@dataclass(frozen=True)
+class KnownRows:
+    """Which rows the model that a training starts from has learned from, and their share of each global batch."""
+
+    known: NDArray[np.bool_]
+    """(N,); some rows are known and some are new."""
+    share: float
+
+    def per_batch(self, global_batch_size: int) -> tuple[int, int]:
+        """Return how many new and how many known rows a global batch has: at least one of each."""
+        known = min(max(1, round(self.share * global_batch_size)), global_batch_size - 1)
+        return global_batch_size - known, known
+
+    def batches(self, global_batch_size: int) -> int:
+        """Return the global batches of an epoch: it goes once through the new rows, as far as they fill global batches."""
+        return max(1, int((~self.known).sum()) // self.per_batch(global_batch_size)[0])
+
+
+class ReplayOrder:
+    """New and known rows in each global batch, each kind from an endless series of its own permutations.
+
+    What is left of the new rows after an epoch begins the next one. With `lengths`, a global batch holds new rows of similar length and known
+    rows of similar length, and the batches come in random order.
+    """
+
+    def __init__(self, replay: KnownRows, *, seed: int, global_batch_size: int, lengths: Lengths | None = None) -> None:
+        self.batches = replay.batches(global_batch_size)
+        """Global batches of an epoch."""
+        self._kinds = [torch.from_numpy(np.flatnonzero(one)) for one in (~replay.known, replay.known)]
+        self._counts = replay.per_batch(global_batch_size)
+        self._seed = seed
+        self._lengths = None if lengths is None else torch.as_tensor(lengths)
+
+    def rows(self, epoch: int) -> torch.Tensor:
+        """Return the rows of an epoch, (batches * global batch size,) int64: in each global batch the new ones come first."""
+        parts = [self._drawn(kind, epoch).view(self.batches, -1) for kind in range(len(self._kinds))]
+        every = torch.cat(parts, dim=1)
+        if self._lengths is not None:
+            every = every[torch.randperm(self.batches, generator=self._generator(len(parts), epoch))]
+        return every.flatten()
+
+    def _drawn(self, kind: int, epoch: int) -> torch.Tensor:
+        """Return the rows of a kind that an epoch draws, (batches * count,)."""
+        rows, count = self._kinds[kind], self.batches * self._counts[kind]
+        first, last = epoch * count // len(rows), ((epoch + 1) * count - 1) // len(rows)
+        turns = [
+            rows[torch.randperm(len(rows), generator=self._generator(kind, turn))] for turn in range(first, last + 1)
+        ]
+        drawn = torch.cat(turns)[epoch * count - first * len(rows) :][:count]
+        if self._lengths is None:
+            return drawn
+        pools = torch.split(drawn, _POOL * self._counts[kind])
+        return torch.cat([one[torch.argsort(self._lengths[one], descending=True, stable=True)] for one in pools])
+
+    def _generator(self, kind: int, turn: int) -> torch.Generator:
+        state = np.random.SeedSequence([self._seed, kind, turn]).generate_state(1, np.uint64)
+        return torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
 
 
 class SamplerOrder:

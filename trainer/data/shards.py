@@ -38,6 +38,10 @@ class Shard(pydantic.BaseModel):
     """The `row_id` of the first row of the shard's part of the source, whichever split that row is in."""
     sha256: str
     """Hash of the file."""
+    source: str | None = None
+    """Which of several sources its rows are from."""
+    weight: float = 1.0
+    """How often an epoch learns from each of them."""
 
 
 class _Content(pydantic.BaseModel):
@@ -65,7 +69,7 @@ class Manifest:
     @classmethod
     def write(cls, folder: Path, shards: list[Shard]) -> Self:
         """Write the manifest of a folder, and return it."""
-        text = _Content(shards=tuple(shards)).model_dump_json(indent=1)
+        text = _Content(shards=tuple(shards)).model_dump_json(indent=1, exclude_defaults=True)
         (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
         return cls(folder, tuple(shards))
 
@@ -88,3 +92,21 @@ def folder_sha256(folder: Path, known: Sequence[Shard] = ()) -> str:
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     lines = (f"{name} {hashes.get(name) or file_sha256(path)}\n" for name, path in paths.items())
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def rows_by_weight(weights: Sequence[tuple[int, float]]) -> dict[float, int]:
+    """Return how many rows have each weight; `weights` are pairs of a number of rows and their weight."""
+    return {
+        weight: sum(rows for rows, own in weights if own == weight) for weight in sorted({own for _, own in weights})
+    }
+
+
+def share_of_epoch(rows: int, weight: float) -> tuple[int, int]:
+    """Return how often an epoch has all rows of a weight, and how many of them once more."""
+    return int(weight), round(rows * (weight - int(weight)))
+
+
+def rows_per_epoch(weights: Sequence[tuple[int, float]]) -> int:
+    """Return how many rows an epoch has."""
+    counts = ((rows, *share_of_epoch(rows, weight)) for weight, rows in rows_by_weight(weights).items())
+    return sum(rows * whole + part for rows, whole, part in counts)

@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest
 
 from params import DataError
 from params.foundation.artifacts import CORPUS
-from trainer.data.shards import ROW, ROW_ID, Manifest
+from trainer.data.shards import ROW, ROW_ID, Manifest, rows_per_epoch
 from trainer.objectives.bases.lazy_imports import NDArray, transformers
 from trainer.objectives.bases.padding import token_column_names
 from trainer.objectives.bases.rows import Example, ObjectiveState
@@ -75,14 +75,28 @@ class Sequences:
         ]
         return np.concatenate([np.zeros(0, np.int64), *found])
 
+    def weights(self) -> list[tuple[int, float]]:
+        """Return the weights of sources: how many sequences follow each other, and how often an epoch learns from each. Empty if all are alike."""
+        found = [(own.rows, own.weight) for own in self._manifest.shards]
+        return found if any(weight != 1 for _, weight in found) else []
+
+    @property
+    def per_epoch(self) -> int:
+        """How many sequences an epoch has."""
+        return rows_per_epoch(weights) if (weights := self.weights()) else len(self)
+
+    def row_ids(self) -> NDArray[np.int64]:
+        """Return the `row_id` of each sequence, (N,); of a packed one, that of its first row."""
+        found = [np.zeros(0, np.int64)]
+        for number, shard in enumerate(self._manifest.shards):
+            found += [one.column(ROW).to_numpy().astype(np.int64) + shard.first_row_id for one in self._shard(number)]
+        return np.concatenate(found)
+
     def numbers(self, column: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the `row_id` of each sequence and the integer that a column has for it, (N,) each."""
-        ids, values = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for number, shard in enumerate(self._manifest.shards):
-            for batch in self._shard(number):
-                ids.append(batch.column(ROW).to_numpy().astype(np.int64) + shard.first_row_id)
-                values.append(batch.column(column).to_numpy().astype(np.int64))
-        return np.concatenate(ids), np.concatenate(values)
+        batches = (batch for number in range(len(self._manifest.shards)) for batch in self._shard(number))
+        values = [batch.column(column).to_numpy().astype(np.int64) for batch in batches]
+        return self.row_ids(), np.concatenate([np.zeros(0, np.int64), *values])
 
     def hashes(self, seed: int) -> NDArray[np.uint64]:
         """Return a hash of the `input_ids` of each sequence, (N,). Equal sequences have different ones, by their order, so that all are as if by chance."""

@@ -17,7 +17,8 @@ import pydantic
 from params import ModelError, Problem
 from params.distribution import read_parallelism_strategy
 from params.loading import suggestion
-from params.schema import Direction, Launch, Training
+from params.schema import Launch, Training
+from params.sections.base import Direction
 from trainer.loop import optimizer_check
 from trainer.loop.batch import interval_steps, micro_batch_and_accumulation, total_steps
 from trainer.objectives.bases.lazy_imports import torch, transformers

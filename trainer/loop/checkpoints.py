@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers.trainer_utils import IntervalStrategy
 
-from params.schema import Direction
+from params.sections.base import Direction
 from trainer.checkpoints import saver, sealed
 from trainer.loop import sharding
 from trainer.loop.batch import is_evaluated_on_the_way

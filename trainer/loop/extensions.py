@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from params import Problem, RecipeError
 from params.importing import import_by_name, import_with_arguments
-from params.schema import Call, Training
+from params.schema import Training
+from params.sections.base import Call
 from trainer.objectives.bases.lazy_imports import transformers
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 
 from params import ModelError
 from params.importing import import_with_arguments
-from params.schema import OwnMetrics
+from params.sections.evaluation import OwnMetrics
 from trainer.data.tokens import Sequences
 from trainer.objectives.bases.lazy_imports import (
     NDArray,

@@ -18,7 +18,7 @@ from params.foundation.artifacts import Artifacts
 from params.schema import ObjectiveChoice, Training
 from trainer.checkpoints import sealed
 from trainer.job import Job
-from trainer.loop.batch import is_evaluated_on_the_way, total_steps
+from trainer.loop.batch import is_evaluated_on_the_way
 from trainer.objectives import build_objective, import_objective_class
 
 logger = logging.getLogger(__name__)
@@ -91,12 +91,12 @@ def find_continued_checkpoint(other: Path, job: Job, total: float) -> tuple[Path
 
 def continue_run_of_other_length(artifacts: Artifacts, job: Job) -> None:
     """Copy what a run of another length has reached into the folder of a job that has no checkpoint; say if that cannot be."""
-    from trainer.data.tokens import read_split
+    from trainer.loop.replay import steps_of
 
     others = [] if sealed.list_checkpoints(job.folder) else [*find_runs_of_other_length(artifacts, job.identity)]
     if not others:
         return
-    total = total_steps(job.training, len(read_split(job.tokens, "train")))
+    total = steps_of(job)
     why = find_what_depends_on_steps(job.training, job.objective)
     found = [] if why else [find_continued_checkpoint(other, job, total) for other in others]
     usable = max((one for one in found if one), key=lambda pair: _step(pair[0]), default=None)

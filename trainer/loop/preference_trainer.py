@@ -11,7 +11,7 @@ import torch
 
 from params import RecipeError
 from params.foundation.artifacts import write_text_atomically
-from trainer.loop.trainer import EvergreenTrainer
+from trainer.loop.reference_trainer import ReferenceTrainer
 
 Reference = Callable[[Mapping[str, Any]], torch.Tensor]
 """From a batch to its log-probabilities under the start model, as the objective's `logprobs`: of pairs (2, B), of single answers (B,)."""
@@ -19,7 +19,7 @@ PRECOMPUTED = "reference.json"
 """File in a run's folder with precomputed log-probabilities, by row id."""
 
 
-class PreferenceTrainer(EvergreenTrainer):
+class PreferenceTrainer(ReferenceTrainer):
     """Trains objectives of preferences."""
 
     objective: Any

@@ -21,7 +21,7 @@ import torch
 from params import ModelError
 from trainer.data.randomness import seeded
 from trainer.data.tokens import Sequences
-from trainer.loop.trainer import EvergreenTrainer
+from trainer.loop.reference_trainer import ReferenceTrainer
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.rollout import (
     Rollout,
@@ -37,7 +37,7 @@ Sums = dict[str, list[float]]
 """By metric: the sum of its values, and their number."""
 
 
-class RolloutTrainer(EvergreenTrainer):
+class RolloutTrainer(ReferenceTrainer):
     """Trains objectives of trainer.objectives.bases.generative."""
 
     objective: GenerativeObjective[Any]

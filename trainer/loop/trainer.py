@@ -12,9 +12,8 @@ A test (tests/unit/trainer/loop/test_trainer.py) lists the private names of Trai
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,14 @@ from transformers.trainer_utils import EvalPrediction
 from params import CheckpointError
 from trainer.checkpoints.sealed import identity_to_json
 from trainer.data.loading import ResumableBatchSampler, make_plain_data_loader
-from trainer.data.order import GlobalBatchShard, Groups, Lengths
+from trainer.data.order import NO_TRAITS, GlobalBatchShard, RowTraits
 from trainer.data.randomness import seeded
 from trainer.loop import optimizers, sharding, single_texts
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.collectives import Collectives
 from trainer.loop.guard import CoordinatedStopGuard
 from trainer.loop.metrics import EvaluationMetrics, Measurement
+from trainer.loop.stay_close import StartWeights
 from trainer.objectives.bases.loss import MicroBatchShare
 from trainer.objectives.bases.objective import Objective
 from trainer.runtime.heartbeat import Heartbeat
@@ -48,7 +48,7 @@ class EvergreenTrainer(Trainer):
         loss: Trainer's `compute_loss_func`, in place of the objective's loss.
         keep_checkpoints: number of checkpoints to keep.
         save_minutes: save after this many minutes, too, in addition to every `args.save_steps` steps.
-        lengths, groups: tokens and a number of each training sequence; those with similar, or the same, ones are trained on together.
+        traits: what of the training sequences decides their order.
         identity: what decides the weights of this run; written into its checkpoints.
         heartbeat: shows that this process is alive.
         stop_requested: called at every optimizer step; True on one process stops all, with a checkpoint.
@@ -56,7 +56,8 @@ class EvergreenTrainer(Trainer):
     """
 
     loss_is_scaled_for_ga = True
-    _start_model: Any = None
+    start_weights: StartWeights | None = None
+    """Those to which `training.stay_close` pulls."""
 
     def __init__(
         self,
@@ -66,8 +67,7 @@ class EvergreenTrainer(Trainer):
         loss: Callable[..., Any] | None = None,
         keep_checkpoints: int,
         save_minutes: float | None = None,
-        lengths: Lengths | None = None,
-        groups: Groups | None = None,
+        traits: RowTraits = NO_TRAITS,
         identity: Mapping[str, str],
         heartbeat: Heartbeat,
         stop_requested: Callable[[], bool],
@@ -97,7 +97,7 @@ class EvergreenTrainer(Trainer):
         self.training_data: ResumableBatchSampler
         """This process's part of the rows; set by `get_train_dataloader`."""
         self._metrics = metrics
-        self._lengths, self._groups = lengths, groups
+        self._traits = traits
         self._in_backward: optimizers.BackwardGradientHooks | None = None
         self.add_callback(self.guard)
 
@@ -126,8 +126,9 @@ class EvergreenTrainer(Trainer):
             process=self.args.process_index,
         )
         augment: Any = self.objective.augmentation(self.processing_class)
-        own = {"lengths": self._lengths, "groups": self._groups, "augment": augment}
-        self.training_data = ResumableBatchSampler(loader, shard, seed=self.args.seed, **own)
+        self.training_data = ResumableBatchSampler(
+            loader, shard, seed=self.args.seed, traits=self._traits, augment=augment
+        )
         return self.training_data.loader
 
     def get_batch_samples(
@@ -145,6 +146,8 @@ class EvergreenTrainer(Trainer):
         with self.micro_batch_seed(len(self.guard.micro_losses)):
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         self.guard.micro_losses.append(loss)
+        if self.start_weights and len(self.guard.micro_losses) == self.args.gradient_accumulation_steps:
+            self.start_weights.add_to_gradients(self.accelerator.scaler)
         return loss
 
     def micro_batch_seed(self, number: int) -> AbstractContextManager[None]:
@@ -269,27 +272,6 @@ class EvergreenTrainer(Trainer):
         """Wait for the writing thread before loader workers start: a lock that it holds would stay locked in them."""
         if self.args.dataloader_num_workers:
             self.checkpoints.writer.wait()
-
-    # The model that training started with
-
-    def keep_start_model(self) -> None:
-        """Keep a copy of the model, which adapters make unnecessary; call it before a checkpoint is loaded."""
-        if not hasattr(self.model, "disable_adapter"):  # not a peft model
-            frozen = copy.deepcopy(self.model).to(self.args.device).eval()
-            self._start_model = frozen.requires_grad_(requires_grad=False)
-
-    @contextmanager
-    def start_model(self) -> Iterator[Any]:
-        """Give the start model, without dropout: the copy, or the model with its adapters off."""
-        if self._start_model is not None:
-            yield self._start_model
-            return
-        model: Any = self.accelerator.unwrap_model(self.model)
-        was_training = model.training
-        model.eval()
-        with model.disable_adapter():
-            yield model
-        model.train(was_training)
 
     # The optimizer
 

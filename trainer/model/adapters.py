@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from params import ModelError
+from params.foundation.artifacts import ADAPTER
 from params.schema import Lora
 from trainer.runtime.imports import unhide_package
 from trainer.runtime.model_files import check_safe_to_load
@@ -38,6 +39,8 @@ PEFT_TASKS: Final[Mapping[str, str]] = {
 """peft's names of the tasks, from which it knows which head is new and trained in full. Its model for QUESTION_ANS would be given no types of tokens."""
 _NO_HEAD: Final = "FEATURE_EXTRACTION"
 """peft's name of other tasks, of which it knows no head; without any, it would write down which class of Python to import."""
+_ADDED: Final = frozenset({"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "token_adapter"})
+"""Parts of the names of weights that a base model has no place for."""
 _HEADS: Final = ("classifier", "score")
 """Heads that peft trains in full and writes with the adapters."""
 
@@ -70,6 +73,45 @@ class BaseModelReference:
 def is_adapter_folder(folder: Path) -> bool:
     """Return whether a folder holds an adapter instead of a whole model."""
     return (folder / CONFIG).exists()
+
+
+def find_adapter(start: Path) -> Path | None:
+    """Return the folder with the adapters of a release whose files are in `start`; None if it holds only a whole model."""
+    return next((folder for folder in (start / ADAPTER, start) if is_adapter_folder(folder)), None)
+
+
+def read_trained_layers(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of layers that were trained in full beside an adapter, by their names in its base model."""
+    found = {name.removeprefix(_PREFIX): weight for name, weight in _load_weights(folder).items()}
+    return {name: weight for name, weight in found.items() if not set(name.split(".")) & _ADDED}
+
+
+def go_on_with_adapter(adapted: PreTrainedModel, folder: Path, lora: Lora) -> None:
+    """Load an adapter's matrices into a model that `add_lora_adapters` has returned.
+
+    Raises:
+        ModelError: they have another rank or scale, or belong to other layers.
+    """
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+    config, fix = json.loads((folder / CONFIG).read_bytes()), "undo the change, or set model.start: base for one run"
+    for key, name, given in (("model.lora.r", "r", lora.r), ("model.lora.alpha", "lora_alpha", lora.alpha)):
+        if config.get(name) != given:
+            raise ModelError.at(key, f"is {given}, and {config.get(name)} in the published adapters", fix)
+    with warnings.catch_warnings(action="ignore"):  # as in `add_lora_adapters`
+        own = dict(get_peft_model_state_dict(adapted))  # the layers that are trained in full stay as they are
+        found = {name: weight for name, weight in _load_weights(folder).items() if set(name.split(".")) & _ADDED}
+        if other := sorted({name for name in own if set(name.split(".")) & _ADDED} ^ found.keys()):
+            what = f"the published adapters belong to other layers: {', '.join(other[:3])}"
+            raise ModelError.at("model.lora", what, fix)
+        set_peft_model_state_dict(adapted, own | found)
+
+
+def _load_weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    check_safe_to_load(folder, adapter=True)
+    return load_file(folder / _WEIGHTS)
 
 
 def add_lora_adapters(

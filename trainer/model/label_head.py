@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,6 @@ def keep_rows_of_known_labels(
     Raises:
         ModelError: a weight of another size is not part of the head.
     """
-    from transformers import AutoConfig
     from transformers.utils.hub import cached_file
 
     places = _label_dimensions(network)
@@ -45,11 +45,7 @@ def keep_rows_of_known_labels(
     folder = Path(found) if Path(found).is_dir() else Path(found).parent
     if set(places) <= set(lacking):
         return set()  # there is no head
-    names = AutoConfig.from_pretrained(folder, trust_remote_code=False).id2label
-    if sorted(names) != [*range(len(names))]:
-        what = f"its id2label numbers {len(names)} labels {', '.join(map(str, sorted(names)[:5]))}"
-        raise ModelError(base, what, "number them in config.json from 0 on, as the rows of its head")
-    known, labels = [str(names[number]) for number in range(len(names))], _labels(network.config)
+    known, labels = _read_labels(folder, base), _labels(network.config)
     if known == labels and not mismatched:
         return set()  # it is for these very labels
     stored = {name: network.get_parameter(name).detach().clone() for name in places if name not in mismatched}
@@ -68,14 +64,56 @@ def keep_rows_of_known_labels(
             if f"{module}.{name}".lstrip(".") in places:
                 setattr(layer, name, torch.nn.Parameter(torch.zeros_like(weight)))
         network._init_weights(layer)  # noqa: SLF001 - as transformers itself does for weights that a base lacks
-    with torch.no_grad():
-        for name, dimension in places.items():
-            for label, place in enumerate(kept):
-                if place is not None and name in stored:
-                    network.get_parameter(name).select(dimension, label).copy_(stored[name].select(dimension, place))
+    _copy_rows(network, {name: weight for name, weight in stored.items() if name in places}, places, kept)
     told = f"{why_new}, so the head for all {len(labels)} labels is new" if why_new else _described(known, labels, kept)
     logger.info("the head of %s: %s", base, told)
     return set(places)
+
+
+def put_trained_layers(network: PreTrainedModel, folder: Path, layers: Mapping[str, torch.Tensor]) -> set[str]:
+    """Give a base model the `layers` that were trained beside the adapter in a folder, and return their names; rows of labels go by their names.
+
+    Raises:
+        ModelError: one has another size.
+    """
+    places, kept = _label_dimensions(network), list[int | None]()
+    if (folder / "config.json").exists():
+        known, labels = _read_labels(folder, str(folder)), _labels(network.config)
+        kept = [*range(len(known))] if known == labels else match_labels(known, labels)
+        logger.info("the head of %s: %s", folder, _described(known, labels, kept))
+    _copy_rows(network, {name: weight for name, weight in layers.items() if name in places}, places, kept)
+    with torch.no_grad():
+        for name, weight in layers.items():
+            own = network.get_parameter(name)
+            if name not in places and own.shape != weight.shape:
+                what = f"{name} has the size {tuple(weight.shape)} there, and {tuple(own.shape)} in the model"
+                raise ModelError(str(folder), what, "set model.start: base for one run")
+            if name not in places:
+                own.copy_(weight)
+    return {*layers}
+
+
+def _read_labels(folder: Path, base: str) -> list[str]:
+    """Return the labels of the rows of the head of a model, whose files are in a folder and whose name is `base`; ModelError if they lack some."""
+    from transformers import AutoConfig
+
+    names = AutoConfig.from_pretrained(folder, trust_remote_code=False).id2label
+    if sorted(names) != [*range(len(names))]:
+        what = f"its id2label numbers {len(names)} labels {', '.join(map(str, sorted(names)[:5]))}"
+        raise ModelError(base, what, "number them in config.json from 0 on, as the rows of its head")
+    return [str(names[number]) for number in range(len(names))]
+
+
+def _copy_rows(
+    network: PreTrainedModel,
+    stored: Mapping[str, torch.Tensor],
+    places: Mapping[str, int],
+    kept: Sequence[int | None],
+) -> None:
+    with torch.no_grad():
+        for (name, weight), (label, place) in itertools.product(stored.items(), enumerate(kept)):
+            if place is not None:
+                network.get_parameter(name).select(places[name], label).copy_(weight.select(places[name], place))
 
 
 def settle_configuration(network: PreTrainedModel, tokenizer: Tokenizer, own: Collection[str]) -> None:

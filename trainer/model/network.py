@@ -43,10 +43,31 @@ def build_model_to_train(
 
     ModelError if the configuration or the folder is invalid, TransientError if the Hub cannot be reached.
     """
-    network, new = _untrained(model, objective, state, tokenizer, seed, model.quantization)
+    parts: Any = {"objective": objective, "state": state, "tokenizer": tokenizer, "seed": seed}
+    return build_model_and_name_new_weights(model, **parts)[0]
+
+
+def build_model_and_name_new_weights(
+    model: Model,
+    *,
+    objective: Objective[Any],
+    state: ObjectiveState,
+    tokenizer: Tokenizer,
+    seed: int,
+    adapter: Path | None = None,
+) -> tuple[PreTrainedModel, list[str]]:
+    """As `build_model_to_train`, with the names of the weights that its base model lacks; none if all weights are new.
+
+    The adapters go on from those in the folder `adapter`.
+    """
+    network, new = _untrained(model, objective, state, tokenizer, seed, model.quantization, adapter)
     if model.lora is None:
-        return network
-    return adapters.add_lora_adapters(network, model.lora, objective, new, _tokens_new_to_base(model, tokenizer))
+        return network, new
+    tokens = _tokens_new_to_base(model, tokenizer)
+    adapted = adapters.add_lora_adapters(network, model.lora, objective, new, tokens)
+    if adapter:
+        adapters.go_on_with_adapter(adapted, adapter, model.lora)
+    return adapted, new
 
 
 def _tokens_new_to_base(model: Model, tokenizer: Tokenizer) -> list[int]:
@@ -150,6 +171,7 @@ def _untrained(  # noqa: PLR0917
     tokenizer: Tokenizer,
     seed: int,
     quantization: Quantization | None = None,
+    adapter: Path | None = None,
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return a model, and the names of the weights that its base model lacks; none if all weights are new."""
     import torch
@@ -187,7 +209,11 @@ def _untrained(  # noqa: PLR0917
         network = _build(dict(model.config or {}), objective, state, tokenizer)
     if network.config.model_type == "gpt2" and network.loss_type is None:
         network.loss_type = "ForCausalLM"  # its own loss is scaled by (T-1)/T under accumulation
-    objective.prepare_model(network, tokenizer, state, new if model.pretrained else [*network.state_dict()])
+    trained = (
+        label_head.put_trained_layers(network, adapter, adapters.read_trained_layers(adapter)) if adapter else set()
+    )
+    random = {*new} - trained if model.pretrained else [*network.state_dict()]
+    objective.prepare_model(network, tokenizer, state, random)
     return network, new
 
 

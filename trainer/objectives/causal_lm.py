@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from params.defaults import ObjectiveDefaults
-from params.schema import Section
+from params.sections.base import Section
 from trainer.objectives.advice.base import NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases.likelihood import TokenLikelihood, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row

@@ -25,7 +25,8 @@ from pydantic import Field, PositiveFloat
 
 from params import Problem
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Launch, Model, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Direction
 from trainer.objectives.advice.base import AdvisedValue, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.advice.pairs import AnswersAdvice
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
@@ -181,6 +182,10 @@ class DPO(PairObjective[Options]):
         margins = scores["chosen_reward"] - scores["rejected_reward"]
         columns = [scores[name] for name in _SCORES]
         return np.stack([np.ones_like(margins), 0.5 * np.sign(margins) + 0.5, *columns], axis=1)
+
+    def right_rows(self, scores: ScoreColumns) -> NDArray[np.bool_]:
+        """Return of which of N pairs the chosen answer has the higher reward, (N,)."""
+        return scores["chosen_reward"] > scores["rejected_reward"]
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Loss per pair; share of pairs whose chosen completion has the higher reward; rewards and log-probabilities in nats."""

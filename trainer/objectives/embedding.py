@@ -28,7 +28,8 @@ from pydantic import Field, PositiveInt
 
 from params import ModelError, Problem, RecipeError
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Launch, Model, Section, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Direction, Section
 from trainer.objectives.advice.embedding import EmbeddingAdvice
 from trainer.objectives.bases import contrastive_loss, several_texts
 from trainer.objectives.bases.groups import group_statistics, hash_group_value

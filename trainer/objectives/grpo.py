@@ -25,7 +25,8 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from params import Problem
 from params.defaults import ObjectiveDefaults
-from params.schema import Fraction, Launch, Model, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Fraction
 from trainer.objectives.bases.generative import GenerativeObjective
 from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.rollout import (

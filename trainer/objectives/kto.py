@@ -23,7 +23,8 @@ from pydantic import PositiveFloat
 
 from params import Problem
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Launch, Model, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Direction
 from trainer.objectives.advice.base import AdvisedValue, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.advice.pairs import AnswersAdvice
 from trainer.objectives.bases.answers import AnswersObjective, AnswersOptions

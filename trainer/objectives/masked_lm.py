@@ -27,7 +27,7 @@ from pydantic import Field
 
 from params import ModelError
 from params.defaults import ObjectiveDefaults
-from params.schema import Section
+from params.sections.base import Section
 from trainer.objectives.advice.base import NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import Encoding, np, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, micro_batch_loss_share, without_labels

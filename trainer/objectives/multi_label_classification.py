@@ -21,7 +21,8 @@ from pydantic import PositiveFloat
 from params import DataError, RecipeError
 from params.defaults import ObjectiveDefaults
 from params.loading import suggestion
-from params.schema import Direction, Section
+from params.sections.base import Direction, Section
+from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases import label_thresholds
 from trainer.objectives.bases.label_results import (
@@ -35,7 +36,7 @@ from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective, compute_logits, without_labels
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
-from trainer.objectives.bases.prompt_template import ColumnOrTemplate, column_or_template, names_columns
+from trainer.objectives.bases.prompt_template import ColumnOrTemplate
 from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
 
 if TYPE_CHECKING:

@@ -17,14 +17,16 @@ from typing import Any, ClassVar, Final
 
 from params import Problem
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Launch, Model, Section, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Direction, Section
+from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.answer_spans import frame_pairs
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
 from trainer.objectives.bases.padding import pad_batch, pad_to_tensor
-from trainer.objectives.bases.prompt_template import ColumnOrTemplate, column_or_template, names_columns
+from trainer.objectives.bases.prompt_template import ColumnOrTemplate
 from trainer.objectives.bases.release_format import ReleaseFormat
 from trainer.objectives.bases.rows import PromptForm, ScoreColumns
 from trainer.objectives.bases.texts import MODEL_INPUTS, TOKEN_TYPES, Tokenizer, encode_texts, gives_types

@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PositiveInt
 
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Section
+from params.sections.base import Direction, Section
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases import answer_spans
 from trainer.objectives.bases.answer_spans import PairFrame, Passage

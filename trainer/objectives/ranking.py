@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Literal
 
 from params import DataError, Problem
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Launch, Model, Section, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Direction, Section
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.groups import group_statistics, hash_group_value
 from trainer.objectives.bases.labels import require_one_output

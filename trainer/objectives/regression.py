@@ -18,7 +18,8 @@ from pydantic import PositiveFloat
 
 from params import DataError, Problem
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Launch, Model, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Direction
 from trainer.objectives.advice.pairs import TEXT_FLAGS, TextOrPairAdvice
 from trainer.objectives.bases.breakdown import RowBreakdown, cut_into_tenths
 from trainer.objectives.bases.labels import are_unnamed, match_labels, require_problem_type

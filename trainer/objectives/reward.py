@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from pydantic import NonNegativeFloat
 
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction
+from params.sections.base import Direction
 from trainer.objectives.advice.base import ModelKind, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.advice.pairs import AnswersAdvice
 from trainer.objectives.bases.answer_form import KEY, AnswerForm
@@ -179,6 +179,10 @@ class Reward(PairObjective[Options]):
         correct = 0.5 * np.sign(scores["chosen_reward"] - scores["rejected_reward"]) + 0.5
         row = np.stack([np.ones_like(correct), correct, *(scores[name] for name in _SCORES)], axis=1)
         return np.concatenate([row, calibration_statistics(self.confidence(scores), correct)], axis=1)
+
+    def right_rows(self, scores: ScoreColumns) -> NDArray[np.bool_]:
+        """Return of which of N pairs the chosen answer has the higher reward, (N,)."""
+        return scores["chosen_reward"] > scores["rejected_reward"]
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Loss in nats per pair; share of pairs whose chosen answer has the higher reward; mean difference of rewards; calibration."""

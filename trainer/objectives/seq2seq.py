@@ -26,19 +26,16 @@ from pydantic import PositiveInt
 
 from params import Problem, RecipeError
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Launch, Model, Section, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Direction, Section
+from trainer.column_template import column_or_template
 from trainer.objectives.advice.base import ModelKind, NewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases import languages
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_bytes, tokens_contain_texts_in_order
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX
-from trainer.objectives.bases.prompt_template import (
-    ColumnOrTemplate,
-    column_or_template,
-    find_answers_in_prompt,
-    form_around_text,
-)
+from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
 from trainer.objectives.bases.rows import PromptForm
 from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_texts_truncated
 
@@ -259,6 +256,12 @@ class Seq2Seq(TokenLikelihood[Options]):
 
     def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         return scores["exact_match"] == 1 if metric == "exact_match" else None
+
+    @property
+    def judges_rows(self) -> bool:
+        return self.options.generate
+
+    answers_rows = judges_rows
 
     def prediction_lines(
         self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState

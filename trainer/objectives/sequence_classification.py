@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from params import DataError
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction
+from params.sections.base import Direction
 from trainer.objectives.advice.base import AdvisedValue
 from trainer.objectives.advice.pairs import TEXT_FLAGS, TextOrPairAdvice
 from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins

@@ -16,7 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from params import Problem, RecipeError
-from params.schema import Launch, Model, Section, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Section
+from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice, ObjectiveFit, SeenColumns
 from trainer.objectives.bases import chat, packing
 from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
@@ -24,13 +26,7 @@ from trainer.objectives.bases.likelihood import TokenLikelihood, count_scored_by
 from trainer.objectives.bases.messages import Turns, is_learned, read_turns, why_conversation_unusable
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
-from trainer.objectives.bases.prompt_template import (
-    ColumnOrTemplate,
-    column_or_template,
-    find_answers_in_prompt,
-    form_around_text,
-    names_columns,
-)
+from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
 from trainer.objectives.bases.rows import PromptForm
 from trainer.objectives.bases.texts import Tokenizer, strip_repeated_special_tokens, tokenize_prompts, tokenize_texts
 
@@ -262,6 +258,12 @@ class SFT(chat.ConversationObjective[Options], TokenLikelihood[Options]):
             return self._prompt(row)
         turns = self._turns(row)
         return turns[: next(i for i, turn in enumerate(turns) if turn["role"] == "assistant")] or None
+
+    def expected_answer(self, row: Row) -> str | None:
+        """The completion, or the assistant's first message."""
+        if not self.options.messages_column:
+            return str(row[self.options.completion_column])
+        return next(str(turn["content"]) for turn in self._turns(row) if turn["role"] == "assistant")
 
     def pack(self, examples: Iterable[Example], max_length: int) -> Iterator[Example]:
         return packing.pack_examples(examples, max_length) if self.options.packing else iter(examples)

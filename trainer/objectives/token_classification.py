@@ -25,7 +25,8 @@ from typing import Any, ClassVar
 
 from params import DataError
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Expectation, Section
+from params.sections.base import Direction, Section
+from params.sections.rows import Expectation
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit, SeenColumns, UpTo
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective, compute_logits, sum_token_scores
@@ -199,6 +200,10 @@ class TokenClassification(ClassifierObjective[Options]):
     def additive_statistics(self, scores: ScoreColumns, state: ObjectiveState) -> NDArray[np.float64]:
         """The scores themselves, (N, 6)."""
         return np.stack([scores[name] for name in self.score_names(state)], axis=1)
+
+    def right_rows(self, scores: ScoreColumns) -> NDArray[np.bool_]:
+        """Return which of N rows have exactly the spans that are predicted, (N,)."""
+        return np.array(np.ptp([scores[name] for name in self.score_names({})[3:]], axis=0) == 0, np.bool_)
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
         """Loss in nats per sub-word, and shares; where there is no span they are 0, as in seqeval."""

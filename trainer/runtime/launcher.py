@@ -17,7 +17,7 @@ from pathlib import Path
 
 from params import StorageError
 from params.foundation.artifacts import write_text_atomically
-from params.schema import Section
+from params.sections.base import Section
 
 REPORT = "EVERGREEN_LAUNCH_REPORT"
 """Environment variable: path of the file for the report of a failed start."""

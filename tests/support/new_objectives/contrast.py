@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from params.schema import Section
+from params.sections.base import Section
 from trainer.objectives.bases.objective import EncodedRow, Objective
 from trainer.objectives.bases.padding import concatenate_texts_along_batch
 from trainer.objectives.bases.texts import tokenize_texts_truncated

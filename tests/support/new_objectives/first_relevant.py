@@ -8,7 +8,7 @@ a query belong into one split: set `data.group_by` to the query's column.
 
 from __future__ import annotations
 
-from params.schema import Section
+from params.sections.base import Section
 from trainer.objectives.advice.base import NewRecipeAdvice, ObjectiveFit
 from trainer.objectives.bases.groups import group_statistics, hash_group_value
 from trainer.objectives.bases.loss import BatchLoss

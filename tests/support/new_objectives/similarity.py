@@ -8,7 +8,7 @@ correlation is of all rows at once.
 
 from __future__ import annotations
 
-from params.schema import Section
+from params.sections.base import Section
 from trainer.objectives.advice.base import NewRecipeAdvice, ObjectiveFit
 from trainer.objectives.bases.loss import BatchLoss
 from trainer.objectives.bases.objective import EncodedRow, Objective

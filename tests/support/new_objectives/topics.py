@@ -7,7 +7,7 @@ Each label has a probability of its own. The loss is the sum of their negative l
 
 from __future__ import annotations
 
-from params.schema import Section
+from params.sections.base import Section
 from trainer.objectives.advice.base import AdvisedValue, ClassifierNewRecipeAdvice, ObjectiveFit
 from trainer.objectives.bases.label_sets import list_labels_in
 from trainer.objectives.bases.likelihood import ClassifierObjective, without_labels

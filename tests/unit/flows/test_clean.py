@@ -17,7 +17,7 @@ from flows.dvc_project import cache as dvc_cache
 from params import TransientError
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.release_events import ReleaseEvent
-from tasks.training.run_folders import mark_run_as_last_started
+from tasks.training.run_folders import mark_runs_as_last_started
 from tests.support import forked, tiny
 from tests.support.project import ROOT
 from trainer.runtime.lifetime import hold_file_lock
@@ -36,7 +36,7 @@ def artifacts(tmp_path, monkeypatch) -> Artifacts:
         (artifacts.checkpoints / run / "checkpoint-2").mkdir(parents=True)
         (artifacts.checkpoints / run / "checkpoint-2/model.safetensors").write_bytes(b"x" * 3000)
         (artifacts.checkpoints / run / "broken-checkpoint-4").mkdir()
-        mark_run_as_last_started(artifacts, run)
+        mark_runs_as_last_started(artifacts, [run])
     return artifacts
 
 

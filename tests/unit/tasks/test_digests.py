@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from params.foundation.artifacts import SPLITS, Artifacts
-from params.schema import Evaluation, Gate, Model, ObjectiveChoice
+from params.schema import Model, ObjectiveChoice
+from params.sections.evaluation import Evaluation, Gate
 from tasks import digests
 
 

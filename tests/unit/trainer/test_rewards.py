@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from params import DataError, EvergreenError, ModelError, RecipeError
-from params.schema import Call
+from params.sections.base import Call
 from trainer.rewards import RewardFunction, WeightedRewardSum, matches, numeric_answer, parse_answer_number
 
 NUMBERS = {

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
+from trainer.column_template import names_columns
 from trainer.objectives.advice.base import (
     AdvisedValue,
     ClassifierNewRecipeAdvice,
@@ -14,7 +15,6 @@ from trainer.objectives.advice.base import (
     SeenColumns,
     UpTo,
 )
-from trainer.objectives.bases.prompt_template import names_columns
 
 TEXT_FLAGS: Final[Mapping[str, str]] = {"text": "text_column", "text-pair": "text_pair_column"}
 """Flags of `evergreen new`, and the options that they name."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from params import ModelError
-from params.schema import Section
+from params.sections.base import Section
 from trainer.objectives.bases.answers import as_text, render_answers
 from trainer.objectives.bases.chat import ConversationTokenizer
 from trainer.objectives.bases.preferences import split_conversation

@@ -12,13 +12,16 @@ from typing import Any, ClassVar, TypeVar
 
 from params import EvergreenError, ModelError, Problem, TransientError
 from params.distribution import read_parallelism_strategy
-from params.schema import Direction, Expectation, Launch, Model, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Direction
+from params.sections.rows import Expectation
+from trainer.column_template import parse_prompt_template
 from trainer.objectives.bases.chat import conversation_template
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
-from trainer.objectives.bases.prompt_template import form_around_text, parse_prompt_template
+from trainer.objectives.bases.prompt_template import form_around_text
 from trainer.objectives.bases.reward_models import PROMPT
 from trainer.objectives.bases.rollout import (
     GenerativeObjectiveOptions,

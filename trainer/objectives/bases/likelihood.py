@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from params.schema import Direction
+from params.sections.base import Direction
 from trainer.objectives.bases.label_results import LabelBeliefs, PrecisionRecallCurve
 from trainer.objectives.bases.labels import are_unnamed, match_labels
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch

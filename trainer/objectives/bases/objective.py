@@ -8,7 +8,9 @@ from typing import Any, ClassVar, cast
 
 from params import Problem
 from params.defaults import ObjectiveDefaults
-from params.schema import Direction, Expectation, Launch, Model, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Direction
+from params.sections.rows import Expectation
 from trainer.objectives.advice.base import NewRecipeAdvice
 from trainer.objectives.bases import rows as row_checks
 from trainer.objectives.bases.breakdown import RowBreakdown
@@ -285,6 +287,21 @@ class Objective(ReleaseReading[OptionsT], ABC):
     def correct_rows(self, metric: str, scores: ScoreColumns) -> NDArray[np.bool_] | None:
         """Return which of N rows are correct, (N,), if `metric` is the share of correct rows; otherwise None."""
         return None
+
+    def right_rows(self, scores: ScoreColumns) -> NDArray[np.bool_] | None:
+        """Return which of N rows the model gets right, (N,), for `evaluation.suites`; None if the scores do not say that."""
+        found = (self.correct_rows(metric, scores) for metric in self.metrics)
+        return next((one for one in found if one is not None), None)
+
+    @property
+    def judges_rows(self) -> bool:
+        """Whether `right_rows` says which rows a model gets right, with these options."""
+        return self.judges_some_rows()
+
+    @classmethod
+    def judges_some_rows(cls) -> bool:
+        """Whether `right_rows` may say it, with some options."""
+        return cls.correct_rows is not Objective.correct_rows or cls.right_rows is not Objective.right_rows
 
     def rows_of_shares(self, metric: str, totals: NDArray[np.float64], state: ObjectiveState) -> Sequence[float]:
         """Return how many rows, or groups, each of the `shares` has of which `metric` is the mean, such as a macro average."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from params.schema import Section
+from params.sections.base import Section
+from trainer.column_template import names_columns
 from trainer.objectives.bases.lazy_imports import PreTrainedModel
-from trainer.objectives.bases.prompt_template import names_columns
 from trainer.objectives.bases.release_format import ReleaseFormat
 from trainer.objectives.bases.rows import Example, ObjectiveState, PromptForm, Row
 from trainer.objectives.bases.texts import Tokenizer
@@ -45,6 +45,16 @@ class ReleaseReading(Generic[OptionsT]):
         """Whether the limit of a release decides how much of a text is read: its card's call cuts a longer one, or splits it."""
         return self.reader_cuts or self.reader_strides
 
+    @property
+    def generates_as_released(self) -> bool:
+        """Whether a release generates a text for a row: the call on its card, of `reader_input`."""
+        return self.pipeline_tag == "text-generation" and type(self).reader_input is not ReleaseReading.reader_input
+
+    @property
+    def answers_rows(self) -> bool:
+        """Whether the model gives a row a text: that, or `prediction_lines`."""
+        return self.generates_as_released or type(self).prediction_lines is not ReleaseReading.prediction_lines
+
     def as_released(self, options: Mapping[str, Any] | None) -> Self:
         """Return this objective as a released model reads rows; ValueError if the model cannot read these as it learned to read.
 
@@ -81,6 +91,10 @@ class ReleaseReading(Generic[OptionsT]):
 
     def reader_input(self, row: Row) -> Any:
         """Return what a reader of the model card gives the model for a row: a text, or a conversation; None if nothing."""
+        return None
+
+    def expected_answer(self, row: Row) -> str | None:
+        """Return what a reader is to get for a row, where `evaluation.suites` compare generated texts; None if the row does not say it."""
         return None
 
     def answer_scores(

@@ -23,7 +23,7 @@ from pydantic import model_validator as validate_model
 
 from params import DataError, ModelError
 from params.foundation.artifacts import fix_missing_model
-from params.schema import Call, Importable, Section, conflict_error, repo_id_problem
+from params.sections.base import Call, Importable, Section, conflict_error, repo_id_problem
 from trainer.objectives.bases.answer_form import AnswerForm, as_messages
 from trainer.objectives.bases.chat import ConversationTokenizer, conversation_template
 from trainer.objectives.bases.labels import require_one_output

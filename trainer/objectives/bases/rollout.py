@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from params.schema import Section
+from params.sections.base import Section
 from trainer.objectives.bases.lazy_imports import F, PreTrainedModel, torch
 from trainer.objectives.bases.padding import pad_to_tensor
 from trainer.objectives.bases.prompt_template import Template

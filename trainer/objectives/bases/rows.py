@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from trainer.objectives.bases.lazy_imports import NDArray, np
 
 Row = Mapping[str, Any]
@@ -62,6 +64,33 @@ class PromptForm:
     def prompt(self, text: str) -> str | list[dict[str, str]]:
         """Return the prompt with a text: a text itself, or a conversation."""
         return [{"role": "user", "content": self.wrap(text)}] if self.is_chat else self.wrap(text)
+
+
+to_json = json.JSONEncoder(default=str, sort_keys=True).encode
+
+
+def hash_row_values(values: Iterable[Any]) -> int:
+    """Return a hash of 64 bits of a row's values. It stays the same over versions of all libraries."""
+    return int.from_bytes(hashlib.blake2b(to_json(list(values)).encode(), digest_size=8).digest(), "big")
+
+
+def label_columns(columns: Mapping[str, ColumnKind]) -> list[str]:
+    """Return the columns of labels, numbers or records that a row has beside what a model is given; none if there is nothing else."""
+    for kinds in ({"label"}, {"number"}, {"labels"}, {"record", "records"}):
+        if (found := [name for name, kind in columns.items() if kind in kinds]) and len(found) < len(columns):
+            return found
+    return []
+
+
+def hash_but_labels(columns: Mapping[str, ColumnKind], row: Row) -> int:
+    """Return the hash of a row without its labels: a corrected label makes no other row of it."""
+    labels = label_columns(columns)
+    return hash_row_values([row[name] for name in columns if name not in labels])
+
+
+def format_row_hash(value: int) -> str:
+    """Return a hash as a text that no spreadsheet takes for a number."""
+    return f"h{value:016x}"
 
 
 def expect_columns(columns: Mapping[str, ColumnKind], text_columns: Collection[str]) -> list[Expectation]:

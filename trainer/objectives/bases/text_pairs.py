@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
 
 from params import ModelError, Problem
-from params.schema import Launch, Model, Section, Training
+from params.schema import Launch, Model, Training
+from params.sections.base import Section
 from trainer.objectives.bases.objective import ColumnKind, Example, Objective, OptionsT, Row
 from trainer.objectives.bases.rows import PromptForm
 from trainer.objectives.bases.texts import TOKEN_TYPES, Tokenizer, encode_texts, gives_types

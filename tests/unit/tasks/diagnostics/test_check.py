@@ -20,7 +20,8 @@ from transformers import T5Config
 from params import DataError, RecipeError
 from params.foundation.artifacts import Artifacts
 from params.loading import read_yaml_document
-from params.schema import Launch, Model, ObjectiveChoice, Recipe, Tokenization, Training, TrainTokenizer
+from params.schema import Launch, Model, ObjectiveChoice, Recipe, Training
+from params.sections.rows import Tokenization, TrainTokenizer
 from tasks.commands import main
 from tasks.diagnostics import model_checks, source_checks
 from tasks.diagnostics.check import check, find_recipe_problems
@@ -487,6 +488,27 @@ def test_corpus_is_read_by_the_objective_and_watched(project):
     assert "has no column `answer`; did you mean `answers`?; objective.document_column names it" in found
     found = problems(changes | {"data.corpus": "documents/none.jsonl"}, objective=pairs)
     assert any("none.jsonl" in one for key, one in found.items() if key.startswith("data.corpus"))
+
+
+def test_suites_and_corrections_are_read_by_the_objective_and_watched(project):
+    (project / "people").mkdir()
+    (project / "people/rows.csv").write_text("text,lable\nhello,cat\n")
+    classes = {"name": "sequence_classification"}
+    suite = {"name": "greetings", "source": "people/rows.csv"}
+    changes = {"evaluation.suites": [suite], "data.corrections": "people/rows.csv", "training.best_metric": "accuracy"}
+    found = problems(changes, objective=classes)
+    assert found["evaluation.suites.0.source"] == "has no column `label`; did you mean `lable`?"
+    assert "needs label, or corrected_label; and row_hash, or text; it has text, lable" in found["data.corrections"]
+    found = problems(changes)
+    assert (
+        "causal_lm does not say which rows are right; remove the suite; suites work with "
+        in found["evaluation.suites.0"]
+    )
+    assert "rows of this objective have no label" in found["data.corrections"]
+    suite |= {"source": "people/none.csv"}
+    found = problems({**changes, "data.corrections": "people/none.csv"}, objective=classes)
+    assert any("none.csv" in one for key, one in found.items() if key.startswith("evaluation.suites.0.source"))
+    assert any("none.csv" in one for key, one in found.items() if key.startswith("data.corrections"))
 
 
 @pytest.mark.parametrize(

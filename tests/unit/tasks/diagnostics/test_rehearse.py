@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from params import Recipe
-from params.schema import RowsFromFiles
+from params.sections.data import RowsFromFiles
 from tasks.diagnostics import rehearse
 from tasks.diagnostics.rehearse import RehearsalRows
 from tasks.ingestion.batches import to_readable_batch

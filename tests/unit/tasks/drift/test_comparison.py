@@ -7,7 +7,7 @@ from math import isfinite
 import numpy as np
 import pytest
 
-from params.schema import Drift
+from params.sections.rows import Drift
 from tasks.drift.measure import compare_with_profile
 from tasks.drift.profile import DataProfile, SampledMeasure
 from tasks.drift.report import MeasuredChange

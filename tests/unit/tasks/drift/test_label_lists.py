@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from params.schema import Drift, ObjectiveChoice
+from params.schema import ObjectiveChoice
+from params.sections.rows import Drift
 from tasks.drift.measure import compare_with_profile
 from tasks.drift.profile import DataProfile
 from tasks.drift.rows import MAX_SAMPLED, ComparedColumns, without_identifier_columns

@@ -14,7 +14,7 @@ import torch
 
 from params import Recipe, load
 from params.foundation.artifacts import Artifacts
-from params.schema import Drift, Validation
+from params.sections.rows import Drift, Validation
 from tasks.drift.report import ChampionConfidence, DriftReport
 from tasks.evaluation.champion import compare_champion_confidence, measure_champion_confidence
 from tasks.evaluation.report import EvaluationDetails
@@ -288,6 +288,13 @@ DRIFT = DriftReport(status="compared", repo_id="tests/tiny", revision="release-1
 
 def compared(held_out: RowScores, new: RowScores, drift: DriftReport = DRIFT) -> ChampionConfidence:
     return compare_champion_confidence(CLASSIFIER, drift, held_out, new, split="test", seed=1)
+
+
+def test_people_are_asked_about_the_new_rows_of_which_it_is_least_sure() -> None:
+    confidence = np.linspace(0.9, 0.1, 40)
+    found = compared(scores(np.ones(50)), scores(confidence)).unsure
+    assert [row_id for row_id, _ in found] == [*range(39, 14, -1)]
+    assert [sure for _, sure in found] == [round(float(one), 4) for one in confidence[:14:-1]]
 
 
 def test_rows_that_belong_together_count_as_one() -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from params.schema import Gate
+from params.sections.evaluation import Gate
 from tasks.evaluation import gate
 from tasks.evaluation.report import EvaluationDetails, HeldOutRowUse, MetricComparison, SliceResult
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from params.foundation.artifacts import Artifacts
-from params.schema import Data, Launch
+from params.schema import Launch
+from params.sections.data import Data
 from tasks.evaluation.scoring import RowGroups
 from tasks.ingestion.split_assigner import assign_split
 from tasks.ingestion.stage import ingest
@@ -31,7 +32,7 @@ def written(tmp_path: Path, values: list[Any], *, group_by: list[str]) -> SplitR
 
 
 def test_rows_of_equal_values_are_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.ingestion.stage.PART_ROWS", 2)
+    monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 2)
     rows = written(tmp_path, [{"id": 7}, None, {"id": 8}, {"id": 7}, None, {"id": None}], group_by=["customer"])
     ids = np.array(rows.table()["row_id"])
     found = RowGroups.read(rows)
@@ -46,7 +47,7 @@ def test_rows_of_equal_values_are_a_group(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_value_of_several_types_is_one_group_in_the_split_and_in_the_gate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
-    monkeypatch.setattr("tasks.ingestion.stage.PART_ROWS", part)
+    monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", part)
     values = [7, "7", "7.0", 8, "7.50", 7.5, "a", "7.05", [7], "[7]"]
     rows = written(tmp_path, values, group_by=["customer"])
     found = RowGroups.read(rows)

@@ -12,7 +12,8 @@ from scipy.stats import binomtest
 from sklearn.metrics import f1_score
 
 from params import RecipeError
-from params.schema import Gate, ObjectiveChoice
+from params.schema import ObjectiveChoice
+from params.sections.evaluation import Gate
 from tasks.evaluation.gate import judge_candidate
 from tasks.evaluation.label_report import LabelReport
 from tasks.evaluation.labels import report_labels

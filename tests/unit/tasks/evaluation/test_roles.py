@@ -17,7 +17,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, XLNetConfig
 
 from params import ModelError, Recipe, load
 from params.foundation.artifacts import Artifacts
-from params.schema import ObjectiveChoice, TrainTokenizer
+from params.schema import ObjectiveChoice
+from params.sections.rows import TrainTokenizer
 from tasks.digests import PROVENANCE
 from tasks.evaluation import champion
 from tasks.evaluation.reading import ModelTokenization

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from params import load
-from params.schema import Drift
+from params.sections.rows import Drift
 from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from params.schema import Gate, ObjectiveChoice
+from params.schema import ObjectiveChoice
+from params.sections.evaluation import Gate
 from tasks.evaluation.release_events import ReleaseEvent
 from tasks.evaluation.row_use import (
     ComparisonId,

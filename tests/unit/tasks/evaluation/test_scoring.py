@@ -15,7 +15,8 @@ from datasets import Dataset
 
 from params import ModelError
 from params.foundation.artifacts import Artifacts
-from params.schema import ObjectiveChoice, TrainTokenizer
+from params.schema import ObjectiveChoice
+from params.sections.rows import TrainTokenizer
 from tasks.evaluation.scoring import RowScores, score_rows
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import preferences, releases, tiny

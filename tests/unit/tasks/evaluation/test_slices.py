@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from params import DataError, RecipeError
-from params.schema import SliceBy
+from params.sections.evaluation import SliceBy
 from tasks.evaluation.analysis import find_slice_positions, read_shortened_texts
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny

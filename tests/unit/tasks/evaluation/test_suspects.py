@@ -7,6 +7,9 @@ import io
 import json
 import re
 import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from params import load
-from params.foundation.artifacts import Artifacts
+from params.foundation.artifacts import CORRECTIONS, Artifacts
 from params.schema import ObjectiveChoice
 from tasks.evaluation import cross_fitting, label_review, suspects
 from tasks.evaluation.cross_fitting import TrainFeatures
@@ -27,8 +30,10 @@ from tasks.evaluation.suspects import SplitBeliefs, Suspect
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
 from tests.support import releases, sample_data, tiny
+from tests.support.validation import run_validation
 from trainer import objectives
 from trainer.data.tokens import Sequences
+from trainer.objectives.bases.label_results import LabelBeliefs
 
 SIZES = {"train": 200, "validation": 20, "test": 60}
 FUNNEL = {
@@ -248,7 +253,7 @@ def test_cells_are_no_formulas_and_keep_their_text() -> None:
     guarded = {row[2] for row in rows if row[2].startswith("'")}
     assert guarded == {f"'{text}" for text in texts[:6]}
     assert [row[2].removeprefix("'") for row in rows] == texts
-    assert rows[0][3:] == ["-1", "'=b", "0.988"]
+    assert rows[0][3:] == ["-1", "'=b", "0.988", "suspect", "", ""]
 
 
 def test_other_columns_of_a_row_stand_behind_those_of_the_table() -> None:
@@ -256,8 +261,8 @@ def test_other_columns_of_a_row_stand_behind_those_of_the_table() -> None:
     others = {"=id": {3: "007", 4: None}, "split": {3: {"é": [1.5]}}, "note": {3: "x" * 3000, 4: "-"}}
     header, first, second = csv.reader(io.StringIO(review_csv(found, {3: "t", 4: "u"}, others).removeprefix("\ufeff")))
     assert header == [*COLUMNS, "'=id", "row.split", "note"]
-    assert first[6:] == ["007", '{"é": [1.5]}', "x" * 2000 + " ... (3,000 characters)"]
-    assert second[6:] == ["", "", "'-"]
+    assert first[9:] == ["007", '{"é": [1.5]}', "x" * 2000 + " ... (3,000 characters)"]
+    assert second[9:] == ["", "", "'-"]
 
 
 def test_a_long_text_says_that_it_is_cut() -> None:
@@ -290,6 +295,52 @@ def review_of(artifacts: Artifacts) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def test_rows_in_which_two_models_differ_show_the_answer_that_is_not_the_rows_own() -> None:
+    given = np.array([0, 0, 1, 1])
+    half = np.full(4, 0.5)
+
+    def held(*likeliest: int, row_ids: Sequence[int] = (1, 2, 3, 4)) -> SplitBeliefs:
+        beliefs = LabelBeliefs(("a", "b"), given, half, np.array(likeliest), np.array([0.6, 0.7, 0.8, 0.9]))
+        rows = SimpleNamespace(folder=Path("test"))
+        return SplitBeliefs(rows, np.array(row_ids), [beliefs])  # type: ignore[arg-type]
+
+    found = list(suspects.find_disagreements(held(0, 1, 1, 1), held(1, 1, 0, 1)))
+    assert [(one.row_id, one.given, one.suggested, one.confidence) for one in found] == [
+        (1, "a", "b", 0.6),
+        (3, "b", "a", 0.8),
+    ]
+    assert {one.why for one in found} == {"models disagree"}
+    shifted = held(1, 0, 0, 0, row_ids=(2, 3, 9, 10))  # the champion cannot read rows 1 and 4
+    assert [one.row_id for one in suspects.find_disagreements(held(0, 0, 1, 1), shifted)] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [tiny.CLASSES, tiny.CLASSES | {"objective": {"name": "sequence_classification", "text_pair_column": "other"}}],
+)
+def test_a_filled_in_review_corrects_the_next_run(objective, tmp_path) -> None:
+    artifacts, recipe, _ = with_wrong_labels(tmp_path, tiny.recipe(**objective))
+    releases.evaluate(artifacts, recipe, compare_untrained=False)
+    table = review_of(artifacts)
+    method, train = objectives.build_objective(recipe.objective), SplitRows(artifacts.rows / "train")
+    (unsure,) = label_review._unsure([(4, 0.3), (10**6, 0.2)], train, method)
+    assert (unsure.row_id, unsure.split, unsure.given, unsure.confidence) == (
+        4,
+        "train",
+        method.text(next(train.pick([4]))).split()[1],
+        0.3,
+    )
+    shutil.copytree(artifacts.rows, artifacts.raw)
+    filled = [row | {"corrected_label": row["suggested_label"] or row["given_label"]} for row in table]
+    tiny.write_splits(artifacts.raw, {CORRECTIONS: {name: [row[name] for row in filled] for name in COLUMNS}})
+    found = run_validation(artifacts, objective=recipe.objective).corrections
+    suspicious = {row["row_hash"] for row in table if row["suggested_label"]}
+    assert found.unmatched == []
+    assert sum(found.changed.values()) >= len(suspicious) > 0
+    wrong = sum("suspect; random" in row["why"] for row in table)
+    assert (found.drawn, found.drawn_wrong) == (25, wrong)
+
+
 PAIRS = tiny.CLASSES | {"objective": {"name": "sequence_classification", "text_pair_column": "other"}}
 
 
@@ -299,6 +350,10 @@ def test_the_stage_finds_wrong_labels_of_both_splits(content, tmp_path, caplog, 
     caplog.set_level("INFO")
     releases.evaluate(artifacts, recipe, compare_untrained=False)
     table = review_of(artifacts)
+    drawn = {row["row_id"] for row in table if "random" in row["why"]}
+    assert len(drawn) == 25, "people see some rows that no model chose"
+    assert {row["why"] for row in table} == {"suspect", "suspect; random", "random"}
+    table = [row for row in table if row["why"] != "random"]
     details = json.loads(artifacts.report("details").read_text())["suspects"]
     for one, first in zip(details["splits"], (0, 220), strict=True):
         split, rows = one["split"], one["rows"]

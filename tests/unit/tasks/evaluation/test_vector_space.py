@@ -9,7 +9,8 @@ import pytest
 
 from params import DataError, RecipeError, load
 from params.foundation.artifacts import Artifacts
-from params.schema import Data, Launch
+from params.schema import Launch
+from params.sections.data import Data
 from tasks import digests
 from tasks.evaluation.vector_space_change import VectorSpaceChange
 from tasks.ingestion.stage import ingest
@@ -123,7 +124,7 @@ def test_queries_search_the_corpus_and_the_report_says_how_far_vectors_have_move
 def test_a_corpus_has_no_splits():
     source = {"kind": "files", "train": "rows.csv"}
     assert Data.model_validate({"source": source, "corpus": "a*.csv"}).corpus.train == "a*.csv"
-    with pytest.raises(ValueError, match="`corpus` has no splits"):
+    with pytest.raises(ValueError, match="has no splits"):
         Data.model_validate({"source": source, "corpus": {**source, "test": "others.csv"}})
 
 

@@ -16,7 +16,7 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progr
 
 from params import EvergreenError, HubRefusedError
 from params.foundation.artifacts import Artifacts
-from params.schema import RowsFromHubDataset
+from params.sections.data import RowsFromHubDataset
 from tasks.hub_client.connection import LOCAL, open_repository
 from tasks.hub_client.repository import disable_xet_where_missing
 from tasks.hub_client.time_limits import limit_hub_requests

@@ -20,7 +20,8 @@ import pytest
 
 from params import DataError
 from params.foundation.artifacts import Artifacts
-from params.schema import Data, Launch, RowsFromFiles
+from params.schema import Launch
+from params.sections.data import Data, RowsFromFiles
 from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.source import open_source
 from tasks.ingestion.stage import ingest

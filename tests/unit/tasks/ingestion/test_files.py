@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from params import DataError
-from params.schema import RowsFromFiles
+from params.sections.data import RowsFromFiles
 from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.source import open_source
 

@@ -12,7 +12,8 @@ import pytest
 from params import DataError, RecipeError, TransientError
 from params.foundation.artifacts import Artifacts
 from params.python_documentation import documentation
-from params.schema import Data, Launch, RowsFromFunction
+from params.schema import Launch
+from params.sections.data import Data, RowsFromFunction
 from tasks.ingestion.source import open_source
 from tasks.ingestion.stage import ingest
 from tests.support.project import ROOT

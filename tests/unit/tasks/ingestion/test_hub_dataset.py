@@ -12,7 +12,8 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
 from params import DataError, HubRefusedError, RecipeError, TransientError
 from params.foundation.artifacts import Artifacts
-from params.schema import Data, Launch, RowsFromHubDataset
+from params.schema import Launch
+from params.sections.data import Data, RowsFromHubDataset
 from tasks.hub_server.server import LocalHub
 from tasks.ingestion.source import open_source
 from tasks.ingestion.stage import ingest

@@ -11,7 +11,7 @@ from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from params import DataError, RecipeError, TransientError
-from params.schema import RowsFromSql
+from params.sections.data import RowsFromSql
 from tasks.ingestion import sql
 from tasks.ingestion.source import open_source
 

@@ -15,8 +15,9 @@ import pytest
 
 from params import DataError, InputsChangedError, RecipeError
 from params.foundation.artifacts import SPLITS, Artifacts
-from params.schema import Data, Launch
-from tasks.ingestion import stage
+from params.schema import Launch
+from params.sections.data import Data
+from tasks.ingestion import parts
 from tasks.ingestion.split_assigner import assign_split, canonical_json
 from tasks.ingestion.stage import ingest
 from tasks.shards.split_rows import SplitRows
@@ -236,7 +237,7 @@ class TestParts:
 
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("tasks.ingestion.stage.PART_ROWS", 1000)
+        monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 1000)
 
     def test_appended_rows_leave_the_shards_of_other_parts_as_they_are(self, tmp_path: Path) -> None:
         write_json_lines(tmp_path / "train.jsonl", rows_of(2500))
@@ -276,7 +277,7 @@ class TestParts:
         assert run(tmp_path, train="part-*.jsonl").data_sha256 == whole
 
     def test_long_rows_make_small_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("tasks.ingestion.stage._PART_BYTES", 100_000)
+        monkeypatch.setattr("tasks.ingestion.parts._PART_BYTES", 100_000)
         write_json_lines(tmp_path / "train.jsonl", [{"text": "x" * 1000, "label": i} for i in range(200)])
         run(tmp_path)
         shards = SplitRows(tmp_path / "runs/r/raw/train").manifest.shards
@@ -288,17 +289,17 @@ class TestWorkInProportion:
 
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("tasks.ingestion.stage.PART_ROWS", 100)
+        monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 100)
         for module in ("formats", "json_files"):
             monkeypatch.setattr(f"tasks.ingestion.{module}.PLACE_ROWS", 50)
         self.written: list[int] = []
-        write = stage._write_files
+        write = parts._write_files
 
-        def noted(division: Any, folder: Path, part: Any) -> Any:
+        def noted(choice: Any, division: Any, folder: Path, part: Any) -> Any:
             self.written.append(part[0])
-            return write(division, folder, part)
+            return write(choice, division, folder, part)
 
-        monkeypatch.setattr(stage, "_write_files", noted)
+        monkeypatch.setattr(parts, "_write_files", noted)
 
     def run(self, root: Path, code: str = "1", **options: Any) -> list[int]:
         """Ingest, and return the parts that were written."""
@@ -311,7 +312,7 @@ class TestWorkInProportion:
         self, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.undo()
-        monkeypatch.setattr("tasks.ingestion.stage.PART_ROWS", 100)
+        monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 100)
         for part in range(3):
             write(tmp_path, suffix, rows_of(1000)[part * 300 : part * 300 + 300], str(part))
         (tmp_path / "test.jsonl").write_text((json.dumps(rows_of(1)[0]) + "\n") * 50)
@@ -357,7 +358,7 @@ class TestWorkInProportion:
         """The file is edited after it was hashed and before it is read; then the edit is undone."""
         path = write(tmp_path, suffix, rows_of(550))
         before = path.read_bytes()
-        cut = stage.divide_files_into_parts
+        cut = parts.divide_files_into_parts
 
         def edit_after(files: Any) -> Any:
             parts = [*cut(files)]
@@ -366,10 +367,10 @@ class TestWorkInProportion:
             write(tmp_path, suffix, rows)
             return parts
 
-        monkeypatch.setattr(stage, "divide_files_into_parts", edit_after)
+        monkeypatch.setattr(parts, "divide_files_into_parts", edit_after)
         with pytest.raises(InputsChangedError, match="changed while its rows were"):
             self.run(tmp_path, train=path.name)
-        monkeypatch.setattr(stage, "divide_files_into_parts", cut)
+        monkeypatch.setattr(parts, "divide_files_into_parts", cut)
         path.write_bytes(before)
         self.run(tmp_path, train=path.name)
         kept = folder_bytes(tmp_path)
@@ -458,7 +459,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from params import StorageError
 from params.foundation.artifacts import Artifacts
-from params.schema import Data, Launch
+from params.schema import Launch
+from params.sections.data import Data
 from tasks.shards.split_rows import SplitRows
 from tasks.ingestion.stage import ingest
 warnings.simplefilter("error")

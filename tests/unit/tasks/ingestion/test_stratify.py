@@ -12,9 +12,10 @@ import pytest
 from params import DataError, RecipeError
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.loading import read_yaml_document
-from params.schema import Data, Launch
+from params.schema import Launch
+from params.sections.data import Data
 from tasks.diagnostics.check import find_recipe_problems
-from tasks.ingestion import stage
+from tasks.ingestion import parts
 from tasks.ingestion.stage import ingest
 from tasks.shards.split_rows import SplitRows
 from tests.support import tiny
@@ -69,7 +70,7 @@ def learned(rows: list[dict[str, Any]], splits: dict[str, str]) -> set[str]:
     ],
 )
 def test_each_label_has_a_training_row_and_all_others_stay(tmp_path: Path, monkeypatch, seed: int, part: int) -> None:
-    monkeypatch.setattr(stage, "PART_ROWS", part)
+    monkeypatch.setattr(parts, "PART_ROWS", part)
     rows = rows_of(40, 4, seed)
     hashed, splits = split(tmp_path, rows, by=None), split(tmp_path, rows)
     lost = {row["label"] for row in rows} - learned(rows, hashed)
@@ -91,7 +92,7 @@ def test_it_says_how_many_values_moved_only_if_some_did(tmp_path: Path, caplog) 
 def test_parts_processes_and_kept_work_change_nothing(tmp_path: Path, monkeypatch) -> None:
     rows = rows_of(40, 4)
     whole = split(tmp_path, rows)
-    monkeypatch.setattr(stage, "PART_ROWS", 8)
+    monkeypatch.setattr(parts, "PART_ROWS", 8)
     first = split(tmp_path, rows, code="1")
     assert first == whole
     places = {path: path.read_bytes() for path in (tmp_path / "runs/r/raw").rglob("*.parquet")}

@@ -15,8 +15,9 @@ import pytest
 
 from params import DataError
 from params.foundation.artifacts import SPLITS, Artifacts
-from params.schema import Data, Launch
-from tasks.ingestion import stage
+from params.schema import Launch
+from params.sections.data import Data
+from tasks.ingestion import parts
 from tasks.ingestion.batches import SourceBatch, to_readable_batch
 from tasks.ingestion.split_assigner import assign_split
 from tasks.ingestion.stage import ingest
@@ -59,7 +60,7 @@ def expected(name: str, other: str) -> Any:
 @pytest.mark.parametrize("place", ["row", "batch", "part", "file", "split"])
 def test_no_value_is_lost_or_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.setattr("tasks.ingestion.batches.BATCH_ROWS", 2 if place == "batch" else 512)
-    monkeypatch.setattr("tasks.ingestion.stage.PART_ROWS", 8 if place == "part" else 4096)
+    monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 8 if place == "part" else 4096)
     rows = [{f"{pair}": VALUES[pair[i // 8]] for pair in PAIRS} | {"text": f"text {i}"} for i in range(16)]
     order = rows[::2] + rows[1::2] if place == "row" else rows
     halves = [order] if place in ("row", "batch", "part") else [order[:8], order[8:]]
@@ -144,7 +145,7 @@ def test_csv_files_of_a_split_may_differ_in_type(tmp_path: Path) -> None:
 def test_rows_of_a_group_stay_together_whatever_the_type_of_its_value(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
-    monkeypatch.setattr(stage, "PART_ROWS", part)
+    monkeypatch.setattr(parts, "PART_ROWS", part)
     users = [kind(i) for i in range(30) for kind in (int, str, float)]
     rows = [{"text": f"text {i}", "user": user} for i, user in enumerate(users)]
     lines = {"train-1.jsonl": rows[:50], "train-2.jsonl": [{**row, "user": str(row["user"])} for row in rows[50:]]}
@@ -166,7 +167,7 @@ def test_a_file_of_numbers_beside_one_of_texts_keeps_its_texts_and_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
     """`a.csv` is read as numbers, which say 2.5 for 2.50, and `b.csv` as text."""
-    monkeypatch.setattr(stage, "PART_ROWS", part)
+    monkeypatch.setattr(parts, "PART_ROWS", part)
     groups = [f"{i}.{decimals}" for i in range(30) for decimals in ("50", "05", "0", "00", "125")]
     for name, last in (("a", "1.5"), ("b", "other")):
         lines = "".join(f"{name} {i},{group}\n" for i, group in enumerate([*groups, last]))

@@ -11,7 +11,8 @@ import pytest
 
 from params import DataError, RecipeError
 from params.foundation.artifacts import SPLITS, Artifacts
-from params.schema import Data, Launch
+from params.schema import Launch
+from params.sections.data import Data
 from tasks.ingestion.batches import MAX_NESTING
 from tasks.ingestion.stage import ingest
 from tasks.shards.split_rows import SplitRows

@@ -6,7 +6,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from params import load
-from params.schema import RowsFromHubDataset
+from params.sections.data import RowsFromHubDataset
 from tasks.releases.clone import (
     ProjectClone,
     ProvenanceRecord,

@@ -158,6 +158,25 @@ def test_page_without_quoted_rows(published):
     assert "The new rows drifted" in page
 
 
+def test_suites_show_each_failure(published):
+    failed = {"row_id": 7, "text": "<b>hello there", "notes": {"expected": "greeting", "predicted": "bye"}}
+    suite = {"name": "greetings", "rows": 20, "right": 19, "share": 0.95, "sha256": "", "failures": [failed]}
+    path = published.report("details")
+    kept = path.read_text()
+    try:
+        example.save(path, json.loads(kept) | {"suites": [suite, suite | {"name": "all", "share": 1.0}]})
+        page = render_report_page(published, timings=None)
+        bare = render_report_page(published, timings=None, quote_rows=False)
+    finally:
+        path.write_text(kept)
+    assert_self_contained(page)
+    assert "✓ greetings: 19 of 20 rows right; at least 95% must be." in words(page)
+    assert "✗ all: 19 of 20 rows right; at least 100% must be." in words(page)
+    assert "row 7 expected greeting predicted bye <b>hello there" in words(page)
+    assert "greetings" in bare
+    assert "hello there" not in bare
+
+
 @pytest.mark.parametrize("missing", ["dvc.lock", *example.files(slices=0, worst=0, text=""), "validated/quarantine.parquet",
                                      "validated/report.html", "history/train.csv", "history/validation.csv", "recipe"])  # fmt: skip
 def test_page_without_one_input(run, missing):

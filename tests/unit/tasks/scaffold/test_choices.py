@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from params.schema import Gate, ObjectiveChoice
+from params.schema import ObjectiveChoice
+from params.sections.evaluation import Gate
 from tasks.evaluation.report import min_interval_observations
 from tasks.evaluation.scoring import RowScores
 from tasks.evaluation.statistics import Resampler

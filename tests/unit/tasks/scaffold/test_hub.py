@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from params import HubRefusedError, ModelError, RecipeError, TransientError
-from params.schema import RowsFromHubDataset
+from params.sections.data import RowsFromHubDataset
 from tasks.hub_server.server import LocalHub
 from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.model_facts import read_model_facts

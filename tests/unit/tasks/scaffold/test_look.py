@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from params import DataError
-from params.schema import RowsFromFiles, RowsFromSql
+from params.sections.data import RowsFromFiles, RowsFromSql
 from tasks.scaffold import look as look_module
 from tasks.scaffold.look import SampledColumn, read_source_sample
 

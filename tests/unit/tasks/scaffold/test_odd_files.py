@@ -9,7 +9,8 @@ import pytest
 
 from params import DataError
 from params.foundation.artifacts import SPLITS, Artifacts
-from params.schema import Data, Launch
+from params.schema import Launch
+from params.sections.data import Data
 from tasks.ingestion.stage import ingest
 from tasks.scaffold.look import read_source_sample
 from tasks.scaffold.request import NewRecipeRequest

@@ -184,7 +184,7 @@ def test_the_data_stages_give_the_same_bytes_wherever_they_run(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one process, in two, and on a cluster that loses a worker while it validates."""
-    monkeypatch.setattr("tasks.ingestion.stage.PART_ROWS", 100)
+    monkeypatch.setattr("tasks.ingestion.parts.PART_ROWS", 100)
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     texts = [*tiny.sentences(700, 1), *tiny.sentences(60, 2)[::2] * 2]

@@ -15,7 +15,8 @@ from transformers import AutoTokenizer
 
 from params import DataError, ModelError
 from params.foundation.artifacts import SPLITS, Artifacts
-from params.schema import Launch, ObjectiveChoice, Tokenization
+from params.schema import Launch, ObjectiveChoice
+from params.sections.rows import Tokenization
 from tasks.shards import kept_work
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization import encoding, tokenizers
@@ -425,7 +426,8 @@ MEASURE = """
 import sys
 from pathlib import Path
 from params.foundation.artifacts import Artifacts
-from params.schema import Launch, ObjectiveChoice, Tokenization
+from params.schema import Launch, ObjectiveChoice
+from params.sections.rows import Tokenization
 from tasks.tokenization.stage import tokenize
 tokenization = Tokenization(max_length=256, tokenizer={"kind": "pretrained", "path": sys.argv[2]})
 launch = Launch(micro_batch_size=1)

@@ -9,7 +9,7 @@ from params.foundation.artifacts import Artifacts
 from tasks.training.run_folders import (
     delete_superseded_run_folders,
     list_superseded_run_folders,
-    mark_run_as_last_started,
+    mark_runs_as_last_started,
 )
 from tests.support import tiny
 from tests.support.training import run_train
@@ -20,7 +20,7 @@ def make_runs(artifacts: Artifacts, *names: str) -> None:
     for age, name in enumerate(names, start=1):
         folder = artifacts.checkpoints / name
         (folder / "checkpoint-2").mkdir(parents=True)
-        mark_run_as_last_started(artifacts, name)
+        mark_runs_as_last_started(artifacts, [name])
         os.utime(folder, (4e9 - age, 4e9 - age))
 
 
@@ -48,7 +48,7 @@ def test_finished_training_prunes_superseded_runs(tmp_path):
 def test_run_that_is_continued_is_the_last_one(tmp_path):
     artifacts = Artifacts("tiny", tmp_path)
     make_runs(artifacts, "a" * 16, "b" * 16)
-    mark_run_as_last_started(artifacts, "a" * 16)
+    mark_runs_as_last_started(artifacts, ["a" * 16])
     assert [path.name for path in list_superseded_run_folders(artifacts)] == ["b" * 16]
 
 

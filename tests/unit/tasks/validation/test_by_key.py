@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from params import ValidationEngineError
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from tasks.validation import by_key
 from tasks.validation.by_key import find_duplicate_rows, row_key_bytes
 from tasks.validation.raw_rows import open_raw_rows, table_to_frame

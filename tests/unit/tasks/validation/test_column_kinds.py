@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from params import DataError
-from params.schema import Expectation, ObjectiveChoice
+from params.schema import ObjectiveChoice
+from params.sections.rows import Expectation
 from tasks.drift.rows import ComparedColumns
 from tasks.shards.split_rows import SplitRows
 from tests.support import new_objectives

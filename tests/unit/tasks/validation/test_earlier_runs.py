@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from params import DataError
-from params.schema import Expectation, Launch, ObjectiveChoice
+from params.schema import Launch, ObjectiveChoice
+from params.sections.rows import Expectation
 from tasks.drift import rows as drift_rows
 from tasks.validation import by_key, label_checks, separated_rows
 from tasks.validation import checks as checks_module

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from params import RecipeError, ValidationEngineError
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from tasks.validation.expectations import columns_named_by_expectations, expectation_problems, run_expectations
 
 FRAME = pd.DataFrame({"text": ["one", "two", None], "n": [1, 2, 3]})
@@ -131,7 +131,7 @@ def connect(self, address):
     raise OSError
 socket.socket.connect = socket.socket.connect_ex = connect
 import pandas as pd
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from tasks.validation.expectations import run_expectations
 frame = pd.DataFrame({"n": [1, 2]})
 run_expectations([Expectation(type="expect_column_values_to_be_in_set", column="n", value_set=[1])], frame)

@@ -9,7 +9,8 @@ import pytest
 
 from params import DataError
 from params.foundation.artifacts import Artifacts
-from params.schema import ObjectiveChoice, PretrainedTokenizer, TrainTokenizer
+from params.schema import ObjectiveChoice
+from params.sections.rows import PretrainedTokenizer, TrainTokenizer
 from tests.support import tiny
 from tests.support.validation import good_rows, quarantine_reasons, run_validation, write_raw
 

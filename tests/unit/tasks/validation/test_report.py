@@ -7,7 +7,7 @@ import re
 import pytest
 
 from params import DataError
-from params.schema import Expectation
+from params.sections.rows import Expectation
 from tasks.drift.report import DriftReport
 from tasks.validation.report import CheckReport, ShownRow, ValidationReport, render_validation_page, shorten_value
 from tests.support.html import Outline

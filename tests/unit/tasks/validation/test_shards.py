@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from params.foundation.hashing import file_sha256
-from params.schema import Expectation, ObjectiveChoice
+from params.schema import ObjectiveChoice
+from params.sections.rows import Expectation
 from tasks.shards.split_rows import SCHEMA, SplitRows
 from tasks.validation.checks import BY_KEY, ROW_BY_ROW, columns_read_by_expectation, expectation_check_kind
 from tests.support.validation import good_rows, run_validation, write_raw

@@ -12,7 +12,8 @@ import pytest
 
 from params import DataError
 from params.foundation.artifacts import GROUP_BY, SPLITS
-from params.schema import Expectation, ObjectiveChoice
+from params.schema import ObjectiveChoice
+from params.sections.rows import Expectation
 from tasks.shards.split_rows import SEEN, SplitRows
 from tests.support.validation import LANGUAGE, LONG, UNIQUE, good_rows, quarantine_reasons, run_validation, write_raw
 

@@ -10,10 +10,11 @@ import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader, IterableDataset
 
-from params import CheckpointError, DataError
+from params import CheckpointError, DataError, RecipeError
 from params.schema import Launch
+from trainer.build import check_weights
 from trainer.data.loading import ResumableBatchSampler, SeededDataset, collate_with_seed
-from trainer.data.order import EpochOrder, GlobalBatchShard
+from trainer.data.order import EpochOrder, GlobalBatchShard, RowTraits
 from trainer.data.randomness import seeded
 from trainer.data.streaming import ShuffledWindows, StreamByPosition
 from trainer.loop.batch import micro_batch_and_accumulation
@@ -271,3 +272,70 @@ def test_resumed_windows_read_no_earlier_rows():
 def test_empty_stream_is_an_error():
     with pytest.raises(DataError, match="the stream is empty"):
         read(StreamByPosition(ShuffledWindows([], seed=3), 3), 0, 1)
+
+
+class TestWeights:
+    """Rows of sources that an epoch has more often or more seldom than once."""
+
+    WEIGHTS = ((30, 1.0), (20, 2.5), (12, 0.25), (8, 1.0))
+
+    def made(self, batch=4, **settings):
+        return EpochOrder(70, seed=3, global_batch_size=batch, weights=self.WEIGHTS, **settings)
+
+    @staticmethod
+    def counts(order, epochs):
+        found = torch.zeros(70, dtype=torch.int64)
+        for epoch in epochs:
+            found += torch.bincount(order.rows(epoch)[:], minlength=70)
+        return found
+
+    def test_each_row_comes_as_often_as_its_weight_says(self):
+        order = self.made(batch=1)
+        assert order.batches == 30 + 50 + 3 + 8
+        once = self.counts(order, [0])
+        assert once[:30].tolist() == [1] * 30
+        assert sorted(once[30:50].tolist()) == [2] * 10 + [3] * 10
+        assert sorted(once[50:62].tolist()) == [0] * 9 + [1] * 3
+        several = self.counts(order, range(4))  # a share goes on where it ended
+        assert several[30:50].tolist() == [10] * 20
+        assert several[50:62].tolist() == [1] * 12
+
+    def test_it_follows_from_seed_and_epoch_and_is_read_by_slices(self, permutation):
+        order = self.made()
+        found = order.rows(1)[:].tolist()
+        assert found == self.made().rows(1)[:].tolist()
+        assert found != order.rows(2)[:].tolist()
+        assert order.rows(1)[7:23].tolist() == found[7:23]
+
+    def test_batches_have_similar_lengths(self):
+        lengths = [i % 7 + 1 for i in range(70)]
+        order = self.made(lengths=lengths)
+        batches = order.rows(0)[:].reshape(-1, 4).tolist()
+        spread = [max(lengths[i] for i in one) - min(lengths[i] for i in one) for one in batches]
+        assert sum(spread) <= 7
+
+    @pytest.mark.parametrize("processes", [1, 2])
+    def test_processes_share_the_same_steps(self, processes):
+        source = DataLoader(range(70), shuffle=True)
+        traits = RowTraits(weights=self.WEIGHTS)
+        samplers = [
+            ResumableBatchSampler(
+                source, GlobalBatchShard(2, 4 // processes // 2, processes, one), seed=3, traits=traits
+            )
+            for one in range(processes)
+        ]
+        for one in samplers:
+            one.load_state_dict({"order": {"epoch": 1, "batch": 5, "global_batch_size": 4}, "stream": None})
+        found = [[[row for _, row in keys] for keys in one][5 * 4 // processes // 2 :] for one in samplers]
+        steps = [row for together in zip(*found, strict=True) for micro in together for row in micro]
+        assert steps == self.made().rows(1)[20:].tolist()
+
+    def test_a_sampler_of_ones_own_is_refused(self):
+        source = DataLoader(range(70), sampler=torch.utils.data.SequentialSampler(range(70)))
+        with pytest.raises(RecipeError, match=r"training.trainer: its sampler chooses the rows"):
+            ResumableBatchSampler(source, GlobalBatchShard(2, 2, 1, 0), seed=3, traits=RowTraits(weights=self.WEIGHTS))
+
+    @pytest.mark.parametrize(("streaming", "groups"), [(True, None), (False, [0] * 70)])
+    def test_an_order_that_has_each_row_once_is_refused(self, streaming, groups):
+        with pytest.raises(RecipeError, match=r"data.sources: have weights, and"):
+            check_weights(RowTraits(groups=groups, weights=self.WEIGHTS), streaming=streaming)

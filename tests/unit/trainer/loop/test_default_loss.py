@@ -13,7 +13,7 @@ from trainer import job, objectives
 
 OWN = '''"""Own: a classifier that learns by its model's own loss."""
 
-from params.schema import Section
+from params.sections.base import Section
 from trainer.objectives.bases.objective import EncodedRow, Objective
 from trainer.objectives.bases.texts import tokenize_texts_truncated
 

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from transformers import GenerationMixin
 
 from params import ModelError
-from params.schema import ObjectiveChoice, TrainTokenizer
+from params.schema import ObjectiveChoice
+from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import in_process, prompts
 from tests.support.training import ElasticTraining, assert_same, metrics_log, plan_job, run_train_with_kills

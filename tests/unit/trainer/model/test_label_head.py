@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from params import ModelError
-from params.schema import Model, ObjectiveChoice, TrainTokenizer
+from params.schema import Model, ObjectiveChoice
+from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
 from trainer.model import label_head

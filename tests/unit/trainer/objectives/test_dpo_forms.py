@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from params import RecipeError
-from params.schema import ObjectiveChoice, TrainTokenizer
+from params.schema import ObjectiveChoice
+from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from params import ModelError, load
-from params.schema import ObjectiveChoice, TrainTokenizer
+from params.schema import ObjectiveChoice
+from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
 from trainer import objectives

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from params.schema import TrainTokenizer
+from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer.objectives.bases import chat
 

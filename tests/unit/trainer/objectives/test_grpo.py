@@ -10,7 +10,8 @@ import pytest
 import torch
 from datasets import Dataset
 
-from params.schema import Launch, Model, ObjectiveChoice, Training, TrainTokenizer
+from params.schema import Launch, Model, ObjectiveChoice, Training
+from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import prompts
 from trainer import objectives

@@ -13,7 +13,8 @@ from datasets import Dataset
 from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 
-from params.schema import Launch, Model, ObjectiveChoice, Training, TrainTokenizer
+from params.schema import Launch, Model, ObjectiveChoice, Training
+from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import in_process, preferences, releases
 from tests.support.training import assert_same, metrics_log, run_train, run_train_with_kills

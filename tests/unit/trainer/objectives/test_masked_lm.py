@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from params import ModelError
-from params.schema import ObjectiveChoice, TrainTokenizer
+from params.schema import ObjectiveChoice
+from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
 from trainer.objectives.bases.loss import MicroBatchShare

@@ -6,10 +6,12 @@ from typing import Any, get_args
 
 import pytest
 
-from params.schema import Launch, Model, ObjectiveChoice, Training, TrainTokenizer
+from params.schema import Launch, Model, ObjectiveChoice, Training
+from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives
-from trainer.objectives.bases.prompt_template import column_or_template, form_around_text, parse_prompt_template
+from trainer.column_template import column_or_template, parse_prompt_template
+from trainer.objectives.bases.prompt_template import form_around_text
 
 ALPACA = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
 

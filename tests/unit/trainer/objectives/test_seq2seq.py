@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from params import RecipeError
-from params.schema import Model, ObjectiveChoice, TrainTokenizer
+from params.schema import Model, ObjectiveChoice
+from params.sections.rows import TrainTokenizer
 from tasks.tokenization.encoding import RowEncoder
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
@@ -163,7 +164,7 @@ def first_token(prediction: Any) -> dict[str, float]:
 
 @pytest.mark.parametrize("generate", [True, False])
 def test_custom_metrics_get_the_generated_tokens(generate):
-    from params.schema import OwnMetrics
+    from params.sections.evaluation import OwnMetrics
 
     task = objective(generate=generate)
     network = model(T5, task)

@@ -11,7 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from params import ModelError, RecipeError
 from params.foundation.artifacts import Artifacts
-from params.schema import Launch, Model, ObjectiveChoice, Tokenization, Training, TrainTokenizer
+from params.schema import Launch, Model, ObjectiveChoice, Training
+from params.sections.rows import Tokenization, TrainTokenizer
 from tasks.tokenization.stage import tokenize
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny

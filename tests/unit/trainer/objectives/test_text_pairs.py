@@ -9,7 +9,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from params.schema import Launch, Model, ObjectiveChoice, Training, TrainTokenizer
+from params.schema import Launch, Model, ObjectiveChoice, Training
+from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
 from tests.support.zoo import tokenizers_of_kinds

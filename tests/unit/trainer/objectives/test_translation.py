@@ -13,7 +13,8 @@ from transformers.models.m2m_100.modeling_m2m_100 import shift_tokens_right as s
 from transformers.models.mbart.modeling_mbart import shift_tokens_right as shift_labels_of_mbart
 
 from params import RecipeError
-from params.schema import Launch, Model, ObjectiveChoice, Training, TrainTokenizer
+from params.schema import Launch, Model, ObjectiveChoice, Training
+from params.sections.rows import TrainTokenizer
 from tasks.tokenization.tokenizers import train_tokenizer
 from tests.support import tiny
 from trainer import objectives

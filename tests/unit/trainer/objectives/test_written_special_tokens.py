@@ -9,7 +9,8 @@ import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from params.schema import ObjectiveChoice, TrainTokenizer
+from params.schema import ObjectiveChoice
+from params.sections.rows import TrainTokenizer
 from tasks.inference.tried_model import AnsweringModel
 from tasks.tokenization.tokenizers import train_tokenizer
 from trainer import objectives

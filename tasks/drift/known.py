@@ -1,0 +1,90 @@
+"""Which rows of the train split a published model has learned from, by hashes of their content.
+
+A release whose recipe says `model.start` has a file with a part of each hash: sorted and stored as differences, they take three bytes a row.
+Beside a million known rows, one new row in a million is taken for a known one. Other releases have the hashes of up to `MAX_KNOWN` rows in the
+profile of their rows (tasks.drift.profile).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from tasks.drift.profile import DataProfile, limit_memory
+from tasks.drift.rows import ComparedColumns, hash_rows
+from tasks.shards.kept_work import ShardTask, ShardWorkers, hash_settings
+from tasks.shards.split_rows import SplitRows
+
+MAX_FILE_BYTES: Final = 256 << 20
+"""Most bytes of the file, which are those of some ninety million rows."""
+_MAX_MEMORY: Final = 4 << 30
+_LEFT_OUT: Final = np.uint64(24)
+"""Bits of a hash that the file lacks."""
+_COLUMN: Final = "hash"
+_CONTENT: Final = b"evergreen.content"
+"""Key of the file's metadata: the columns whose values tell two rows apart."""
+
+
+def read_content_hashes(
+    rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return the row_id and the content hash of each row, (N,) each; those of a shard are kept for the next run."""
+    settings = columns.settings(rows, columns.content)
+    works = [ShardTask(own, hash_settings(work="content", shard=own.shard.sha256, **settings)) for own in rows.shards]
+    found = zip(
+        rows.manifest.shards, workers.run(partial(_hash_shard, columns), works, what="shards (content)"), strict=True
+    )
+    ids, hashes = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
+    for shard, (places, own) in found:
+        ids.append(places + shard.first_row_id)
+        hashes.append(own)
+    return np.concatenate(ids), np.concatenate(hashes)
+
+
+def _hash_shard(columns: ComparedColumns, rows: SplitRows) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    row_ids, hashes = hash_rows(rows, columns)
+    return row_ids - rows.shard.first_row_id, hashes
+
+
+def write_hashes(hashes: NDArray[np.uint64], columns: ComparedColumns, path: Path) -> None:
+    """Write a part of each hash; equal rows give equal bytes."""
+    schema = pa.schema([(_COLUMN, pa.int64())], metadata={_CONTENT: json.dumps(columns.content).encode()})
+    table = pa.table([np.unique(hashes >> _LEFT_OUT).astype(np.int64)], schema=schema)
+    encoding = {_COLUMN: "DELTA_BINARY_PACKED"}
+    pq.write_table(table, path, compression="none", use_dictionary=False, column_encoding=encoding)
+
+
+def find_known(
+    hashes: NDArray[np.uint64], columns: ComparedColumns, file: bytes | None, profile: bytes | None
+) -> NDArray[np.bool_]:
+    """Return which of N rows are among those of a release with this file, or else this profile, (N,).
+
+    Raises:
+        ValueError: they do not say it of all rows; the message says why.
+    """
+    if file is None:
+        known = DataProfile.load(profile) if profile else None
+        if known is None:
+            raise ValueError("it does not say which rows it has learned from")
+        if not known.is_whole:
+            raise ValueError(f"its profile has only {len(known.known):,} of its {known.rows:,} rows")
+        content, own, others = known.content, hashes, known.known
+    else:
+        try:
+            with limit_memory(_MAX_MEMORY):
+                table = pq.read_table(io.BytesIO(file), columns=[_COLUMN])
+                content = json.loads(table.schema.metadata[_CONTENT])
+                own, others = (hashes >> _LEFT_OUT).astype(np.int64), table[_COLUMN].to_numpy()
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError) as error:
+            raise ValueError(f"its list of rows is damaged: {type(error).__name__}") from error
+    if content != columns.content:
+        raise ValueError(f"it learned from other columns: {', '.join(map(str, content))}")
+    return np.isin(own, others)

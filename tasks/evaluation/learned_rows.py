@@ -1,0 +1,61 @@
+"""Held-out rows that the champion has learned from: the gate does not compare there, where it would know the answers.
+
+A release says in its record until which time it has learned, and its profile has the hashes of the rows that it learned from (of many rows,
+some of them). Rows that were in its train split can be held out now because the time goes on, or because `seed` or `data.split` has changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from params.foundation.artifacts import PROFILE
+from tasks.digests import ReleaseRecord
+from tasks.drift.profile import DataProfile
+from tasks.drift.rows import ComparedColumns, hash_rows
+from tasks.shards.split_rows import SplitRows
+from tasks.shards.times import NO_TIME, read_times, time_of_value
+from trainer.data.shards import ROW_ID
+from trainer.objectives.bases.objective import Objective
+
+logger = logging.getLogger(__name__)
+
+
+def find_learned_rows(champion: Path, rows: SplitRows, objective: Objective[Any]) -> NDArray[np.int64]:
+    """Return the `row_id`s of the rows of a split that the champion, whose files are in a folder, has learned from, ascending."""
+    record, profile = ReleaseRecord.of(champion), _read_profile(champion / PROFILE)
+    columns = ComparedColumns.of(rows, objective, ())
+    if profile and profile.content != columns.content:
+        logger.warning(
+            "evaluate: the champion learned from other columns; rows that it knows are not recognized by their content"
+        )
+        profile = None
+    until, times = NO_TIME, rows.times
+    # by hash, a row that is older than others may have been held out all the time
+    if record and times and "time" in (times["split"], record.data.split):
+        until = time_of_value(record.data.learned_until)
+    found = [np.zeros(0, np.int64)]
+    if times and until != NO_TIME:
+        batches = rows.batches([ROW_ID, times["column"]])
+        found += [batch[ROW_ID].to_numpy()[read_times(batch[times["column"]]) <= until] for batch in batches]
+    if profile:
+        row_ids, hashes = hash_rows(rows, columns)
+        found.append(row_ids[np.isin(hashes, profile.known)])
+    learned = np.unique(np.concatenate(found))
+    if len(learned):
+        logger.info(
+            "evaluate: the champion has learned from %d of %d rows, which do not count", len(learned), len(rows)
+        )
+    return learned
+
+
+def _read_profile(path: Path) -> DataProfile | None:
+    try:
+        return DataProfile.load(path.read_bytes()) if path.exists() else None
+    except ValueError as error:
+        logger.warning("evaluate: the champion's %s cannot be read: %s", path.name, error)
+        return None

@@ -1,0 +1,155 @@
+"""Corrections: labels of people in place of those of the source, found by what the row says, or by its hash."""
+
+from __future__ import annotations
+
+import pytest
+
+from params import DataError, RecipeError
+from params.foundation.artifacts import CORRECTIONS
+from params.schema import ObjectiveChoice
+from tasks.shards.split_rows import SplitRows
+from tasks.validation import corrections
+from tasks.validation.corrections import find_columns
+from tests.support import tiny
+from tests.support.validation import good_rows, run_validation, write_raw
+from trainer import objectives
+from trainer.objectives.bases.rows import format_row_hash, hash_row_values, label_columns
+
+CLASSES = ObjectiveChoice(name="sequence_classification")
+TEXTS = ["pay my bill", "send a card", "pay the rent", "lost my card", "pay my bill"]
+LABELS = ["card", "card", "bill", "card", "card"]
+
+
+def hashed(*values):
+    return format_row_hash(hash_row_values(values))
+
+
+@pytest.fixture
+def artifacts(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.support.tiny.PART_ROWS", 3)
+    held_out = {"text": ["a new card", "my bill"], "label": ["bill", "card"], "day": [1, 2]}
+    train = {"text": TEXTS, "label": LABELS, "day": [*range(5)]}
+    return write_raw(tmp_path, train=train, validation=held_out, test={"text": ["card"], "label": ["card"], "day": [7]})
+
+
+def correct(artifacts, columns, objective=CLASSES, **options):
+    tiny.write_splits(artifacts.raw, {CORRECTIONS: columns})
+    return run_validation(artifacts, objective=objective, **options)
+
+
+def test_a_filled_in_review_changes_all_rows_that_say_the_same(artifacts, caplog):
+    before = {shard.name: shard.sha256 for shard in SplitRows(artifacts.raw / "train").manifest.shards}
+    review = {
+        "row_hash": [hashed("pay my bill"), hashed("a new card"), hashed("send a card"), hashed("nobody says this")],
+        "text": ["pay my ... (2,000 characters)", "", "", ""],
+        "label": ["card", "bill", "card", "card"],
+        "corrected_label": ["bill", "card", None, "card"],
+    }
+    with caplog.at_level("WARNING"):
+        report = correct(artifacts, review)
+    assert good_rows(artifacts, column="label") == ["bill", "card", "bill", "card", "bill"]
+    assert good_rows(artifacts, "validation", "label") == ["card", "card"]
+    assert good_rows(artifacts) == [0, 1, 2, 3, 4]
+    assert good_rows(artifacts, column="day") == [0, 1, 2, 3, 4]
+    found = report.corrections
+    assert (found.corrections, found.changed) == (3, {"train": 2, "validation": 1, "test": 0})
+    assert found.unmatched == [hashed("nobody says this")]
+    assert found.sentence in caplog.text
+    assert "3 corrections give 2 train, 1 validation rows another label; 1 match no row: h" in found.sentence
+    after = {shard.name: shard.sha256 for shard in SplitRows(artifacts.raw / "train").manifest.shards}
+    assert after == before, "the raw rows stay as they are"
+    assert not (artifacts.scratch / "corrected-rows").exists()
+
+
+def test_a_table_of_rows_needs_no_hash(artifacts):
+    report = correct(artifacts, {"text": ["pay my bill", "my bill"], "label": ["bill", "bill"]})
+    assert good_rows(artifacts, column="label") == ["bill", "card", "bill", "card", "bill"]
+    assert report.corrections.changed == {"train": 2, "validation": 1, "test": 0}
+
+
+def test_a_confirmed_label_and_no_correction_change_nothing(artifacts):
+    run_validation(artifacts, objective=CLASSES)
+    plain = SplitRows(artifacts.rows / "train").manifest.shards
+    report = correct(artifacts, {"text": ["send a card"], "label": ["card"]})
+    assert SplitRows(artifacts.rows / "train").manifest.shards == plain
+    assert set(report.corrections.changed.values()) == {0}
+    assert report.corrections.unmatched == []
+
+
+def test_only_new_shards_are_hashed_again(artifacts, monkeypatch):
+    read, work = [], corrections.hash_shard_rows
+    monkeypatch.setattr(corrections, "hash_shard_rows", lambda *own: read.append(own[1].shard.name) or work(*own))
+    for texts, expected in ((["pay my bill"], 4), (["pay my bill", "lost my card"], 0)):
+        read.clear()
+        labels = ["bill"] * len(texts)
+        correct(artifacts, {"text": texts, "label": labels}, inputs=tiny.inputs("validate", artifacts, "1"))
+        assert len(read) == expected
+    assert good_rows(artifacts, column="label") == ["bill", "card", "bill", "bill", "bill"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"text": ["card", "card"], "label": ["a", "b"]}, r"row 1: says {'label': 'b'}, and row 0 says {'label': 'a'}"),
+        ({"row_hash": ["17"], "label": ["a"]}, r"row 0: '17' is no row_hash"),
+        ({"row_hash": [None, hashed("a")], "label": ["a", "b"]}, r"row 0: has no row_hash"),
+        (
+            {"text": ["card"], "lable": ["a"]},
+            r"needs label, or corrected_label; and row_hash, or text; it has row_id, text, lable",
+        ),
+        ({"label": ["a"]}, r"needs label, or corrected_label; and row_hash, or text"),
+    ],
+)
+def test_wrong_corrections_are_refused_and_change_nothing(artifacts, columns, told):
+    run_validation(artifacts, objective=CLASSES)
+    kept = good_rows(artifacts, column="label")
+    with pytest.raises(DataError, match=told):
+        correct(artifacts, columns)
+    assert good_rows(artifacts, column="label") == kept
+    assert not (artifacts.scratch / "corrected-rows").exists()
+
+
+def test_labels_of_another_type_are_refused(tmp_path):
+    numbers = {"text": ["a", "b", "c"], "label": [1, 2, 1]}
+    artifacts = write_raw(tmp_path, train=numbers, validation=numbers, test=numbers)
+    with pytest.raises(DataError, match="a label is not of the type that column `label` has, int64"):
+        correct(artifacts, {"text": ["a"], "label": ["x"]})
+
+
+def test_lists_of_labels_are_json_in_a_table(tmp_path):
+    sets = {"text": ["a b", "b", "c"], "labels": [["a"], ["b"], []]}
+    artifacts = write_raw(tmp_path, train=sets, validation=sets, test=sets)
+    objective = ObjectiveChoice(name="multi_label_classification")
+    filled = {"row_hash": [hashed("a b"), hashed("c")], "corrected_label": ['["a", "b"]', "[]"]}
+    correct(artifacts, filled, objective)
+    assert good_rows(artifacts, column="labels") == [["a", "b"], ["b"], []]
+    with pytest.raises(DataError, match=r"row 0: 'a, b' is no list"):
+        correct(artifacts, {"row_hash": [hashed("a b")], "corrected_label": ["a, b"]}, objective)
+
+
+def test_escaped_cells_of_a_review_are_read_as_they_were(artifacts):
+    correct(artifacts, {"row_hash": [hashed("pay my bill")], "corrected_label": ["'-bill"]})
+    assert good_rows(artifacts, column="label")[0] == "-bill"
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("sequence_classification", ["label"]),
+        ("multi_label_classification", ["labels"]),
+        ("multiple_choice", ["label"]),
+        ("regression", ["label"]),
+        ("ranking", ["relevance"]),
+        ("kto", ["liked"]),
+        ("token_classification", ["spans"]),
+        ("question_answering", ["answers"]),
+        ("sft", []),
+        ("causal_lm", []),
+    ],
+)
+def test_labels_of_each_objective(name, labels):
+    method = objectives.build_objective(ObjectiveChoice(name=name))
+    assert label_columns(method.columns()) == labels
+    if not labels:
+        with pytest.raises(RecipeError, match="rows of this objective have no label"):
+            find_columns(method, ["text"])

@@ -1,0 +1,106 @@
+"""The validate stage pins the published model that a training starts from, and the rows that it has learned from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from params import ModelError, Recipe
+from params.foundation.artifacts import Artifacts
+from params.schema import Replay
+from tasks.drift.known import find_known, write_hashes
+from tasks.drift.rows import ComparedColumns
+from tasks.shards.kept_work import ShardWorkers
+from tasks.validation.start import pin_start
+from tests.support import releases, tiny, tiny_releases
+from trainer import objectives
+from trainer.start import PinnedStart, read_known_row_ids, read_pinned_start
+
+CONTENT = ComparedColumns(("label",), ("text",), (), {})
+
+
+def pin(artifacts: Artifacts, recipe: Recipe, **changes: Any) -> None:
+    """What the validate stage does."""
+    shutil.rmtree(artifacts.start, ignore_errors=True)
+    usual: dict[str, Any] = {
+        "start": "champion",
+        "replay": None,
+        "drift": recipe.validation.drift,
+        "objective": objectives.build_objective(recipe.objective),
+        "name": recipe.objective.name,
+        "repo_id": recipe.publish.repo_id,
+        "endpoint": recipe.publish.endpoint,
+    }
+    with ShardWorkers(artifacts, "validate", recipe.launch) as workers:
+        pin_start(artifacts, artifacts.validated, workers, **(usual | changes))
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifacts, Recipe]:
+    """A classifier whose release says which rows it has learned from."""
+    root = tmp_path_factory.mktemp("released")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("HF_ENDPOINT", raising=False)
+        artifacts, recipe = tiny_releases.evaluated(root, "sequence_classification", private=True)
+        pin(artifacts, recipe)
+        assert (artifacts.start / "start.json").read_text() == "null\n"  # as without `model.start`, so nothing is stale
+        assert read_pinned_start(artifacts, "champion") is None
+        assert releases.publish(artifacts, recipe).status == "published"
+    return artifacts, recipe
+
+
+def test_the_release_and_the_rows_that_it_knows_are_pinned(released: tuple[Artifacts, Recipe]) -> None:
+    artifacts, recipe = released
+    old = tiny.sentences(60)
+    new = [f"{text} It is new." for text in tiny.sentences(30, 9)]
+    texts = [*new[:10], *old, *new[10:], old[0]]  # of equal rows, each is known
+    relabelled = [*texts, old[5]]
+    labels = [text.split()[1] for text in texts] + ["bird"]  # another label makes another row
+    tiny.write_rows(artifacts, train={"text": relabelled, "label": labels})
+    pin(artifacts, recipe, replay=Replay())
+    found = read_pinned_start(artifacts, "champion")
+    assert isinstance(found, PinnedStart)
+    receipt = json.loads(artifacts.receipt.read_text())
+    assert (found.commit, found.tag, found.repo_id) == (receipt["commit"], receipt["tag"], recipe.publish.repo_id)
+    ids = read_known_row_ids(artifacts.start / "model")
+    assert ids is not None
+    assert ids.tolist() == [*range(10, 70), 90]
+    own, released_weights = (folder / "model.safetensors" for folder in (artifacts.start / "model", artifacts.model))
+    assert own.read_bytes() == released_weights.read_bytes()
+    before = {path: path.read_bytes() for path in artifacts.start.rglob("*") if path.is_file()}
+    pin(artifacts, recipe, replay=Replay())
+    assert before == {path: path.read_bytes() for path in artifacts.start.rglob("*") if path.is_file()}
+
+
+def test_a_start_that_does_not_fit_is_refused(released: tuple[Artifacts, Recipe]) -> None:
+    artifacts, recipe = released
+    with pytest.raises(ModelError, match="trained for sequence_classification, not regression"):
+        pin(artifacts, recipe, name="regression")
+
+
+def test_rows_that_the_release_does_not_name_are_not_guessed(tmp_path: Path) -> None:
+    path, hashes = tmp_path / "rows.dat", np.array([5, 1 << 40, 1 << 63], np.uint64)
+    write_hashes(hashes, CONTENT, path)
+    asked = np.array([1 << 40, 1 << 41, 1 << 63], np.uint64)
+    assert find_known(asked, CONTENT, path.read_bytes(), None).tolist() == [True, False, True]
+    with pytest.raises(ValueError, match="does not say which rows"):
+        find_known(asked, CONTENT, None, None)
+    with pytest.raises(ValueError, match="learned from other columns: label, text"):
+        find_known(asked, ComparedColumns(("topic",), ("text",), (), {}), path.read_bytes(), None)
+    with pytest.raises(ValueError, match="damaged"):
+        find_known(asked, CONTENT, b"PAR1 and so on", None)
+
+
+def test_list_of_many_rows_is_small(tmp_path: Path) -> None:
+    hashes = np.random.default_rng(0).integers(0, 2**64 - 1, 200_000, np.uint64)
+    write_hashes(hashes, CONTENT, tmp_path / "rows.dat")
+    content = (tmp_path / "rows.dat").read_bytes()
+    assert len(content) < 3.3 * len(hashes)
+    others = np.random.default_rng(1).integers(0, 2**64 - 1, 200_000, np.uint64)
+    assert find_known(hashes, CONTENT, content, None).all()
+    assert find_known(others, CONTENT, content, None).sum() <= 3

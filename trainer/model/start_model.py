@@ -1,0 +1,81 @@
+"""The published model that a training starts from: what stands in the place of the base model, and whether it is what the recipe asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from params import ModelError
+from params.schema import Model
+from trainer.model.adapters import BaseModelReference, find_adapter, is_adapter_folder
+from trainer.objectives.bases.lazy_imports import transformers
+from trainer.runtime.library_errors import as_loading_error
+from trainer.runtime.model_files import check_safe_to_load
+
+_OF_ROWS: Final = frozenset({"vocab_size", "num_labels", "return_dict", "is_decoder"})
+"""Numbers of a configuration that depend on the rows and the tokenizer."""
+_FIX: Final = "set model.start: base for one run, whose release later runs can start from"
+
+
+def resolve_start(start: Path | None, model: Model) -> tuple[Model, Path | None]:
+    """Return the model section with the published model in the folder `start` as its pretrained model.
+
+    If the section has adapters, and so has the published model, it keeps its base model, and the folder of those adapters is returned, too.
+    Without `start` it is returned as it is.
+
+    Raises:
+        ModelError: there are only adapters, and they do not belong to the section's model.
+    """
+    if start is None:
+        return model, None
+    adapter = find_adapter(start)
+    if adapter and model.lora and model.pretrained:
+        base = BaseModelReference.of(adapter)
+        if base.name != model.pretrained:
+            what = f"the published adapters belong to {base.name}, and the recipe's model is {model.pretrained}"
+            raise ModelError.at("model.start", what, _FIX)
+        return model.model_copy(update={"revision": base.revision}), adapter
+    if is_adapter_folder(start):
+        what = "the release holds only adapters, and the recipe trains all weights"
+        raise ModelError.at("model.start", what, "publish with publish.adapter: merged or both once, or add model.lora")
+    return model.model_copy(update={"config": None, "pretrained": str(start), "revision": None}), None
+
+
+def check_start_fits(start: Path, model: Model) -> None:
+    """Check that the published model in the folder `start` is what the model section describes.
+
+    Raises:
+        ModelError: it has another architecture, or other sizes.
+        TransientError: the Hub of the base model cannot be reached.
+    """
+    if is_adapter_folder(start):
+        return  # they are those of the section's own model, see `resolve_start`
+    found = _configuration(str(start), None)
+    wanted = (
+        dict(model.config or {})
+        if model.pretrained is None
+        else _sizes(_configuration(model.pretrained, model.revision))
+    )
+    for key, value in wanted.items():
+        if key in found and found[key] != value:
+            what = f"the published model has {key} {found[key]}, and the recipe's model {value}"
+            raise ModelError.at("model.start", what, f"{_FIX}; or undo the change of the model")
+
+
+def _configuration(path: str, revision: str | None) -> dict[str, Any]:
+    try:
+        revision = check_safe_to_load(path, revision, weights=False)
+        return dict(
+            transformers.AutoConfig.from_pretrained(
+                path, revision=revision or "main", trust_remote_code=False
+            ).to_dict()
+        )
+    except (OSError, ValueError) as error:
+        raise as_loading_error(path, error) from error
+
+
+def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the type of a model, and its numbers of layers and the like."""
+    sizes = {k: v for k, v in config.items() if type(v) is int and not k.endswith("_token_id") and k not in _OF_ROWS}
+    return {"model_type": config["model_type"], **sizes}
