@@ -28,3 +28,15 @@ def find_training_conflicts(
     if objective and model and training and launch:
         found += objective.conflicts(model=model, training=training, launch=launch)
     return found
+
+
+def find_weight_conflicts(objective: Objective[Any], training: Training) -> list[Problem]:
+    """Find why sources of rows cannot have weights: orders that have each row once."""
+    found = []
+    if training.streaming:
+        what = "reads the rows from first to last, and sources have weights (data.sources)"
+        found.append(Problem(("training", "streaming"), what, "set it to false, or all weights to 1"))
+    if objective.batch_group:
+        what = "learns from whole groups of rows, and sources have weights"
+        found.append(Problem(("objective",), what, "set all weights in data.sources to 1, or choose another loss"))
+    return found

@@ -309,6 +309,7 @@ _CHECKS: list[Callable[..., Iterable[Problem]]] = [
     lambda objective: objectives.find_option_problems(objective),  # noqa: PLW0108 - its own parameter has another name
     source_checks.find_missing_columns,
     source_checks.find_corpus_problems,
+    source_checks.find_weight_problems,
     source_checks.warn_of_torn_groups,
     _warn_of_long_warmup,
     _tell_of_run_of_other_length,
