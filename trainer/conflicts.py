@@ -35,7 +35,7 @@ def find_weight_conflicts(objective: Objective[Any], training: Training) -> list
     found = []
     if training.streaming:
         what = "reads the rows from first to last, and sources have weights (data.sources)"
-        found.append(Problem(("training", "streaming"), what, "set it to false, or all weights to 1"))
+        found.append(Problem(("training", "streaming"), what, "set `streaming: false`, or all weights to 1"))
     if objective.batch_group:
         what = "learns from whole groups of rows, and sources have weights"
         found.append(Problem(("objective",), what, "set all weights in data.sources to 1, or choose another loss"))
