@@ -110,8 +110,8 @@ def test_rows_of_a_rehearsal_are_those_that_the_objective_reads(tmp_path: Path) 
     found = {}
     for name in ("a.csv", "b.jsonl"):
         keys = RowsFromFiles(kind="files", train=name)
-    source = RowChoice.of("source", keys), open_source(keys, tmp_path), {"train": "train"}
-    rows = rehearse._read([source], "train", kinds)
+        opened = RowChoice.of("source", keys), open_source(keys, tmp_path), {"train": "train"}
+        rows = rehearse._read([opened], "train", kinds)
         pq.write_table(
             rows.table(rows.usual(700)), tmp_path / "rows.parquet"
         )  # as a rehearsal does, which ingests that
