@@ -106,15 +106,18 @@ CLASSES = ("left", "right")
 SHARDED = {"launch.accelerate_config": str(ROOT / "params/accelerate/fsdp2.yaml")}
 ERRORS: dict[str, Callable[[], object]] = {
     "several files as a list": lambda: checks({"data.source.train": ["data/a.csv", "data/b.csv"]}),
-    "several sources in one recipe": lambda: checks(
-        {"data.source": {"base": {"kind": "files", "train": "data/a.csv"}}}
-    ),
     "rows from S3, another bucket or a URL": lambda: checks({"data.source": {"kind": "s3", "url": "s3://bucket/a"}}),
     "the same, for `evergreen new --data s3://bucket/rows.csv`": lambda: new(data="s3://bucket/rows.csv"),
     "`.pkl` files": lambda: new(data=f"{file('data/rows.pkl')}/rows.pkl"),
-    "a split by time; rows of the last 30 days only": lambda: checks({"data.time_column": "day"}),
     "texts that say the same in other words or in another language": lambda: checks(
         {"validation.paraphrases": "report"}
+    ),
+    "weights of sources with `training.streaming`": lambda: checks(
+        {
+            "data.source": None,
+            "data.sources": {"base": {"kind": "files", "train": "data/rows.csv", "weight": 2.0}},
+            "training.streaming": True,
+        }
     ),
     "texts that are longer than the model's positions": lambda: checks(
         {"tokenization.max_length": 64, "model.config.max_position_embeddings": 48}
