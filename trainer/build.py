@@ -64,7 +64,7 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         training=training,
         launch=job.launch,
         direction=job.direction,
-        rows=sequences_of_epoch(job, rows),
+        rows=sequences_of_epoch(traits.replay, len(rows), training.global_batch_size),
     )
     apply_log_level(args)
     if args.world_size != job.launch.num_processes:  # it would silently change the global batch

@@ -15,7 +15,6 @@ from params.schema import Direction, Evaluation, Launch, Model, ObjectiveChoice
 from tasks.drift.report import DriftReport
 from tasks.evaluation import champion
 from tasks.evaluation.reading import ComparableInputs, ModelTokenization
-from tasks.evaluation.report import ChampionReference
 from tasks.evaluation.scoring import RowGroups
 from tasks.evaluation.statistics import Resampler
 from tasks.shards.kept_work import ShardWorkers
@@ -27,6 +26,7 @@ from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.data import tokens
 from trainer.model.network import build_untrained_model, load_trained_model
+from trainer.start import ReleaseReference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -183,7 +183,7 @@ def plan_evaluation_and_encode(
 
 
 def _check_comparable(
-    text: ComparableInputs, metric: str, own: ModelTokenization, published: ChampionReference, rows: int
+    text: ComparableInputs, metric: str, own: ModelTokenization, published: ReleaseReference, rows: int
 ) -> None:
     """Refuse a metric that cannot be compared with the champion's, and log what is compared."""
     if metric in text.incomparable:
