@@ -61,7 +61,7 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
     )
     if traits.weights and (conflicts := find_weight_conflicts(objective, training)):
         raise problems_error(conflicts)
-    count = sequences_of_epoch(job, rows)
+    count = sequences_of_epoch(traits.replay, rows.per_epoch, training.global_batch_size)
     args = arguments.build_training_arguments(
         folder=job.folder, seed=job.seed, training=training, launch=job.launch, direction=job.direction, rows=count
     )

@@ -134,7 +134,7 @@ def train_in_process(artifacts: Artifacts, recipe: Any) -> None:
     from trainer import worker
     from trainer.runtime.heartbeat import Heartbeat
 
-    def train(job: Any, _: Any) -> None:
+    def train(job: Any, *_: Any) -> None:
         job.folder.mkdir(parents=True, exist_ok=True)
         worker.train(job, Heartbeat(job.folder, 0), lambda: False)
 

@@ -137,7 +137,7 @@ class TestEarlierRuns:
         encode = encoding._encode_shard
 
         def noted(encoder, work):
-            rows, split, _ = work
+            rows, split, *_ = work
             self.encoded.append(f"{split}/{rows.shard.name[:5]}")
             return encode(encoder, work)
 
