@@ -52,9 +52,8 @@ def find_continual_conflicts(
         yield Problem(("training", "resume"), "a checkpoint belongs to one start, and `model.start: best` has two", fix)
     wrong = {
         "with adapters, the weights of the start do not move": model.lora,
-        f"{training.optimizer} changes weights before their whole gradient is known": steps_in_backward(
-            training.optimizer
-        ),
+        f"{training.optimizer} changes weights before their whole gradient is known": training.stay_close
+        and steps_in_backward(training.optimizer),
         "with FSDP or DeepSpeed, no process has the whole weights": launch and launch.accelerate_config,
     }
     key = ("training", "stay_close")

@@ -109,15 +109,15 @@ ERRORS: dict[str, Callable[[], object]] = {
     "rows from S3, another bucket or a URL": lambda: checks({"data.source": {"kind": "s3", "url": "s3://bucket/a"}}),
     "the same, for `evergreen new --data s3://bucket/rows.csv`": lambda: new(data="s3://bucket/rows.csv"),
     "`.pkl` files": lambda: new(data=f"{file('data/rows.pkl')}/rows.pkl"),
-    "texts that say the same in other words or in another language": lambda: checks(
-        {"validation.paraphrases": "report"}
-    ),
     "weights of sources with `training.streaming`": lambda: checks(
         {
             "data.source": None,
             "data.sources": {"base": {"kind": "files", "train": "data/rows.csv", "weight": 2.0}},
             "training.streaming": True,
         }
+    ),
+    "texts that say the same in other words or in another language": lambda: checks(
+        {"validation.paraphrases": "report"}
     ),
     "texts that are longer than the model's positions": lambda: checks(
         {"tokenization.max_length": 64, "model.config.max_position_embeddings": 48}

@@ -144,7 +144,7 @@ WRONG = {
     "out of range": (
         ("test: 0.05", "test: 1.5"),
         "test: 1.5",
-        "data.split.test: input should be less than 1, found 1.5",
+        "data.split.test: 1.5 is no share of the rows; write a share from 0 to below 1, such as 0.05",
     ),
     "negative": (
         ("max_steps: 300", "max_steps: -1"),
@@ -174,7 +174,7 @@ WRONG = {
     "key of another kind of source": (
         ("kind: function\n", "kind: function\n    train: x.csv\n"),
         "train: x.csv",
-        "data.source.train: no such key; keys here: kind, function, arguments, refresh",
+        "data.source.train: no such key; keys here: columns, where, max_rows, weight, splits, kind, function, arguments, refresh",
     ),
     "unknown kind": (("kind: function\n", "kind: functoin\n"), "kind: functoin", "data.source.kind: there is no kind"),
     "no kind": (("    kind: function\n", ""), "source:", "data.source: has no `kind`; add `kind:`"),

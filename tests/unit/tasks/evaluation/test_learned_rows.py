@@ -26,7 +26,8 @@ REPO = "tests/tiny"
 def profile_of(artifacts, recipe, split):
     """What a release has whose model learned from a split of the rows."""
     folder = artifacts.root / f"learned-{split}"
-    shutil.copytree(artifacts.rows / split, folder / artifacts.rows.name / "train")
+    for own, rows in {"train": split, "validation": "validation", "test": "validation"}.items():
+        shutil.copytree(artifacts.rows / rows, folder / artifacts.rows.name / own)
     with ShardWorkers(artifacts, "validate", recipe.launch) as workers:
         write_profile_and_measure_drift(
             artifacts,
