@@ -77,7 +77,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker("slow")
 
 
-_LONGEST = ("test_tutorial", "test_published_models", "test_year")
+_LONGEST = (
+    "test_tutorial",
+    "test_drivers",
+    "test_published_models",
+    "test_mirroring",
+    "test_year",
+    "test_any_worker",
+    "test_terminal",
+    "test_secrets",
+)
 """Files that take longest; they come first, because at the end the other workers would wait for them."""
 
 

@@ -9,12 +9,12 @@ from typing import Any
 from transformers import PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
-from params import DataError, ModelError, RecipeError
+from params import DataError, ModelError
 from params.importing import import_by_name
 from params.loading import problems_error
 from trainer import objectives
 from trainer.checkpoints.sealed import read_checkpoint_step
-from trainer.conflicts import find_training_conflicts
+from trainer.conflicts import find_training_conflicts, find_weight_conflicts
 from trainer.data import tokens
 from trainer.data.order import RowTraits
 from trainer.data.streaming import ShuffledWindows
@@ -59,8 +59,9 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
         weights=rows.weights(),
         replay=read_known_rows(job, rows),
     )
-    check_weights(traits, streaming=training.streaming)
-    count = sequences_of_epoch(job, rows)
+    if traits.weights and (conflicts := find_weight_conflicts(objective, training)):
+        raise problems_error(conflicts)
+    count = sequences_of_epoch(traits.replay, rows.per_epoch, training.global_batch_size)
     args = arguments.build_training_arguments(
         folder=job.folder, seed=job.seed, training=training, launch=job.launch, direction=job.direction, rows=count
     )
@@ -120,18 +121,6 @@ def build_trainer(job: Job, heartbeat: Heartbeat, stop_requested: Callable[[], b
             StepRecorder(job.folder, args.process_index, lambda: (trainer.training_data.rows, trainer.guard.losses))
         )
     return trainer
-
-
-def check_weights(traits: RowTraits, *, streaming: bool) -> None:
-    """Raise a RecipeError if sources have weights, and the order of the rows is one that has each row once."""
-    if traits.weights and (streaming or traits.groups is not None or traits.replay):
-        what, other = "whole groups of rows are trained on together", ""
-        if streaming:
-            what, other = "the rows are read once, from first to last", ", or training.streaming to false"
-        elif traits.replay:
-            what, other = "training.replay draws known and new rows by its own share", ", or remove training.replay"
-        fix = f"set all weights in data.sources to 1{other}"
-        raise RecipeError("data.sources", f"have weights, and {what}", fix)
 
 
 def check_ends_of_texts(model: Any, rows: tokens.Sequences, padding: int | None) -> None:

@@ -54,12 +54,26 @@ def find_continual_conflicts(
         return
     wrong = {
         "with adapters, the weights of the start do not move": model.lora,
-        f"{training.optimizer} changes weights before their whole gradient is known": (
-            training.optimizer in known_optimizers() and steps_in_backward(training.optimizer)
-        ),
+        f"{training.optimizer} changes weights before their whole gradient is known": training.stay_close
+        and steps_in_backward(training.optimizer),
         "with FSDP or DeepSpeed, no process has the whole weights": launch and launch.accelerate_config,
     }
     key = ("training", "stay_close")
     yield from (Problem(key, what, fix) for what, is_so in wrong.items() if is_so)
     if model.config and is_base:
         yield Problem(key, "the training starts from random weights", from_champion)
+
+
+def find_weight_conflicts(objective: Objective[Any], training: Training) -> list[Problem]:
+    """Find why sources of rows cannot have weights: orders that have each row once."""
+    found = []
+    if training.streaming:
+        what = "reads the rows from first to last, and sources have weights (data.sources)"
+        found.append(Problem(("training", "streaming"), what, "set `streaming: false`, or all weights to 1"))
+    if training.replay:
+        what = "draws known and new rows by its own share, and sources have weights (data.sources)"
+        found.append(Problem(("training", "replay"), what, "remove it, or set all weights to 1"))
+    if objective.batch_group:
+        what = "learns from whole groups of rows, and sources have weights"
+        found.append(Problem(("objective",), what, "set all weights in data.sources to 1, or choose another loss"))
+    return found

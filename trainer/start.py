@@ -2,7 +2,7 @@
 
 Its folder is `Artifacts.start`:
 
-start/start.json    which release it is (`PinnedStart`); `null` if the training starts from the recipe's own model
+start/start.json    which release it is (`ReleaseReference`); `null` if the training starts from the recipe's own model
 start/model/        its files
 start/known.npy     with `training.replay`: the row_ids of the train rows that it learned from, ascending
 """
@@ -26,25 +26,31 @@ MODEL: Final = "model"
 KNOWN: Final = "known.npy"
 
 
-class PinnedStart(pydantic.BaseModel):
-    """A release that a training starts from."""
+class ReleaseReference(pydantic.BaseModel):
+    """A model that a repository on a Hub holds, or held."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
     endpoint: str
-    """The Hub, as `tasks.hub_client.connection.resolve_hub_endpoint` names it."""
+    """Address of its Hub, or `local`."""
     repo_id: str
     commit: str
     tag: str | None
+    """Tag of the commit, if it has one."""
     weights: str
-    """Their digest, see `tasks.digests.weights_digest`."""
+    """Digest of its weights, see `tasks.digests.weights_digest`."""
 
     @property
     def where(self) -> str:
-        """The release in messages."""
+        """Its repository in messages."""
+        return f"{self.endpoint}/{self.repo_id}"
+
+    @property
+    def name(self) -> str:
+        """The release in messages, as commands take it."""
         return f"{self.repo_id}@{self.tag or self.commit}"
 
 
-def read_pinned_start(artifacts: Artifacts, start: Start) -> PinnedStart | None:
+def read_pinned_start(artifacts: Artifacts, start: Start) -> ReleaseReference | None:
     """Return the release that a training starts from; None if it starts from the recipe's own model.
 
     Raises:
@@ -55,7 +61,7 @@ def read_pinned_start(artifacts: Artifacts, start: Start) -> PinnedStart | None:
     path = artifacts.start / RECORD
     try:
         found = json.loads(path.read_bytes())
-        return None if found is None else PinnedStart.model_validate(found)
+        return None if found is None else ReleaseReference.model_validate(found)
     except (OSError, ValueError) as error:
         fix = f"run `evergreen validate {artifacts.recipe_path}` again"
         raise DataError(str(path), f"does not say which model the training starts from: {error}", fix) from None

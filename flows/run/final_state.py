@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from params import EvergreenError, GateRefusedError
 from params.foundation.artifacts import Artifacts
 from tasks.evaluation.report import Blessing, EvaluationDetails, EvaluationReport
-from tasks.hub_client.connection import LOCAL, name_of_hub
+from tasks.hub_client import connection
 from tasks.hub_client.receipt import Receipt
 from tasks.report.formatting import metrics_markdown_table
 from tasks.stages import read_report
@@ -70,7 +70,7 @@ def format_run_summary(artifacts: Artifacts, outcomes: Mapping[str, str]) -> str
     lines += [metrics_markdown_table(read_report(artifacts, EvaluationReport)), ""]
     if "publish" in outcomes:
         receipt = read_report(artifacts, Receipt)
-        is_local = receipt.endpoint == LOCAL
+        is_local = receipt.endpoint == connection.LOCAL
         status = {"kept": "kept the champion", "proposed": "waits for approval"}.get(receipt.status, receipt.status)
         if outcomes["publish"] == "unchanged":
             lines.append("nothing has changed since the last run, which ended with")
@@ -107,7 +107,11 @@ def run_result_lines(artifacts: Artifacts, reasons: Sequence[str], receipt: Rece
         lines += _metric_lines(artifacts, reasons)
     if receipt and receipt.status in {"published", "proposed"}:
         hub = receipt.endpoint
-        link = f" on {name_of_hub(hub)}" if hub == LOCAL else f" {release_or_pull_request_url(receipt)}"
+        link = (
+            f" on {connection.name_of_hub(hub)}"
+            if hub == connection.LOCAL
+            else f" {release_or_pull_request_url(receipt)}"
+        )
         lines.append(f"release: {receipt.repo_id} {receipt.tag}{link}")
     if artifacts.page.exists():
         lines.append(f"report: {artifacts.page.resolve().as_uri()} on {socket.gethostname()}")

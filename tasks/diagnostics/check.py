@@ -329,6 +329,7 @@ _CHECKS: list[Callable[..., Iterable[Problem]]] = [
     source_checks.find_corpus_problems,
     source_checks.find_correction_problems,
     source_checks.find_suite_problems,
+    source_checks.find_weight_problems,
     source_checks.warn_of_torn_groups,
     _warn_of_long_warmup,
     _tell_of_run_of_other_length,

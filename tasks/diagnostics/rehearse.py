@@ -321,8 +321,7 @@ def _estimate(
     train_rows = total["train"]
     for name in ("validation", "test"):
         if name not in total:
-            share = getattr(recipe.data.split, name)
-            total[name] = round(train_rows * (0.0 if isinstance(share, str) else share))
+            total[name] = round(train_rows * getattr(recipe.data.split, name)) if recipe.data.split.by == "hash" else 0
             total["train"] -= total[name]
     counted = usual.report.splits["train"]
     steps = total_steps(training, round(total["train"] * counted.sequences / max(1, counted.rows)))

@@ -11,7 +11,7 @@ from params import EvergreenError, Problem
 from params.foundation.artifacts import SPLITS
 from params.importing import find_named_source_files, import_by_name
 from params.loading import Key, suggestion
-from params.schema import ObjectiveChoice
+from params.schema import ObjectiveChoice, Training
 from params.sections.data import RowsFromFiles, RowsFromFunction
 from params.sections.evaluation import Evaluation
 from tasks.evaluation.suites import why_not_judged
@@ -21,6 +21,7 @@ from tasks.ingestion.parts import check_columns
 from tasks.ingestion.row_choice import RowChoice
 from tasks.ingestion.source import naming_source, open_source
 from trainer import objectives
+from trainer.conflicts import find_weight_conflicts
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +125,14 @@ def find_suite_problems(objective: ObjectiveChoice, evaluation: Evaluation) -> I
             needed = [*built.columns(), *filter(None, [suite.matches])]
             for name in (name for name in needed if name not in columns):
                 yield Problem((*key, "source"), f"has no column `{name}`", suggestion(name, columns, "columns"))
+
+
+def find_weight_problems(objective: ObjectiveChoice, data: Any, training: Training) -> list[Problem]:
+    """Find why the sources cannot have the weights that they have."""
+    has_weights = any(source.weight != 1 for source in data.row_sources.values())
+    if not has_weights or objectives.find_option_problems(objective):
+        return []
+    return find_weight_conflicts(objectives.build_objective(objective), training)
 
 
 def warn_of_torn_groups(objective: ObjectiveChoice, data: Any) -> tuple[()]:

@@ -15,6 +15,7 @@ from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.encoding import RowEncoder
 from trainer import objectives
 from trainer.data import tokens
+from trainer.data.shards import ROW_ID
 from trainer.model import network
 from trainer.objectives.bases.lazy_imports import torch
 from trainer.objectives.bases.likelihood import Likelihood, compute_logits
@@ -102,8 +103,9 @@ def _raw_row(artifacts: Artifacts, row_id: int, kinds: Mapping[str, ColumnKind])
     for split, rows in splits.items():
         for row in rows.pick([row_id]):
             return split, row
-    count = sum(len(rows) for rows in splits.values())
-    raise DataError(str(artifacts.raw), f"there is no row {row_id}", f"use a row_id from 0 to {count - 1}")
+    ids = [row[ROW_ID] for rows in splits.values() for row in rows.rows([ROW_ID])]
+    fix = f"use a row_id from {min(ids)} to {max(ids)}; rows that were left out have none"
+    raise DataError(str(artifacts.raw), f"there is no row {row_id}", fix)
 
 
 def token_lines(encoder: RowEncoder, example: Example) -> list[str]:

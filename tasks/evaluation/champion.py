@@ -28,7 +28,6 @@ from tasks.digests import PROVENANCE, ReleaseRecord
 from tasks.drift import two_sample
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, ChampionConfidence, DriftReport, MeasuredChange
 from tasks.evaluation.reading import ModelTokenization
-from tasks.evaluation.report import ChampionReference
 from tasks.evaluation.scoring import RowGroups, RowScores, score_rows
 from tasks.hub_client.connection import fetch_model_once, open_repository, resolve_hub_endpoint
 from tasks.progress import iterate_with_progress
@@ -43,6 +42,7 @@ from trainer.objectives.bases.release_reading import ReleaseReading
 from trainer.objectives.bases.sentence_transformers_files import MODULES
 from trainer.runtime.library_errors import as_remote_code_error
 from trainer.runtime.model_files import check_safe_to_load
+from trainer.start import ReleaseReference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -63,7 +63,7 @@ _HEADS = re.compile(r"For(?!ConditionalGeneration$|PreTraining$)\w+$|(?<!LMHead)
 class ChampionStatus:
     """What the Hub says about the champion and about the model in question."""
 
-    champion: ChampionReference | None
+    champion: ReleaseReference | None
     folder: Path | None
     """The champion's files on this machine."""
     rolled_back_reason: str | None
@@ -83,7 +83,7 @@ def fetch_champion(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights
         head = repository.head()
         if head is None:
             return ChampionStatus(None, None, None)
-        champion = ChampionReference(
+        champion = ReleaseReference(
             endpoint=resolve_hub_endpoint(endpoint),
             repo_id=repo_id,
             commit=head.commit,
@@ -96,7 +96,7 @@ def fetch_champion(artifacts: Artifacts, *, repo_id: str, endpoint: str, weights
         return ChampionStatus(champion, fetch_model_once(artifacts, repository, champion.commit), reason)
 
 
-def _released_limit(repository: HubRepository, champion: ChampionReference) -> int:
+def _released_limit(repository: HubRepository, champion: ReleaseReference) -> int:
     """Return up to how many tokens of a text the champion was judged; 0 if it does not say."""
     from tasks.hub_client.repository import MAX_SETTINGS_BYTES
 
@@ -110,7 +110,7 @@ def _released_limit(repository: HubRepository, champion: ChampionReference) -> i
 
 
 def build_champion_reader(
-    folder: Path, choice: ObjectiveChoice, *, max_length: int, champion: ChampionReference, columns: Collection[str]
+    folder: Path, choice: ObjectiveChoice, *, max_length: int, champion: ReleaseReference, columns: Collection[str]
 ) -> ModelTokenization:
     """Return how the champion, whose files are in `folder`, reads rows with these `columns`: with its own tokenizer and recorded options.
 
@@ -143,7 +143,7 @@ def build_champion_reader(
 
 
 def load_champion(
-    folder: Path, objective: Objective[Any], state: ObjectiveState, champion: ChampionReference
+    folder: Path, objective: Objective[Any], state: ObjectiveState, champion: ReleaseReference
 ) -> PreTrainedModel:
     """Load the champion, with this run's labels. An adapter is merged into its base model.
 
@@ -199,7 +199,7 @@ def _check_head(objective: Objective[Any], folder: Path, model: PreTrainedModel)
 
 
 @contextlib.contextmanager
-def translate_champion_errors(champion: ChampionReference) -> Iterator[None]:
+def translate_champion_errors(champion: ReleaseReference) -> Iterator[None]:
     """Turn what goes wrong with the champion into a ModelError that names it."""
     try:
         yield

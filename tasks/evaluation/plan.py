@@ -18,7 +18,6 @@ from tasks.drift.report import DriftReport
 from tasks.evaluation import champion
 from tasks.evaluation.learned_rows import find_learned_rows
 from tasks.evaluation.reading import ComparableInputs, ModelTokenization
-from tasks.evaluation.report import ChampionReference
 from tasks.evaluation.row_ages import RowAges
 from tasks.evaluation.scoring import RowGroups
 from tasks.evaluation.statistics import Resampler
@@ -31,6 +30,7 @@ from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.data import tokens
 from trainer.model.network import build_untrained_model, load_trained_model
+from trainer.start import ReleaseReference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -196,7 +196,7 @@ def plan_evaluation_and_encode(
 
 
 def _check_comparable(
-    text: ComparableInputs, metric: str, own: ModelTokenization, published: ChampionReference, rows: int
+    text: ComparableInputs, metric: str, own: ModelTokenization, published: ReleaseReference, rows: int
 ) -> None:
     """Refuse a metric that cannot be compared with the champion's, and log what is compared."""
     if metric in text.incomparable:

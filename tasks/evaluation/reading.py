@@ -28,6 +28,7 @@ from tasks.shards.split_rows import SplitRows
 from tasks.stages import read_report
 from tasks.tokenization.encoding import IS_CUT, SAYS_ALL, RowEncoder, encode_and_write_splits
 from tasks.tokenization.report import TokenizationReport
+from tasks.tokenization.tokenizers import tokenizer_rules
 from trainer.data.shards import ROW_ID, Manifest
 from trainer.data.tokens import Sequences, read_tokenizer
 from trainer.model.limits import find_position_limits_in, find_reading_limit
@@ -90,8 +91,7 @@ class ModelTokenization:
     @cached_property
     def rules(self) -> dict[str, Any]:
         """How the tokenizer splits a text: its `tokenizer.json`."""
-        rules: dict[str, Any] = json.loads(self.tokenizer.backend_tokenizer.to_str())
-        return {name: rule for name, rule in rules.items() if name not in {"truncation", "padding"}}  # of its last call
+        return tokenizer_rules(self.tokenizer)
 
     @cached_property
     def settings(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from tasks.evaluation.suite_report import SuiteResult
 from tasks.evaluation.suspect_report import SuspectReport
 from tasks.evaluation.vector_space_change import VectorSpaceChange
 from tasks.stages import Number, Report
+from trainer.start import ReleaseReference
 
 Verdict = Literal["publish", "keep", "refuse"]
 Opponent = Literal["champion", "untrained"]
@@ -243,24 +244,6 @@ class EvaluationDetails(Report):
         return [*self.ages, *self.slices]
 
 
-class ChampionReference(Report):
-    """The published model."""
-
-    endpoint: str
-    """Address of its Hub, or `local`."""
-    repo_id: str
-    commit: str
-    tag: str | None
-    """Tag of the commit, if it has one."""
-    weights: str
-    """Digest of its weights."""
-
-    @property
-    def where(self) -> str:
-        """Its repository in messages."""
-        return f"{self.endpoint}/{self.repo_id}"
-
-
 class HeldOutRowUse(Report):
     """How often earlier comparisons have used the held-out rows, with `evaluation.gate.over: test_rows`."""
 
@@ -306,7 +289,7 @@ class Blessing(Report):
     """Digest of the validated rows."""
     recipe: str
     """Digest of the recipe's sections that the evaluation depends on."""
-    champion: ChampionReference | None
+    champion: ReleaseReference | None
     suites: dict[str, str] = Field(default={})
     """Hashes of the rows of `evaluation.suites` by name."""
 

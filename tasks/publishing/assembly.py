@@ -16,7 +16,6 @@ from params import load
 from params.dvc_files import StageInputsSnapshot
 from params.foundation.artifacts import ADAPTER, Artifacts, replace_folder_atomically
 from params.schema import AdapterForm
-from tasks.evaluation.report import ChampionReference
 from tasks.publishing import served
 from tasks.publishing.candidate import Candidate
 from tasks.publishing.model_card import code_block_fence, render_model_card
@@ -26,10 +25,11 @@ from tasks.report.formatting import metrics_markdown_table
 from tasks.report.page import render_report_page
 from tasks.report.sections import draw_card_charts
 from trainer.model.limits import write_reading_limit
+from trainer.start import ReleaseReference
 
 
 def assemble_and_plan_release(
-    candidate: Candidate, replaced: ChampionReference | None, inputs: StageInputsSnapshot
+    candidate: Candidate, replaced: ReleaseReference | None, inputs: StageInputsSnapshot
 ) -> ReleasePlan:
     """Assemble the files of the release that replaces a model, and plan it; whoever reads it gets the answers that were judged."""
     blessing, publish = candidate.blessing, candidate.publish
@@ -56,9 +56,7 @@ def assemble_and_plan_release(
     )
 
 
-def assemble_release_folder(
-    candidate: Candidate, record: Mapping[str, Any], replaced: ChampionReference | None
-) -> Path:
+def assemble_release_folder(candidate: Candidate, record: Mapping[str, Any], replaced: ReleaseReference | None) -> Path:
     """Collect the files of a release that replaces a model, with its provenance as `record`, and return their folder.
 
     Rows of the data are quoted only if the repository is private. A public release has the profile, from which numbers can be
@@ -82,7 +80,7 @@ def assemble_release_folder(
     return artifacts.staged_release
 
 
-def pull_request_description(candidate: Candidate, reasons: Sequence[str], replaced: ChampionReference | None) -> str:
+def pull_request_description(candidate: Candidate, reasons: Sequence[str], replaced: ReleaseReference | None) -> str:
     """Return the description of a pull request: the gate's reasons, which may quote the data, as a code block, and the metrics."""
     text, recipe = "\n".join(reasons), candidate.artifacts.recipe
     marks = code_block_fence(text)

@@ -18,11 +18,12 @@ from params.foundation.artifacts import Artifacts
 from params.schema import AdapterForm, Model, ObjectiveChoice, Publish
 from params.sections.evaluation import Evaluation
 from tasks import digests
-from tasks.evaluation.report import Blessing, ChampionReference, EvaluationReport
+from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.hub_client.connection import open_repository, resolve_hub_endpoint
 from tasks.stages import read_report
 from trainer.model.adapters import BaseModelReference
 from trainer.objectives.bases.position_limits import NO_LIMIT
+from trainer.start import ReleaseReference
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import HubRepository
@@ -102,7 +103,7 @@ class Candidate:
         publish = self.publish
         return open_repository(self.artifacts, repo_id=publish.repo_id, endpoint=publish.endpoint, to_write=True)
 
-    def replaced(self, repository: HubRepository) -> ChampionReference | None:
+    def replaced(self, repository: HubRepository) -> ReleaseReference | None:
         """Return the model that its release replaces: the champion, or this very model in another form, if main holds that.
 
         If it has the weights of the release, nothing is to be published. After the release has landed, the result is the same,
@@ -114,7 +115,7 @@ class Candidate:
         other = repository.newest_other(self.weights, since=champion.commit if champion else None)
         if other is None or other.weights not in self.forms.values():
             return champion
-        return ChampionReference(endpoint=self.endpoint, repo_id=self.publish.repo_id, **vars(other))
+        return ReleaseReference(endpoint=self.endpoint, repo_id=self.publish.repo_id, **vars(other))
 
     def is_rolled_back(self, repository: HubRepository) -> bool:
         """Whether somebody rolled back from the form that the recipe asks for; StaleBlessingError if from the model itself."""

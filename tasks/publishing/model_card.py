@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from params import load
 from params.sections.data import RowsFromHubDataset
 from tasks.evaluation.report import (
-    ChampionReference,
     EvaluationDetails,
     EvaluationReport,
     SliceResult,
@@ -38,6 +37,7 @@ from trainer.data import tokens
 from trainer.model.adapters import BaseModelReference
 from trainer.model.limits import window_overlap
 from trainer.model.use_settings import read_number_format
+from trainer.start import ReleaseReference
 
 if TYPE_CHECKING:
     import jinja2
@@ -82,7 +82,7 @@ _HUB_METRICS: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
 def render_model_card(
     candidate: Candidate,
     record: Mapping[str, Any],
-    replaced: ChampionReference | None,
+    replaced: ReleaseReference | None,
     *,
     pictures: Collection[str] = (),
 ) -> str:

@@ -37,7 +37,7 @@ from tasks.ingestion.report import revisions_by_source
 from tasks.publishing.provenance import FILE
 from trainer.data import shards
 from trainer.runtime.lifetime import stop_process_group
-from trainer.start import PinnedStart
+from trainer.start import ReleaseReference
 
 logger = logging.getLogger(__name__)
 _TOOL_TIMEOUT_S = 3600.0
@@ -68,7 +68,7 @@ class ProvenanceRecord(pydantic.BaseModel):
     schema_: Annotated[Literal[1], pydantic.Field(alias="schema")]
     recipe: RecordedRecipe
     run: str
-    start: PinnedStart | None = None
+    start: ReleaseReference | None = None
     git_commit: str | None
     versions: dict[str, str]
     data: RecordedData

@@ -67,7 +67,7 @@ def _read_parents(root: Path, release: ReproducibleRelease) -> list[Reproducible
     """Return the release that a release started from, the one that this started from, and so on; ModelError if the Hub lacks one."""
     found = []
     while start := release.record.start:
-        what = f"it started from {start.where}, commit {start.commit}, "
+        what = f"it started from {start.name}, commit {start.commit}, "
         fix = "bring that release back to the Hub: without it the training cannot be repeated"
         try:
             parent = _read_release(root, f"{start.repo_id}@{start.commit}", start.endpoint)

@@ -138,8 +138,7 @@ class SplitRows:
                 for batch in file.iter_batches(batch_rows, columns=stored):
                     table = pa.Table.from_batches([batch])
                     if ROW_ID in schema.names:
-                        ids = pc.add(table[ROW].cast(pa.int64()), shard.first_row_id)
-                        table = table.append_column(ROW_ID, ids)
+                        table = table.append_column(ROW_ID, pc.add(table[ROW].cast(pa.int64()), shard.first_row_id))
                     yield from conform_to_schema(table, schema, str(self.manifest.path(shard))).to_batches()
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -348,5 +347,4 @@ def _read(path: Path, read: Any) -> Any:
     except FileNotFoundError:
         raise DataError(str(path), "does not exist", "run the stage that writes it again") from None
     except (pa.ArrowInvalid, OSError) as error:
-        what = f"cannot be read: {error}"
-        raise DataError(str(path), what, "run the stage that writes it again") from None
+        raise DataError(str(path), f"cannot be read: {error}", "run the stage that writes it again") from None

@@ -46,20 +46,17 @@ def train_or_load_tokenizer(
     return tokenizer
 
 
+def tokenizer_rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Return how a tokenizer splits a text: its `tokenizer.json`, without what its last call has set."""
+    rules: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+    return {name: rule for name, rule in rules.items() if name not in {"truncation", "padding"}}
+
+
 def check_same_tokens(tokenizer: PreTrainedTokenizerBase, start: Path) -> None:
-    """Check that the model in the folder `start` knows the tokens of a tokenizer, which may have added some.
-
-    Raises:
-        ModelError: it knows others.
-    """
-
-    def rules(one: PreTrainedTokenizerBase) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(one.backend_tokenizer.to_str())
-        return {name: rule for name, rule in found.items() if name not in {"truncation", "padding", "added_tokens"}}
-
+    """Raise a ModelError if the model in the folder `start` knows other tokens than a tokenizer, which may have added some."""
     known = load_tokenizer(str(start), None)
-    own = tokenizer.get_vocab()
-    if rules(known) != rules(tokenizer) or any(own.get(token) != number for token, number in known.get_vocab().items()):
+    (theirs, numbers), (rules, own) = ((tokenizer_rules(one), one.get_vocab()) for one in (known, tokenizer))
+    if theirs | {"added_tokens": None} != rules | {"added_tokens": None} or not numbers.items() <= own.items():
         what = "gives other tokens than that of the published model, from which the training starts"
         fix = "name the tokenizer that the published model was trained with, or set model.start: base for one run"
         raise ModelError.at("tokenization.tokenizer", what, fix)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from tasks.stages import Report
-from trainer.start import PinnedStart
+from trainer.start import ReleaseReference
 
 
 class TrainingReport(Report):
@@ -25,7 +25,7 @@ class TrainingReport(Report):
     """Commit of the code that trained; `+` follows when the code had changes that were not committed."""
     versions: dict[str, str]
     """Versions of Python and of the libraries that decide on the weights."""
-    started_from: PinnedStart | None = None
+    started_from: ReleaseReference | None = None
     """The release that the training started from; None if it started from the recipe's own model."""
     arms: Mapping[Literal["champion", "base"], float] = {}
     """With `model.start: best`, the best value of `best_metric` that the training reached from each start."""
@@ -35,7 +35,7 @@ class TrainingReport(Report):
         """Which model the training started from, with what each start has reached; empty if it was not asked."""
         if not self.started_from and not self.arms:
             return ""
-        chosen = f"the published model, {self.started_from.where}" if self.started_from else "the recipe's own model"
+        chosen = f"the published model, {self.started_from.name}" if self.started_from else "the recipe's own model"
         names = {"champion": "the published model", "base": "the recipe's own model"}
         reached = [f"from {names[arm]} it reached {self.best_metric} {value:.4g}" for arm, value in self.arms.items()]
         return f"{'; '.join([f'The training started from {chosen}', *reached])}."
@@ -43,6 +43,6 @@ class TrainingReport(Report):
     @property
     def summary(self) -> str:
         """Which step is kept, and why."""
-        start = f", from {self.started_from.where}" if self.started_from else ""
+        start = f", from {self.started_from.name}" if self.started_from else ""
         kept = "" if self.best_step else f", the {'published' if start else 'untrained'} model,"
         return f"{self.steps} steps{start}; step {self.best_step}{kept} is the best, with {self.best_metric} {self.best_value:.4g}"

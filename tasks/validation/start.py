@@ -28,7 +28,7 @@ from tasks.hub_client.connection import fetch_model_once, open_repository, resol
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from trainer.objectives.bases.objective import Objective
-from trainer.start import KNOWN, MODEL, RECORD, PinnedStart
+from trainer.start import KNOWN, MODEL, RECORD, ReleaseReference
 
 if TYPE_CHECKING:
     from tasks.hub_client.repository import HubRepository
@@ -69,9 +69,9 @@ def pin_start(
         if pinned is None:
             logger.info("validate: the training starts from the recipe's own model: none is published as %s", repo_id)
         else:
-            logger.info("validate: the training starts from %s", pinned.where)
+            logger.info("validate: the training starts from %s", pinned.name)
             with open_repository(artifacts, repo_id=pinned.repo_id, endpoint=pinned.endpoint) as repository:
-                _copy_model(fetch_model_once(artifacts, repository, pinned.commit), target / MODEL, pinned.where, name)
+                _copy_model(fetch_model_once(artifacts, repository, pinned.commit), target / MODEL, pinned.name, name)
                 if replay:
                     known = _find_known_rows(artifacts, repository, pinned, hashes, columns)
                     np.save(target / KNOWN, np.sort(ids[known]))
@@ -80,20 +80,20 @@ def pin_start(
     (target / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def _choose_release(artifacts: Artifacts, repo_id: str, endpoint: str) -> PinnedStart | None:
+def _choose_release(artifacts: Artifacts, repo_id: str, endpoint: str) -> ReleaseReference | None:
     """Return the published release; where a release is made again, the one that it has started from."""
     if artifacts.start_to_pin.exists():
         found = json.loads(artifacts.start_to_pin.read_bytes())
-        return None if found is None else PinnedStart.model_validate(found)
+        return None if found is None else ReleaseReference.model_validate(found)
     with open_repository(artifacts, repo_id=repo_id, endpoint=endpoint) as repository:
         head = repository.head()
-    return PinnedStart(endpoint=resolve_hub_endpoint(endpoint), repo_id=repo_id, **vars(head)) if head else None
+    return ReleaseReference(endpoint=resolve_hub_endpoint(endpoint), repo_id=repo_id, **vars(head)) if head else None
 
 
 def _find_known_rows(
     artifacts: Artifacts,
     repository: HubRepository,
-    pinned: PinnedStart,
+    pinned: ReleaseReference,
     hashes: NDArray[np.uint64],
     columns: ComparedColumns,
 ) -> NDArray[np.bool_]:
@@ -104,7 +104,7 @@ def _find_known_rows(
     try:
         return find_known(hashes, columns, read(artifacts.known_rows), read(artifacts.data_profile))
     except ValueError as error:
-        what = f"new rows cannot be told from those that {pinned.where} has learned from: {error}"
+        what = f"new rows cannot be told from those that {pinned.name} has learned from: {error}"
         raise ModelError.at(
             "training.replay", what, f"remove it for one run, whose release says it; {_PUBLIC}"
         ) from error

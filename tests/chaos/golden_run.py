@@ -13,10 +13,10 @@ from tasks.training import stage
 _collect = stage._collect
 
 
-def copy_and_collect(artifacts: Any, job: Any, commit: str | None) -> Any:
+def copy_and_collect(artifacts: Any, arms: Any, commit: str | None) -> Any:
     """Copy the folder with all checkpoints before the stage deletes it."""
-    shutil.copytree(job.folder, Path(sys.argv[1]))
-    return _collect(artifacts, job, commit)
+    shutil.copytree(arms[0].folder, Path(sys.argv[1]))
+    return _collect(artifacts, arms, commit)
 
 
 stage._collect = copy_and_collect

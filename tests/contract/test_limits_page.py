@@ -103,12 +103,16 @@ CLASSES = ("left", "right")
 SHARDED = {"launch.accelerate_config": str(ROOT / "params/accelerate/fsdp2.yaml")}
 ERRORS: dict[str, Callable[[], object]] = {
     "several files as a list": lambda: checks({"data.source.train": ["data/a.csv", "data/b.csv"]}),
-    "several sources as `source`": lambda: checks(
-        {"data.source": {"base": {"kind": "files", "train": "data/a.csv"}}}
-    ),
     "rows from S3, another bucket or a URL": lambda: checks({"data.source": {"kind": "s3", "url": "s3://bucket/a"}}),
     "the same, for `evergreen new --data s3://bucket/rows.csv`": lambda: new(data="s3://bucket/rows.csv"),
     "`.pkl` files": lambda: new(data=f"{file('data/rows.pkl')}/rows.pkl"),
+    "weights of sources with `training.streaming`": lambda: checks(
+        {
+            "data.source": None,
+            "data.sources": {"base": {"kind": "files", "train": "data/rows.csv", "weight": 2.0}},
+            "training.streaming": True,
+        }
+    ),
     "texts that say the same in other words or in another language": lambda: checks(
         {"validation.paraphrases": "report"}
     ),

@@ -98,7 +98,6 @@ from huggingface_hub import constants
 from params.foundation.errors import EvergreenError
 from params.schema import Model, ObjectiveChoice
 from tasks.evaluation import champion
-from tasks.evaluation.report import ChampionReference
 from tasks.inference.tried_model import AnsweringModel
 from tasks.tokenization.tokenizers import load_tokenizer
 from tests.support.pretrained import write_model
@@ -106,6 +105,7 @@ from trainer import objectives
 from trainer.data import tokens
 from trainer.iterative import configuration
 from trainer.model import network
+from trainer.start import ReleaseReference
 from transformers import dynamic_module_utils
 
 root = Path(sys.argv[1])
@@ -135,7 +135,7 @@ shutil.copytree(usual, shadow)
 (shadow / "adapter_config.json").write_text(json.dumps(of_usual | {"peft_type": "SHADOW", "shadow_model": str(own)}))
 shutil.copytree(own, root / "tokens" / "tokenizer")
 objective = objectives.build_objective(ObjectiveChoice.model_validate({"name": "causal_lm"}))
-published = ChampionReference(endpoint="local", repo_id="a/b", commit="c" * 40, tag="release-1", weights="w")
+published = ReleaseReference(endpoint="local", repo_id="a/b", commit="c" * 40, tag="release-1", weights="w")
 usual_tokenizer = load_tokenizer(str(usual), None)
 roles = {
     "base": lambda: network.build_untrained_model(

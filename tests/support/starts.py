@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from params.foundation.artifacts import Artifacts
-from trainer.start import KNOWN, MODEL, RECORD, PinnedStart
+from trainer.start import KNOWN, MODEL, RECORD, ReleaseReference
 
-RELEASE = PinnedStart(endpoint="local", repo_id="tests/tiny", commit="c" * 40, tag="release-1", weights="w" * 64)
+RELEASE = ReleaseReference(endpoint="local", repo_id="tests/tiny", commit="c" * 40, tag="release-1", weights="w" * 64)
 
 
 def pin(artifacts: Artifacts, model: Path, known: Sequence[int] | None = None) -> Path:

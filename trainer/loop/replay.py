@@ -27,12 +27,12 @@ def read_known_rows(job: Job, rows: tokens.Sequences) -> KnownRows | None:
     return KnownRows(known, job.training.replay.known)
 
 
-def sequences_of_epoch(job: Job, rows: tokens.Sequences) -> int:
-    """Return how many sequences an epoch has."""
-    known, size = read_known_rows(job, rows), job.training.global_batch_size
-    return known.batches(size) * size if known else rows.per_epoch
+def sequences_of_epoch(known: KnownRows | None, rows: int, global_batch_size: int) -> int:
+    """Return how many sequences an epoch has, of `rows` in the train split."""
+    return known.batches(global_batch_size) * global_batch_size if known else rows
 
 
 def steps_of(job: Job) -> int:
     """Return the optimizer steps of a job."""
-    return total_steps(job.training, sequences_of_epoch(job, tokens.read_split(job.tokens, "train")))
+    rows, size = tokens.read_split(job.tokens, "train"), job.training.global_batch_size
+    return total_steps(job.training, sequences_of_epoch(read_known_rows(job, rows), rows.per_epoch, size))

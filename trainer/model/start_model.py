@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,8 +12,8 @@ from trainer.objectives.bases.lazy_imports import transformers
 from trainer.runtime.library_errors import as_loading_error
 from trainer.runtime.model_files import check_safe_to_load
 
-_OF_ROWS: Final = frozenset({"vocab_size", "num_labels", "return_dict", "is_decoder"})
-"""Numbers of a configuration that depend on the rows and the tokenizer."""
+_NO_PART: Final = frozenset({"vocab_size", "num_labels", "use_cache", "dtype", "torch_dtype"})
+"""Values of a configuration that depend on the rows, the tokenizer, or how a model is trained and used."""
 _FIX: Final = "set model.start: base for one run, whose release later runs can start from"
 
 
@@ -52,13 +51,11 @@ def check_start_fits(start: Path, model: Model) -> None:
     if is_adapter_folder(start):
         return  # they are those of the section's own model, see `resolve_start`
     found = _configuration(str(start), None)
-    wanted = (
-        dict(model.config or {})
-        if model.pretrained is None
-        else _sizes(_configuration(model.pretrained, model.revision))
-    )
+    given, base = model.config or {}, _configuration(model.pretrained, model.revision) if model.pretrained else {}
+    sizes = {key: value for key, value in base.items() if type(value) is int and not key.endswith("_token_id")}
+    wanted = {key: base[key] for key in base if key == "model_type"} | sizes | given
     for key, value in wanted.items():
-        if key in found and found[key] != value:
+        if key not in _NO_PART and isinstance(value, int | float | str) and found.get(key, value) != value:
             what = f"the published model has {key} {found[key]}, and the recipe's model {value}"
             raise ModelError.at("model.start", what, f"{_FIX}; or undo the change of the model")
 
@@ -73,9 +70,3 @@ def _configuration(path: str, revision: str | None) -> dict[str, Any]:
         )
     except (OSError, ValueError) as error:
         raise as_loading_error(path, error) from error
-
-
-def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the type of a model, and its numbers of layers and the like."""
-    sizes = {k: v for k, v in config.items() if type(v) is int and not k.endswith("_token_id") and k not in _OF_ROWS}
-    return {"model_type": config["model_type"], **sizes}

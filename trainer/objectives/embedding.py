@@ -70,8 +70,7 @@ class Options(Section):
     listed_negatives: int = Field(default=0, ge=0)
     """How many texts of the list in `negative_columns` a row gets, the first ones; it may have fewer. 0: a column holds one text."""
     mined_negatives: int = Field(default=0, ge=0)
-    """How many further negatives each row gets: texts that the model finds near to its anchor before the first step, among all
-    positives of the train split and the documents of `data.corpus`."""
+    """How many further negatives each row gets: near texts among all positives of train and `data.corpus`, found before the first step."""
     mining_margin: float = Field(default=0.05, ge=0, lt=1)
     """The share of the positive's cosine by which that of a mined negative is lower at least: a nearer text may be a positive, too."""
     document_column: str | None = None

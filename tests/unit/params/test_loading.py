@@ -144,7 +144,7 @@ WRONG = {
     "out of range": (
         ("test: 0.05", "test: 1.5"),
         "test: 1.5",
-        "data.split.test: 1.5 is no share of the rows; write a share from 0 to below 1",
+        "data.split.test: 1.5 is no share of the rows; write a share from 0 to below 1, such as 0.05",
     ),
     "negative": (
         ("max_steps: 300", "max_steps: -1"),

@@ -801,7 +801,7 @@ def test_every_training_argument_has_a_key_is_refused_or_is_passed_on():
 def test_every_key_of_the_training_section_reaches_the_trainer():
     """A new key must be listed here if it is no argument of transformers."""
     ours = {"global_batch_size", "arguments", "early_stopping_patience", "resume", "save_minutes", "streaming"}
-    ours |= {"callbacks", "loss", "replay", "stay_close", "trainer"}
+    ours |= {"callbacks", "loss", "trainer", "replay", "stay_close"}
     reached = {key.split(".")[1] for key in arguments._OWN_KEYS.values() if key.startswith("training.")}
     assert reached | ours == set(Training.model_fields)
 

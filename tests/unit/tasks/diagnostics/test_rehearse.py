@@ -16,6 +16,7 @@ from params.sections.data import RowsFromFiles
 from tasks.diagnostics import rehearse
 from tasks.diagnostics.rehearse import RehearsalRows
 from tasks.ingestion.batches import to_readable_batch
+from tasks.ingestion.row_choice import RowChoice
 from tasks.ingestion.source import open_source
 from tasks.report.formatting import format_duration
 from tasks.tokenization.report import SplitStatistics, TokenizationReport
@@ -108,8 +109,9 @@ def test_rows_of_a_rehearsal_are_those_that_the_objective_reads(tmp_path: Path) 
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
     found = {}
     for name in ("a.csv", "b.jsonl"):
-        sources = rehearse._open({"source": RowsFromFiles(kind="files", train=str(tmp_path / name))})
-        rows = rehearse._read(sources, "train", kinds)
+        keys = RowsFromFiles(kind="files", train=name)
+        opened = RowChoice.of("source", keys), open_source(keys, tmp_path), {"train": "train"}
+        rows = rehearse._read([opened], "train", kinds)
         pq.write_table(
             rows.table(rows.usual(700)), tmp_path / "rows.parquet"
         )  # as a rehearsal does, which ingests that

@@ -143,7 +143,7 @@ def test_quarantined_row_has_its_reasons(finished):
 def test_unknown_row_is_an_error_with_the_range(finished, capsys):
     with pytest.raises(DataError, match="there is no row 150") as caught:
         traced(finished, 150)
-    assert caught.value.fix == "use a row_id from 0 to 149"
+    assert caught.value.fix == "use a row_id from 0 to 149; rows that were left out have none"
     assert main(["trace", "params/tiny.yaml", "--row", "-1"]) == os.EX_DATAERR
     assert main(["trace", "params/tiny.yaml", "--row", "150"]) == os.EX_DATAERR
     assert "Traceback" not in capsys.readouterr().err

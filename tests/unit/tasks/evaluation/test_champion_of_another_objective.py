@@ -16,13 +16,13 @@ from params import ModelError
 from params.schema import ObjectiveChoice
 from tasks.digests import PROVENANCE
 from tasks.evaluation.champion import build_champion_reader, load_champion
-from tasks.evaluation.report import ChampionReference
 from tests.support.tiny_releases import KINDS
 from tests.support.zoo.tokenizers_of_kinds import KINDS as TOKENIZERS
 from trainer import objectives
+from trainer.start import ReleaseReference
 
 STATE = {"labels": ["O", "B-x", "I-x"], "numbers": ["number"], "mean": [1.0], "std": [2.0], "highest": 1.0}
-CHAMPION = ChampionReference(endpoint="local", repo_id="tests/tiny", commit="0" * 40, tag=None, weights="0" * 64)
+CHAMPION = ReleaseReference(endpoint="local", repo_id="tests/tiny", commit="0" * 40, tag=None, weights="0" * 64)
 NAMES = objectives.objective_names()
 LANGUAGE_MODELS = {"causal_lm", "sft", "dpo", "kto", "grpo", "iterative_sft"}
 ONE_NUMBER = ("regression", "reward", "ranking")

@@ -22,7 +22,6 @@ from params.sections.rows import TrainTokenizer
 from tasks.digests import PROVENANCE
 from tasks.evaluation import champion
 from tasks.evaluation.reading import ModelTokenization
-from tasks.evaluation.report import ChampionReference
 from tasks.publishing.provenance import collect_provenance
 from tasks.shards.split_rows import SplitRows
 from tasks.tokenization.stage import tokenize
@@ -32,6 +31,7 @@ from tests.support.tiny_releases import CHAT, KINDS, OWN_ROWS
 from trainer import objectives
 from trainer.data import tokens
 from trainer.objectives.bases.likelihood import tokens_contain_texts_in_order
+from trainer.start import ReleaseReference
 
 SIZES = {"train": 40, "validation": 8, "test": 16}
 LENGTH = 96
@@ -129,7 +129,7 @@ class Released:
     folder: Path
 
     def champion(self) -> champion.ChampionStatus:
-        found = ChampionReference(endpoint="local", repo_id="tests/tiny", commit="c0ffee", tag=None, weights="0" * 64)
+        found = ReleaseReference(endpoint="local", repo_id="tests/tiny", commit="c0ffee", tag=None, weights="0" * 64)
         return champion.ChampionStatus(found, self.folder, None)
 
 

@@ -91,9 +91,9 @@ def uninterrupted(tmp_path_factory):
     recipe = load(artifacts.root / "params" / "tiny.yaml")
     collect = stage._collect
 
-    def keep_and_collect(artifacts, job, commit):
-        shutil.copytree(job.folder, artifacts.root / "kept")
-        return collect(artifacts, job, commit)
+    def keep_and_collect(artifacts, arms, commit):
+        shutil.copytree(arms[0].folder, artifacts.root / "kept")
+        return collect(artifacts, arms, commit)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage, "_collect", keep_and_collect)

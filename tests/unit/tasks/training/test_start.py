@@ -200,7 +200,7 @@ def test_both_starts_are_trained_and_the_better_one_is_kept(tmp_path: Path, capl
     assert report.arms["champion"] > report.arms["base"] + 0.2
     assert (report.best_value, report.started_from) == (report.arms["champion"], RELEASE)
     assert report.run == jobs[0].folder.name
-    assert f"from {RELEASE.where}; step" in report.summary
+    assert f"from {RELEASE.name}; step" in report.summary
 
 
 def test_start_arms_share_the_budget(tmp_path: Path) -> None:

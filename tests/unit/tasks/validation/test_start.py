@@ -19,7 +19,7 @@ from tasks.shards.kept_work import ShardWorkers
 from tasks.validation.start import pin_start
 from tests.support import releases, tiny, tiny_releases
 from trainer import objectives
-from trainer.start import PinnedStart, read_known_row_ids, read_pinned_start
+from trainer.start import ReleaseReference, read_known_row_ids, read_pinned_start
 
 CONTENT = ComparedColumns(("label",), ("text",), (), {})
 
@@ -64,7 +64,7 @@ def test_the_release_and_the_rows_that_it_knows_are_pinned(released: tuple[Artif
     tiny.write_rows(artifacts, train={"text": relabelled, "label": labels})
     pin(artifacts, recipe, replay=Replay())
     found = read_pinned_start(artifacts, "champion")
-    assert isinstance(found, PinnedStart)
+    assert isinstance(found, ReleaseReference)
     receipt = json.loads(artifacts.receipt.read_text())
     assert (found.commit, found.tag, found.repo_id) == (receipt["commit"], receipt["tag"], recipe.publish.repo_id)
     ids = read_known_row_ids(artifacts.start / "model")

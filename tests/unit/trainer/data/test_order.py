@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from params import CheckpointError, DataError, RecipeError
 from params.schema import Launch
-from trainer.build import check_weights
 from trainer.data.loading import ResumableBatchSampler, SeededDataset, collate_with_seed
 from trainer.data.order import EpochOrder, GlobalBatchShard, RowTraits
 from trainer.data.randomness import seeded
@@ -334,8 +333,3 @@ class TestWeights:
         source = DataLoader(range(70), sampler=torch.utils.data.SequentialSampler(range(70)))
         with pytest.raises(RecipeError, match=r"training.trainer: its sampler chooses the rows"):
             ResumableBatchSampler(source, GlobalBatchShard(2, 2, 1, 0), seed=3, traits=RowTraits(weights=self.WEIGHTS))
-
-    @pytest.mark.parametrize(("streaming", "groups"), [(True, None), (False, [0] * 70)])
-    def test_an_order_that_has_each_row_once_is_refused(self, streaming, groups):
-        with pytest.raises(RecipeError, match=r"data.sources: have weights, and"):
-            check_weights(RowTraits(groups=groups, weights=self.WEIGHTS), streaming=streaming)

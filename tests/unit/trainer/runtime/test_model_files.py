@@ -14,7 +14,6 @@ import pytest
 from params import ModelError
 from params.schema import Model, ObjectiveChoice
 from tasks.evaluation import champion
-from tasks.evaluation.report import ChampionReference
 from tasks.inference.tried_model import AnsweringModel
 from tasks.tokenization.tokenizers import load_tokenizer
 from tests.support.pretrained import POINTER, write_model
@@ -23,6 +22,7 @@ from trainer.data.tokens import read_tokenizer
 from trainer.iterative import configuration
 from trainer.model.network import build_untrained_model, load_trained_model
 from trainer.runtime.model_files import check_safe_to_load
+from trainer.start import ReleaseReference
 
 INDEX = "model.safetensors.index.json"
 
@@ -37,7 +37,7 @@ def changed(path: Path, **keys: Any) -> None:
 
 
 def readers(folder: Path, tokens: Path) -> dict[str, Callable[[], object]]:
-    published = ChampionReference(endpoint="local", repo_id="a/b", commit="c" * 40, tag="release-1", weights="w")
+    published = ReleaseReference(endpoint="local", repo_id="a/b", commit="c" * 40, tag="release-1", weights="w")
     choice: Any = None  # it does not come that far
     return {
         "tried": lambda: AnsweringModel.load(folder, "bob/reader"),
