@@ -54,8 +54,9 @@ def find_continual_conflicts(
         return
     wrong = {
         "with adapters, the weights of the start do not move": model.lora,
-        f"{training.optimizer} changes weights before their whole gradient is known": training.stay_close
-        and steps_in_backward(training.optimizer),
+        f"{training.optimizer} changes weights before their whole gradient is known": (
+            training.optimizer in known_optimizers() and steps_in_backward(training.optimizer)
+        ),
         "with FSDP or DeepSpeed, no process has the whole weights": launch and launch.accelerate_config,
     }
     key = ("training", "stay_close")
