@@ -11,7 +11,7 @@ from typing import Any
 from params import Problem
 from params.schema import Launch, Model, Training
 from trainer.loop import arguments
-from trainer.loop.optimizers import steps_in_backward
+from trainer.loop.optimizers import known_optimizers, steps_in_backward
 from trainer.model import network
 from trainer.objectives.bases.objective import Objective
 
