@@ -264,7 +264,7 @@ def test_rows_of_a_database(project: Path, models: Path) -> None:
     query = "SELECT question, topic FROM questions WHERE topic <> 'none' ORDER BY id"
     make(data="sqlite:///data/rows.db", query=query, model=str(models / "bert"))
     source = load(project / "params/topics.yaml").data.source
-    assert source.model_dump() == {"kind": "sql", "url": "sqlite:///data/rows.db", "query": query}
+    assert source.model_dump(exclude_unset=True) == {"kind": "sql", "url": "sqlite:///data/rows.db", "query": query}
     assert read_recipes_yaml_item(Artifacts("topics", project))["data"] == "data/rows.db"
 
 
