@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
 from prefect.runtime import deployment
 
-from flows.server.clock import server_time
+from flows.server.clock import HEARTBEAT, server_time
 from params import TransientError
 
 _LOOKED_AT: Final = timedelta(days=1)
@@ -48,7 +48,7 @@ def refuse_to_overtake() -> None:
         with get_client(sync_client=True) as client:
             for run in client.read_flow_runs(flow_run_filter=wanted):
                 beats = EventFilter(
-                    event=EventNameFilter(name=["prefect.flow-run.heartbeat"]),
+                    event=EventNameFilter(name=[HEARTBEAT]),
                     resource=EventResourceFilter(id=[f"prefect.flow-run.{run.id}"]),
                     occurred=EventOccurredFilter(since=now - _SILENT_FOR, until=now + _SILENT_FOR),
                 )

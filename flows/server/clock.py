@@ -21,8 +21,10 @@ from prefect.settings import get_current_settings
 from flows.child_process import Logger
 from tasks.report.formatting import format_duration
 
-_HEARTBEAT: Final = "prefect.flow-run.heartbeat"
+HEARTBEAT: Final = "prefect.flow-run.heartbeat"
 _ANSWER_S: Final = 5.0
+_LEFT_OUT: Final = timedelta(seconds=0.5)
+"""What the header, which has whole seconds, leaves out on average."""
 _EXACT: Final = timedelta(seconds=2)
 """Smaller differences are not corrected: the header has whole seconds, and an answer takes a moment."""
 _REMARKABLE: Final = timedelta(seconds=30)
@@ -46,9 +48,7 @@ def clock_difference() -> timedelta:
             f"{api.url}/health", timeout=_ANSWER_S, verify=False if api.tls_insecure_skip_verify else trusted
         )
         here = asked + (datetime.now(UTC) - asked) / 2
-        found = (
-            here - parsedate_to_datetime(answer.headers["date"]) - timedelta(seconds=0.5)
-        )  # half of what it leaves out
+        found = here - parsedate_to_datetime(answer.headers["date"]) - _LEFT_OUT
         _last_known = timedelta() if abs(found) < _EXACT else found
     except (httpx.HTTPError, httpx.InvalidURL, OSError, KeyError, ValueError):
         pass
@@ -82,6 +82,6 @@ def send_heartbeats_with_server_time() -> None:
 
 
 def _emit_event(event: str, *args: Any, **fields: Any) -> Event | None:
-    if event == _HEARTBEAT:
+    if event == HEARTBEAT:
         fields["occurred"] = server_time()
     return emit_event(event, *args, **fields)

@@ -160,17 +160,16 @@ class DataProfile:
 
     def is_new(self, hashes: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], int]:
         """Return which rows are certainly not among those of the profile, and of how many rows that is known."""
-        decidable = np.ones(len(hashes), bool) if self.is_whole else hashes <= self.known[-1]
+        decidable = _decidable(hashes, self.known, is_whole=self.is_whole)
         return decidable & ~np.isin(hashes, self.known), int(decidable.sum())
 
     def tell_ages(self, hashes: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return which rows certainly are, and which certainly are not, among those that the model learned from or was judged on."""
         assert self.held_out is not None
-        known, undecidable = np.isin(hashes, self.known), np.zeros(len(hashes), bool)
-        known |= np.isin(hashes, self.held_out.hashes)
-        for whole, last in ((self.is_whole, self.known[-1]), (self.held_out.is_whole, self.held_out.hashes[-1])):
-            undecidable |= (hashes > last) & (not whole)
-        return known, ~known & ~undecidable
+        known = np.isin(hashes, self.known) | np.isin(hashes, self.held_out.hashes)
+        decidable = _decidable(hashes, self.known, is_whole=self.is_whole)
+        decidable &= _decidable(hashes, self.held_out.hashes, is_whole=self.held_out.is_whole)
+        return known, ~known & decidable
 
     def save(self, path: Path) -> None:
         """Write the profile; equal profiles give equal bytes."""
@@ -236,6 +235,11 @@ class DataProfile:
                 groups = None if record["groups"] is None else np.array(record["groups"], np.uint64)
                 measures.append(SampledMeasure(record["kind"], record["column"], values, groups))
         return cls(header.rows, header.content, header.is_whole, known, labels, tuple(measures), held_out)
+
+
+def _decidable(hashes: NDArray[np.uint64], smallest: NDArray[np.uint64], *, is_whole: bool) -> NDArray[np.bool_]:
+    """Return of which rows it is known whether they are among those with the `smallest` hashes."""
+    return np.ones(len(hashes), bool) if is_whole else hashes <= smallest[-1]
 
 
 def _problems(profile: DataProfile) -> Iterator[str]:

@@ -46,6 +46,7 @@ def grown(tmp_path_factory):
     tokenize(artifacts, tokenization=recipe.tokenization, objective=recipe.objective, launch=recipe.launch)
     write_profile(artifacts, recipe)
     releases.learn(artifacts, recipe, BETTER)
+    releases.evaluate(artifacts, recipe)  # which downloads the champion
     return artifacts, recipe
 
 
