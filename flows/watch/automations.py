@@ -117,9 +117,9 @@ def replace_server_automations(notify: Sequence[str], rules: WatchRules) -> None
         of_flow = FlowFilter(name=FlowFilterName(any_=[FLOW]))
         deployments = list(_all(partial(client.read_deployments, flow_filter=of_flow))) if found else ()
         _bring_up_to_date(client, build_automations(rules, found, deployments, get_current_settings().ui_url or ""))
+        delete_unused_blocks(client, found)
     if warning := clock_warning():
         print(warning)
-        delete_unused_blocks(client, found)
     if answers_without_password():
         where = url_origin(get_current_settings().api.url or "")
         print(f"Prefect's server at {where} has no password: whoever reaches it can let its workers run any command")
