@@ -58,6 +58,7 @@ def run(
     artifacts, branch, log = Artifacts(recipe), None, logging.getLogger(__name__)
     if record:
         from flows.record import recording
+        from flows.record.kept_folder import keep_outside_of_clone
 
         branch = recording.RecordTarget.parse(record)
     has_own_server, url = is_own_server_needed(), os.environ.get("PREFECT_API_URL")
@@ -76,7 +77,8 @@ def run(
                 artifacts, has_own_server=has_own_server, publish=not no_publish, force=force, record=branch
             )
     elif branch:
-        with hold_recipe_lock(artifacts, log):  # an earlier run may not be recorded yet
+        # An earlier run may not be recorded yet.
+        with keep_outside_of_clone(artifacts, branch), hold_recipe_lock(artifacts, log):
             recording.record_run_on_branch(artifacts, branch, log, outcomes)
     print(format_run_summary(artifacts, outcomes))
 

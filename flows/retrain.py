@@ -18,9 +18,16 @@ from prefect.runtime import task_run
 
 from flows.child_process import Logger, fork_modules
 from flows.dvc_project.locks import hold_recipe_lock, remove_dead_lock_owners
-from flows.record.recording import RecordTarget, ensure_recordable_before_publish, record_run_after_block
+from flows.record.kept_folder import keep_outside_of_clone
+from flows.record.recording import (
+    RecordTarget,
+    UnrecordedRunError,
+    ensure_recordable_before_publish,
+    record_run_after_block,
+)
 from flows.run import history, logs, pauses, stages
-from flows.run.final_state import final_state, gate_refused_state
+from flows.run.final_state import final_state, gate_refused_state, unrecorded_state
+from flows.run.lost_runs import log_runs_without_entry
 from flows.run.other_runs import refuse_to_overtake
 from flows.run.prefect_artifacts import add_run_page_link, add_stage_report_artifact
 from flows.run.stops import state_after_signal
@@ -87,6 +94,7 @@ def retrain(
 
     try:
         with (
+            keep_outside_of_clone(artifacts, record),
             hold_recipe_lock(artifacts, log),
             record_run_after_block(artifacts, record, outcomes, log),
             history.log_run_in_block(artifacts) as run,
@@ -94,6 +102,8 @@ def retrain(
         ):
             load(artifacts.recipe_path)
             refuse_to_overtake()
+            if record:
+                log_runs_without_entry(artifacts, log)
             if force or stages.any_stale(requested, artifacts.recipe):
                 opened.enter_context(fork_modules())
                 stages.fetch_inputs_and_check_recipe(artifacts.recipe, log)
@@ -109,6 +119,8 @@ def retrain(
                 add_run_page_link(artifacts, renew=not publish)
     except GateRefusedError as error:
         return gate_refused_state(artifacts, error)
+    except UnrecordedRunError as error:
+        return unrecorded_state(artifacts, outcomes, error.cause)
     except (KeyboardInterrupt, TerminationSignal) as stop:
         return state_after_signal(stop)
     return final_state(artifacts, outcomes)

@@ -20,14 +20,24 @@ _LATER = "run it again when the remote answers: nothing is lost"
 
 def read_default_remote_name() -> str | None:
     """Return the name of the default remote of the project in the working directory; None if none is configured."""
+    name: str | None = _read_configuration()["core"].get("remote")
+    return name
+
+
+def read_cache_folder() -> Path | None:
+    """Return the folder that `cache.dir` gives to DVC's cache, without links; None if that is the project's own."""
+    folder = _read_configuration()["cache"].get("dir")
+    return Path(folder).resolve() if folder else None
+
+
+def _read_configuration() -> Any:
     from dvc.config import Config, ConfigError
 
     try:
-        name: str | None = Config(".dvc")["core"].get("remote")
+        return Config(".dvc")
     except ConfigError as error:
         fix = "correct .dvc/config or .dvc/config.local"
         raise RemoteRefusedError("DVC's configuration", str(error), fix) from None
-    return name
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,7 @@ from params.foundation.artifacts import STAGES, Artifacts, write_text_atomically
 from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.hub_client.receipt import Receipt
 from tasks.stages import read_report
+from trainer.runtime.lifetime import hold_file_lock
 
 _LOCK = "dvc.lock"
 _STATUS = {"kept": "kept the champion", "dry-run": "dry run of"}
@@ -59,6 +60,15 @@ class RecordTarget(pydantic.BaseModel):
         return RemoteGitBranch(self.remote, self.branch, user=artifacts.recipe)
 
 
+class UnrecordedRunError(Exception):
+    """A run did what it should, and could not be recorded; `cause` says why, and how the run ended."""
+
+    def __init__(self, artifacts: Artifacts, outcomes: Mapping[str, str], cause: EvergreenError) -> None:
+        what = f"{cause.what}; the run itself: {_end(artifacts, outcomes, None)}, which is not recorded"
+        self.cause = type(cause)(cause.where, what, cause.fix)
+        super().__init__(str(self.cause))
+
+
 @contextlib.contextmanager
 def record_run_after_block(
     artifacts: Artifacts, to: RecordTarget | None, outcomes: Mapping[str, str], log: Logger
@@ -66,6 +76,9 @@ def record_run_after_block(
     """Record the run in the block, however it ends. If the run fails, its own error stays the error.
 
     The block fills in `outcomes`, what became of each stage that has ended.
+
+    Raises:
+        UnrecordedRunError: the run did not fail, but could not be recorded.
     """
     try:
         yield
@@ -78,7 +91,10 @@ def record_run_after_block(
                 log.error("the run was not recorded: %s", failure)  # noqa: TRY400  # it says all
         raise
     if to:
-        record_run_on_branch(artifacts, to, log, outcomes)
+        try:
+            record_run_on_branch(artifacts, to, log, outcomes)
+        except EvergreenError as failure:
+            raise UnrecordedRunError(artifacts, outcomes, failure) from failure
 
 
 def ensure_recordable_before_publish(
@@ -166,8 +182,7 @@ class _Recorder:
                     self.log.info("%s has moved meanwhile: %s", self.branch, error)
                     time.sleep(random.uniform(0, min(2.0, 0.05 * 2**attempt)))  # noqa: S311
                     continue
-            # So that it is not taken for new when another worker has recorded more.
-            shutil.rmtree(self.artifacts.unrecorded, ignore_errors=True)
+            self.forget_recorded_lines(logs)
             if self.is_in(self.state(_read, where=_LOCK), commit):
                 self.branch.remember(commit)
             self.log.info("recorded on %s: %s" if files else "%s has this run: %s", self.branch, commit)
@@ -186,12 +201,29 @@ class _Recorder:
     def keep_logs(self) -> dict[str, bytes]:
         """Return the logs, with the lines of runs that were not recorded; keep all where `git reset` does not reach them."""
         logs = {}
-        for path in self.artifacts.logs:
-            kept = self.artifacts.unrecorded / path.name
-            logs[str(path)] = lines = _merge_lines(_read(str(kept)) or b"", _read(str(path)) or b"")
-            if lines:
-                write_text_atomically(kept, lines.decode(errors="replace"))
+        with self.logs_held():
+            for path in self.artifacts.logs:
+                kept = self.artifacts.unrecorded / path.name
+                logs[str(path)] = lines = _merge_lines(_read(str(kept)) or b"", _read(str(path)) or b"")
+                if lines:
+                    write_text_atomically(kept, lines.decode(errors="replace"))
         return logs
+
+    def forget_recorded_lines(self, logs: Mapping[str, bytes]) -> None:
+        """Forget the kept lines that a commit has, so that they are not taken for new when another worker has recorded more."""
+        with self.logs_held():
+            for path, recorded in logs.items():
+                kept = self.artifacts.unrecorded / Path(path).name
+                if left := _merge_lines(recorded, _read(str(kept)) or b"").removeprefix(recorded).lstrip(b"\n"):
+                    write_text_atomically(kept, left.decode(errors="replace"))  # of a run in another clone
+                else:
+                    kept.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.artifacts.unrecorded.rmdir()
+
+    def logs_held(self) -> AbstractContextManager[None]:
+        """Hold the lock of the logs, which runs in several clones may share."""
+        return hold_file_lock(self.artifacts.log_lock, f"a write to the logs of {self.artifacts.recipe}", wait_s=30.0)
 
     def new_files(self, logs: Mapping[str, bytes], head: str) -> dict[str, bytes]:
         """Return the files of the project that the commit `head` lacks, with their content there to be."""

@@ -29,6 +29,7 @@ PROPOSED: Final = "Proposed"  # the release waits for approval
 REJECTED: Final = "Rejected"  # somebody closed the proposal of the release
 REFUSED: Final = "Refused"
 NOTHING_NEW: Final = "Nothing new"
+NOT_RECORDED: Final = "Not recorded"  # it ended well, and a published model is out
 SUCCESSES: Final = ("Completed", PUBLISHED, KEPT, PROPOSED, REJECTED, NOTHING_NEW)
 """The states of a run that did what it should; plain `Completed` after a dry run, and after an evaluation only."""
 _BY_STATUS: Final = {"published": PUBLISHED, "kept": KEPT, "proposed": PROPOSED, "rejected": REJECTED}
@@ -41,6 +42,14 @@ def gate_refused_state(artifacts: Artifacts, error: GateRefusedError) -> State[A
 
     lines = run_result_lines(artifacts, read_report(artifacts, Blessing).reasons)
     return Failed(name=REFUSED, message="\n".join(lines), data=error)
+
+
+def unrecorded_state(artifacts: Artifacts, outcomes: Mapping[str, str], cause: EvergreenError) -> State[Any]:
+    """Return the state of a run that did what it should, and that no branch knows because of `cause`."""
+    from prefect.states import Failed
+
+    name, message = name_and_message(artifacts, outcomes)
+    return Failed(name=NOT_RECORDED, message=f"{name or 'Completed'}, but not recorded: {cause}\n{message}", data=cause)
 
 
 def final_state(artifacts: Artifacts, outcomes: Mapping[str, str]) -> State[Any]:

@@ -46,8 +46,9 @@ from tasks.report.formatting import format_duration
 
 T = TypeVar("T")
 FLOW: Final = "retrain"  # the flow whose runs are reported
-KINDS: Final = ("crashed", "failed", "refused", "published", "proposed", "stuck", "late")
-ENDS: Final = (*final_state.SUCCESSES, final_state.REFUSED, "Failed", "TimedOut", "Crashed", "Cancelled")
+KINDS: Final = ("crashed", "failed", "refused", "unrecorded", "published", "proposed", "stuck", "late")
+_OTHER_ENDS: Final = (final_state.REFUSED, final_state.NOT_RECORDED, "Failed", "TimedOut", "Crashed", "Cancelled")
+ENDS: Final = (*final_state.SUCCESSES, *_OTHER_ENDS)
 """All states in which a run of the flow can end."""
 _TAG: Final = "evergreen-watch"  # the tag of the automations that `evergreen watch` makes, replaces and removes
 _DATES: Final = 1000  # how many coming dates of a schedule are looked at: the most that Prefect computes

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from params.foundation.errors import EvergreenError, StorageError
 
@@ -27,6 +27,8 @@ GROUP_BY = "evergreen.group_by"
 TIMES = "evergreen.times"
 """The same, of the `column` with the time of each row, the `newest` one, and by what the rows are `split`."""
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG}
+KEPT_FOLDER: Final = "EVERGREEN_KEPT_FOLDER"
+"""Environment variable with the folder of `Artifacts.kept`, which the flow sets for the stages of a recorded run."""
 STAGES = ("ingest", "validate", "tokenize", "train", "evaluate", "publish")
 
 
@@ -74,6 +76,12 @@ class Artifacts:
         """Everything of this recipe that DVC does not track."""
         return self.root / ".scratch" / self.recipe
 
+    @property
+    def kept(self) -> Path:
+        """What must outlive the project's folder, if that is a clone for one run (`KEPT_FOLDER`); else the same as `scratch`."""
+        outside = os.environ.get(KEPT_FOLDER) if self.root == Path() else None
+        return Path(outside, self.recipe) if outside else self.scratch
+
     checkpoints = _Below("scratch", "checkpoints")  # folders of unfinished runs, one for each key of a run
     champion = _Below("scratch", "champion")  # the published model that evaluate compares with, by its commit
     command_result = _Below("scratch", "result.json")  # how the command that the flow or `reproduce` started ended
@@ -85,7 +93,7 @@ class Artifacts:
         "scratch", "finished-run"
     )  # what a longer run goes on from: the last finished run, by its key
     flow_lock = _Below("scratch", "flow.lock")  # held by the flow of this recipe
-    log_lock = _Below("scratch", "log.lock")  # held by the process that writes to a log
+    log_lock = _Below("kept", "log.lock")  # held by the process that writes to a log
     machines = _Below("scratch", "machines")  # where the machines of one training find each other
     mirror = _Below("scratch", "mirror")  # checkpoints that wait for their upload to a Hub, by key of a run
     mirror_lock = _Below("scratch", "mirror.lock")  # held by the process that uploads checkpoints
@@ -98,8 +106,8 @@ class Artifacts:
     succeeded = _Below("scratch", "succeeded")  # written when a run of the flow succeeds, even if it had nothing to do
     timings = _Below("scratch", "timings")  # what each stage took, `<stage>.json`
     train_lock = _Below("scratch", "train.lock")  # held by the train stage, and by what writes checkpoints for it
-    unfinished_run = _Below("scratch", "unfinished-run.json")  # the log's entry if the run of the flow were killed now
-    unrecorded = _Below("scratch", "unrecorded")  # the logs, with lines that no branch may have yet and no reset takes
+    unfinished_runs = _Below("kept", "unfinished-runs")  # `<run id>.json`: the log's entry if that run were killed now
+    unrecorded = _Below("kept", "unrecorded")  # the logs, with lines that no branch may have yet and no reset takes
     validation_keys = _Below("scratch", "validation-keys")  # hashes of rows while validate looks for equal ones
     verify_resume = _Below("scratch", "verify-resume")  # the runs that `verify-resume` compares
     verify_resume_lock = _Below("scratch", "verify-resume.lock")  # held by `verify-resume`
@@ -241,11 +249,16 @@ def as_storage_error(error: BaseException, target: Path) -> StorageError | None:
     """Return the `StorageError` for an error of a full or read-only disk at `target`; None for any other error.
 
     safetensors, tokenizers and torch.save give no OSError: they say it in the message only. A contract test fails when
-    they change these words.
+    they change these words. `shutil.Error`, of a folder that is copied, lists what each file's error said.
     """
     from_rust = re.search(r"\(os error (\d+)\)", str(error))
     from_torch = re.search(r"PytorchStreamWriter failed|unexpected pos \d+ vs|iostream error", str(error))
-    number = error.errno if isinstance(error, OSError) else from_rust and int(from_rust[1])
+    number = from_rust and int(from_rust[1])
+    if isinstance(error, shutil.Error):
+        said = re.findall(r"\[Errno (\d+)\]", str(error))
+        number = next((found for found in map(int, said) if found in _STORAGE), None)
+    elif isinstance(error, OSError):
+        number = error.errno
     if number in _STORAGE:
         reason = os.strerror(number)
     elif isinstance(error, RuntimeError) and from_torch:
