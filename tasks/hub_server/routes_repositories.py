@@ -206,6 +206,19 @@ def delete_branch(target: Writable, branch: Quoted) -> Json:
     return {}
 
 
+class _Squash(JsonBody):
+    message: str
+
+
+@router.post(API + "/super-squash/{branch}")
+def squash_branch(
+    target: Writable, user: RequiredUser, branch: Quoted, sent: Annotated[_Squash, Depends(_Squash.read)]
+) -> Json:
+    """Replace the history of a branch by one commit."""
+    target.repository.squash(branch, message=sent.message, user=user)
+    return {}
+
+
 class _ValidateCard(JsonBody):
     content: str
     repo_type: str = Field(default="model", alias="repoType")
