@@ -11,24 +11,20 @@ runs; the log of the recipe keeps all of them.
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from dataclasses import replace
-from datetime import datetime
 
 from params import GateRefusedError
 from params.dvc_files import StageInputsSnapshot, check_earlier_stages_unchanged
 from params.foundation.artifacts import Artifacts
 from params.schema import Model, ObjectiveChoice, Publish
 from params.sections.evaluation import Evaluation
-from tasks.digests import PROVENANCE
-from tasks.evaluation.release_events import log_found_release, log_receipt, log_verdict, read_release_events
+from tasks.evaluation.release_events import log_receipt, log_verdict
 from tasks.hub_client.connection import current_dvc_experiment, name_of_hub
 from tasks.hub_client.receipt import Receipt
-from tasks.hub_client.release_file import ReleaseRecord
 from tasks.publishing.candidate import Candidate, require_readable_base_model
-from tasks.publishing.provenance import MAX_BYTES
+from tasks.publishing.unlogged import log_champion_without_line, log_decision, undecided_proposal
 from tasks.stages import log_reasons, save_report
 from trainer.model.adapters import BaseModelReference
 
@@ -71,7 +67,8 @@ def publish(
             logger.info("publish: %s", line)
         save_report(dry_run, artifacts.receipt)
         return dry_run
-    _log_champion_without_line(candidate)
+    log_decision(candidate)
+    log_champion_without_line(candidate)
     if blessing.verdict == "refuse":
         _withdraw_proposals(candidate)
         log_verdict(artifacts, "refused", blessing, evaluated, repo_id=repo_id, endpoint=endpoint)
@@ -93,29 +90,8 @@ def publish(
     return receipt
 
 
-def _log_champion_without_line(candidate: Candidate) -> None:
-    """Log the release of the champion if this recipe has published it and the log does not know it: its run's record was lost."""
-    champion, artifacts = candidate.blessing.champion, candidate.artifacts
-    logged = {one.commit for one in read_release_events(artifacts) if one.event in {"published", "rollback"}}
-    if champion is None or champion.commit in logged or candidate.publish.dry_run:
-        return
-
-    def look() -> tuple[ReleaseRecord, datetime] | None:
-        record = ReleaseRecord.of(repository, champion.commit)
-        provenance = record and repository.read(champion.commit, PROVENANCE, max_bytes=MAX_BYTES)
-        if not record or not provenance or json.loads(provenance)["recipe"]["name"] != artifacts.recipe:
-            return None
-        times = {commit.commit_id: commit.created_at for commit in repository.history()}
-        return (record, times[champion.commit]) if champion.commit in times else None
-
-    with candidate.open() as repository:
-        if found := repository.retry_until_clear(look):
-            logger.warning("publish: logs the release %s, whose run left no line", champion.tag or champion.commit)
-            log_found_release(artifacts, champion, publish_id=found[0].publish_id, time=found[1])
-
-
 def _withdraw_proposals(candidate: Candidate) -> None:
-    if candidate.publish.approval == "none" or candidate.publish.dry_run:
+    if candidate.publish.dry_run or (candidate.publish.approval == "none" and not undecided_proposal(candidate)):
         return
     from tasks.publishing.proposal import ReleaseProposals
 
@@ -152,6 +128,9 @@ def _release(candidate: Candidate, inputs: StageInputsSnapshot) -> Receipt | Non
             )
             if publish.approval == "none":
                 outcome = publish_release(patient, release)
+                if undecided_proposal(candidate):
+                    reason = f"The recipe asks for no approval any more: {release.tag} was published."
+                    ReleaseProposals(patient, artifacts.recipe).withdraw(reason)
             else:
                 outcome = ReleaseProposals(patient, artifacts.recipe).propose(release)
     shutil.rmtree(artifacts.staged_release)
