@@ -117,7 +117,11 @@ def _import_flow() -> None:
 
 
 @app.command()
-def releases(recipe: AnyRecipe = None) -> None:
+def releases(
+    recipe: AnyRecipe = None,
+    *,
+    last: Annotated[int, Option(min=1, help="How many releases, and lines of the log.")] = 30,
+) -> None:
     """List releases and rollbacks, and what is published now.
 
     A pull request that somebody has merged or closed is recorded first: a merged release gets its tag and its receipt.
@@ -128,7 +132,7 @@ def releases(recipe: AnyRecipe = None) -> None:
     chosen = [Artifacts(recipe).recipe_path] if recipe else list_recipe_paths()
     for path in chosen:
         record_pull_request_decision(Artifacts(path.stem))
-    print_releases(chosen, must_exist=recipe is not None)
+    print_releases(chosen, last=last, must_exist=recipe is not None)
 
 
 @app.command()

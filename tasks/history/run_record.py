@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -44,6 +45,8 @@ _DONE = {"ran", "restored", "unchanged"}
 _WITH_ERROR = {"failed", "budget spent"}
 _MAX_TEXT = 2000
 """Characters of an error's text that the log keeps."""
+_NOTE_BYTES = 16 << 10
+"""Size of the note of a run, whose entry is smaller; spaces follow it."""
 _KILLED = RunErrorRecord(
     type="KilledError",
     where="the flow",
@@ -85,15 +88,17 @@ class RunRecorder:
             self._log(error)
 
     def _log(self, error: BaseException | None) -> None:
+        """Log the run, which no failure of that fails; what cannot be logged now, the next run finds in the note."""
         try:
             if error is None:
                 self.artifacts.succeeded.touch()
             if error or any(one.outcome != "unchanged" for name, one in self.stages.items() if name != "ingest"):
                 self.entry = self._entry(error)
+                self._write_note(self.entry)
                 append_run(self.artifacts, self.entry)
             _remove(self._note)
-        except (EvergreenError, OSError):  # no reason to fail a run, or to hide why it failed
-            logger.warning("%s: the run could not be logged", self.artifacts.run_log, exc_info=True)
+        except (EvergreenError, OSError) as failure:
+            logger.warning("%s: the run could not be logged; the next one logs it: %s", self.artifacts.run_log, failure)
 
     @contextlib.contextmanager
     def stage(self, name: str, outcomes: Mapping[str, str]) -> Iterator[None]:
@@ -123,22 +128,34 @@ class RunRecorder:
         return RunEntry(run_id=self.run_id, recipe=self.artifacts.recipe, **times, **fields)
 
     def _prepare_for_a_kill(self) -> None:
-        entry = self._until_now(outcome="crashed", error=_KILLED)
+        self._write_note(self._until_now(outcome="crashed", error=_KILLED))
+
+    def _write_note(self, entry: RunEntry) -> None:
+        """Write over the note, which takes no further room: the disk may have become full."""
+        content = entry.model_dump_json().encode().ljust(_NOTE_BYTES)
         with contextlib.suppress(OSError):
-            self._note.write_text(entry.model_dump_json(), encoding="utf-8")
+            file = os.open(self._note, os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                os.pwrite(file, content, 0)
+                os.ftruncate(file, len(content))
+            finally:
+                os.close(file)
 
     def _log_lost_run(self, note: Path) -> None:
         try:
             lost = RunEntry.model_validate_json(note.read_bytes())
             cost = cost_of_run(lost, read_recipe_or_none(self.artifacts))
-            if lost.run_id and self.was_stopped(lost.run_id):  # and killed, because it took too long to end
+            is_killed = lost.outcome == "crashed" and lost.run_id
+            if is_killed and self.was_stopped(lost.run_id):  # and killed, because it took too long to end
                 stages = _with_outcome(lost.stages, "cancelled", instead_of="crashed")
                 lost = lost.model_copy(update={"outcome": "cancelled", "error": None, "stages": stages})
             append_run(self.artifacts, lost.model_copy(update={"cost": cost}))
         except FileNotFoundError:
             return
-        except (EvergreenError, OSError):  # the next run tries again
-            logger.warning("%s: an earlier run could not be logged", self.artifacts.run_log, exc_info=True)
+        except (EvergreenError, OSError) as failure:
+            logger.warning(
+                "%s: an earlier run could not be logged; the next one tries it: %s", self.artifacts.run_log, failure
+            )
             return
         except ValueError:
             logger.warning("%s: ignored, because it is damaged", note)

@@ -27,31 +27,35 @@ from tasks.releases import rollback
 logger = logging.getLogger(__name__)
 
 
-def print_releases(chosen: Sequence[Path], *, must_exist: bool) -> None:
-    """Print the releases of recipes, or that there are none yet; HubRefusedError if a repository cannot be read that `must_exist`."""
+def print_releases(chosen: Sequence[Path], *, last: int, must_exist: bool) -> None:
+    """Print the last releases of recipes and the last lines of their logs, or that there are none yet.
+
+    Raises:
+        HubRefusedError: a repository cannot be read that `must_exist`.
+    """
     for path in chosen:
         publish = load(path).publish
         print(f"{path.stem}: {publish.repo_id} on {name_of_hub(resolve_hub_endpoint(publish.endpoint))}")
         events = release_events.read_release_events(Artifacts(path.stem))
         with _open(path, publish) as repository:
             try:
-                lines = _release_lines(repository, events)
+                lines = _release_lines(repository, events, last)
             except HubRefusedError as error:
                 if must_exist:
                     raise
                 lines = [error.what]
         print("\n".join(f"  {line}" for line in lines))
-        for entry in events:
+        for entry in events[-last:]:
             print(f"  log: {to_one_printable_line(release_events.format_release_event(entry))}")
 
 
-def _release_lines(repository: HubRepository, events: Sequence[release_events.ReleaseEvent]) -> list[str]:
+def _release_lines(repository: HubRepository, events: Sequence[release_events.ReleaseEvent], last: int) -> list[str]:
     commits = read_main_commits(repository)
     if not commits and any(event.event in ("published", "rollback") for event in events):
         fix = "set HF_TOKEN to one that may read it, or publish again"
         raise HubRefusedError(repository.where, "is not found, and models were published there", fix)
     has_release = any(commit.kind == "release" for commit in commits)
-    return [*(release_table_lines(commits) if commits else []), *([] if has_release else ["no release yet"])]
+    return [*(release_table_lines(commits[:last]) if commits else []), *([] if has_release else ["no release yet"])]
 
 
 def roll_back_and_log(tag: str, *, recipe: Path | None, by: str | None, why: str) -> None:

@@ -279,5 +279,10 @@ def test_a_log_that_cannot_be_written_fails_no_run(artifacts, caplog):
     with record, record.stage("validate", done := {}):
         done["validate"] = "ran"
     assert "the run could not be logged" in caplog.text
-    with pytest.raises(DataError), RunRecorder(artifacts, run_id="run"):
+    with pytest.raises(DataError), RunRecorder(artifacts, run_id="other"):
         raise DataError("a", "b", "c")
+    assert caplog.text.count("Traceback") == 0
+    artifacts.run_log.rmdir()
+    follow(artifacts, ["unchanged"] * 6)
+    found = {run.run_id: run.outcome for run in read_runs(artifacts)}
+    assert found == {"run": "unchanged", "other": "failed"}, "the next run logs them, with their own ends"

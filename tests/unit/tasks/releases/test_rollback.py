@@ -313,14 +313,14 @@ def test_before_a_first_release_there_is_none_and_no_error(tmp_path, monkeypatch
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
     recipe = tiny.write(tmp_path / "params" / "tiny.yaml", tiny.recipe())
     for must_exist in (True, False):
-        commands.print_releases([recipe], must_exist=must_exist)
+        commands.print_releases([recipe], last=30, must_exist=must_exist)
         assert capsys.readouterr().out == "tiny: tests/tiny on the Hub in .hub\n  no release yet\n"
     event = ReleaseEvent(
         event="published", reasons=(), repo_id="tests/tiny", endpoint="local", commit="c" * 40, tag="v1"
     )
     append_release_event(Artifacts("tiny"), event)
     with pytest.raises(HubRefusedError, match="is not found, and models were published there"):
-        commands.print_releases([recipe], must_exist=True)
+        commands.print_releases([recipe], last=30, must_exist=True)
 
 
 def test_rollback_is_logged_once_and_listed(
@@ -342,7 +342,7 @@ def test_rollback_is_logged_once_and_listed(
         api.list_repo_commits(REPO)[0].commit_id,
     )
     tiny.write(recipe, tiny.recipe({"publish.repo_id": REPO}))  # on the Hub that HF_ENDPOINT names
-    commands.print_releases([recipe], must_exist=True)
+    commands.print_releases([recipe], last=30, must_exist=True)
     printed = capsys.readouterr().out
     assert f"tiny: {REPO} on {hub.endpoint}\n" in printed
     assert re.search(r"\n  log: \d{4}-\d\d-\d\d \d\d:\d\d rollback v1, by ann: wrong answers\n", printed)
