@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 
@@ -29,9 +29,11 @@ from params import EvergreenError, RecipeError, TransientError
 from params.foundation.artifacts import STAGES, Artifacts, write_text_atomically
 from tasks.evaluation.report import Blessing, EvaluationReport
 from tasks.hub_client.receipt import Receipt
+from tasks.report.timings import read_timings
 from tasks.stages import read_report
 from trainer.runtime.lifetime import hold_file_lock
 
+T = TypeVar("T")
 _LOCK = "dvc.lock"
 _STATUS = {"kept": "kept the champion", "dry-run": "dry run of"}
 _PUSHES = 30  # how often to try while other workers push to the branch
@@ -65,34 +67,37 @@ class UnrecordedRunError(Exception):
 
     def __init__(self, artifacts: Artifacts, outcomes: Mapping[str, str], cause: EvergreenError) -> None:
         what = f"{cause.what}; the run itself: {_end(artifacts, outcomes, None)}, which is not recorded"
-        self.cause = type(cause)(cause.where, what, cause.fix)
+        self.cause = cause.replace(what=what)
         super().__init__(str(self.cause))
 
 
 @contextlib.contextmanager
 def record_run_after_block(
     artifacts: Artifacts, to: RecordTarget | None, outcomes: Mapping[str, str], log: Logger
-) -> Iterator[None]:
+) -> Iterator[list[str]]:
     """Record the run in the block, however it ends. If the run fails, its own error stays the error.
 
-    The block fills in `outcomes`, what became of each stage that has ended.
+    The block fills in `outcomes`, what became of each stage that has ended. The list that it gets then has the command that shows
+    the recorded report, if there is one.
 
     Raises:
         UnrecordedRunError: the run did not fail, but could not be recorded.
     """
+    shown: list[str] = []
     try:
-        yield
+        yield shown
     except BaseException as error:
         if to:
             waits_s = _WAITS_S if isinstance(error, Exception) else ()  # who is being stopped has no time
             try:
-                record_run_on_branch(artifacts, to, log, outcomes, error=error, waits_s=waits_s)
+                command = record_run_on_branch(artifacts, to, log, outcomes, error=error, waits_s=waits_s)
+                shown += filter(None, [command])
             except (EvergreenError, OSError) as failure:
                 log.error("the run was not recorded: %s", failure)  # noqa: TRY400  # it says all
         raise
     if to:
         try:
-            record_run_on_branch(artifacts, to, log, outcomes)
+            shown += filter(None, [record_run_on_branch(artifacts, to, log, outcomes)])
         except EvergreenError as failure:
             raise UnrecordedRunError(artifacts, outcomes, failure) from failure
 
@@ -128,8 +133,11 @@ def record_run_on_branch(
     *,
     error: BaseException | None = None,
     waits_s: Sequence[float] = _WAITS_S,
-) -> None:
+) -> str | None:
     """Send what the recipe's stages have made to the DVC remote, then commit the record of it to a branch.
+
+    Returns:
+        A command that shows the report in the commit; None if the commit has none, or the branch has the run already.
 
     Raises:
         RemoteRefusedError: a remote refuses, and would again; the work stays here for the next run.
@@ -139,10 +147,11 @@ def record_run_on_branch(
     """
     message = compose_commit_message(artifacts, outcomes, error)
     recorder = _Recorder(artifacts, to.git_branch(artifacts), log)
-    _patiently(lambda: recorder.record(message), "record the run", log, waits_s)
+    commit = _patiently(lambda: recorder.record(message), "record the run", log, waits_s)
+    return commit and f"git fetch {to.remote} && git show {commit}:./{artifacts.recorded_page} > report.html"
 
 
-def _patiently(work: Callable[[], None], what: str, log: Logger, waits_s: Sequence[float]) -> None:
+def _patiently(work: Callable[[], T], what: str, log: Logger, waits_s: Sequence[float]) -> T:
     for wait_s in waits_s:
         try:
             return work()
@@ -167,14 +176,17 @@ class _Recorder:
         written = (run.resolved_recipe, run.blessing, run.receipt, run.report("evaluate"))
         return [*map(str, written), *update.find_dvc_files_to_refresh(run.recipe)]
 
-    def record(self, message: str) -> None:
+    def record(self, message: str) -> str | None:
+        """Record the run, and return the commit that has its report; None if the branch has the run."""
         logs, is_sent = self.keep_logs(), False
+        page = _render_report(self.artifacts)
         for attempt in range(_PUSHES):
             head = commit = self.branch.fetch()
             if files := self.new_files(logs, head):
                 if _LOCK in files and not is_sent:
                     self.send_objects()  # first: a commit names no object that the remote lacks
                     is_sent = True
+                files |= {str(self.artifacts.recorded_page): page} if page else {}
                 commit = self.branch.commit(head, files, message)
                 try:
                     self.branch.push(commit)
@@ -186,7 +198,7 @@ class _Recorder:
             if self.is_in(self.state(_read, where=_LOCK), commit):
                 self.branch.remember(commit)
             self.log.info("recorded on %s: %s" if files else "%s has this run: %s", self.branch, commit)
-            return
+            return commit if files and page else None
         what = f"was somewhere else after each of {_PUSHES} attempts to add a commit"
         raise TransientError(str(self.branch), what, "run it again when fewer workers push to it: the work is kept")
 
@@ -249,6 +261,17 @@ class _Recorder:
         """Return what describes the recipe's last run: its stages in dvc.lock, and the content of the files beside it."""
         recorded = lock_file.parse_recipe_stages((read(_LOCK) or b"").decode(), self.artifacts.recipe, where=where)
         return {_LOCK: recorded, **{path: read(path) for path in self.paths}}
+
+
+def _render_report(artifacts: Artifacts) -> bytes | None:
+    """Return the run's report without rows of the data, which nobody could take out of git again; None if it has none."""
+    if not artifacts.page.exists():  # no stage has ended here
+        return None
+    from tasks.report.page import render_report_page
+
+    with contextlib.suppress(EvergreenError, OSError):
+        return render_report_page(artifacts, timings=read_timings(artifacts), quote_rows=False).encode()
+    return None
 
 
 def _merge_lines(theirs: bytes, ours: bytes) -> bytes:

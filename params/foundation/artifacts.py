@@ -111,6 +111,7 @@ class Artifacts:
     validation_keys = _Below("scratch", "validation-keys")  # hashes of rows while validate looks for equal ones
     verify_resume = _Below("scratch", "verify-resume")  # the runs that `verify-resume` compares
     verify_resume_lock = _Below("scratch", "verify-resume.lock")  # held by `verify-resume`
+    reports = _Below("kept", "reports")  # where a clone is deleted: the reports of runs, a folder for each
     resolved_recipe = _Below("run", "recipe.yaml")  # resolve: the recipe with all of its values, whose keys DVC watches
     raw = _Below("run", "raw")  # ingest: rows as the source gives them, Parquet shards for each split, and source.json
     validated = _Below("run", "validated")  # validate: rows/, profile, validation.json, quarantine.parquet, report.html
@@ -130,6 +131,7 @@ class Artifacts:
     blessing = _Below("evaluation", "blessing.json")  # evaluate: the gate's verdict, with hashes of what it depends on
     review = _Below("run", "review.csv")  # evaluate: rows whose labels people should look at
     page = _Below("run", "report.html")  # the report of the whole run, one HTML page
+    recorded_page = _Below("run", "recorded-report.html")  # the same without rows of the data, in recorded commits only
     receipt = _Below("run", "release/receipt.json")  # publish: what was published where
     release_events = _Below("run", "release/log.jsonl")  # every verdict, receipt, refusal and rollback; only git has it
     run_log = _Below("run", "runs.jsonl")  # every run of the flow that did something; only git has it

@@ -10,6 +10,8 @@ import contextlib
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +26,17 @@ from tests.support.faulty_hub import STRANGER, Fault, FaultyHub
 from tests.support.project import Project, ServedProject, wait_for, write_sentences
 from tests.support.sharing import TOKEN, Shared, sharing, write_deployment
 
-TROUBLES = ("none", "git refuses", "flow killed", "machine killed", "bad rows", "DVC remote away", "Hub away")
+TROUBLES = (
+    "none",
+    "git refuses",
+    "flow killed",
+    "machine lost",
+    "bad rows",
+    "DVC remote away",
+    "Hub away",
+    "disk lost",
+)
+"""`disk lost`: git refuses, and what the worker has kept is gone before the next night."""
 NIGHTS = max(len(TROUBLES), int(os.environ.get("EVERGREEN_CHAOS_NIGHTS", "0")))
 ENDS = {
     "Published": "published",
@@ -44,6 +56,7 @@ class Nights:
         self.shared, self.hub, self.office, self.worker = shared, hub, office, worker
         self.chance = random.Random(SEED)
         self.rows = 300
+        self.reports = 0
         self.states: dict[str, tuple[str, str]] = {}
         """Name and message of the last state of each night, by the id of its run."""
 
@@ -63,15 +76,27 @@ class Nights:
         path = f"deployments/{self.deployment}/create_flow_run"
         run = self.office.post(path, state={"type": "SCHEDULED"})["id"]
         with self.in_trouble(trouble):
-            if "killed" in trouble:
+            if trouble in {"flow killed", "machine lost"}:
                 wait_for(lambda: self.state(run)["type"] == "RUNNING", "the run", 120, every_s=0.5)
                 time.sleep(self.chance.uniform(1, 15))
-                self.kill(run, with_worker=trouble.startswith("machine"))
+                self.kill(run, with_worker=trouble == "machine lost")
             wait_for(lambda: self.has_ended(run), f"the end of the night: {trouble}", 400, every_s=1)
         wait_for(lambda: not self.processes(run), "the end of all that the run has started", 60)
         state = self.state(run)
         self.states[run] = state["name"], state["message"] or ""
+        self.look_at_reports(state["message"] or "")
+        if trouble in {"machine lost", "disk lost"}:
+            shutil.rmtree(self.shared.folder / "cache")
         return state["name"]
+
+    def look_at_reports(self, message: str) -> None:
+        """What a message names can be opened, although the clone is gone."""
+        for path in re.findall(r"report: file://(\S+) on", message):
+            assert Path(path).read_text().startswith("<!doctype html>")
+        for command in re.findall(r"report without rows of the data: (.+)", message):
+            self.office.run("sh", "-c", command)
+            assert (self.office.root / "report.html").read_text().startswith("<!doctype html>")
+        self.reports += message.count("report: file://")
 
     def push_rows(self, empty: Any) -> None:
         author = self.shared.workers[0]
@@ -114,7 +139,7 @@ class Nights:
         """While it lasts, something of what the workers share does not work."""
         storage, hook = self.shared.folder / "storage", self.shared.git / "hooks/pre-receive"
         away = storage.with_name("away")
-        if trouble == "git refuses":
+        if trouble in {"git refuses", "disk lost"}:
             hook.write_text("#!/bin/sh\nexit 1\n")
             hook.chmod(0o755)
         elif trouble == "DVC remote away" and storage.exists():
@@ -131,10 +156,10 @@ class Nights:
                 storage.unlink()
                 away.rename(storage)
 
-    def logged(self) -> list[dict[str, Any]]:
-        """The log of runs on main of the git remote."""
+    def logged(self, name: str) -> list[dict[str, Any]]:
+        """A log on main of the git remote."""
         bare = Project(self.shared.git, self.shared.prefect_home)
-        status, text = bare.run_and_report("git", "show", "main:runs/tiny/runs.jsonl")
+        status, text = bare.run_and_report("git", "show", f"main:runs/tiny/{name}")
         return [] if status else [json.loads(line) for line in text.splitlines()]
 
 
@@ -177,7 +202,7 @@ def test_every_night_is_in_the_history_once_with_its_end(nights: Nights, summary
     ends = [f"{trouble}: {nights.night(trouble)}" for trouble in troubles[:NIGHTS]]
     ends.append(f"quiet: {nights.night('none')}")
 
-    logged = nights.logged()
+    logged = nights.logged("runs.jsonl")
     found = {entry["run_id"]: entry["outcome"] for entry in logged}
     assert len(found) == len(logged), "a run is in the log once"
     expected = {}
@@ -187,6 +212,11 @@ def test_every_night_is_in_the_history_once_with_its_end(nights: Nights, summary
             expected[run] = ENDS[end]
     assert found == expected, "\n".join([*ends, *(f"{run}: {state}" for run, state in nights.states.items())])
     assert [path.name for path in nights.worker.root.iterdir()] == ["worker.log"], "clones are deleted"
+    published = {entry["tag"] for entry in nights.logged("release/log.jsonl") if entry["event"] == "published"}
+    assert published == {tag.name for tag in nights.shared.api.list_repo_refs("tests/tiny").tags}
+    assert nights.reports >= len(expected) - troubles[:NIGHTS].count("flow killed") - troubles[:NIGHTS].count(
+        "machine lost"
+    )
     summary_lines.append(
         f"{NIGHTS} nights anywhere with EVERGREEN_CHAOS_SEED={SEED}, {time.monotonic() - started:.0f} s:"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -18,11 +19,13 @@ from flows.dvc_project import lock_file as dvc_lock
 from flows.record import recording as record
 from flows.record.kept_folder import keep_outside_of_clone
 from flows.record.recording import RecordTarget, UnrecordedRunError, record_run_after_block
+from flows.run.kept_reports import keep_report, with_report
 from params import DataError, ModelError, RecipeError, RemoteRefusedError, TransientError
-from params.foundation.artifacts import KEPT_FOLDER, STAGES, Artifacts
+from params.foundation.artifacts import KEPT_FOLDER, STAGES, Artifacts, write_text_atomically
 from tasks.evaluation.report import Blessing, EvaluationReport, HeldOutRowUse
 from tasks.history.run_log import RunEntry, append_run, read_runs
 from tasks.hub_client.receipt import Receipt
+from tasks.report.timings import StageTiming
 from tasks.stages import read_log_and_unrecorded, read_report, save_report
 from tests.support import forked, tiny
 from tests.support.project import ROOT, free_port
@@ -388,7 +391,7 @@ class TestMerge:
         code = """
 import logging, sys, time
 from flows.record.recording import RecordTarget, record_run_on_branch
-from params.foundation.artifacts import KEPT_FOLDER, STAGES, Artifacts
+from params.foundation.artifacts import KEPT_FOLDER, STAGES, Artifacts, write_text_atomically
 logging.basicConfig(level="INFO", stream=sys.stdout)
 while time.time() < float(sys.argv[2]):
     time.sleep(0.001)
@@ -579,6 +582,28 @@ class TestRefusal:
         logged = [json.loads(line)["run_id"] for line in recorded(remote, "runs/a/runs.jsonl").splitlines()]
         assert sorted(logged) == sorted(entry(number).run_id for number in (1, 7, 2, 3))
         assert KEPT_FOLDER not in os.environ
+
+    def test_its_report_outlives_the_clone(self, worker: Worker, remote: Path, tmp_path: Path) -> None:
+        artifacts = worker.ran("a", 1)
+        failed = StageTiming(stage="validate", seconds=1.0, outcome="failed", error="row 3: 'a private text'")
+        save_report(failed, artifacts.timings / "validate.json")
+        page = artifacts.failed_validation / "report.html"
+        write_text_atomically(page, "all failing rows")
+        artifacts.page.write_text('<a href="../../.scratch/a/validation-failed/report.html">')
+        (worker.root / ".dvc/config.local").write_text(f"[cache]\n    dir = {tmp_path / 'cache'}\n")
+        with keep_outside_of_clone(artifacts, TO):
+            keep_report(artifacts, "run")
+            error = with_report(DataError("a", "b", f"correct them; {page} shows the rows"), artifacts)
+            command = record.record_run_on_branch(artifacts, TO, log, {"ingest": "ran"}, error=error)
+        shutil.rmtree(worker.root / ".scratch")
+        shown = re.findall(r"(\S+/validation.html) shows the rows\n  report: file://(\S+) on", error.fix)
+        assert [Path(path).read_text() for path in shown[0]] == ["all failing rows", '<a href="validation.html">']
+        assert command
+        subprocess.run(command, shell=True, check=True, capture_output=True)
+        text = (worker.root / "report.html").read_text()
+        assert "Failed in validate" in text
+        assert "a private text" not in text
+        assert "recorded-report.html" not in git(worker.root, "status", "--porcelain")
 
     def test_lines_that_another_clone_adds_meanwhile_stay(self, worker: Worker, remote: Path) -> None:
         artifacts = worker.ran("a", 1)

@@ -245,6 +245,11 @@ def test_failed_validation_links_to_its_report(plain):
     failed = {"validate": StageTiming(stage="validate", seconds=1.0, outcome="failed")}
     (link,) = (a for a in Outline(render_report_page(plain, timings=failed)).addresses if not a.startswith("#"))
     assert (plain.run / link).resolve() == page.resolve()
+    failed["validate"] = failed["validate"].model_copy(update={"error": "row 3 of train: 'a private text'"})
+    assert "a private text" in render_report_page(plain, timings=failed)
+    bare = render_report_page(plain, timings=failed, quote_rows=False)
+    assert "a private text" not in bare
+    assert str(link) not in bare, "it shows rows"
 
 
 @pytest.mark.parametrize(
