@@ -242,6 +242,9 @@ def clean(
             "--unfinished", help="Also the newest run of each recipe, which then cannot be resumed or trained longer."
         ),
     ] = False,
+    shared_cache: Annotated[
+        bool, Option("--shared-cache", help="Also DVC's cache outside of the project, if only clones of it use that.")
+    ] = False,
     yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Show what nothing needs any more, and delete it.
@@ -251,7 +254,7 @@ def clean(
     """
     from flows.clean import delete_unneeded_if_confirmed
 
-    delete_unneeded_if_confirmed(releases=releases, unfinished=unfinished, yes=yes)
+    delete_unneeded_if_confirmed(releases=releases, unfinished=unfinished, yes=yes, shared_cache=shared_cache)
 
 
 app.registered_commands += commands.app.registered_commands
