@@ -110,6 +110,7 @@ def _copy_rows(
     places: Mapping[str, int],
     kept: Sequence[int | None],
 ) -> None:
+    network.rows_of_base = [label for label, place in enumerate(kept) if place is not None]
     with torch.no_grad():
         for (name, weight), (label, place) in itertools.product(stored.items(), enumerate(kept)):
             if place is not None:

@@ -145,11 +145,18 @@ def write_merged_and_adapter(
 
 
 def build_untrained_model(
-    model: Model, *, objective: Objective[Any], state: ObjectiveState, tokenizer: Tokenizer, seed: int
+    model: Model,
+    *,
+    objective: Objective[Any],
+    state: ObjectiveState,
+    tokenizer: Tokenizer,
+    seed: int,
+    adapter: Path | None = None,
 ) -> PreTrainedModel:
-    """As `build_model_to_train`, without adapters, which start as zero, and in full precision."""
+    """As `build_model_to_train`, in full precision, and without adapters, which start as zero, or with those in a folder merged."""
     with _said_when_it_was_trained():
-        return _untrained(model, objective, state, tokenizer, seed)[0]
+        untrained, _ = _untrained(model, objective, state, tokenizer, seed)
+        return adapters.merge_adapter(untrained, adapter) if adapter else untrained
 
 
 @contextlib.contextmanager
