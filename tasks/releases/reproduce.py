@@ -56,25 +56,33 @@ def reproduce(root: Path, target: str, *, endpoint: str, keep: bool = False, cha
         EvergreenError: a stage failed in the clone.
     """
     release = _read_release(root, target, endpoint)
-    parents = _read_parents(root, release)
+    parents = _read_parents(root, release, needs_all=chain)
     _make_again(root, release, keep=keep)
     for parent in parents if chain else ():
         logger.info("reproduce: the release before it")
         _make_again(root, parent, keep=keep)
 
 
-def _read_parents(root: Path, release: ReproducibleRelease) -> list[ReproducibleRelease]:
-    """Return the release that a release started from, the one that this started from, and so on; ModelError if the Hub lacks one."""
-    found = []
+def _read_parents(root: Path, release: ReproducibleRelease, *, needs_all: bool) -> list[ReproducibleRelease]:
+    """Return the release that a release started from, the one that this started from, and so on.
+
+    ModelError if the Hub lacks the first of them or, with `needs_all`, any; a warning otherwise.
+    """
+    found = list[ReproducibleRelease]()
     while start := release.record.start:
-        what = f"it started from {start.name}, commit {start.commit}, "
-        fix = "bring that release back to the Hub: without it the training cannot be repeated"
         try:
             parent = _read_release(root, f"{start.repo_id}@{start.commit}", start.endpoint)
         except (HubRefusedError, ModelError) as error:
-            raise ModelError(release.where, f"{what}which is missing: {error.where}: {error.what}", fix) from None
-        if weights_digest(parent.weights) != start.weights:
-            raise ModelError(release.where, f"{what}whose weights are others now", fix)
+            why = f"which is missing: {error.where}: {error.what}"
+        else:
+            why = "" if weights_digest(parent.weights) == start.weights else "whose weights are others now"
+        if why:
+            what = f"it started from {start.name}, commit {start.commit}, {why}"
+            if needs_all or not found:
+                fix = "bring that release back to the Hub: without it the training cannot be repeated"
+                raise ModelError(release.where, what, fix)
+            logger.warning("reproduce: %s: %s, so it could not be made again itself", release.where, what)
+            break
         found.append(parent)
         release = parent
     return found
