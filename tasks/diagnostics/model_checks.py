@@ -15,9 +15,10 @@ from params.dvc_files import RECIPES
 from params.foundation.artifacts import Artifacts, fix_missing_model
 from params.foundation.errors import see_limits
 from params.loading import Key
-from params.schema import Model, ObjectiveChoice, Publish
+from params.schema import Model, ObjectiveChoice, Publish, Training
 from params.sections.base import repo_id_problem
-from params.sections.rows import PretrainedTokenizer, Tokenization
+from params.sections.evaluation import Evaluation
+from params.sections.rows import PretrainedTokenizer, Tokenization, Validation
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer import objectives
 from trainer.model.adapters import BaseModelReference, add_lora_adapters
@@ -264,3 +265,19 @@ def find_adapter_publishing_problems(model: Model, publish: Publish) -> Iterator
         yield Problem.of(error, key)
     except TransientError as error:
         logger.warning("check: whether others can load %s was not checked: %s", model.pretrained, error.what)
+
+
+def find_rows_that_no_release_names(
+    validation: Validation, training: Training, evaluation: Evaluation, publish: Publish
+) -> Iterator[Problem]:
+    """Find what needs to tell known rows from new ones, although releases would never say which rows they know."""
+    fix, is_kept_back = "set `validation.drift: report`, or remove this key", not publish.private
+    is_kept_back &= "drift" not in validation.model_fields_set
+    margin: Key = ("evaluation", "gate", "known_margin")
+    needs = {margin: evaluation.gate.known_margin is not None, ("training", "replay"): training.replay is not None}
+    if needs[margin] and validation.drift.on_drift == "off":
+        yield Problem(margin, "needs the profile of the rows, which `validation.drift: off` leaves out", fix)
+    for key, is_needed in needs.items():
+        if is_needed and is_kept_back:
+            what = "needs to know the rows of the published model, which a public release names only with `validation.drift`"
+            yield Problem(key, what, fix)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from params.foundation.artifacts import PROFILE
+from params.foundation.artifacts import KNOWN_ROWS, PROFILE
 from tasks.digests import ReleaseRecord
+from tasks.drift.known import read_hashes, shorten_hashes
 from tasks.drift.profile import DataProfile
 from tasks.drift.rows import ComparedColumns, hash_rows
 from tasks.shards.split_rows import SplitRows
@@ -42,9 +43,13 @@ def find_learned_rows(champion: Path, rows: SplitRows, objective: Objective[Any]
     if times and until != NO_TIME:
         batches = rows.batches([ROW_ID, times["column"]])
         found += [batch[ROW_ID].to_numpy()[read_times(batch[times["column"]]) <= until] for batch in batches]
-    if profile:
+    if profile or (champion / KNOWN_ROWS).exists():
         row_ids, hashes = hash_rows(rows, columns)
-        found.append(row_ids[np.isin(hashes, profile.known)])
+        found.append(row_ids[np.isin(hashes, profile.known if profile else ())])
+        try:
+            found.append(row_ids[np.isin(shorten_hashes(hashes), read_hashes(champion, columns))])
+        except ValueError as error:
+            logger.warning("evaluate: not all rows that the champion knows are recognized: %s", error)
     learned = np.unique(np.concatenate(found))
     if len(learned):
         logger.info(

@@ -102,6 +102,11 @@ def test_a_margin_of_known_rows_needs_the_profile_of_the_rows():
     (found,) = problems({**margin, "publish.private": False}).items()
     assert (found[0], "only with `validation.drift`" in found[1]) == (key, True)
     assert problems({**margin, "publish.private": False, "validation.drift": "report"}) == {}
+    replay = {"training.replay": {}, "model.start": "champion"}
+    assert problems({**replay, "validation.drift": "off"}) == {}  # its releases name their rows in a file of its own
+    (found,) = problems({**replay, "publish.private": False}).items()
+    assert (found[0], "only with `validation.drift`" in found[1]) == ("training.replay", True)
+    assert problems({**replay, "publish.private": False, "validation.drift": "off"}) == {}
 
 
 def model_folder(name, *files):

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from params import ModelError, Recipe
-from params.foundation.artifacts import Artifacts
+from params.foundation.artifacts import KNOWN_ROWS, Artifacts
 from params.schema import Replay
-from tasks.drift.known import find_known, write_hashes
+from tasks.drift.known import read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns
+from tasks.evaluation.learned_rows import find_learned_rows
 from tasks.shards.kept_work import ShardWorkers
+from tasks.shards.split_rows import SplitRows
 from tasks.validation.start import pin_start
 from tests.support import releases, tiny, tiny_releases
 from trainer import objectives
@@ -83,24 +85,40 @@ def test_a_start_that_does_not_fit_is_refused(released: tuple[Artifacts, Recipe]
         pin(artifacts, recipe, name="regression")
 
 
+def test_a_release_knows_what_the_one_before_it_has_learned(released: tuple[Artifacts, Recipe]) -> None:
+    """Rows that leave the train split are held out by another seed, for example: their answers are in the weights."""
+    artifacts, recipe = released
+    old, new = tiny.sentences(60), [f"{text} It is new." for text in tiny.sentences(30, 9)]
+    labels = [text.split()[1] for text in [*old, *new]]
+    tiny.write_rows(artifacts, train={"text": new, "label": labels[60:]}, test={"text": [*old, *new], "label": labels})
+    pin(artifacts, recipe)
+    release = artifacts.root / "release"
+    release.mkdir()
+    shutil.copy(artifacts.known_rows, release)
+    rows, objective = SplitRows(artifacts.rows / "test"), objectives.build_objective(recipe.objective)
+    assert len(find_learned_rows(release, rows, objective)) == 90
+
+
 def test_rows_that_the_release_does_not_name_are_not_guessed(tmp_path: Path) -> None:
-    path, hashes = tmp_path / "rows.dat", np.array([5, 1 << 40, 1 << 63], np.uint64)
-    write_hashes(hashes, CONTENT, path)
-    asked = np.array([1 << 40, 1 << 41, 1 << 63], np.uint64)
-    assert find_known(asked, CONTENT, path.read_bytes(), None).tolist() == [True, False, True]
+    hashes, release = np.array([5, 1 << 40, 1 << 63], np.uint64), tmp_path
     with pytest.raises(ValueError, match="does not say which rows"):
-        find_known(asked, CONTENT, None, None)
+        read_hashes(release, CONTENT)
+    write_hashes(shorten_hashes(hashes), CONTENT, release / KNOWN_ROWS)
+    asked = shorten_hashes(np.array([1 << 40, 1 << 41, 1 << 63], np.uint64))
+    assert np.isin(asked, read_hashes(release, CONTENT)).tolist() == [True, False, True]
     with pytest.raises(ValueError, match="learned from other columns: label, text"):
-        find_known(asked, ComparedColumns(("topic",), ("text",), (), {}), path.read_bytes(), None)
+        read_hashes(release, ComparedColumns(("topic",), ("text",), (), {}))
+    (release / KNOWN_ROWS).write_bytes(b"PAR1 and so on")
     with pytest.raises(ValueError, match="damaged"):
-        find_known(asked, CONTENT, b"PAR1 and so on", None)
+        read_hashes(release, CONTENT)
 
 
 def test_list_of_many_rows_is_small(tmp_path: Path) -> None:
-    hashes = np.random.default_rng(0).integers(0, 2**64 - 1, 200_000, np.uint64)
-    write_hashes(hashes, CONTENT, tmp_path / "rows.dat")
-    content = (tmp_path / "rows.dat").read_bytes()
-    assert len(content) < 3.3 * len(hashes)
-    others = np.random.default_rng(1).integers(0, 2**64 - 1, 200_000, np.uint64)
-    assert find_known(hashes, CONTENT, content, None).all()
-    assert find_known(others, CONTENT, content, None).sum() <= 3
+    hashes, others = (
+        shorten_hashes(np.random.default_rng(seed).integers(0, 2**64 - 1, 200_000, np.uint64)) for seed in range(2)
+    )
+    write_hashes(hashes, CONTENT, tmp_path / KNOWN_ROWS)
+    assert (tmp_path / KNOWN_ROWS).stat().st_size < 3.3 * len(hashes)
+    found = read_hashes(tmp_path, CONTENT)
+    assert np.isin(hashes, found).all()
+    assert np.isin(others, found).sum() <= 3
