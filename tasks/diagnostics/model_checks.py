@@ -21,6 +21,7 @@ from params.sections.evaluation import Evaluation
 from params.sections.rows import PretrainedTokenizer, Tokenization, Validation
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer import objectives
+from trainer.model.adapters import CONFIG as ADAPTER_CONFIG
 from trainer.model.adapters import BaseModelReference, add_lora_adapters
 from trainer.objectives.bases.lazy_imports import torch, transformers
 from trainer.objectives.bases.texts import OTHER_TOKENIZER, READ_AT_END_OF_TEXT, why_end_is_not_found
@@ -261,6 +262,10 @@ def find_adapter_publishing_problems(model: Model, publish: Publish) -> Iterator
             hurried = replace(opened, timeout_s=_HUB_S, retries=RetryPolicy(attempts=2))
             base = BaseModelReference(str(model.pretrained), model.revision)
             require_readable_base_model(hurried, base, private=publish.private)
+            head = hurried.head() if model.start != "base" else None
+            if head and not any(path.endswith(ADAPTER_CONFIG) for path in hurried.tree(head.commit)):
+                what = "the published model, from which the training starts, holds its adapters merged: new ones have no base model to share"
+                yield Problem(key, what, "set model.start: base for one run, or `publish.adapter: merged`")
     except HubRefusedError as error:
         yield Problem.of(error, key)
     except TransientError as error:

@@ -113,7 +113,7 @@ def _pin_recorded_start(clone: ProjectClone, made: Artifacts, release: Reproduci
     """Let the validate stage of the clone pin the release that a release started from, whatever is published now."""
     start = release.record.start
     made.start_to_pin.parent.mkdir(parents=True, exist_ok=True)
-    made.start_to_pin.write_text(start.model_dump_json() if start else "null", encoding="utf-8")
+    made.start_to_pin.write_text(start.model_dump_json(exclude_defaults=True) if start else "null", encoding="utf-8")
     hub = clone.original / LOCAL_FOLDER
     if start and start.endpoint == LOCAL and hub.exists() and not (clone.project / LOCAL_FOLDER).exists():
         (clone.project / LOCAL_FOLDER).symlink_to(hub.resolve())  # the stages that are run only read it

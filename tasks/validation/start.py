@@ -22,7 +22,8 @@ from params.sections.rows import Drift
 from tasks.digests import PROVENANCE, ReleaseRecord
 from tasks.drift.known import read_content_hashes, read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns
-from tasks.hub_client.connection import fetch_model_once, open_repository, resolve_hub_endpoint
+from tasks.hub_client.connection import LOCAL, fetch_model_once, open_repository, resolve_hub_endpoint
+from tasks.hub_client.token import require_token_for_hub
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from trainer.objectives.bases.objective import Objective
@@ -62,6 +63,8 @@ def pin_start(
         learned = known = shorten_hashes(own)
         pinned = _choose_release(artifacts, repo_id, endpoint)
         if pinned is None:
+            if resolve_hub_endpoint(endpoint) != LOCAL:
+                require_token_for_hub(endpoint)  # without one, no private repository is there
             logger.info("validate: the training starts from the recipe's own model: none is published as %s", repo_id)
         else:
             logger.info("validate: the training starts from %s", pinned.name)
