@@ -63,8 +63,8 @@ def pin_start(
         learned = known = shorten_hashes(own)
         pinned = _choose_release(artifacts, repo_id, endpoint)
         if pinned is None:
-            if resolve_hub_endpoint(endpoint) != LOCAL:
-                require_token_for_hub(endpoint)  # without one, no private repository is there
+            if (hub := resolve_hub_endpoint(endpoint)) != LOCAL:
+                require_token_for_hub(hub)  # without one, a private repository is as if it were not there
             logger.info("validate: the training starts from the recipe's own model: none is published as %s", repo_id)
         else:
             logger.info("validate: the training starts from %s", pinned.name)

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub import HfApi
 
-from params import ModelError, Recipe
+from params import HubRefusedError, ModelError, Recipe
 from params.foundation.artifacts import KNOWN_ROWS, Artifacts
 from params.schema import Replay
 from tasks.drift.known import read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns
 from tasks.evaluation.learned_rows import find_learned_rows
+from tasks.hub_server.server import LocalHub
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from tasks.validation.start import pin_start
@@ -23,6 +25,7 @@ from tests.support import releases, tiny, tiny_releases
 from trainer import objectives
 from trainer.start import ReleaseReference, read_known_row_ids, read_pinned_start
 
+SIZES = {"train": 8, "validation": 2, "test": 2}
 CONTENT = ComparedColumns(("label",), ("text",), (), {})
 
 
@@ -97,6 +100,23 @@ def test_a_release_knows_what_the_one_before_it_has_learned(released: tuple[Arti
     shutil.copy(artifacts.known_rows, release)
     rows, objective = SplitRows(artifacts.rows / "test"), objectives.build_objective(recipe.objective)
     assert len(find_learned_rows(release, rows, objective)) == 90
+
+
+def test_a_private_repository_that_cannot_be_seen_is_no_absent_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifacts, recipe = tiny.tokenized(tmp_path / "project", tiny.recipe(), SIZES)
+    token = "hf_" + "1" * 40
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
+    with LocalHub(tmp_path / "hub", tokens={token: "tests"}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        HfApi(endpoint=hub.endpoint, token=token).create_repo(recipe.publish.repo_id, private=True)
+        with pytest.raises(HubRefusedError, match="there is no token for"):
+            pin(artifacts, recipe)
+        monkeypatch.setenv("HF_TOKEN", token)
+        pin(artifacts, recipe)
+    assert (artifacts.start / "start.json").read_text() == "null\n"
 
 
 def test_rows_that_the_release_does_not_name_are_not_guessed(tmp_path: Path) -> None:
