@@ -79,12 +79,8 @@ class Artifacts:
     champion = _Below("scratch", "champion")  # the published model that evaluate compares with, by its commit
     command_result = _Below("scratch", "result.json")  # how the command that the flow or `reproduce` started ended
     failed_validation = _Below("scratch", "validation-failed")  # the report of a validation that failed
-    features = _Below(
-        "scratch", "features"
-    )  # what the untrained model makes of train rows, for the next review of labels
-    finished_run = _Below(
-        "scratch", "finished-run"
-    )  # what a longer run goes on from: the last finished run, by its key
+    features = _Below("scratch", "features")  # what the untrained model makes of train rows, for reviews of labels
+    finished_run = _Below("scratch", "finished-run")  # the last finished run, by its key: a longer one goes on from it
     flow_lock = _Below("scratch", "flow.lock")  # held by the flow of this recipe
     log_lock = _Below("scratch", "log.lock")  # held by the process that writes to a log
     machines = _Below("scratch", "machines")  # where the machines of one training find each other

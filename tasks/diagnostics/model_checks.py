@@ -123,12 +123,8 @@ def find_position_limit_problem(model: Model, tokenization: Tokenization) -> Ite
     """Find a length in tokens that a model has no positions for. Of one on a Hub, only if the configuration is here already."""
     config = _read_config(model)
     stated = config.get("max_position_embeddings", config.get("n_positions", _USUAL_POSITIONS))
-    # RoBERTa and its kin count positions from behind the padding token
-    if (
-        not config
-        or not isinstance(stated, int)
-        or tokenization.max_length < stated - 2 - (config.get("pad_token_id") or 0)
-    ):
+    padding = config.get("pad_token_id") or 0  # from behind which RoBERTa and its kin count positions
+    if not config or not isinstance(stated, int) or tokenization.max_length < stated - 2 - padding:
         return
     from trainer.objectives.bases.position_limits import find_position_limits
 
@@ -151,9 +147,8 @@ def find_lora_problem(model: Model, objective: ObjectiveChoice) -> Iterator[Prob
     try:
         built = objectives.build_objective(objective)
         with torch.device("meta"):
-            network = built.model_class().from_config(
-                transformers.AutoConfig.for_model(**config), trust_remote_code=False
-            )
+            full = transformers.AutoConfig.for_model(**config)
+            network = built.model_class().from_config(full, trust_remote_code=False)
             add_lora_adapters(network, model.lora, built, [])
     except ModelError as error:
         yield Problem(("model", "lora"), error.what, error.fix)
@@ -168,9 +163,8 @@ def find_unfit_model_problem(model: Model, objective: ObjectiveChoice) -> Iterat
         return
     if reason := objectives.build_objective(objective).unfit_model_types.get(kind):
         what = f"{kind} does not fit the objective {objective.name}: {reason}, and publish would refuse the model"
-        yield Problem(
-            ("model", "config" if model.config else "pretrained"), what, "use a model of another type, such as bert"
-        )
+        key = "config" if model.config else "pretrained"
+        yield Problem(("model", key), what, "use a model of another type, such as bert")
 
 
 def find_unmarked_ends_of_texts(
@@ -212,9 +206,8 @@ def find_generation_problem(model: Model) -> Iterator[Problem]:
     from trainer.model.use_settings import repair_generation_settings
 
     try:
-        repair_generation_settings(
-            transformers.GenerationConfig.from_dict(json.loads(path.read_bytes())), model.pretrained
-        )
+        settings = transformers.GenerationConfig.from_dict(json.loads(path.read_bytes()))
+        repair_generation_settings(settings, model.pretrained)
     except ModelError as error:
         yield Problem.of(error, ("model", "pretrained"))
     except (OSError, ValueError, TypeError, AttributeError) as error:

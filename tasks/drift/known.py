@@ -37,11 +37,9 @@ def read_content_hashes(
     """Return the row_id and the content hash of each row, (N,) each; those of a shard are kept for the next run."""
     settings = columns.settings(rows, columns.content)
     works = [ShardTask(own, hash_settings(work="content", shard=own.shard.sha256, **settings)) for own in rows.shards]
-    found = zip(
-        rows.manifest.shards, workers.run(partial(_hash_shard, columns), works, what="shards (content)"), strict=True
-    )
+    found = workers.run(partial(_hash_shard, columns), works, what="shards (content)")
     ids, hashes = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
-    for shard, (places, own) in found:
+    for shard, (places, own) in zip(rows.manifest.shards, found, strict=True):
         ids.append(places + shard.first_row_id)
         hashes.append(own)
     return np.concatenate(ids), np.concatenate(hashes)
@@ -65,11 +63,11 @@ def write_hashes(hashes: NDArray[np.int64], columns: ComparedColumns, path: Path
     pq.write_table(table, path, compression="none", use_dictionary=False, column_encoding=encoding)
 
 
-def read_hashes(release: Path, columns: ComparedColumns) -> NDArray[np.int64]:
-    """Return parts of the hashes of all rows that a release has learned from, whose files are in a folder, (K,).
+def read_hashes(release: Path, columns: ComparedColumns, *, needs_all: bool) -> NDArray[np.int64]:
+    """Return parts of the hashes of rows that a release has learned from, whose files are in a folder, (K,).
 
     Raises:
-        ValueError: it does not say it of all rows; the message says why.
+        ValueError: it names none or, with `needs_all`, not all of them; the message says why.
     """
     file, profile = release / KNOWN_ROWS, release / PROFILE
     if file.exists():
@@ -83,7 +81,7 @@ def read_hashes(release: Path, columns: ComparedColumns) -> NDArray[np.int64]:
         raise ValueError("it does not say which rows it has learned from")
     else:
         known = DataProfile.load(profile.read_bytes())
-        if not known.is_whole:
+        if needs_all and not known.is_whole:
             raise ValueError(f"its profile has only {len(known.known):,} of its {known.rows:,} rows")
         content, found = known.content, shorten_hashes(known.known)
     if content != columns.content:

@@ -72,12 +72,11 @@ def _read_parents(root: Path, release: ReproducibleRelease, *, needs_all: bool) 
     while start := release.record.start:
         try:
             parent = _read_release(root, f"{start.repo_id}@{start.commit}", start.endpoint)
+            why = "" if weights_digest(parent.weights) == start.weights else "it has other weights now"
         except (HubRefusedError, ModelError) as error:
-            why = f"which is missing: {error.where}: {error.what}"
-        else:
-            why = "" if weights_digest(parent.weights) == start.weights else "whose weights are others now"
+            why = f"{error.where}: {error.what}"
         if why:
-            what = f"it started from {start.name}, commit {start.commit}, {why}"
+            what = f"it started from {start.name}, commit {start.commit}, which is not there as it was: {why}"
             if needs_all or not found:
                 fix = "bring that release back to the Hub: without it the training cannot be repeated"
                 raise ModelError(release.where, what, fix)

@@ -18,7 +18,6 @@ import numpy as np
 from params import ModelError
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, Artifacts, link_or_copy
 from params.schema import Replay, Start
-from params.sections.rows import Drift
 from tasks.digests import PROVENANCE, ReleaseRecord
 from tasks.drift.known import read_content_hashes, read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns
@@ -40,7 +39,6 @@ def pin_start(
     *,
     start: Start,
     replay: Replay | None,
-    drift: Drift,
     objective: Objective[Any],
     name: str,
     repo_id: str,
@@ -58,7 +56,7 @@ def pin_start(
     target.mkdir()
     if start != "base":
         rows = SplitRows(folder / artifacts.rows.name / "train")
-        columns = ComparedColumns.of(rows, objective, drift.ignore)
+        columns = ComparedColumns.of(rows, objective, ())
         ids, own = read_content_hashes(rows, columns, workers)
         learned = known = shorten_hashes(own)
         pinned = _choose_release(artifacts, repo_id, endpoint)
@@ -73,7 +71,7 @@ def pin_start(
             until = _copy_model(found, target / MODEL, pinned.name, name)
             pinned = pinned.model_copy(update={"learned_until": until})
             try:
-                known = read_hashes(found, columns)
+                known = read_hashes(found, columns, needs_all=replay is not None)
                 learned = np.concatenate([learned, known])
             except ValueError as error:
                 what = f"new rows cannot be told from those that {pinned.name} has learned from: {error}"

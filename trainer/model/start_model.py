@@ -71,7 +71,7 @@ def check_start_fits(start: Path, model: Model) -> None:
 def _comparable(value: Any, given: Any) -> Any:
     """Return a value of a configuration as JSON; of one with parts, those that are `given`. Other parts are defaults, or depend on the rows."""
     if isinstance(given, dict):
-        parts = value if isinstance(value, dict) else vars(value or object)
+        parts = value if isinstance(value, dict) else getattr(value, "__dict__", {})
         return {key: _comparable(parts.get(key), one) for key, one in given.items()}
     return list(value) if isinstance(value, tuple) else value
 
