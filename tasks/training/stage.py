@@ -144,7 +144,7 @@ def _collect(artifacts: Artifacts, arms: Sequence[Job], commit: str | None) -> T
 
     import_network_code()
     job, best, values = _best_arm(arms)
-    folder = job.folder
+    folder, method = job.folder, objectives.build_objective(job.objective)
     finished = json.loads((folder / sealed.FINISHED).read_text(encoding="utf-8"))
     history = metrics_log.without_timing_metrics(finished["history"])
     losses = [entry["loss"] for entry in history if "loss" in entry]
@@ -153,21 +153,14 @@ def _collect(artifacts: Artifacts, arms: Sequence[Job], commit: str | None) -> T
         not_weights = shutil.ignore_patterns(sealed.MANIFEST, sealed.BEST_NOTE, sealed.IDENTITY)
         if job.model.lora:
             initial, adapter = resolve_start(job.start, job.model)
-            parameters = network.write_merged_and_adapter(
-                best.folder,
-                target,
-                target / artifacts.adapter.name,
-                initial,
-                objective=objectives.build_objective(job.objective),
-                state=tokens.read_objective_state(job.tokens),
-                tokenizer=tokens.read_tokenizer(job.tokens),
-                seed=job.seed,
-            )
+            parts: Any = {"objective": method, "tokenizer": tokens.read_tokenizer(job.tokens), "seed": job.seed}
+            parts["state"], beside = tokens.read_objective_state(job.tokens), target / artifacts.adapter.name
+            parameters = network.write_merged_and_adapter(best.folder, target, beside, initial, **parts)
             if job.start and not adapter:  # their base model is in a folder of this project
-                shutil.rmtree(target / artifacts.adapter.name, ignore_errors=True)
+                shutil.rmtree(beside, ignore_errors=True)
         else:
             shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=not_weights)
-        complete_model_folder(target, artifacts, job.model, objectives.build_objective(job.objective).release_format)
+        complete_model_folder(target, artifacts, job.model, method.release_format)
         check_same_metrics(target, job, next(one for one in reversed(history) if _is_evaluation(one, best.step)))
     report = TrainingReport(
         run=job.folder.name,

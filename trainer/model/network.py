@@ -216,9 +216,8 @@ def _untrained(  # noqa: PLR0917
         network = _build(dict(model.config or {}), objective, state, tokenizer)
     if network.config.model_type == "gpt2" and network.loss_type is None:
         network.loss_type = "ForCausalLM"  # its own loss is scaled by (T-1)/T under accumulation
-    trained = (
-        label_head.put_trained_layers(network, adapter, adapters.read_trained_layers(adapter)) if adapter else set()
-    )
+    layers = adapters.read_trained_layers(adapter) if adapter else {}
+    trained = label_head.put_trained_layers(network, adapter, layers) if adapter else set()
     random = {*new} - trained if model.pretrained else [*network.state_dict()]
     objective.prepare_model(network, tokenizer, state, random)
     return network, new
