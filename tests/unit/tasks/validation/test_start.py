@@ -14,12 +14,16 @@ from huggingface_hub import HfApi
 from params import HubRefusedError, ModelError, Recipe
 from params.foundation.artifacts import KNOWN_ROWS, Artifacts
 from params.schema import Replay
+from tasks.digests import PROVENANCE
 from tasks.drift.known import read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns
 from tasks.evaluation.learned_rows import find_learned_rows
 from tasks.hub_server.server import LocalHub
+from tasks.publishing.provenance import collect_provenance
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
+from tasks.stages import read_report, save_report
+from tasks.training.report import TrainingReport
 from tasks.validation.start import pin_start
 from tests.support import releases, tiny, tiny_releases
 from trainer import objectives
@@ -99,6 +103,24 @@ def test_a_release_knows_what_the_one_before_it_has_learned(released: tuple[Arti
     shutil.copy(artifacts.known_rows, release)
     rows, objective = SplitRows(artifacts.rows / "test"), objectives.build_objective(recipe.objective)
     assert len(find_learned_rows(release, rows, objective)) == 90
+
+
+def test_a_release_says_until_when_the_one_before_it_has_learned(released: tuple[Artifacts, Recipe]) -> None:
+    """With a longer span of held-out rows, the newest row of a run is older than that of the run before."""
+    artifacts, recipe = released
+    pin(artifacts, recipe)
+    (path,) = artifacts.champion.glob(f"*/{PROVENANCE}")
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"data": record["data"] | {"learned_until": "2026-01-31T00:00:00+00:00"}}))
+    pin(artifacts, recipe)
+    path.write_text(json.dumps(record))
+    found = read_pinned_start(artifacts, "champion")
+    trained = read_report(artifacts, TrainingReport)
+    save_report(trained.model_copy(update={"started_from": found}), artifacts.report("train"))
+    for own, said in (("2026-01-01T00:00:00+00:00", "2026-01-31"), ("2026-02-01T00:00:00+00:00", "2026-02-01")):
+        save_report(releases.SOURCE.model_copy(update={"learned_until": own}), artifacts.report("ingest"))
+        assert collect_provenance(artifacts)["data"]["learned_until"].startswith(said)
+    save_report(trained, artifacts.report("train"))
 
 
 def test_a_private_repository_that_cannot_be_seen_is_no_absent_one(
