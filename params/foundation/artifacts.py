@@ -21,7 +21,8 @@ CORRECTIONS = "corrections"  # folder of the rows of `data.corrections`, there, 
 SUITES = "suites"  # folder of the folders of `evaluation.suites`, there, too
 ADAPTER = "adapter"  # folder of a model with the adapters that are merged into it
 PROFILE = "evergreen-data-profile.dat"  # what a release knows of the rows that its model learned from
-MAX_PROFILE_BYTES = 32 << 20  # a profile takes less than half of them
+KNOWN_ROWS = "evergreen-known-rows.dat"  # a part of the hash of each of these rows
+MAX_BYTES = {PROFILE: 32 << 20, KNOWN_ROWS: 256 << 20}  # twice what a profile takes, and some ninety million rows
 GROUP_BY = "evergreen.group_by"
 """Key of the metadata of Parquet files that names, as JSON, the columns by which their rows belong together."""
 TIMES = "evergreen.times"
@@ -86,12 +87,8 @@ class Artifacts:
     champion = _Below("scratch", "champion")  # the published model that evaluate compares with, by its commit
     command_result = _Below("scratch", "result.json")  # how the command that the flow or `reproduce` started ended
     failed_validation = _Below("scratch", "validation-failed")  # the report of a validation that failed
-    features = _Below(
-        "scratch", "features"
-    )  # what the untrained model makes of train rows, for the next review of labels
-    finished_run = _Below(
-        "scratch", "finished-run"
-    )  # what a longer run goes on from: the last finished run, by its key
+    features = _Below("scratch", "features")  # what the untrained model makes of train rows, for reviews of labels
+    finished_run = _Below("scratch", "finished-run")  # the last finished run, by its key: a longer one goes on from it
     flow_lock = _Below("scratch", "flow.lock")  # held by the flow of this recipe
     log_lock = _Below("kept", "log.lock")  # held by the process that writes to a log
     machines = _Below("scratch", "machines")  # where the machines of one training find each other
@@ -116,9 +113,7 @@ class Artifacts:
     raw = _Below("run", "raw")  # ingest: rows as the source gives them, Parquet shards for each split, and source.json
     validated = _Below("run", "validated")  # validate: rows/, profile, validation.json, quarantine.parquet, report.html
     data_profile = _Below("validated", PROFILE)  # validate: shows a later run its drift
-    known_rows = _Below(
-        "validated", "evergreen-known-rows.dat"
-    )  # validate: lets a later run tell new rows from known ones
+    known_rows = _Below("validated", KNOWN_ROWS)  # validate: lets a later run tell new rows from known ones
     rows = _Below("validated", "rows")  # validate: the rows that passed, a folder of Parquet shards for each split
     start = _Below("validated", "start")  # validate: the published model that the training starts from, if it does
     tokens = _Below("run", "tokens")  # tokenize: Arrow shards for each split, tokenizer/, statistics.json and the like

@@ -26,10 +26,9 @@ from params.dvc_files import RECIPES, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts
 from params.importing import import_with_arguments, is_project_file
 from params.loading import Document, Key, parse, read_yaml_document, suggestion, valid_sections
-from params.schema import Launch, ObjectiveChoice, Publish, Training
+from params.schema import Launch, ObjectiveChoice, Training
 from params.sections.data import RowsFromFiles
 from params.sections.evaluation import Evaluation
-from params.sections.rows import Validation
 from tasks.diagnostics import model_checks, source_checks
 from tasks.ingestion.source import open_source
 from tasks.publishing.secrets import find_secrets
@@ -247,19 +246,6 @@ def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
     yield from _error(("publish", "endpoint"), require_token)
 
 
-def _age_problems(validation: Validation, evaluation: Evaluation, publish: Publish) -> Iterator[Problem]:
-    """Find a margin of known rows that can never be judged: releases would lack the profile that tells known rows from new ones."""
-    key, fix = ("evaluation", "gate", "known_margin"), "set `validation.drift: report`, or remove this key"
-    if evaluation.gate.known_margin is None:
-        return
-    if validation.drift.on_drift == "off":
-        yield Problem(key, "needs the profile of the rows, which `validation.drift: off` leaves out", fix)
-    elif not publish.private and "drift" not in validation.model_fields_set:
-        yield Problem(
-            key, "needs the profile of the rows, which a public release has only with `validation.drift`", fix
-        )
-
-
 def _conflict_problems(sections: dict[str, Any]) -> list[Problem]:
     choice: ObjectiveChoice | None = sections.get("objective")
     objective = objectives.build_objective(choice) if choice and not objectives.find_option_problems(choice) else None
@@ -343,7 +329,7 @@ _CHECKS: list[Callable[..., Iterable[Problem]]] = [
     _gate_problems,
     _launch_problems,
     _publish_problems,
-    _age_problems,
+    model_checks.find_rows_that_no_release_names,
     model_checks.find_adapter_publishing_problems,
     model_checks.find_unusable_start_models,
     model_checks.find_unusable_further_models,

@@ -15,11 +15,13 @@ from params.dvc_files import RECIPES
 from params.foundation.artifacts import Artifacts, fix_missing_model
 from params.foundation.errors import see_limits
 from params.loading import Key
-from params.schema import Model, ObjectiveChoice, Publish
+from params.schema import Model, ObjectiveChoice, Publish, Training
 from params.sections.base import repo_id_problem
-from params.sections.rows import PretrainedTokenizer, Tokenization
+from params.sections.evaluation import Evaluation
+from params.sections.rows import PretrainedTokenizer, Tokenization, Validation
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer import objectives
+from trainer.model.adapters import CONFIG as ADAPTER_CONFIG
 from trainer.model.adapters import BaseModelReference, add_lora_adapters
 from trainer.objectives.bases.lazy_imports import torch, transformers
 from trainer.objectives.bases.texts import OTHER_TOKENIZER, READ_AT_END_OF_TEXT, why_end_is_not_found
@@ -121,12 +123,8 @@ def find_position_limit_problem(model: Model, tokenization: Tokenization) -> Ite
     """Find a length in tokens that a model has no positions for. Of one on a Hub, only if the configuration is here already."""
     config = _read_config(model)
     stated = config.get("max_position_embeddings", config.get("n_positions", _USUAL_POSITIONS))
-    # RoBERTa and its kin count positions from behind the padding token
-    if (
-        not config
-        or not isinstance(stated, int)
-        or tokenization.max_length < stated - 2 - (config.get("pad_token_id") or 0)
-    ):
+    padding = config.get("pad_token_id") or 0  # from behind which RoBERTa and its kin count positions
+    if not config or not isinstance(stated, int) or tokenization.max_length < stated - 2 - padding:
         return
     from trainer.objectives.bases.position_limits import find_position_limits
 
@@ -149,9 +147,8 @@ def find_lora_problem(model: Model, objective: ObjectiveChoice) -> Iterator[Prob
     try:
         built = objectives.build_objective(objective)
         with torch.device("meta"):
-            network = built.model_class().from_config(
-                transformers.AutoConfig.for_model(**config), trust_remote_code=False
-            )
+            full = transformers.AutoConfig.for_model(**config)
+            network = built.model_class().from_config(full, trust_remote_code=False)
             add_lora_adapters(network, model.lora, built, [])
     except ModelError as error:
         yield Problem(("model", "lora"), error.what, error.fix)
@@ -166,9 +163,8 @@ def find_unfit_model_problem(model: Model, objective: ObjectiveChoice) -> Iterat
         return
     if reason := objectives.build_objective(objective).unfit_model_types.get(kind):
         what = f"{kind} does not fit the objective {objective.name}: {reason}, and publish would refuse the model"
-        yield Problem(
-            ("model", "config" if model.config else "pretrained"), what, "use a model of another type, such as bert"
-        )
+        key = "config" if model.config else "pretrained"
+        yield Problem(("model", key), what, "use a model of another type, such as bert")
 
 
 def find_unmarked_ends_of_texts(
@@ -210,9 +206,8 @@ def find_generation_problem(model: Model) -> Iterator[Problem]:
     from trainer.model.use_settings import repair_generation_settings
 
     try:
-        repair_generation_settings(
-            transformers.GenerationConfig.from_dict(json.loads(path.read_bytes())), model.pretrained
-        )
+        settings = transformers.GenerationConfig.from_dict(json.loads(path.read_bytes()))
+        repair_generation_settings(settings, model.pretrained)
     except ModelError as error:
         yield Problem.of(error, ("model", "pretrained"))
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -260,7 +255,27 @@ def find_adapter_publishing_problems(model: Model, publish: Publish) -> Iterator
             hurried = replace(opened, timeout_s=_HUB_S, retries=RetryPolicy(attempts=2))
             base = BaseModelReference(str(model.pretrained), model.revision)
             require_readable_base_model(hurried, base, private=publish.private)
+            head = hurried.head() if model.start != "base" else None
+            if head and not any(path.endswith(ADAPTER_CONFIG) for path in hurried.tree(head.commit)):
+                what = "the published model, from which the training starts, holds its adapters merged: new ones have no base model to share"
+                yield Problem(key, what, "set model.start: base for one run, or `publish.adapter: merged`")
     except HubRefusedError as error:
         yield Problem.of(error, key)
     except TransientError as error:
         logger.warning("check: whether others can load %s was not checked: %s", model.pretrained, error.what)
+
+
+def find_rows_that_no_release_names(
+    validation: Validation, training: Training, evaluation: Evaluation, publish: Publish
+) -> Iterator[Problem]:
+    """Find what needs to tell known rows from new ones, although releases would never say which rows they know."""
+    fix, is_kept_back = "set `validation.drift: report`, or remove this key", not publish.private
+    is_kept_back &= "drift" not in validation.model_fields_set
+    margin: Key = ("evaluation", "gate", "known_margin")
+    needs = {margin: evaluation.gate.known_margin is not None, ("training", "replay"): training.replay is not None}
+    if needs[margin] and validation.drift.on_drift == "off":
+        yield Problem(margin, "needs the profile of the rows, which `validation.drift: off` leaves out", fix)
+    for key, is_needed in needs.items():
+        if is_needed and is_kept_back:
+            what = "needs to know the rows of the published model, which a public release names only with `validation.drift`"
+            yield Problem(key, what, fix)

@@ -28,7 +28,7 @@ import pydantic
 from numpy.typing import NDArray
 
 from params import HubRefusedError, TransientError
-from params.foundation.artifacts import MAX_PROFILE_BYTES, Artifacts
+from params.foundation.artifacts import MAX_BYTES, PROFILE, Artifacts
 from tasks.drift.rows import (
     BUCKETS,
     MAX_FEATURES,
@@ -279,7 +279,7 @@ def fetch_published_profile(
                 return nothing
             revision = head.tag or head.commit
             content = repository.retry_until_clear(
-                partial(repository.read, head.commit, path, max_bytes=MAX_PROFILE_BYTES)
+                partial(repository.read, head.commit, path, max_bytes=MAX_BYTES[PROFILE])
             )
     except (HubRefusedError, TransientError) as error:
         if must_answer:

@@ -17,13 +17,7 @@ from params.sections.base import Direction
 from params.sections.evaluation import Gate
 from tasks.drift.two_sample import holm_rejections
 from tasks.evaluation.label_report import LabelReport
-from tasks.evaluation.report import (
-    EvaluationDetails,
-    HeldOutRowUse,
-    MetricComparison,
-    SliceResult,
-    Verdict,
-)
+from tasks.evaluation.report import EvaluationDetails, HeldOutRowUse, MetricComparison, SliceResult, Verdict
 
 
 def judge_candidate(
@@ -81,9 +75,10 @@ def _compare_with_champion(
         what = f"nothing can be compared: the champion has learned from {details.learned_rows} held-out rows, and no others are left"
         return False, [f"{what}; add newer rows, or keep the seed and the split of the rows"]
     fallen = [*_fallen_slices(gate, details.slices), *_forgotten(gate, details)]
-    if gate.known_margin is not None and details.ages_unknown:
+    if gate.known_margin is not None and all(one.margin_p_value is None for one in details.ages):
+        why = details.ages_unknown or f"fewer than {gate.min_slice_rows} known rows are compared"
         fix = "leave out `known_margin` for one release, which will have what is missing"
-        fallen.append(f"`known_margin` cannot be judged: {details.ages_unknown}; {fix}")
+        fallen.append(f"`known_margin` cannot be judged: {why}; {fix}")
     return gain_passes_bar(champion, gate) and not fallen, [comparison_sentence(champion, gate), *fallen]
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from params.foundation.artifacts import PROFILE
+from params.foundation.artifacts import KNOWN_ROWS, PROFILE
 from tasks.digests import ReleaseRecord
-from tasks.drift.profile import DataProfile
+from tasks.drift.known import read_hashes, shorten_hashes
 from tasks.drift.rows import ComparedColumns, hash_rows
 from tasks.shards.split_rows import SplitRows
 from tasks.shards.times import NO_TIME, read_times, time_of_value
@@ -27,13 +27,7 @@ logger = logging.getLogger(__name__)
 
 def find_learned_rows(champion: Path, rows: SplitRows, objective: Objective[Any]) -> NDArray[np.int64]:
     """Return the `row_id`s of the rows of a split that the champion, whose files are in a folder, has learned from, ascending."""
-    record, profile = ReleaseRecord.of(champion), _read_profile(champion / PROFILE)
-    columns = ComparedColumns.of(rows, objective, ())
-    if profile and profile.content != columns.content:
-        logger.warning(
-            "evaluate: the champion learned from other columns; rows that it knows are not recognized by their content"
-        )
-        profile = None
+    record = ReleaseRecord.of(champion)
     until, times = NO_TIME, rows.times
     # by hash, a row that is older than others may have been held out all the time
     if record and times and "time" in (times["split"], record.data.split):
@@ -42,20 +36,16 @@ def find_learned_rows(champion: Path, rows: SplitRows, objective: Objective[Any]
     if times and until != NO_TIME:
         batches = rows.batches([ROW_ID, times["column"]])
         found += [batch[ROW_ID].to_numpy()[read_times(batch[times["column"]]) <= until] for batch in batches]
-    if profile:
-        row_ids, hashes = hash_rows(rows, columns)
-        found.append(row_ids[np.isin(hashes, profile.known)])
+    if any((champion / name).exists() for name in (KNOWN_ROWS, PROFILE)):
+        columns = ComparedColumns.of(rows, objective, ())
+        try:
+            known = read_hashes(champion, columns, needs_all=False)
+            row_ids, hashes = hash_rows(rows, columns)
+            found.append(row_ids[np.isin(shorten_hashes(hashes), known)])
+        except ValueError as error:
+            logger.warning("evaluate: rows that the champion knows are not recognized by their content: %s", error)
     learned = np.unique(np.concatenate(found))
     if len(learned):
-        logger.info(
-            "evaluate: the champion has learned from %d of %d rows, which do not count", len(learned), len(rows)
-        )
+        told = "evaluate: the champion has learned from %d of %d rows, which do not count"
+        logger.info(told, len(learned), len(rows))
     return learned
-
-
-def _read_profile(path: Path) -> DataProfile | None:
-    try:
-        return DataProfile.load(path.read_bytes()) if path.exists() else None
-    except ValueError as error:
-        logger.warning("evaluate: the champion's %s cannot be read: %s", path.name, error)
-        return None

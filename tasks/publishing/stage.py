@@ -83,7 +83,8 @@ def publish(
     if receipt is None:
         _withdraw_proposals(candidate)
         assert blessing.champion is not None, "there is a champion to keep"
-        receipt = Receipt(status="kept", reasons=blessing.reasons, **blessing.champion.model_dump(exclude={"weights"}))
+        place = blessing.champion.model_dump(exclude={"weights", "learned_until"})
+        receipt = Receipt(status="kept", reasons=blessing.reasons, **place)
     log_reasons("publish", receipt.status, receipt.reasons)
     log_receipt(artifacts, receipt, blessing, evaluated)  # first: a stage that was killed logs it only once
     save_report(receipt, artifacts.receipt)

@@ -132,32 +132,14 @@ def validate(
             corpus = write_good_documents(artifacts.raw / CORPUS, documents, column, validation.max_quarantined)
             kept = folder / artifacts.rows.name
             hashes = copy_suites(artifacts.raw, kept, suites, method=method, rows=rows, set_aside=plan.aside)
-            drift = write_profile_and_measure_drift(
-                artifacts,
-                folder,
-                workers,
-                drift=validation.drift,
-                objective=method,
-                seed=seed,
-                repo_id=repo_id,
-                endpoint=endpoint,
-            )
+            parts: Any = {"objective": method, "repo_id": repo_id, "endpoint": endpoint}
+            settings = validation.drift
+            drift = write_profile_and_measure_drift(artifacts, folder, workers, drift=settings, seed=seed, **parts)
             found = {"drift": drift, "corpus": corpus, "suites": hashes, "corrections": corrections}
             plan = replace(plan, report=plan.report.model_copy(update=found))
-            if drift and drift.moved and validation.drift.on_drift == "fail":
+            if drift and drift.moved and settings.on_drift == "fail":
                 _fail(artifacts, plan, [drift.sentence], _DRIFT_FIX, shows="examples")
-            pin_start(
-                artifacts,
-                folder,
-                workers,
-                start=start,
-                replay=replay,
-                drift=validation.drift,
-                objective=method,
-                name=objective.name,
-                repo_id=repo_id,
-                endpoint=endpoint,
-            )
+            pin_start(artifacts, folder, workers, start=start, replay=replay, name=objective.name, **parts)
             write_failing_rows_and_page(folder, artifacts.recipe, plan, failures=[])
             save_report(plan.report, folder / artifacts.report("validate").name)
     shutil.rmtree(artifacts.failed_validation, ignore_errors=True)

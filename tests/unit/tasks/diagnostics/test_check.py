@@ -102,6 +102,11 @@ def test_a_margin_of_known_rows_needs_the_profile_of_the_rows():
     (found,) = problems({**margin, "publish.private": False}).items()
     assert (found[0], "only with `validation.drift`" in found[1]) == (key, True)
     assert problems({**margin, "publish.private": False, "validation.drift": "report"}) == {}
+    replay = {"training.replay": {}, "model.start": "champion"}
+    assert problems({**replay, "validation.drift": "off"}) == {}  # its releases name their rows in a file of its own
+    (found,) = problems({**replay, "publish.private": False}).items()
+    assert (found[0], "only with `validation.drift`" in found[1]) == ("training.replay", True)
+    assert problems({**replay, "publish.private": False, "validation.drift": "off"}) == {}
 
 
 def model_folder(name, *files):
@@ -291,14 +296,20 @@ def test_base_model_of_adapters_is_on_the_hub_that_they_go_to(tmp_path, monkeypa
         base_models.upload(api, tmp_path / "llama")
         base_models.upload(api, tmp_path / "secret" / "llama", "secret", private=True)
 
-        def found(base, **publish):
+        def found(base, start="base", **publish):
             changes = {"publish.adapter": "adapter"} | {f"publish.{key}": value for key, value in publish.items()}
+            changes["model.start"] = start
             content = base_models.recipe("sft", changes, base=base)
             document = read_yaml_document(tiny.write(Path("trial.yaml"), content))
             return {".".join(map(str, p.key)): p.what for p in find_recipe_problems(document)}
 
         assert found("tests/llama") == {}
         assert found("tests/secret", private=True) == {}
+        started = found(
+            "tests/llama", repo_id="tests/llama", start="champion"
+        )  # the published model has no adapters by themselves
+        assert "holds its adapters merged" in started["publish.adapter"]
+        assert found("tests/llama", start="champion") == {}  # none is published
         assert (
             "cannot be read there by everybody, and publish.private is false"
             in found("tests/secret")["publish.adapter"]

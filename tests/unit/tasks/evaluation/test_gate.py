@@ -365,4 +365,8 @@ def test_a_known_margin_that_cannot_be_judged_keeps_the_champion() -> None:
     assert verdict == "keep"
     assert reasons[1].startswith(f"`known_margin` cannot be judged: {why}; leave out")
     assert judge(Gate(), BETTER, ages_unknown=why).verdict == "publish"
+    new = slice_result("new rows", slice_by="age", gain=0.3, gain_low=0.2, gain_high=0.4)
+    few = slice_result("known rows", slice_by="age", rows=12)
+    verdict, reasons = judge(Gate(known_margin=0.02), BETTER, ages=(few, new))
+    assert (verdict, "fewer than 30 known rows are compared" in reasons[1]) == ("keep", True)
     assert judge(Gate(known_margin=0.02), START, has_champion=False).verdict == "publish"

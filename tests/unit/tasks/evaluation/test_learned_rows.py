@@ -12,7 +12,7 @@ import pytest
 from params.foundation.artifacts import PROFILE, TIMES
 from params.schema import ObjectiveChoice
 from tasks.drift.measure import write_profile_and_measure_drift
-from tasks.evaluation import learned_rows
+from tasks.drift.profile import DataProfile
 from tasks.evaluation.learned_rows import find_learned_rows
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SCHEMA, SplitRows
@@ -125,10 +125,12 @@ def test_a_profile_of_other_columns_says_nothing(tmp_path, caplog):
     (champion / PROFILE).write_bytes(profile_of(artifacts, recipe, "test"))
     objective = objectives.build_objective(recipe.objective)
     assert len(find_learned_rows(champion, SplitRows(artifacts.rows / "test"), objective)) == 40
-    other = learned_rows.DataProfile.load((champion / PROFILE).read_bytes())
+    other = DataProfile.load((champion / PROFILE).read_bytes())
     other.content.append("another")
     other.save(champion / PROFILE)
     assert not len(find_learned_rows(champion, SplitRows(artifacts.rows / "test"), objective))
-    assert "rows that it knows are not recognized" in caplog.text
+    assert (
+        "rows that the champion knows are not recognized by their content: it learned from other columns" in caplog.text
+    )
     (champion / PROFILE).write_bytes(b"damaged")
     assert not len(find_learned_rows(champion, SplitRows(artifacts.rows / "test"), objective))
