@@ -67,6 +67,17 @@ def _check_filter(value: object) -> dict[str, list[Any]] | str:
     raise conflict_error(f"{value!r} is no filter of rows", fix)
 
 
+def _check_new_columns(value: dict[str, str]) -> dict[str, str]:
+    """Refuse names that rows have of their own, and a column that would get two names."""
+    if reserved := sorted({"", "row_id", "_row"} & value.keys()):
+        raise conflict_error(f"no column can be called {reserved[0]!r}", "choose another name")
+    plain = [old for old in value.values() if not {*"{}"} & {*old}]
+    if twice := [old for old in plain if plain.count(old) > 1]:
+        fix = f"write one of the two as a template, `'{{{twice[0]}}}'`"
+        raise conflict_error(f"the column `{twice[0]}` would get two names", fix)
+    return value
+
+
 Span = Annotated[str, PlainValidator(_check_span)]
 """A span of time: hours, days or weeks, such as 12h, 7d or 4w."""
 ShareOrSpan = Annotated[float | str, PlainValidator(_check_share_or_span)]
@@ -75,7 +86,7 @@ ShareOrSpan = Annotated[float | str, PlainValidator(_check_share_or_span)]
 class ChosenRows(Section):
     """Which rows of a source are taken, and what their columns are called; all of it can be left out."""
 
-    columns: dict[str, str] = {}
+    columns: Annotated[dict[str, str], AfterValidator(_check_new_columns)] = {}
     """Columns that the source calls otherwise: `{text: body}`; or a template of its columns, `{text: "{title}\\n{body}"}`. The others
     keep their names."""
     where: Annotated[dict[str, list[Any]] | str, PlainValidator(_check_filter)] = {}
@@ -244,8 +255,8 @@ class Data(Section):
 
     @property
     def row_sources(self) -> dict[str, Source]:
-        """The sources of rows by their keys below `data`: `source`, or for example `sources.feedback`."""
-        several = {f"sources.{name}": source for name, source in (self.sources or {}).items()}
+        """The sources of rows by their keys below `data`, in the order of their names: `source`, or for example `sources.feedback`."""
+        several = {f"sources.{name}": source for name, source in sorted((self.sources or {}).items())}
         return several or ({"source": self.source} if self.source else {})
 
     @property

@@ -17,7 +17,6 @@ from params.sections.evaluation import Evaluation
 from tasks.evaluation.suites import why_not_judged
 from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.function import find_imports_beyond_ingest
-from tasks.ingestion.parts import check_columns
 from tasks.ingestion.row_choice import RowChoice
 from tasks.ingestion.source import naming_source, open_source
 from trainer import objectives
@@ -39,8 +38,7 @@ def _first_columns(source: Any, key: str) -> list[str] | Problem | None:
             if head is None:
                 return []
             batch, rows = to_readable_batch(head)
-            named = [] if isinstance(source.where, str) else [*source.where]
-            check_columns(batch.rows.schema.names, named, f"{key}.where")
+            choice.check_names(batch.rows.schema.names)
             names: list[str] = choice.named(choice.apply(batch, rows)[0]).rows.schema.names
             return names
     except EvergreenError as error:
