@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, PositiveFloat
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from pydantic import model_validator as validate_model
 
 from params.sections.base import (
@@ -94,9 +94,9 @@ class ChosenRows(Section):
     returns true, `package.module:name`."""
     max_rows: PositiveInt | None = None
     """Take at most so many rows: those with the smallest hashes of their content, so most stay the same as rows come."""
-    weight: PositiveFloat = 1.0
-    """With several sources: how often an epoch learns from each row. With 0.25, an epoch has a quarter of them, the next one the next
-    quarter."""
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """With several sources: how often an epoch learns from each row. With 0.25, an epoch has a quarter of them, at least one, the next
+    one the next quarter."""
     splits: list[SplitName] | None = None
     """With several sources: the splits that the rows may go to. Default: all."""
 
@@ -292,6 +292,12 @@ class Data(Section):
                 yield f"{name!r} cannot name a source", "write a small letter, and then small letters, digits and `_`"
 
     def _conflicts_of_sources(self) -> Iterator[tuple[str, str]]:
+        for split in ("train", "validation", "test"):
+            if all(source.splits and split not in source.splits for source in self.row_sources.values()):
+                yield (
+                    f"no source may feed the {split} split",
+                    f"add it to the `splits` of one of `{', '.join(self.row_sources)}`",
+                )
         for key, source in self.row_sources.items():
             own = key if source.splits is None else source.splits
             if key == "source" and (source.weight != 1 or own != key):

@@ -24,6 +24,7 @@ from tasks.evaluation.report import (
     SliceResult,
     Verdict,
 )
+from tasks.evaluation.row_ages import KNOWN
 
 
 def judge_candidate(
@@ -84,7 +85,11 @@ def _compare_with_champion(
     if gate.known_margin is not None and details.ages_unknown:
         fix = "leave out `known_margin` for one release, which will have what is missing"
         fallen.append(f"`known_margin` cannot be judged: {details.ages_unknown}; {fix}")
-    return gain_passes_bar(champion, gate) and not fallen, [comparison_sentence(champion, gate), *fallen]
+    is_better, reasons = gain_passes_bar(champion, gate) and not fallen, [comparison_sentence(champion, gate), *fallen]
+    if gate.known_margin is not None and not any(one.slice == KNOWN and one.gain is not None for one in details.ages):
+        few = f"fewer than {gate.min_slice_rows} known rows can be compared"
+        reasons += [] if details.ages_unknown else [f"`known_margin` was not judged: {few}"]
+    return is_better, reasons
 
 
 def gain_passes_bar(comparison: MetricComparison, gate: Gate) -> bool:
@@ -149,7 +154,7 @@ def _fallen_slices(gate: Gate, slices: Sequence[SliceResult]) -> Iterator[str]:
 def _forgotten(gate: Gate, details: EvaluationDetails) -> Iterator[str]:
     for one in _rejected(details.ages, [one.margin_p_value for one in details.ages], gate):
         if one.gain is not None:
-            worse = f"{one.metric} of the {one.rows} {one.slice} is {-one.gain:.4g} worse than the champion's"
+            worse = f"{one.metric} of the {one.slice} is {-one.gain:.4g} worse than the champion's"
             yield f"{worse}, more than {gate.known_margin:.4g}: it has forgotten what the champion knows"
 
 

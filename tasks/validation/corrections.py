@@ -189,8 +189,8 @@ def _write_shard(own: SplitRows, changes: Mapping[int, Mapping[str, Any]], path:
             new = [{"true": True, "false": False}.get(str(value).lower(), value) for value in new]
         try:
             column = table_of_values([{name: value} for value in new], pa.schema([field]))[name]
-            if types.is_integer(field.type) and (cut := [own for own in new if isinstance(own, float) and own % 1]):
-                raise pa.ArrowInvalid(f"{cut[0]} is no whole number")
+            if types.is_integer(field.type):  # decimals would be cut off in silence
+                pa.array([value for value in new if isinstance(value, float)], pa.float64()).cast(field.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             what = f"a label is not of the type that column `{name}` has, {field.type}: {error}"
             raise DataError("data.corrections", what, "write it as the other rows have it") from error

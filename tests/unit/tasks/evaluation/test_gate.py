@@ -352,7 +352,7 @@ def test_a_model_that_gains_on_new_rows_and_forgets_the_known_ones_is_kept() -> 
     verdict, reasons = judge(Gate(known_margin=0.02), BETTER, ages=(known, new))
     assert verdict == "keep"
     assert reasons[1] == (
-        "accuracy of the 400 known rows is 0.2 worse than the champion's, more than 0.02: it has forgotten what the"
+        "accuracy of the known rows is 0.2 worse than the champion's, more than 0.02: it has forgotten what the"
         " champion knows"
     )
     by_chance = known.model_copy(update={"margin_p_value": 0.2})
