@@ -68,13 +68,9 @@ def _check_filter(value: object) -> dict[str, list[Any]] | str:
 
 
 def _check_new_columns(value: dict[str, str]) -> dict[str, str]:
-    """Refuse names that rows have of their own, and a column that would get two names."""
+    """Refuse names that rows have of their own."""
     if reserved := sorted({"", "row_id", "_row"} & value.keys()):
         raise conflict_error(f"no column can be called {reserved[0]!r}", "choose another name")
-    plain = [old for old in value.values() if not {*"{}"} & {*old}]
-    if twice := [old for old in plain if plain.count(old) > 1]:
-        fix = f"write one of the two as a template, `'{{{twice[0]}}}'`"
-        raise conflict_error(f"the column `{twice[0]}` would get two names", fix)
     return value
 
 
@@ -292,12 +288,6 @@ class Data(Section):
                 yield f"{name!r} cannot name a source", "write a small letter, and then small letters, digits and `_`"
 
     def _conflicts_of_sources(self) -> Iterator[tuple[str, str]]:
-        for split in ("train", "validation", "test"):
-            if all(source.splits and split not in source.splits for source in self.row_sources.values()):
-                yield (
-                    f"no source may feed the {split} split",
-                    f"add it to the `splits` of one of `{', '.join(self.row_sources)}`",
-                )
         for key, source in self.row_sources.items():
             own = key if source.splits is None else source.splits
             if key == "source" and (source.weight != 1 or own != key):
@@ -315,3 +305,9 @@ class Data(Section):
                 yield what, "give all files as `train`, or remove `by: time`"
             if self.split.stratify and own != key and "train" not in own:
                 yield f"`split.stratify` moves rows to train, where `{key}` may have none", "remove one of the two"
+        for split in ("train", "validation", "test"):
+            if all(source.splits and split not in source.splits for source in self.row_sources.values()):
+                yield (
+                    f"no source may feed the {split} split",
+                    f"add it to the `splits` of one of `{', '.join(self.row_sources)}`",
+                )

@@ -119,7 +119,9 @@ class RowChoice:
         found = {new: template for new, template in found.items() if {*template.columns} & {*known}}
         names = {self.columns[new]: new for new in found if not names_columns(self.columns[new])}
         templates = {new: template for new, template in found.items() if new not in names.values()}
-        texts = {new: [template.fill(row) for row in rows] for new, template in templates.items()}
+        texts = {
+            new: [own.fill(row) if own.values(row) else None for row in rows] for new, own in templates.items()
+        }  # of a row without any of the columns, nothing but what stands around them would be left
         merged = {name for template in templates.values() for name in template.columns} - names.keys()
         kept = [name for name in known if name not in merged or name not in texts]
         twice = [
