@@ -307,7 +307,4 @@ class Data(Section):
                 yield f"`split.stratify` moves rows to train, where `{key}` may have none", "remove one of the two"
         for split in ("train", "validation", "test"):
             if all(source.splits and split not in source.splits for source in self.row_sources.values()):
-                yield (
-                    f"no source may feed the {split} split",
-                    f"add it to the `splits` of one of `{', '.join(self.row_sources)}`",
-                )
+                yield f"no source may feed the {split} split", "add it to the `splits` of one of them"

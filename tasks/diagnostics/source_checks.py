@@ -39,8 +39,7 @@ def _first_columns(source: Any, key: str) -> list[str] | Problem | None:
                 return []
             batch, rows = to_readable_batch(head)
             choice.check_names(batch.rows.schema.names)
-            names: list[str] = choice.named(choice.apply(batch, rows)[0]).rows.schema.names
-            return names
+            return [*choice.named(choice.apply(batch, rows)[0]).rows.schema.names]
     except EvergreenError as error:
         default = {"files": "train", "function": "function", "sql": "url"}.get(source.kind, "repo_id")
         return Problem.of(error, (*key.split("."), default))
@@ -59,10 +58,8 @@ def find_corpus_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Prob
     if isinstance(columns, Problem):
         yield columns
     elif columns is not None and name not in columns:
-        hint = "; objective.document_column names it"
-        yield Problem(
-            ("data", "corpus"), f"has no column `{name}`", suggestion(name, columns, "columns of the documents") + hint
-        )
+        fix = suggestion(name, columns, "columns of the documents") + "; objective.document_column names it"
+        yield Problem(("data", "corpus"), f"has no column `{name}`", fix)
 
 
 def find_missing_columns(objective: ObjectiveChoice, data: Any, evaluation: Evaluation) -> Iterator[Problem]:

@@ -17,13 +17,7 @@ from params.sections.base import Direction
 from params.sections.evaluation import Gate
 from tasks.drift.two_sample import holm_rejections
 from tasks.evaluation.label_report import LabelReport
-from tasks.evaluation.report import (
-    EvaluationDetails,
-    HeldOutRowUse,
-    MetricComparison,
-    SliceResult,
-    Verdict,
-)
+from tasks.evaluation.report import EvaluationDetails, HeldOutRowUse, MetricComparison, SliceResult, Verdict
 from tasks.evaluation.row_ages import KNOWN
 
 

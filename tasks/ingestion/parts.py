@@ -39,13 +39,7 @@ _MEASURED_ROWS = 512
 
 
 def write_parts(
-    source: OpenedSource,
-    split: str,
-    choice: RowChoice,
-    division: SplitAssigner,
-    *,
-    folder: Path,
-    workers: ShardWorkers,
+    source: OpenedSource, split: str, choice: RowChoice, division: SplitAssigner, *, folder: Path, workers: ShardWorkers
 ) -> Iterator[WrittenPart]:
     """Write the parts of a split of the source."""
     works = list[ShardTask[tuple[int, Sequence[FileRowRange]]]]()

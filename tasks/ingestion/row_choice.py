@@ -63,16 +63,15 @@ class RowChoice:
         """Return a batch with the columns of the recipe, its rows, and which of them are taken.
 
         Raises:
-            RecipeError, DataError: there is no such column, or two would have one name; the function of `where` raises an error.
+            RecipeError, DataError: two columns would have one name; the function of `where` raises an error.
         """
         taken = [self._takes(row, batch, i) for i, row in enumerate(rows)] if self.where else [True] * len(rows)
         if self.columns:
             batch, rows = self._renamed(batch, rows)
         if self.name and SOURCE in batch.rows.schema.names:
             what = f"has a column `{SOURCE}`, which is the one that says which of several sources a row is from"
-            raise DataError(
-                batch.address(0), what, f"rename it, for example by `{self.key}.columns: {{origin: {SOURCE}}}`"
-            )
+            fix = f"rename it, for example by `{self.key}.columns: {{origin: {SOURCE}}}`"
+            raise DataError(batch.address(0), what, fix)
         return batch, rows, taken
 
     def named(self, batch: SourceBatch) -> SourceBatch:
@@ -119,9 +118,8 @@ class RowChoice:
         found = {new: template for new, template in found.items() if {*template.columns} & {*known}}
         names = {self.columns[new]: new for new in found if not names_columns(self.columns[new])}
         templates = {new: template for new, template in found.items() if new not in names.values()}
-        texts = {
-            new: [own.fill(row) if own.values(row) else None for row in rows] for new, own in templates.items()
-        }  # of a row without any of the columns, nothing but what stands around them would be left
+        # of a row without any of the columns, only what stands around them would be left
+        texts = {new: [one.fill(row) if one.values(row) else None for row in rows] for new, one in templates.items()}
         merged = {name for template in templates.values() for name in template.columns} - names.keys()
         kept = [name for name in known if name not in merged or name not in texts]
         twice = [

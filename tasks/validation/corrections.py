@@ -157,11 +157,10 @@ def _is_filled(value: Any) -> bool:
 
 
 def _parse_hash(value: Any, where: str) -> int:
-    if not re.fullmatch("h[0-9a-f]{16}", str(value).strip()):
-        raise DataError(
-            where, f"{value!r} is no {ROW_HASH}, an h with 16 digits from 0 to f", "copy it from review.csv"
-        )
-    return int(str(value).strip()[1:], 16)
+    if not re.fullmatch("h[0-9a-f]{16}", text := str(value).strip()):
+        what = f"{value!r} is no {ROW_HASH}, an h with 16 digits from 0 to f"
+        raise DataError(where, what, "copy it from review.csv")
+    return int(text[1:], 16)
 
 
 def _parse(value: Any, kind: str, where: str) -> Any:
