@@ -166,7 +166,7 @@ def test_a_part_of_a_source_may_lack_columns_that_others_have(project: Path) -> 
     run(project, feedback=changed)
     found = {row["text"]: row["reader"] for row in rows_of(project) if row["source"] == "feedback"}
     assert (found["t7: b7"], found[": b150"]) == (7, None)
-    with pytest.raises(RecipeError, match=r"feedback.columns.text: the rows have no column `titel`.*mean `title`"):
+    with pytest.raises(RecipeError, match=r"(?s)feedback.columns.text: the rows have no column `titel`.*mean `title`"):
         run(project, feedback=changed | {"columns": {"text": "{titel}: {body}"}})
     with pytest.raises(RecipeError, match=r"feedback.where: the rows have no column `whom`"):
         run(project, feedback=changed | {"where": {"whom": None}})
