@@ -73,7 +73,7 @@ class RehearsalRows(NamedTuple):
     pool: Sequence[Row]
     """Rows at regular distances among all that were read."""
     total: int
-    """Rows that were read."""
+    """Rows that were read and are taken, about."""
     is_whole: bool
     """Whether these are all rows."""
     schema: pa.Schema
@@ -182,8 +182,9 @@ def _open(sources: Mapping[str, Source]) -> list[_Opened]:
 def _read(sources: Sequence[_Opened], split: str, kinds: Mapping[str, ColumnKind]) -> RehearsalRows:
     pool: list[tuple[int, Row]] = []
     columns = dict[str, SourceColumn]()
-    distance, total, is_whole, end = 1, 0, True, time.monotonic() + _READ_S
+    distance, total, taken_rows, is_whole, end = 1, 0, 0, True, time.monotonic() + _READ_S
     for choice, source, splits in sources:
+        begin, seen = total, list[bool]()
         for batch in source.batches(splits[split]) if split in splits else ():
             if time.monotonic() > end:
                 is_whole = False
@@ -191,24 +192,23 @@ def _read(sources: Sequence[_Opened], split: str, kinds: Mapping[str, ColumnKind
             first = -total % distance
             if first < len(batch.rows):
                 found, rows, taken = choice.apply(*to_readable_batch(batch))
+                seen += taken
                 read, texts = choice.named(found), numbers_as_written(found)
                 widen_schema_in_place(columns, columns_of_batch(read, columns))
                 rows = [row | ({SOURCE: choice.name} if choice.name else {}) for row in rows]
                 for i in (i for i in range(first, len(rows), distance) if taken[i]):
-                    as_read = {
-                        name: text
-                        for name, text in texts[i].items()
-                        if kinds.get(name) in ("string", "optional", "label")
-                    }
+                    as_read = {n: t for n, t in texts[i].items() if kinds.get(n) in ("string", "optional", "label")}
                     pool.append((total + i, rows[i] | as_read))
             total += len(batch.rows)
             while len(pool) > _POOL:
                 distance *= 2
                 pool = [(number, row) for number, row in pool if number % distance == 0]
+        own = round((total - begin) * sum(seen) / max(1, len(seen)))
+        taken_rows += min(own, choice.max_rows or own)
     if not pool:
         raise DataError("data.source", f"the {split} split has no rows", "give it rows")
     schema = schema_as_read(pa.schema(fields_of_columns(columns)), kinds)
-    return RehearsalRows([row for _, row in pool], total, is_whole, schema)
+    return RehearsalRows([row for _, row in pool], max(1, taken_rows), is_whole, schema)
 
 
 def _length(value: Any) -> int:

@@ -17,7 +17,6 @@ from params.sections.evaluation import Evaluation
 from tasks.evaluation.suites import why_not_judged
 from tasks.ingestion.batches import to_readable_batch
 from tasks.ingestion.function import find_imports_beyond_ingest
-from tasks.ingestion.parts import check_columns
 from tasks.ingestion.row_choice import RowChoice
 from tasks.ingestion.source import naming_source, open_source
 from trainer import objectives
@@ -39,10 +38,8 @@ def _first_columns(source: Any, key: str) -> list[str] | Problem | None:
             if head is None:
                 return []
             batch, rows = to_readable_batch(head)
-            named = [] if isinstance(source.where, str) else [*source.where]
-            check_columns(batch.rows.schema.names, named, f"{key}.where")
-            names: list[str] = choice.named(choice.apply(batch, rows)[0]).rows.schema.names
-            return names
+            choice.check_names(batch.rows.schema.names)
+            return [*choice.named(choice.apply(batch, rows)[0]).rows.schema.names]
     except EvergreenError as error:
         default = {"files": "train", "function": "function", "sql": "url"}.get(source.kind, "repo_id")
         return Problem.of(error, (*key.split("."), default))
@@ -61,10 +58,8 @@ def find_corpus_problems(objective: ObjectiveChoice, data: Any) -> Iterator[Prob
     if isinstance(columns, Problem):
         yield columns
     elif columns is not None and name not in columns:
-        hint = "; objective.document_column names it"
-        yield Problem(
-            ("data", "corpus"), f"has no column `{name}`", suggestion(name, columns, "columns of the documents") + hint
-        )
+        fix = suggestion(name, columns, "columns of the documents") + "; objective.document_column names it"
+        yield Problem(("data", "corpus"), f"has no column `{name}`", fix)
 
 
 def find_missing_columns(objective: ObjectiveChoice, data: Any, evaluation: Evaluation) -> Iterator[Problem]:

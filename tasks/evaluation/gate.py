@@ -76,8 +76,10 @@ def _compare_with_champion(
         return False, [f"{what}; add newer rows, or keep the seed and the split of the rows"]
     fallen = [*_fallen_slices(gate, details.slices), *_forgotten(gate, details)]
     if gate.known_margin is not None and all(one.margin_p_value is None for one in details.ages):
-        why = details.ages_unknown or f"fewer than {gate.min_slice_rows} known rows are compared"
-        fix = "leave out `known_margin` for one release, which will have what is missing"
+        why, fix = details.ages_unknown, "leave out `known_margin` for one release, which will have what is missing"
+        if not why:
+            why = f"fewer than {gate.min_slice_rows} known rows are compared"
+            fix = "hold out more rows (`data.split`), or leave out `known_margin`"
         fallen.append(f"`known_margin` cannot be judged: {why}; {fix}")
     return gain_passes_bar(champion, gate) and not fallen, [comparison_sentence(champion, gate), *fallen]
 
@@ -144,7 +146,7 @@ def _fallen_slices(gate: Gate, slices: Sequence[SliceResult]) -> Iterator[str]:
 def _forgotten(gate: Gate, details: EvaluationDetails) -> Iterator[str]:
     for one in _rejected(details.ages, [one.margin_p_value for one in details.ages], gate):
         if one.gain is not None:
-            worse = f"{one.metric} of the {one.rows} {one.slice} is {-one.gain:.4g} worse than the champion's"
+            worse = f"{one.metric} of the {one.slice} is {-one.gain:.4g} worse than the champion's"
             yield f"{worse}, more than {gate.known_margin:.4g}: it has forgotten what the champion knows"
 
 

@@ -172,11 +172,7 @@ def _report(
         not_read=not_read,
         labels=[
             SuspectLabel(
-                label=label,
-                rows=rows[label],
-                suspects=count,
-                suggested=suggested[label][0],
-                most=suggested[label][1],
+                label=label, rows=rows[label], suspects=count, suggested=suggested[label][0], most=suggested[label][1]
             )
             for label, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         ],

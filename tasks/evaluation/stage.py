@@ -170,10 +170,7 @@ def score_models_and_write(plan: EvaluationPlan, folder: Path) -> tuple[dict[str
     for one in plan.models:
         sequences, network = Sequences(one.sequences), one.load()
         accumulator = EvaluationMetrics(
-            one.reader.objective,
-            state=resampler.state,
-            tokenizer=one.reader.tokenizer,
-            metrics=plan.settings.metrics,
+            one.reader.objective, state=resampler.state, tokenizer=one.reader.tokenizer, metrics=plan.settings.metrics
         )
         scores = score_rows(
             network,

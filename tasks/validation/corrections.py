@@ -20,12 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyarrow import types
 
 from params import DataError, RecipeError
 from params.foundation.artifacts import CORRECTIONS, SPLITS, Artifacts, link_or_copy
 from params.foundation.hashing import file_sha256
 from tasks.shards.kept_work import ShardTask, ShardWorkers, hash_settings
-from tasks.shards.split_rows import SplitRows, table_of_values, values_of_column
+from tasks.shards.split_rows import NUMBER, SplitRows, table_of_values, values_of_column
 from tasks.validation.check_results import objective_identity
 from tasks.validation.report import CorrectionsReport
 from trainer.data.shards import ROW, ROW_ID, Shard
@@ -38,7 +39,7 @@ CORRECTED: Final = "corrected_label"
 DRAWN: Final = "random"
 """What its column `why` says of rows that were drawn at random."""
 _GROUP_ROWS: Final = 8192
-_ESCAPED: Final = re.compile(r"'(?=[=+\-@])")
+_ESCAPED: Final = re.compile(r"^'(?=[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
 """What review.csv writes before a cell that a spreadsheet would take for a formula."""
 
 
@@ -65,7 +66,8 @@ def corrected_rows(
 
 def _write_corrected(raw: Path, folder: Path, method: Objective[Any], workers: ShardWorkers) -> CorrectionsReport:
     corrections, drawn = _read(raw / CORRECTIONS, method)
-    wanted, changed, known = np.array(sorted(corrections), np.uint64), dict.fromkeys(SPLITS, 0), set[int]()
+    wanted, changed = np.array(sorted(corrections), np.uint64), dict.fromkeys(SPLITS, 0)
+    known, wrong = set[int](), set[int]()
     for split in SPLITS:
         stored, shards = SplitRows(raw / split), list[Shard]()
         read = stored.reading(method.columns()).shards
@@ -77,16 +79,16 @@ def _write_corrected(raw: Path, folder: Path, method: Objective[Any], workers: S
             places = np.flatnonzero(np.isin(found, wanted)).tolist()
             known |= {*found[places].tolist()}
             target = folder / split / own.shard.name
-            count = _write_shard(own, {place: corrections[int(found[place])] for place in places}, target)
-            changed[split] += count
-            shards.append(own.shard.model_copy(update={"sha256": file_sha256(target)}) if count else own.shard)
-            if not count:
+            written = _write_shard(own, {place: corrections[int(found[place])] for place in places}, target)
+            changed[split] += len(written)
+            wrong |= {*found[written].tolist()}
+            shards.append(own.shard.model_copy(update={"sha256": file_sha256(target)}) if written else own.shard)
+            if not written:
                 link_or_copy(own.manifest.path(own.shard), target)
         stored.write_manifest(folder / split, shards)
     unmatched = [format_row_hash(one) for one in corrections if one not in known]
-    return CorrectionsReport(
-        corrections=len(corrections), changed=changed, unmatched=unmatched, drawn=len(drawn), drawn_wrong=sum(drawn)
-    )
+    counts = {"drawn": len(drawn & known), "drawn_wrong": len(drawn & wrong)}
+    return CorrectionsReport(corrections=len(corrections), changed=changed, unmatched=unmatched, **counts)
 
 
 def hash_shard_rows(method: Objective[Any], rows: SplitRows) -> NDArray[np.uint64]:
@@ -118,16 +120,18 @@ def find_columns(method: Objective[Any], names: Sequence[str]) -> tuple[list[str
     return given, inputs
 
 
-def _read(folder: Path, method: Objective[Any]) -> tuple[dict[int, dict[str, Any]], list[bool]]:
-    """Return the corrected values by the hash of a row, and of each that was drawn at random whether its label was wrong.
+def _read(folder: Path, method: Objective[Any]) -> tuple[dict[int, dict[str, Any]], set[int]]:
+    """Return the corrected values by the hash of a row, and the hashes of those rows that were drawn at random.
 
     Rows of review.csv that nobody has filled in are left out.
     """
     kinds, rows = method.columns(), SplitRows(folder)
     names, label = rows.schema.names, label_columns(method.columns())[:1]
     given, inputs = find_columns(method, names)
-    found, first, drawn = dict[int, dict[str, Any]](), dict[int, int](), list[bool]()
-    for row in rows.reading({name: kind for name, kind in kinds.items() if name in names}).rows():
+    found, first, drawn = dict[int, dict[str, Any]](), dict[int, int](), set[int]()
+    # a text that is no number would be read as null
+    as_read = {name: kind for name, kind in kinds.items() if name in names and (name not in given or kind != "number")}
+    for row in rows.reading(as_read).rows():
         where = f"data.corrections, row {row[ROW_ID]}"
         own = {label[0] if name == CORRECTED else name: row[name] for name in given if _is_filled(row[name])}
         if not own:
@@ -142,8 +146,8 @@ def _read(folder: Path, method: Objective[Any]) -> tuple[dict[int, dict[str, Any
         if found.setdefault(key, own) != own:
             what = f"says {own}, and row {first[key]} says {found[key]} of the same row"
             raise DataError(where, what, "keep one of the two")
-        if key not in first and DRAWN in str(row.get("why")):
-            drawn.append(str(row.get("given_label")).strip() != str(next(iter(own.values()))).strip())
+        if DRAWN in str(row.get("why")):
+            drawn.add(key)
         first.setdefault(key, row[ROW_ID])
     return found, drawn
 
@@ -153,15 +157,16 @@ def _is_filled(value: Any) -> bool:
 
 
 def _parse_hash(value: Any, where: str) -> int:
-    if not re.fullmatch("h[0-9a-f]{16}", str(value)):
-        raise DataError(
-            where, f"{value!r} is no {ROW_HASH}, an h with 16 digits from 0 to f", "copy it from review.csv"
-        )
-    return int(str(value)[1:], 16)
+    if not re.fullmatch("h[0-9a-f]{16}", text := str(value).strip()):
+        what = f"{value!r} is no {ROW_HASH}, an h with 16 digits from 0 to f"
+        raise DataError(where, what, "copy it from review.csv")
+    return int(text[1:], 16)
 
 
 def _parse(value: Any, kind: str, where: str) -> Any:
     """Return the value that a cell says."""
+    if kind == "number" and not re.fullmatch(NUMBER, str(value).strip()):
+        raise DataError(where, f"{value!r} is no number", "write it with digits and a point, such as 3.5")
     if kind in ("labels", "record", "records") and isinstance(value, str):
         try:
             return json.loads(value)
@@ -171,23 +176,28 @@ def _parse(value: Any, kind: str, where: str) -> Any:
     return _ESCAPED.sub("", value, count=1).strip() if isinstance(value, str) else value
 
 
-def _write_shard(own: SplitRows, changes: Mapping[int, Mapping[str, Any]], path: Path) -> int:
-    """Write a shard with some values changed, by the place of a row in it; return how many rows that changes, without a file if none."""
+def _write_shard(own: SplitRows, changes: Mapping[int, Mapping[str, Any]], path: Path) -> list[int]:
+    """Write a shard with some values changed, by the place of a row in it; return the places that this changes, without a file if none."""
     if not changes:
-        return 0
+        return []
     table, changed = own.table(), set[int]()
     for name in dict.fromkeys(name for change in changes.values() for name in change):
         field, values = table.schema.field(name), values_of_column(table[name])
         new = [changes.get(place, {}).get(name, value) for place, value in enumerate(values)]
+        if types.is_boolean(field.type):
+            new = [{"true": True, "false": False}.get(str(value).lower(), value) for value in new]
         try:
             column = table_of_values([{name: value} for value in new], pa.schema([field]))[name]
+            if types.is_integer(field.type):  # decimals would be cut off in silence
+                pa.array([value for value in new if isinstance(value, float)], pa.float64()).cast(field.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             what = f"a label is not of the type that column `{name}` has, {field.type}: {error}"
             raise DataError("data.corrections", what, "write it as the other rows have it") from error
-        changed |= {place for place, value in enumerate(values_of_column(column)) if value != values[place]}
+        pairs = enumerate(zip(values_of_column(column), values, strict=True))
+        changed |= {place for place, (value, was) in pairs if str(value).strip() != str(was).strip()}
         table = table.set_column(table.schema.get_field_index(name), field, column)
     if changed:
         rows = pc.subtract(table[ROW_ID], own.shard.first_row_id).cast(pa.int32())
         table = table.set_column(0, pa.field(ROW, pa.int32()), rows)
         pq.write_table(table, path, compression="zstd", row_group_size=_GROUP_ROWS)
-    return len(changed)
+    return sorted(changed)

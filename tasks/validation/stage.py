@@ -160,6 +160,9 @@ def _run_all_checks(method: Objective[Any], validation: Validation, rows: RawRow
     results += run_checks([*checks_of_objective(method, rows.schema), *checks], rows, set_aside, method)
     if rows.splits["train"].group_by:
         results.append(check_groups_across_splits(rows, quarantined_positions(results)))
+    is_by_time = rows.splits["train"].times.get("split") == "time"
+    if is_by_time or any(part.rows.shard.source for part in rows.parts):  # a hash alone puts equal rows into one split
+        results.append(check_groups_across_splits(rows, quarantined_positions(results), [*method.columns()]))
     if validation.near_duplicates:
         results.append(check_near_duplicates(method, validation.near_duplicates, rows, quarantined_positions(results)))
     return results + check_labels(method, rows, quarantined_positions(results))

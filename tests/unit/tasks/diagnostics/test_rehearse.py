@@ -121,3 +121,11 @@ def test_rows_of_a_rehearsal_are_those_that_the_objective_reads(tmp_path: Path) 
         {"answer": f"{i}.50", "whole": f"{i}", "version": "3.10", "price": 0.5} for i in range(700)
     ]
     assert found["b.jsonl"] == [row | {"mixed": str(row["mixed"])} for row in written]
+
+
+def test_rows_that_are_not_taken_need_no_time(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,lang\n" + "".join(f"t{i},{'en' if i % 4 else 'de'}\n" for i in range(2000)))
+    for more, total in (({}, 2000), ({"where": {"lang": "de"}}, 500), ({"max_rows": 300}, 300)):
+        keys = RowsFromFiles(kind="files", train="a.csv", **more)
+        opened = RowChoice.of("source", keys), open_source(keys, tmp_path), {"train": "train"}
+        assert rehearse._read([opened], "train", {}).total == total

@@ -116,6 +116,36 @@ def test_labels_of_another_type_are_refused(tmp_path):
         correct(artifacts, {"text": ["a"], "label": ["x"]})
 
 
+@pytest.mark.parametrize(
+    ("labels", "correction", "told"),
+    [
+        ([1, 2, 1], 3.5, "type that column `label` has, int64: .*3.5"),
+        ([1.0, 2.5, 1.0], "1,5", "row 0: '1,5' is no number"),
+    ],
+)
+def test_no_corrected_number_is_cut_or_left_out(tmp_path, labels, correction, told):
+    numbers = {"text": ["a", "b", "c"], "label": labels}
+    artifacts = write_raw(tmp_path, train=numbers, validation=numbers, test=numbers)
+    with pytest.raises(DataError, match=told):
+        correct(artifacts, {"text": ["a"], "label": [correction]}, ObjectiveChoice(name="regression"))
+
+
+def test_truth_values_of_a_table_are_those_of_the_rows(tmp_path):
+    liked = {"text": ["a", "b", "c"], "label": [True, False, True]}
+    artifacts = write_raw(tmp_path, train=liked, validation=liked, test=liked)
+    correct(artifacts, {"row_hash": [hashed("a"), hashed("b")], "corrected_label": ["False", "true"]})
+    assert good_rows(artifacts, column="label") == [False, True, True]
+
+
+def test_rows_drawn_at_random_are_wrong_if_the_source_says_something_else(tmp_path):
+    sets = {"text": ["a b", "b", "c"], "labels": [["a", "b"], ["b"], []]}
+    artifacts = write_raw(tmp_path, train=sets, validation=sets, test=sets)
+    filled = {"row_hash": [hashed("a b"), hashed("b"), hashed("gone")], "why": ["random", "suspect; random", "random"]}
+    filled |= {"given_label": ["a, b", "not a", "b"], "corrected_label": ['["a", "b"]', '["a", "b"]', '["a"]']}
+    found = correct(artifacts, filled, ObjectiveChoice(name="multi_label_classification")).corrections
+    assert (found.drawn, found.drawn_wrong) == (2, 1)
+
+
 def test_lists_of_labels_are_json_in_a_table(tmp_path):
     sets = {"text": ["a b", "b", "c"], "labels": [["a"], ["b"], []]}
     artifacts = write_raw(tmp_path, train=sets, validation=sets, test=sets)
@@ -128,8 +158,9 @@ def test_lists_of_labels_are_json_in_a_table(tmp_path):
 
 
 def test_escaped_cells_of_a_review_are_read_as_they_were(artifacts):
-    correct(artifacts, {"row_hash": [hashed("pay my bill")], "corrected_label": ["'-bill"]})
-    assert good_rows(artifacts, column="label")[0] == "-bill"
+    cells = {"pay my bill": "'\uff1dbill", "send a card": "rock'-n-roll"}
+    correct(artifacts, {"row_hash": [*map(hashed, cells)], "corrected_label": [*cells.values()]})
+    assert good_rows(artifacts, column="label")[:2] == ["\uff1dbill", "rock'-n-roll"]
 
 
 @pytest.mark.parametrize(

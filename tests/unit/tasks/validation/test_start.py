@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from huggingface_hub import HfApi
+from tasks.evaluation.learned_rows import find_learned_rows
 
 from params import HubRefusedError, ModelError, Recipe
 from params.foundation.artifacts import KNOWN_ROWS, Artifacts
@@ -17,7 +18,6 @@ from params.schema import Replay
 from tasks.digests import PROVENANCE
 from tasks.drift.known import read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns
-from tasks.evaluation.learned_rows import find_learned_rows
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.provenance import collect_provenance
 from tasks.shards.kept_work import ShardWorkers
