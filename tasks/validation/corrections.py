@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -66,6 +67,7 @@ def corrected_rows(
 def _write_corrected(raw: Path, folder: Path, method: Objective[Any], workers: ShardWorkers) -> CorrectionsReport:
     corrections, drawn = _read(raw / CORRECTIONS, method)
     wanted, changed, known = np.array(sorted(corrections), np.uint64), dict.fromkeys(SPLITS, 0), set[int]()
+    given, has_one_column = Counter[str](), len(label_columns(method.columns())) == 1
     for split in SPLITS:
         stored, shards = SplitRows(raw / split), list[Shard]()
         read = stored.reading(method.columns()).shards
@@ -76,16 +78,19 @@ def _write_corrected(raw: Path, folder: Path, method: Objective[Any], workers: S
         for own, found in zip(stored.shards, hashes, strict=True):
             places = np.flatnonzero(np.isin(found, wanted)).tolist()
             known |= {*found[places].tolist()}
-            target = folder / split / own.shard.name
-            count = _write_shard(own, {place: corrections[int(found[place])] for place in places}, target)
+            target, changes = folder / split / own.shard.name, {at: corrections[int(found[at])] for at in places}
+            if has_one_column:
+                given.update(label for one in changes.values() for label in {*method.row_labels(one)})
+            count = _write_shard(own, changes, target)
             changed[split] += count
             shards.append(own.shard.model_copy(update={"sha256": file_sha256(target)}) if count else own.shard)
             if not count:
                 link_or_copy(own.manifest.path(own.shard), target)
         stored.write_manifest(folder / split, shards)
     unmatched = [format_row_hash(one) for one in corrections if one not in known]
+    found_drawn = {"drawn": len(drawn), "drawn_wrong": sum(drawn)}
     return CorrectionsReport(
-        corrections=len(corrections), changed=changed, unmatched=unmatched, drawn=len(drawn), drawn_wrong=sum(drawn)
+        corrections=len(corrections), changed=changed, unmatched=unmatched, given=given, **found_drawn
     )
 
 
