@@ -297,4 +297,5 @@ class Data(Section):
                 what = f"`{key}` has held-out rows of its own, and `split.by: time` holds out the newest"
                 yield what, "give all files as `train`, or remove `by: time`"
             if self.split.stratify and own != key and "train" not in own:
-                yield f"`split.stratify` moves rows to train, where `{key}` may have none", "remove one of the two"
+                what = f"`split.stratify` moves rows to train, where `{key}` may have none"
+                yield what, f"remove `split.stratify`, or let the `splits` of `{key}` have train"

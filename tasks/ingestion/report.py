@@ -30,7 +30,6 @@ class IngestReport(Report):
     """Hash of each split's files, see trainer.data.shards.folder_sha256; also of `corpus`, `corrections` and `suites/<name>`, if there are any."""
     corpus_revision: str = ""
     """What the documents of `data.corpus` depend on."""
-
     sources: dict[str, dict[str, int]] = pydantic.Field(default_factory=dict)
     """Rows by split of each of several sources."""
     left_out: dict[str, int] = pydantic.Field(default_factory=dict)

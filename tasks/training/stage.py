@@ -163,7 +163,8 @@ def _collect(artifacts: Artifacts, arms: Sequence[Job], commit: str | None) -> T
         else:
             shutil.copytree(best.folder, target, dirs_exist_ok=True, ignore=not_weights)
         complete_model_folder(target, artifacts, job.model, objectives.build_objective(job.objective).release_format)
-        check_same_metrics(target, job, next(one for one in reversed(history) if _is_evaluation(one, best.step)))
+        of_step = (one for one in reversed(history) if one.get("step") == best.step)
+        check_same_metrics(target, job, next(one for one in of_step if any(name.startswith("eval_") for name in one)))
     report = TrainingReport(
         run=job.folder.name,
         steps=finished["step"],
@@ -185,11 +186,6 @@ def _collect(artifacts: Artifacts, arms: Sequence[Job], commit: str | None) -> T
         _write_curve(target / "validation.csv", (e for e in history if any(k.startswith("eval_") for k in e)))
         save_report(report, target / artifacts.report("train").name)
     return report
-
-
-def _is_evaluation(entry: dict[str, Any], step: int) -> bool:
-    """Whether an entry of the Trainer's log has the metrics of a step's evaluation."""
-    return entry.get("step") == step and any(name.startswith("eval_") for name in entry)
 
 
 def _write_curve(path: Path, entries: Iterable[dict[str, Any]]) -> None:

@@ -71,27 +71,27 @@ def _write_corrected(raw: Path, folder: Path, method: Objective[Any], workers: S
     for split in SPLITS:
         stored, shards = SplitRows(raw / split), list[Shard]()
         read = stored.reading(method.columns()).shards
-        settings = {"work": "row hashes", "objective": objective_identity(method), "columns": str(stored.schema)}
+        columns = str(stored.schema.remove_metadata())  # without what is known of the times, which new rows change
+        settings = {"work": "row hashes", "objective": objective_identity(method), "columns": columns}
         works = [ShardTask(own, hash_settings(shard=own.shard.sha256, **settings)) for own in read]
         hashes = workers.run(partial(hash_shard_rows, method), works, what=f"shards ({split} rows by hash)")
         (folder / split).mkdir(parents=True)
         for own, found in zip(stored.shards, hashes, strict=True):
             places = np.flatnonzero(np.isin(found, wanted)).tolist()
             known |= {*found[places].tolist()}
-            target, changes = folder / split / own.shard.name, {at: corrections[int(found[at])] for at in places}
-            if has_one_column:
-                given.update(label for one in changes.values() for label in {*method.row_labels(one)})
-            count = _write_shard(own, changes, target)
+            own_labels = (method.row_labels(corrections[int(found[place])]) for place in places if has_one_column)
+            given.update(label for labels in own_labels for label in {*labels})
+            target = folder / split / own.shard.name
+            count = _write_shard(own, {place: corrections[int(found[place])] for place in places}, target)
             changed[split] += count
             shards.append(own.shard.model_copy(update={"sha256": file_sha256(target)}) if count else own.shard)
             if not count:
                 link_or_copy(own.manifest.path(own.shard), target)
         stored.write_manifest(folder / split, shards)
     unmatched = [format_row_hash(one) for one in corrections if one not in known]
-    found_drawn = {"drawn": len(drawn), "drawn_wrong": sum(drawn)}
     return CorrectionsReport(
-        corrections=len(corrections), changed=changed, unmatched=unmatched, given=given, **found_drawn
-    )
+        corrections=len(corrections), changed=changed, unmatched=unmatched, drawn=len(drawn), drawn_wrong=sum(drawn)
+    ).model_copy(update={"given": given})
 
 
 def hash_shard_rows(method: Objective[Any], rows: SplitRows) -> NDArray[np.uint64]:

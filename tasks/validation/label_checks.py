@@ -31,9 +31,7 @@ FEW_LABELS: Final = 3
 """So many labels with few rows each may all be held out by chance, even if training has no other label with few rows."""
 
 
-def check_labels(
-    method: Objective[Any], rows: RawRows, set_aside: Positions, given: Mapping[str, int]
-) -> list[CheckResult]:
+def check_labels(method: Objective[Any], rows: RawRows, set_aside: Positions, given: Counter[str]) -> list[CheckResult]:
     """Compare the labels of the remaining rows of each split; `given` are the rows by the label that a correction gave them."""
     if not objectives.needs_row_check(method, "unseen_label") or not rows.remaining(set_aside)["train"]:
         return []
@@ -44,9 +42,7 @@ def check_labels(
     total = sum(counts.values(), Counter[str]())
     reported = [(LABELS_DIFFER, one) for one in describe_look_alikes(total, method.state_of)]
     if only := [label for label in given if 0 < total[label] <= given[label]]:
-        reported.append(
-            (SOURCE_HAS_LABELS, f"labels that only data.corrections has, no row of the source: {list_labels(only)}")
-        )
+        reported.append((SOURCE_HAS_LABELS, f"no row of the source has {list_labels(only)}, only data.corrections"))
     reported += [(SPLIT_HAS_LABELS, one) for one in _lacking_splits(counts)]
     for kind, sentence in reported:
         expectation = Expectation(type=kind, on_failure="report")
