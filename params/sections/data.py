@@ -304,7 +304,8 @@ class Data(Section):
                 what = f"`{key}` has held-out rows of its own, and `split.by: time` holds out the newest"
                 yield what, "give all files as `train`, or remove `by: time`"
             if self.split.stratify and own != key and "train" not in own:
-                yield f"`split.stratify` moves rows to train, where `{key}` may have none", "remove one of the two"
+                what = f"`split.stratify` moves rows to train, where `{key}` may have none"
+                yield what, f"remove `split.stratify`, or let the `splits` of `{key}` have train"
         for split in ("train", "validation", "test"):
             if all(source.splits and split not in source.splits for source in self.row_sources.values()):
                 yield f"no source may feed the {split} split", "add it to the `splits` of one of them"

@@ -95,7 +95,7 @@ def comparison_sentence(comparison: MetricComparison, gate: Gate) -> str:
     """A comparison as a sentence, with what the gate demands if it does not pass."""
     text = comparison.sentence(gate.comparison_confidence)
     if gain_passes_bar(comparison, gate):
-        return text
+        return text if comparison.low >= 0 else f"{text}, which the margin of {gate.margin} allows"
     if not comparison.has_interval:
         return f"{text}: add held-out rows"
     if too_few := comparison.too_few(gate.comparison_confidence):

@@ -65,10 +65,8 @@ class CheckResult:
     @property
     def noted(self) -> str:
         """What a check found that does not end the stage, for people; empty if nothing, or if the page says it."""
-        if self.found.success or (self.origin == "recipe" and not self.sentence):
-            return ""
-        if self.origin == "recipe":
-            return self.sentence
+        if self.found.success or self.origin == "recipe":
+            return "" if self.found.success else self.sentence
         if self.expectation.on_failure == "report" and len(self.failing):
             return f"rows without `{self.expectation.arguments['column']}`, which are kept: {len(self.failing):,}"
         return self.sentence or (str(self.found.observed) if self.failing is NOTHING else "")

@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -68,16 +69,20 @@ def _write_corrected(raw: Path, folder: Path, method: Objective[Any], workers: S
     corrections, drawn = _read(raw / CORRECTIONS, method)
     wanted, changed = np.array(sorted(corrections), np.uint64), dict.fromkeys(SPLITS, 0)
     known, wrong = set[int](), set[int]()
+    given, has_one_column = Counter[str](), len(label_columns(method.columns())) == 1
     for split in SPLITS:
         stored, shards = SplitRows(raw / split), list[Shard]()
         read = stored.reading(method.columns()).shards
-        settings = {"work": "row hashes", "objective": objective_identity(method), "columns": str(stored.schema)}
+        columns = str(stored.schema.remove_metadata())  # without what is known of the times, which new rows change
+        settings = {"work": "row hashes", "objective": objective_identity(method), "columns": columns}
         works = [ShardTask(own, hash_settings(shard=own.shard.sha256, **settings)) for own in read]
         hashes = workers.run(partial(hash_shard_rows, method), works, what=f"shards ({split} rows by hash)")
         (folder / split).mkdir(parents=True)
         for own, found in zip(stored.shards, hashes, strict=True):
             places = np.flatnonzero(np.isin(found, wanted)).tolist()
             known |= {*found[places].tolist()}
+            own_labels = (method.row_labels(corrections[int(found[place])]) for place in places if has_one_column)
+            given.update(label for labels in own_labels for label in {*labels})
             target = folder / split / own.shard.name
             written = _write_shard(own, {place: corrections[int(found[place])] for place in places}, target)
             changed[split] += len(written)
@@ -88,7 +93,8 @@ def _write_corrected(raw: Path, folder: Path, method: Objective[Any], workers: S
         stored.write_manifest(folder / split, shards)
     unmatched = [format_row_hash(one) for one in corrections if one not in known]
     counts = {"drawn": len(drawn & known), "drawn_wrong": len(drawn & wrong)}
-    return CorrectionsReport(corrections=len(corrections), changed=changed, unmatched=unmatched, **counts)
+    report = CorrectionsReport(corrections=len(corrections), changed=changed, unmatched=unmatched, **counts)
+    return report.model_copy(update={"given": given})
 
 
 def hash_shard_rows(method: Objective[Any], rows: SplitRows) -> NDArray[np.uint64]:

@@ -76,6 +76,8 @@ class CorrectionsReport(Report):
     """Corrections of rows that review.csv had drawn at random, those with a right label included."""
     drawn_wrong: int = 0
     """How many of these had a wrong label."""
+    given: dict[str, int] = pydantic.Field(default_factory=dict)
+    """Rows by the label that a correction gives them."""
 
     @property
     def sentence(self) -> str:
@@ -112,8 +114,10 @@ class ValidationReport(Report):
 
     @property
     def summary(self) -> str:
-        """How many rows were set aside."""
-        return f"{self.quarantined:,} of {sum(self.rows_in.values()):,} rows set aside ({len(self.checks)} checks)"
+        """How many rows were set aside, and by which checks."""
+        found = [one for one in self.checks if one.on_failure == "quarantine" and one.unexpected_count]
+        why = ", ".join(f"{one.type}: {one.unexpected_count:,}" for one in found) or f"{len(self.checks)} checks"
+        return f"{self.quarantined:,} of {sum(self.rows_in.values()):,} rows set aside ({why})"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -117,7 +118,8 @@ def validate(
             raise RecipeError.at("validation.expectations", what, fix)
         rows = open_raw_rows(raw, kinds, needed, workers, artifacts.validation_keys)
         logger.info("validate: checking %d rows", len(rows))
-        plan = SeparationPlan.of(rows, _run_all_checks(method, validation, rows), validation.max_quarantined)
+        given = Counter(corrections.given if corrections else ())
+        plan = SeparationPlan.of(rows, _check_all(method, validation, rows, given), validation.max_quarantined)
         if failures := _failures(plan):
             stopping = {check.type: check.origin for check in plan.report.checks if check.stops}
             fixes = ["raise validation.max_quarantined"] if plan.report.share > plan.report.max_quarantined else []
@@ -149,7 +151,7 @@ def validate(
     return plan.report
 
 
-def _run_all_checks(method: Objective[Any], validation: Validation, rows: RawRows) -> list[CheckResult]:
+def _check_all(method: Objective[Any], validation: Validation, rows: RawRows, given: Counter[str]) -> list[CheckResult]:
     """Run all checks; each but the first look at all rows skips the rows that those before it set aside.
 
     The labels are compared last: one is unknown to training even if all training rows that have it are set aside.
@@ -165,7 +167,7 @@ def _run_all_checks(method: Objective[Any], validation: Validation, rows: RawRow
         results.append(check_groups_across_splits(rows, quarantined_positions(results), [*method.columns()]))
     if validation.near_duplicates:
         results.append(check_near_duplicates(method, validation.near_duplicates, rows, quarantined_positions(results)))
-    return results + check_labels(method, rows, quarantined_positions(results))
+    return results + check_labels(method, rows, quarantined_positions(results), given)
 
 
 def _failures(plan: SeparationPlan) -> list[str]:

@@ -106,6 +106,13 @@ def test_worse_model_is_kept_with_the_required_gain() -> None:
     assert "no more than 0.02 worse" in judge(Gate(margin=0.02), WORSE).reasons[0]
 
 
+def test_a_worse_model_within_the_margin_says_that_the_margin_allows_it() -> None:
+    verdict = judge(Gate(margin=0.05), WORSE)
+    assert verdict.verdict == "publish"
+    assert verdict.reasons[0].endswith("McNemar p = 0.001), which the margin of 0.05 allows")
+    assert "margin" not in judge(Gate(margin=0.05)).reasons[0], "a model that is better needs none"
+
+
 def test_a_share_of_too_few_rows_says_how_many_are_needed() -> None:
     """The exact tests have an interval of any number of rows, but no model passes them with 5."""
     (reason,) = judge(Gate(), gain(0.6, -0.3, 0.96, p_value=0.25, rows=5)).reasons

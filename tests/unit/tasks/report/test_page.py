@@ -355,6 +355,7 @@ def test_page_limits_slices_and_long_texts(tmp_path):
     run = example.write(tmp_path, slices=1500, worst=100, text=example.EVIL * 30)
     page = render_report_page(run, timings=TIMINGS)
     assert "The worst 400 of 1500 slices" in words(page)
+    assert "Of the slices with enough rows for an interval, the worst is" in words(page)
 
 
 def test_nonfinite_values_are_shown_as_missing(run):

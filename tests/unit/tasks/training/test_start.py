@@ -286,6 +286,7 @@ def test_tokens_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
 def test_both_starts_are_trained_and_the_better_one_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Each start is an ordinary run: killed in both of them, the training ends with the same weights."""
     changes = {"model.start": "best", "training.max_steps": 6, "training.learning_rate": 1e-3}
+    changes |= {"training.replay": {"known": 0.5}, "training.stay_close": 1e-3}
     artifacts, recipe = start_from_release(tmp_path / "golden", "sequence_classification", **changes)
     tokenize(artifacts, **stage_arguments_from_recipe("tokenize", recipe))
     with caplog.at_level("INFO"):

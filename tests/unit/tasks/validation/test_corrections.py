@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pyarrow.parquet as pq
 import pytest
 
 from params import DataError, RecipeError
-from params.foundation.artifacts import CORRECTIONS
+from params.foundation.artifacts import CORRECTIONS, SPLITS
 from params.schema import ObjectiveChoice
-from tasks.shards.split_rows import SplitRows
+from tasks.shards.split_rows import SCHEMA, SplitRows
 from tasks.validation import corrections
 from tasks.validation.corrections import find_columns
 from tests.support import tiny
@@ -67,6 +68,13 @@ def test_a_table_of_rows_needs_no_hash(artifacts):
     assert report.corrections.changed == {"train": 2, "validation": 1, "test": 0}
 
 
+def test_a_label_that_no_row_of_the_source_has_is_said(artifacts, caplog):
+    """A typing error of a correction would make a label of its own; one that some row of the source has is none."""
+    with caplog.at_level("WARNING"):
+        correct(artifacts, {"text": ["pay my bill", "my bill"], "label": ["biil", "bill"]})
+    assert "no row of the source has 'biil', only data.corrections" in caplog.text
+
+
 def test_a_confirmed_label_and_no_correction_change_nothing(artifacts):
     run_validation(artifacts, objective=CLASSES)
     plain = SplitRows(artifacts.rows / "train").manifest.shards
@@ -84,6 +92,9 @@ def test_only_new_shards_are_hashed_again(artifacts, monkeypatch):
         labels = ["bill"] * len(texts)
         correct(artifacts, {"text": texts, "label": labels}, inputs=tiny.inputs("validate", artifacts, "1"))
         assert len(read) == expected
+        for split in SPLITS:  # ingest keeps what it knows of all rows there, such as the newest time
+            path = artifacts.raw / split / SCHEMA
+            pq.write_metadata(pq.read_schema(path).with_metadata({"newest": str(len(texts))}), path)
     assert good_rows(artifacts, column="label") == ["bill", "card", "bill", "bill", "bill"]
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from huggingface_hub import HfApi
-from tasks.evaluation.learned_rows import find_learned_rows
 
 from params import HubRefusedError, ModelError, Recipe
 from params.foundation.artifacts import KNOWN_ROWS, Artifacts
@@ -18,6 +17,7 @@ from params.schema import Replay
 from tasks.digests import PROVENANCE
 from tasks.drift.known import read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns
+from tasks.evaluation.row_ages import RowAges
 from tasks.hub_server.server import LocalHub
 from tasks.publishing.provenance import collect_provenance
 from tasks.shards.kept_work import ShardWorkers
@@ -102,7 +102,7 @@ def test_a_release_knows_what_the_one_before_it_has_learned(released: tuple[Arti
     release.mkdir()
     shutil.copy(artifacts.known_rows, release)
     rows, objective = SplitRows(artifacts.rows / "test"), objectives.build_objective(recipe.objective)
-    assert len(find_learned_rows(release, rows, objective)) == 90
+    assert len(RowAges.tell(release, rows, objective).learned) == 90
 
 
 def test_a_release_says_until_when_the_one_before_it_has_learned(released: tuple[Artifacts, Recipe]) -> None:
