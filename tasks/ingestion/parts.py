@@ -92,7 +92,7 @@ def _write(
     known = every[every != NO_TIME]
     earliest, latest = (int(known.min()), int(known.max())) if len(known) else (NO_TIME, NO_TIME)
     untimed = len(every) - len(known)
-    more = {"names": tuple(names), "untimed": untimed, "keys": np.concatenate(keys)}
+    more: Any = {"names": tuple(names), "untimed": untimed, "keys": np.concatenate(keys)}
     return replace(written, earliest_us=earliest, latest_us=latest, **more)
 
 
