@@ -185,6 +185,11 @@ def _collect(artifacts: Artifacts, arms: Sequence[Job], commit: str | None) -> T
     return report
 
 
+def _is_evaluation(entry: dict[str, Any], step: int) -> bool:
+    """Whether an entry of the Trainer's log has the metrics of a step's evaluation."""
+    return entry.get("step") == step and any(name.startswith("eval_") for name in entry)
+
+
 def _write_curve(path: Path, entries: Iterable[dict[str, Any]]) -> None:
     rows = [{k.removeprefix("eval_"): v for k, v in entry.items() if k != "epoch"} for entry in entries]
     names = sorted({name for row in rows for name in row} - {"step"})
