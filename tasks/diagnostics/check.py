@@ -249,15 +249,12 @@ def _publish_problems(publish: Any, launch: Launch) -> Iterator[Problem]:
 
 def _age_problems(validation: Validation, evaluation: Evaluation, publish: Publish) -> Iterator[Problem]:
     """Find a margin of known rows that can never be judged: releases would lack the profile that tells known rows from new ones."""
-    key, fix = ("evaluation", "gate", "known_margin"), "set `validation.drift: report`, or remove this key"
-    if evaluation.gate.known_margin is None:
+    is_off = validation.drift.on_drift == "off"
+    if evaluation.gate.known_margin is None or not (is_off or not validation.releases_profile(private=publish.private)):
         return
-    if validation.drift.on_drift == "off":
-        yield Problem(key, "needs the profile of the rows, which `validation.drift: off` leaves out", fix)
-    elif not publish.private and "drift" not in validation.model_fields_set:
-        yield Problem(
-            key, "needs the profile of the rows, which a public release has only with `validation.drift`", fix
-        )
+    why = "`validation.drift: off` leaves out" if is_off else "a public release has only with `validation.drift`"
+    fix = "set `validation.drift: report`, or remove this key"
+    yield Problem(("evaluation", "gate", "known_margin"), f"needs the profile of the rows, which {why}", fix)
 
 
 def _conflict_problems(sections: dict[str, Any]) -> list[Problem]:

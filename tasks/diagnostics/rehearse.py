@@ -161,7 +161,15 @@ def rehearse(recipe_path: Path) -> None:
     has_champion = artifacts.receipt.exists()
     would = "compared with the published one" if has_champion else "published as the first release"
     sent = f"the release was built, and nothing was sent; a model that passes the gate would be {would}"
-    for line in [sent, *_estimate(recipe, rows, usual, hardest or usual, has_champion=has_champion)]:
+    left_out = {
+        "data.corrections": recipe.data.corrections,
+        "evaluation.suites": recipe.evaluation.suites,
+        "model.start": recipe.model.start != "base",
+        "weights of data.sources": any(one.weight != 1 for one in recipe.data.row_sources.values()),
+    }
+    named = ", ".join(name for name, is_set in left_out.items() if is_set)
+    lacks = [f"not rehearsed, although the recipe has it: {named}"] if named else []
+    for line in [sent, *_estimate(recipe, rows, usual, hardest or usual, has_champion=has_champion), *lacks]:
         logger.info("rehearse: %s", line)
 
 

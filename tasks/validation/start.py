@@ -22,7 +22,7 @@ from params.foundation.artifacts import Artifacts, link_or_copy
 from params.schema import Replay, Start
 from params.sections.rows import Drift
 from tasks.digests import PROVENANCE, ReleaseRecord
-from tasks.drift.known import MAX_FILE_BYTES, find_known, read_content_hashes, write_hashes
+from tasks.drift.known import MAX_FILE_BYTES, find_known, hash_shards, write_hashes
 from tasks.drift.rows import ComparedColumns
 from tasks.hub_client.connection import fetch_model_once, open_repository, resolve_hub_endpoint
 from tasks.shards.kept_work import ShardWorkers
@@ -63,7 +63,7 @@ def pin_start(
     if start != "base":
         rows = SplitRows(folder / artifacts.rows.name / "train")
         columns = ComparedColumns.of(rows, objective, drift.ignore)
-        ids, hashes = read_content_hashes(rows, columns, workers)
+        ids, hashes = map(np.concatenate, zip(*hash_shards(rows, columns, workers), strict=True))
         write_hashes(hashes, columns, folder / artifacts.known_rows.name)
         pinned = _choose_release(artifacts, repo_id, endpoint)
         if pinned is None:
