@@ -78,12 +78,10 @@ class Artifacts:
     champion = _Below("scratch", "champion")  # the published model that evaluate compares with, by its commit
     command_result = _Below("scratch", "result.json")  # how the command that the flow or `reproduce` started ended
     failed_validation = _Below("scratch", "validation-failed")  # the report of a validation that failed
-    features = _Below(
-        "scratch", "features"
-    )  # what the untrained model makes of train rows, for the next review of labels
-    finished_run = _Below(
-        "scratch", "finished-run"
-    )  # what a longer run goes on from: the last finished run, by its key
+    # what the untrained model makes of train rows, for the next review of labels
+    features = _Below("scratch", "features")
+    # what a longer run goes on from: the last finished run, by its key
+    finished_run = _Below("scratch", "finished-run")
     flow_lock = _Below("scratch", "flow.lock")  # held by the flow of this recipe
     log_lock = _Below("scratch", "log.lock")  # held by the process that writes to a log
     machines = _Below("scratch", "machines")  # where the machines of one training find each other
@@ -107,9 +105,8 @@ class Artifacts:
     raw = _Below("run", "raw")  # ingest: rows as the source gives them, Parquet shards for each split, and source.json
     validated = _Below("run", "validated")  # validate: rows/, profile, validation.json, quarantine.parquet, report.html
     data_profile = _Below("validated", PROFILE)  # validate: shows a later run its drift
-    known_rows = _Below(
-        "validated", "evergreen-known-rows.dat"
-    )  # validate: lets a later run tell new rows from known ones
+    # validate: lets a later run tell new rows from known ones
+    known_rows = _Below("validated", "evergreen-known-rows.dat")
     rows = _Below("validated", "rows")  # validate: the rows that passed, a folder of Parquet shards for each split
     start = _Below("validated", "start")  # validate: the published model that the training starts from, if it does
     tokens = _Below("run", "tokens")  # tokenize: Arrow shards for each split, tokenizer/, statistics.json and the like

@@ -176,9 +176,8 @@ class ChangeWithRowScores:
 
 def compare_with_profile(profile: DataProfile, new: SampledRows, drift: Drift, seed: int) -> list[ChangeWithRowScores]:
     """Return all that was compared, the most important first."""
-    count = (
-        2 * (len(profile.samples) + len(profile.labels)) / _error(drift)
-    )  # enough for the level that Holm asks of the first test
+    # enough for the level that Holm asks of the first test
+    count = 2 * (len(profile.samples) + len(profile.labels)) / _error(drift)
     permutations = PermutationSettings(max(_PERMUTATIONS, math.ceil(count) - 1), np.random.default_rng(seed))
     found = list(_Tests(profile, new, drift, permutations).all())
     holds = holm_rejections([one.change.p_value for one in found], _error(drift))

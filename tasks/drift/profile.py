@@ -152,9 +152,10 @@ class DataProfile:
     ) -> Self:
         """Make the profile of rows; `sampled` are those with the smallest hashes."""
         assert len(sampled.row_ids) == min(len(scanned.smallest.hashes), MAX_SAMPLED)
+        # a column with very many labels has none
         found = tuple(
             one.sorted() for one in measure_sampled_rows(sampled) if one.kind != "label" or one.column in scanned.labels
-        )  # a column with very many labels has none
+        )
         smallest = scanned.smallest
         return cls(scanned.rows, columns.content, smallest.is_whole, smallest.hashes, scanned.labels, found, held_out)
 

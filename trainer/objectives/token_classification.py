@@ -64,9 +64,8 @@ class TokenClassification(ClassifierObjective[Options]):
     """A tag for every sub-word."""
 
     options_class = Options
-    defaults = ObjectiveDefaults(
-        5e-5, 4.0, 32, 32, best_metric="f1", group_by_length=True
-    )  # as of sequence classification
+    # as of sequence classification
+    defaults = ObjectiveDefaults(5e-5, 4.0, 32, 32, best_metric="f1", group_by_length=True)
     advice = _Advice()
     metrics: ClassVar[Mapping[str, Direction]] = {
         "loss": "min",
