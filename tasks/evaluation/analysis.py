@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from params import DataError, RecipeError
 from params.importing import import_with_arguments
@@ -32,9 +33,6 @@ from tasks.evaluation.suspect_report import SuspectReport
 from tasks.evaluation.vector_space_change import VectorSpaceChange, measure_vector_space_change
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _Slice = tuple[str, str, "NDArray[np.int64]", float | None]
 """By what the rows are sliced, the name of the slice, the positions of its rows, and by how much it may be worse."""

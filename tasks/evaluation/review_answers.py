@@ -17,7 +17,8 @@ from params import DataError, Recipe, RecipeError, load
 from params.dvc_files import RECIPES, read_recipes_yaml_item
 from params.foundation.artifacts import Artifacts, write_text_atomically
 from params.loading import suggestion
-from tasks.ingestion.formats import TABLE_SUFFIXES, format_suffix, read_cells
+from tasks.ingestion.encodings import format_suffix
+from tasks.ingestion.formats import TABLE_SUFFIXES, read_cells
 from tasks.validation.corrections import ROW_HASH, WHY, Correction, is_wrong, read_corrections
 from trainer import objectives
 from trainer.data.tokens import read_objective_state
