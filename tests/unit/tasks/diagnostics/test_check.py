@@ -33,6 +33,7 @@ from tests.support import base_models, forked, prompts, tiny
 from tests.support.pretrained import POINTER, write_model
 from tests.support.project import ROOT
 from tests.support.settings_check import check_settings_in_this_process
+from trainer import objectives
 from trainer.loop import arguments
 from trainer.model import config_check
 
@@ -822,8 +823,9 @@ def test_default_of_each_argument_is_accepted():
 )
 def test_a_type_of_models_that_publish_would_refuse_is_refused_before_training(objective, kind):
     def problems(kind: str) -> list[str]:
-        model = Model(config={"model_type": kind})
-        return [one.what for one in model_checks.find_unfit_model_problem(model, ObjectiveChoice(name=objective))]
+        model, choice = Model(config={"model_type": kind}), ObjectiveChoice(name=objective)
+        found = model_checks.find_unfit_model_problem(model, choice, objectives.build_objective(choice))
+        return [one.what for one in found]
 
     (what,) = problems(kind)
     assert what.startswith(f"{kind} does not fit the objective {objective}: its ")
@@ -859,7 +861,8 @@ def test_a_head_that_reads_the_end_of_a_text_needs_a_tokenizer_that_marks_it(tmp
         tokenizer = {"kind": "pretrained", "path": str(folder)}
         tokenization = Tokenization.model_validate({"tokenizer": tokenizer, "max_length": 32})
         chosen = Model.model_validate(model or {"pretrained": str(folder)})
-        found = model_checks.find_unmarked_ends_of_texts(chosen, tokenization, ObjectiveChoice(name=name))
+        method = objectives.build_objective(ObjectiveChoice(name=name))
+        found = model_checks.find_unmarked_ends_of_texts(chosen, tokenization, method)
         return [one.what for one in found]
 
     token = "the model's head reads a text at the end-of-text token (1 in its configuration)"
