@@ -152,25 +152,24 @@ def rehearse(recipe_path: Path) -> None:
             raise KeyboardInterrupt("a rehearsal keeps nothing\n  start again, or start the real run") from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    limit = recipe.validation.max_quarantined
-    if usual.quarantined > limit * usual.rows:
-        what = "rehearse: %d of %d rows were set aside, more than validation.max_quarantined, %s, allows; "
-        what += "of few rows, some can be labels that training never sees"
-        logger.info(what, usual.quarantined, usual.rows, f"{limit:.1%}")
     has_champion = artifacts.receipt.exists()
     would = "compared with the published one" if has_champion else "published as the first release"
     sent = f"the release was built, and nothing was sent; a model that passes the gate would be {would}"
-    for line in [sent, *_estimate(recipe, rows, usual, hardest or usual, has_champion=has_champion), *_lacks(recipe)]:
+    estimate = _estimate(recipe, rows, usual, hardest or usual, has_champion=has_champion)
+    for line in [*_remarks(recipe, usual), sent, *estimate]:
         logger.info("rehearse: %s", line)
 
 
-def _lacks(recipe: Recipe) -> list[str]:
-    """Say what of a recipe a rehearsal leaves out."""
+def _remarks(recipe: Recipe, usual: _Pass) -> Iterator[str]:
+    """Say what of the rows was set aside, if that is much, and what of the recipe was left out."""
+    if usual.quarantined > (limit := recipe.validation.max_quarantined) * usual.rows:
+        aside = f"{usual.quarantined} of {usual.rows} rows were set aside, more than validation.max_quarantined, {limit:.1%}, allows"
+        yield f"{aside}; of few rows, some can be labels that training never sees"
     named = {"data.corrections": recipe.data.corrections, "evaluation.suites": recipe.evaluation.suites}
     named |= {"model.start": recipe.model.start != "base"}
     named |= {"weights of data.sources": any(one.weight != 1 for one in recipe.data.row_sources.values())}
-    found = ", ".join(name for name, is_set in named.items() if is_set)
-    return [f"not rehearsed, although the recipe has it: {found}"] if found else []
+    if found := ", ".join(name for name, is_set in named.items() if is_set):
+        yield f"not rehearsed, although the recipe has it: {found}"
 
 
 _Opened = tuple[RowChoice, "OpenedSource", Mapping[str, str]]

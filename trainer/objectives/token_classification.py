@@ -104,8 +104,7 @@ class TokenClassification(ClassifierObjective[Options]):
 
     def reject_reason(self, row: Row) -> str | None:
         """Return why a row's spans are invalid: not in the text, or overlapping."""
-        text, end_before = self.text(row), 0
-        spans = row[self.options.spans_column] or ()
+        text, spans, end_before = self.text(row), row[self.options.spans_column] or (), 0
         if reason := next((f"span {i}: {r}" for i, s in enumerate(spans) if (r := _span_problem(s, text))), None):
             return reason
         for label, start, end in self._spans(row):
