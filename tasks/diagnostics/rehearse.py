@@ -165,7 +165,7 @@ def _remarks(recipe: Recipe, usual: _Pass) -> Iterator[str]:
     if usual.quarantined > (limit := recipe.validation.max_quarantined) * usual.rows:
         aside = f"{usual.quarantined} of {usual.rows} rows were set aside, more than validation.max_quarantined, {limit:.1%}, allows"
         yield f"{aside}; of few rows, some can be labels that training never sees"
-    named = {"data.corrections": recipe.data.corrections, "evaluation.suites": recipe.evaluation.suites}
+    named: dict[str, Any] = {"data.corrections": recipe.data.corrections, "evaluation.suites": recipe.evaluation.suites}
     named |= {"model.start": recipe.model.start != "base"}
     named |= {"weights of data.sources": any(one.weight != 1 for one in recipe.data.row_sources.values())}
     if found := ", ".join(name for name, is_set in named.items() if is_set):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -23,12 +23,10 @@ from params import ModelError
 from tasks.progress import iterate_with_progress
 from tasks.shards.split_rows import SplitRows, group_values_of_row
 from trainer.data.shards import ROW_ID
+from trainer.data.tokens import Sequences
+from trainer.loop.metrics import EvaluationMetrics
 from trainer.objectives.bases.lazy_imports import PreTrainedModel
 from trainer.objectives.bases.objective import Example, Objective
-
-if TYPE_CHECKING:
-    from trainer.data.tokens import Sequences
-    from trainer.loop.metrics import EvaluationMetrics
 
 _MAX_IDS_IN_ERROR = 5
 
