@@ -96,7 +96,7 @@ def _find_target(recipe: Recipe, path: Path, artifacts: Artifacts) -> Path:
     if recipe.data.corrections is None:
         watched = Path(read_recipes_yaml_item(artifacts).get("data", "data"))
         folder = watched if watched.is_dir() else watched.parent
-        fix = f"add two lines to {path}, and take the file again:\ndata:\n  corrections: {folder}/corrections/*.csv"
+        fix = f"write this below `data:` in {path}, and take the file again:\n  corrections: {folder}/corrections/*.csv"
         fix += "" if folder == watched else f"\nand let `data` of its item in {RECIPES} be {folder}"
         raise RecipeError.at("data.corrections", "is missing, so nothing says where answers belong", fix)
     pattern = recipe.data.corrections.patterns["train"]

@@ -22,6 +22,6 @@ def render_template(template: str, content: Mapping[str, Any]) -> str:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    filters = {name: own for name, own in vars(formatting).items() if inspect.isfunction(own)}
+    filters: dict[str, Any] = {name: own for name, own in vars(formatting).items() if inspect.isfunction(own)}
     filters |= {"at_most": formatting.truncate_and_escape_invisible, "confidence_text": format_confidence_level}
     return make_environment(filters)

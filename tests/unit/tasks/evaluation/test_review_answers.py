@@ -156,7 +156,8 @@ def test_a_recipe_without_corrections_says_which_lines_to_add(tmp_path, monkeypa
     Path("recipes.yaml").write_text("recipes:\n  tiny: {data: data/rows.csv, objective: a, base: b, code: c}\n")
     assert main(["review", "tiny", "--take", answer("filled.csv", {1: "card"})]) != 0
     said = capsys.readouterr().err
-    assert "data:\n  corrections: data/corrections/*.csv\n" in said
+    assert "write this below `data:` in params/tiny.yaml" in said
+    assert "\n  corrections: data/corrections/*.csv\n" in said
     assert "let `data` of its item in recipes.yaml be data" in said
     assert artifacts.recipe_path.exists()
     assert not list(Path("data").rglob("*.csv"))
