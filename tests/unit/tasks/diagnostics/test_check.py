@@ -21,10 +21,11 @@ from params import DataError, RecipeError
 from params.foundation.artifacts import Artifacts
 from params.loading import read_yaml_document
 from params.schema import Launch, Model, ObjectiveChoice, Recipe, Training
+from params.sections.evaluation import Evaluation
 from params.sections.rows import Tokenization, TrainTokenizer
 from tasks.commands import main
 from tasks.diagnostics import model_checks, source_checks
-from tasks.diagnostics.check import check, find_recipe_problems
+from tasks.diagnostics.check import _gate_problems, check, find_recipe_problems
 from tasks.evaluation.report import Blessing
 from tasks.hub_server.server import LocalHub
 from tasks.stages import run_stage, save_report
@@ -871,3 +872,12 @@ def test_a_head_that_reads_the_end_of_a_text_needs_a_tokenizer_that_marks_it(tmp
     assert problems(1, config={"model_type": "bert"}) == []
     (padded,) = problems(1, config={"model_type": "t5"})
     assert padded.endswith("which pads texts, too"), "those of the tokenizer"
+
+
+def test_the_gate_may_have_a_metric_that_the_options_bring() -> None:
+    choice = ObjectiveChoice.model_validate({"name": "embedding", "positive_column": "b", "label_column": "c"})
+    evaluation = Evaluation.model_validate({"gate": {"metric": "spearman"}})
+    sections: dict[str, Any] = {"method": objectives.build_objective(choice)}
+    assert list(_gate_problems(choice, evaluation, sections)) == []
+    (unknown,) = _gate_problems(choice, evaluation, {})
+    assert unknown.what == "unknown metric spearman"
