@@ -127,7 +127,7 @@ def releases(
     A pull request that somebody has merged or closed is recorded first: a merged release gets its tag and its receipt.
     """
     from flows.run.stages import record_pull_request_decision
-    from tasks.releases.commands import list_recipe_paths, print_releases
+    from tasks.releases.recipe_releases import list_recipe_paths, print_releases
 
     chosen = [Artifacts(recipe).recipe_path] if recipe else list_recipe_paths()
     for path in chosen:

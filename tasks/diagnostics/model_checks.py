@@ -20,10 +20,10 @@ from params.sections.base import repo_id_problem
 from params.sections.evaluation import Evaluation
 from params.sections.rows import PretrainedTokenizer, Tokenization, Validation
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
-from trainer import objectives
 from trainer.model.adapters import CONFIG as ADAPTER_CONFIG
 from trainer.model.adapters import BaseModelReference, add_lora_adapters
 from trainer.objectives.bases.lazy_imports import torch, transformers
+from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.texts import OTHER_TOKENIZER, READ_AT_END_OF_TEXT, why_end_is_not_found
 from trainer.runtime.imports import unhide_package
 from trainer.runtime.model_files import check_safe_to_load, has_only_unsafe_weights
@@ -74,12 +74,6 @@ def find_unusable_start_models(sections: Mapping[str, Any]) -> Iterator[Problem]
             yield Problem(key, f"the Hub refuses {path!a}: {problem}", "write another `owner/name`")
 
 
-def find_unusable_further_models(objective: ObjectiveChoice) -> Iterator[Problem]:
-    """Find models that the objective cannot read beside the one that is trained; may ask a Hub."""
-    if not objectives.find_option_problems(objective):
-        yield from objectives.build_objective(objective).find_model_problems()
-
-
 def _warn_if_unpublished(path: str) -> None:
     from tasks.evaluation.report import Blessing
     from tasks.stages import read_report
@@ -100,9 +94,7 @@ def find_unwatched_models(
 
     One that it starts from is its `base`. Others are read where its own code is, and so may be its `code`, too.
     """
-    choice, further = sections.get("objective"), dict[Key, str]()
-    if choice and not objectives.find_option_problems(choice):
-        further = dict(objectives.build_objective(choice).models())
+    further: dict[Key, str] = dict(sections["method"].models()) if "method" in sections else {}
     for path, key in {path: key for key, path in (further | _starts(sections)).items()}.items():
         folder = (root / path).resolve()
         if folder.is_relative_to((root / "runs" / name).resolve()):
@@ -138,44 +130,37 @@ def find_position_limit_problem(model: Model, tokenization: Tokenization) -> Ite
         yield Problem(("tokenization", "max_length"), what, f"use at most {positions}{see_limits('tokenization')}")
 
 
-def find_lora_problem(model: Model, objective: ObjectiveChoice) -> Iterator[Problem]:
+def find_lora_problem(model: Model, method: Objective[Any]) -> Iterator[Problem]:
     """Find layers that cannot have the adapters that they are to have. No weights are made."""
     config = _read_config(model)
     if not config or model.lora is None:
         return
     unhide_package("peft")
     try:
-        built = objectives.build_objective(objective)
         with torch.device("meta"):
             full = transformers.AutoConfig.for_model(**config)
-            network = built.model_class().from_config(full, trust_remote_code=False)
-            add_lora_adapters(network, model.lora, built, [])
+            network = method.model_class().from_config(full, trust_remote_code=False)
+            add_lora_adapters(network, model.lora, method, [])
     except ModelError as error:
         yield Problem(("model", "lora"), error.what, error.fix)
     except (EvergreenError, ValueError, TypeError, KeyError, AttributeError):  # which another check says
         return
 
 
-def find_unfit_model_problem(model: Model, objective: ObjectiveChoice) -> Iterator[Problem]:
+def find_unfit_model_problem(model: Model, objective: ObjectiveChoice, method: Objective[Any]) -> Iterator[Problem]:
     """Find a type of models whose releases publish would refuse with this objective."""
     kind = str(_read_config(model).get("model_type"))
-    if objectives.find_option_problems(objective):  # which another check says
-        return
-    if reason := objectives.build_objective(objective).unfit_model_types.get(kind):
+    if reason := method.unfit_model_types.get(kind):
         what = f"{kind} does not fit the objective {objective.name}: {reason}, and publish would refuse the model"
         key = "config" if model.config else "pretrained"
         yield Problem(("model", key), what, "use a model of another type, such as bert")
 
 
-def find_unmarked_ends_of_texts(
-    model: Model, tokenization: Tokenization, objective: ObjectiveChoice
-) -> Iterator[Problem]:
+def find_unmarked_ends_of_texts(model: Model, tokenization: Tokenization, method: Objective[Any]) -> Iterator[Problem]:
     """Find a tokenizer that does not mark the ends of texts, where the model's head reads them. Of one on a Hub, training finds it."""
     config, choice = _read_config(model), tokenization.tokenizer
-    if config.get("model_type") not in READ_AT_END_OF_TEXT or objectives.find_option_problems(objective):
-        return
-    built = objectives.build_objective(objective)
-    if getattr(built, "auto_class", "") != "AutoModelForSequenceClassification":
+    is_read_there = config.get("model_type") in READ_AT_END_OF_TEXT
+    if not is_read_there or getattr(method, "auto_class", "") != "AutoModelForSequenceClassification":
         return
     # without a model, the token is that of the tokenizer to come
     end = None if model.config else transformers.AutoConfig.for_model(**config).eos_token_id
@@ -183,13 +168,13 @@ def find_unmarked_ends_of_texts(
     if isinstance(choice, PretrainedTokenizer):
         if not Path(choice.path).is_dir():
             return
-        texts = {name: [name] if kind == "labels" else name for name, kind in built.columns().items()}
-        numbers = [name for name, kind in built.columns().items() if kind == "number"]
+        texts = {name: [name] if kind == "labels" else name for name, kind in method.columns().items()}
+        numbers = [name for name, kind in method.columns().items() if kind == "number"]
         try:
             tokenizer = train_or_load_tokenizer(tokenization, ())
-            built.prepare_tokenizer(tokenizer)
+            method.prepare_tokenizer(tokenizer)
             rows = [{"row_id": i, **texts, **dict.fromkeys(numbers, float(i))} for i in range(2)]
-            encoded = built.encode(rows, tokenizer, tokenization.max_length, built.collect_state(rows))
+            encoded = method.encode(rows, tokenizer, tokenization.max_length, method.collect_state(rows))
             ids = encoded[0].examples[0]["input_ids"]
             end, padding = tokenizer.eos_token_id if end is None else end, tokenizer.pad_token_id
         except (EvergreenError, ValueError, TypeError, KeyError, IndexError):  # which another check says

@@ -8,6 +8,7 @@ profile of their rows (tasks.drift.profile).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -31,18 +32,15 @@ _CONTENT: Final = b"evergreen.content"
 """Key of the file's metadata: the columns whose values tell two rows apart."""
 
 
-def read_content_hashes(
+def hash_shards(
     rows: SplitRows, columns: ComparedColumns, workers: ShardWorkers
-) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Return the row_id and the content hash of each row, (N,) each; those of a shard are kept for the next run."""
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint64]]]:
+    """Yield the row_ids and the content hashes of the N rows of each shard, (N,) each; they are kept for the next run."""
     settings = columns.settings(rows, columns.content)
     works = [ShardTask(own, hash_settings(work="content", shard=own.shard.sha256, **settings)) for own in rows.shards]
     found = workers.run(partial(_hash_shard, columns), works, what="shards (content)")
-    ids, hashes = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
-    for shard, (places, own) in zip(rows.manifest.shards, found, strict=True):
-        ids.append(places + shard.first_row_id)
-        hashes.append(own)
-    return np.concatenate(ids), np.concatenate(hashes)
+    for shard, (places, hashes) in zip(rows.manifest.shards, found, strict=True):
+        yield places + shard.first_row_id, hashes
 
 
 def _hash_shard(columns: ComparedColumns, rows: SplitRows) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:

@@ -7,12 +7,12 @@ from math import nan
 from typing import TYPE_CHECKING, Any
 
 from tasks.stages import Number, Report
+from trainer.objectives.bases.breakdown import RowBreakdown
 from trainer.objectives.bases.lazy_imports import np
+from trainer.objectives.bases.objective import Objective
 
 if TYPE_CHECKING:
     from tasks.evaluation.scoring import RowScores
-    from trainer.objectives.bases.breakdown import RowBreakdown
-    from trainer.objectives.bases.objective import Objective
 
 
 class GroupResult(Report):

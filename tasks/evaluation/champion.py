@@ -37,6 +37,8 @@ from trainer import objectives
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.model.adapters import PEFT_TASKS, BaseModelReference, is_adapter_folder
 from trainer.model.limits import find_position_limits_in, find_reading_limit
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase
+from trainer.objectives.bases.objective import Objective, ObjectiveState
 from trainer.objectives.bases.position_limits import NO_LIMIT
 from trainer.objectives.bases.release_reading import ReleaseReading
 from trainer.objectives.bases.sentence_transformers_files import MODULES
@@ -45,10 +47,7 @@ from trainer.runtime.model_files import check_safe_to_load
 from trainer.start import ReleaseReference
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
     from tasks.hub_client.repository import HubRepository
-    from trainer.objectives.bases.objective import Objective, ObjectiveState
 
 logger = logging.getLogger(__name__)
 _UNSURE = 25

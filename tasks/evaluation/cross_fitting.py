@@ -12,23 +12,19 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_128
 
 from params.foundation.artifacts import flush_path_to_disk, translate_disk_errors
 from tasks.evaluation.scoring import RowGroups
 from tasks.progress import iterate_with_progress, reset_idle_timer
 from trainer.data.shards import ROW, ROW_ID
-from trainer.objectives.bases.lazy_imports import torch
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from transformers import PreTrainedModel
-
-    from trainer.data.tokens import Sequences
-    from trainer.loop.metrics import EvaluationMetrics
+from trainer.data.tokens import Sequences
+from trainer.loop.metrics import EvaluationMetrics
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
 
 MAX_ROWS: Final = 10_000
 """About so many train rows are looked at, at most. Of more, a hash of seed and row chooses a share of them, so that those of the last run stay."""

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasks.evaluation.report import min_interval_observations
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 ROUNDING = 1e-6
 """Rows whose contributions differ by less than this share of what they could differ by are equal."""

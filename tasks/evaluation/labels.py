@@ -8,23 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from params import RecipeError
 from params.loading import suggestion
 from params.sections.evaluation import Gate
 from tasks.evaluation.label_report import Confusion, LabelCurve, LabelReport, LabelResult
+from tasks.evaluation.scoring import RowScores
+from tasks.evaluation.statistics import Resampler
 from trainer.objectives.bases.label_results import precision_recall_f1
 from trainer.objectives.bases.likelihood import ClassifierObjective
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from tasks.evaluation.scoring import RowScores
-    from tasks.evaluation.statistics import Resampler
-    from trainer.objectives.bases.objective import ObjectiveState, ScoreColumns
+from trainer.objectives.bases.objective import ObjectiveState, ScoreColumns
 
 _MAX_JUDGED: Final = 200
 """Most labels with intervals: their time and memory grow with the labels and the rows."""

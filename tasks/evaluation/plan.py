@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from params import ModelError
 from params.foundation.artifacts import Artifacts
@@ -29,12 +28,9 @@ from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.data import tokens
 from trainer.model.network import build_untrained_model, load_trained_model
+from trainer.objectives.bases.lazy_imports import PreTrainedModel
+from trainer.objectives.bases.objective import Example
 from trainer.start import ReleaseReference
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from trainer.objectives.bases.objective import Example
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +86,7 @@ class EvaluationPlan:
     text: ComparableInputs
     """What candidate and champion both read."""
     ages: RowAges
-    """Which of the rows the champion's release had."""
+    """What the champion's release says of the rows."""
     new_rows: DriftReport | None
     """Names new rows on which the champion's confidence is measured; None if it is not."""
     not_measured: str
@@ -141,7 +137,6 @@ def plan_evaluation_and_encode(
             _check_comparable(text, metric, own, found, len(rows))
             with champion.translate_champion_errors(found):
                 ages = RowAges.tell(published.folder, rows, built)
-                text = replace(text, learned=ages.learned)
         elif published.max_length > own.max_length:
             # It was judged at a longer limit than that of the recipe, and its release keeps it.
             encoder = own.encoder(published.max_length, state)

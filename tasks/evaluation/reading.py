@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from params import DataError, ModelError
 from params.foundation.artifacts import Artifacts
@@ -32,13 +33,9 @@ from tasks.tokenization.tokenizers import tokenizer_rules
 from trainer.data.shards import ROW_ID, Manifest
 from trainer.data.tokens import Sequences, read_tokenizer
 from trainer.model.limits import find_position_limits_in, find_reading_limit
+from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase
+from trainer.objectives.bases.objective import Objective, ObjectiveState, Row
 from trainer.runtime.memory import import_network_code
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from transformers import PreTrainedTokenizerBase
-
-    from trainer.objectives.bases.objective import Objective, ObjectiveState, Row
 
 _MAX_LEFT_OUT = 0.1
 """Share of the rows that may be left out of a comparison; those that remain would be others than the split."""
@@ -156,8 +153,6 @@ class ComparableInputs:
     """The `row_id`s of which one model reads only a part, and not the same one as the other, or nothing."""
     unwritten: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """The `row_id`s of which one model's labels do not say all (`Objective.says_all`), such as their upper case."""
-    learned: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """The `row_id`s that the champion has learned from."""
     incomparable: frozenset[str] = frozenset()
     """Metrics that cannot be compared."""
     is_cut: bool = False

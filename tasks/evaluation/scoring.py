@@ -12,24 +12,21 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from params import ModelError
 from tasks.progress import iterate_with_progress
 from tasks.shards.split_rows import SplitRows, group_values_of_row
 from trainer.data.shards import ROW_ID
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from transformers import PreTrainedModel
-
-    from trainer.data.tokens import Sequences
-    from trainer.loop.metrics import EvaluationMetrics
-    from trainer.objectives.bases.objective import Example, Objective
+from trainer.data.tokens import Sequences
+from trainer.loop.metrics import EvaluationMetrics
+from trainer.objectives.bases.lazy_imports import PreTrainedModel
+from trainer.objectives.bases.objective import Example, Objective
 
 _MAX_IDS_IN_ERROR = 5
 

@@ -23,19 +23,16 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from params.sections.base import Direction
 from tasks.evaluation.jackknife import ROUNDING, Jackknife, largest_unseen_mean, max_contribution_difference
 from tasks.evaluation.report import min_interval_observations
 from tasks.evaluation.scoring import RowScores
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from trainer.objectives.bases.objective import Objective, ObjectiveState
+from trainer.objectives.bases.objective import Objective, ObjectiveState
 
 _BLOCKS = 500
 """Most blocks of observations that the jackknife leaves out of a metric of a whole split, each block by itself."""

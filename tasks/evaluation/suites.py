@@ -19,13 +19,12 @@ from tasks.progress import iterate_with_progress
 from tasks.shards.split_rows import SplitRows
 from trainer import objectives
 from trainer.data.shards import ROW_ID, folder_sha256
+from trainer.objectives.bases.lazy_imports import PreTrainedModel
+from trainer.objectives.bases.objective import Objective, Row
 from trainer.objectives.bases.texts import strip_repeated_special_tokens
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from tasks.evaluation.plan import EvaluationPlan
-    from trainer.objectives.bases.objective import Objective, Row
 
 _MAX_TEXT = 2000
 """Characters that a report keeps of a text."""

@@ -12,7 +12,7 @@ import contextlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from params import DataError, ModelError
 from tasks.digests import ReleaseRecord
@@ -30,15 +30,13 @@ from trainer import objectives
 from trainer.model.adapters import BaseModelReference, is_adapter_folder
 from trainer.model.limits import window_overlap
 from trainer.objectives.bases.answer_form import AnswerForm
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase
 from trainer.objectives.bases.objective import Objective, PromptForm
 from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_limits
 from trainer.objectives.bases.sentence_transformers_files import MODULES, embed_texts, set_prompts
 from trainer.objectives.bases.text_pairs import read_pair
 from trainer.objectives.bases.texts import strip_repeated_special_tokens
 from trainer.runtime.model_files import check_safe_to_load
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _MAX_LABELS: Final = 5
 """Labels that are shown; more only if more of several labels are predicted."""

@@ -106,9 +106,8 @@ def ingest(
         _set_shares(sources, data.split)
         columns = _write_rows(sources, data, dict.fromkeys(data.group_by, False), seed, folder=folder, workers=workers)
         mixed = [name for name, column in columns.items() if column.is_mixed]
-        if any(source.shares for source in sources) and {*mixed} & {
-            *data.group_by
-        }:  # rows with 7 belong to those with "7"
+        # rows with 7 belong to those with "7"
+        if any(source.shares for source in sources) and {*mixed} & {*data.group_by}:
             for split in SPLITS:
                 shutil.rmtree(folder / split, ignore_errors=True)
             group_by = {name: name in mixed for name in data.group_by}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,16 +31,13 @@ from tasks.publishing.release import ReleasePlan
 from tasks.shards.split_rows import SplitRows
 from trainer import objectives
 from trainer.data import tokens
+from trainer.data.tokens import Sequences
 from trainer.model.limits import window_overlap
 from trainer.model.use_settings import read_number_format
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase
+from trainer.objectives.bases.objective import EncodedRow, Objective, ObjectiveState, Row
 from trainer.objectives.bases.padding import put_padding_before_text
 from trainer.runtime.library_errors import is_hub_away
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from trainer.data.tokens import Sequences
-    from trainer.objectives.bases.objective import EncodedRow, Objective, ObjectiveState, Row
 
 ROWS: Final = 32
 """How many rows are read again at most: the longest, and others evenly over the split."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from params import DataError
 from params.sections.data import RowsFromFiles, RowsFromHubDataset, RowsFromSql
@@ -22,9 +22,7 @@ from tasks.scaffold.sources import list_matching_files
 from tasks.scaffold.usual_names import USUAL_NAMES
 from tasks.shards.split_rows import NUMBER, as_text
 from trainer.objectives.bases.messages import looks_like_conversation
-
-if TYPE_CHECKING:
-    from trainer.objectives.bases.rows import ColumnKind
+from trainer.objectives.bases.rows import ColumnKind
 
 SAMPLE_ROWS: Final = 20_000
 """The most rows of a split that are looked at."""

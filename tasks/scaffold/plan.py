@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from params import DataError, RecipeError
 from params.schema import Model, ObjectiveChoice
@@ -25,11 +25,9 @@ from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer import objectives
 from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice
 from trainer.objectives.bases.chat import conversation_template
+from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 from trainer.objectives.bases.position_limits import NO_LIMIT
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 SEED: Final = 17
 _TRIED_ROWS: Final = 2000

@@ -82,9 +82,8 @@ def columns_read_by_expectation(expectation: Expectation, schema: pa.Schema) -> 
     condition = row_condition_columns(expectation)
     if condition is None:
         return list(dict.fromkeys([*schema.names, SPLIT]))
-    own = (
-        [] if expectation.type.startswith("expect_table_") else columns_named_by_expectations([expectation])
-    )  # a table's names suffice
+    # a table's names suffice
+    own = [] if expectation.type.startswith("expect_table_") else columns_named_by_expectations([expectation])
     named = dict.fromkeys([*own, *condition])
     return [name for name in named if name in schema.names or name == SPLIT]
 

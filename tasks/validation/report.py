@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -158,17 +158,27 @@ def render_validation_page(
 
     `failing` counts the rows that are not shown, too.
     """
-    page = _template().render(report=report, recipe=recipe, failures=failures, rows=rows, failing=failing)
-    return escape_direction_characters(page) + "\n"
+    page = _environment().get_template("validation/report.html.jinja")
+    content = page.render(report=report, recipe=recipe, failures=failures, rows=rows, failing=failing)
+    return escape_direction_characters(content)
 
 
 @functools.cache
-def _template() -> jinja2.Template:
+def _environment() -> jinja2.Environment:
+    return make_environment({"shorten": shorten_value})
+
+
+def make_environment(filters: Mapping[str, Any], *, is_html: bool = True) -> jinja2.Environment:
+    """Return what fills the templates below tasks/, which name each other by their paths there."""
     import jinja2
 
-    # selecting autoescape by file name would miss this suffix
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FunctionLoader(lambda name: files("tasks").joinpath(name).read_text("utf-8")),
+        autoescape=is_html,  # noqa: S701 - Markdown has its own; a name would not tell, with the suffix of our templates
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=is_html,
     )
-    environment.filters["shorten"] = shorten_value
-    return environment.from_string(files("tasks.validation").joinpath("report.html.jinja").read_text("utf-8"))
+    environment.filters |= filters
+    return environment

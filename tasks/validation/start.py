@@ -19,7 +19,7 @@ from params import ModelError
 from params.foundation.artifacts import KNOWN_ROWS, PROFILE, Artifacts, link_or_copy
 from params.schema import Replay, Start
 from tasks.digests import PROVENANCE, ReleaseRecord
-from tasks.drift.known import read_content_hashes, read_hashes, shorten_hashes, write_hashes
+from tasks.drift.known import hash_shards, read_hashes, shorten_hashes, write_hashes
 from tasks.drift.rows import ComparedColumns
 from tasks.hub_client.connection import LOCAL, fetch_model_once, open_repository, resolve_hub_endpoint
 from tasks.hub_client.token import require_token_for_hub
@@ -57,7 +57,7 @@ def pin_start(
     if start != "base":
         rows = SplitRows(folder / artifacts.rows.name / "train")
         columns = ComparedColumns.of(rows, objective, ())
-        ids, own = read_content_hashes(rows, columns, workers)
+        ids, own = map(np.concatenate, zip(*hash_shards(rows, columns, workers), strict=True))
         learned = known = shorten_hashes(own)
         pinned = _choose_release(artifacts, repo_id, endpoint)
         if pinned is None:

@@ -12,19 +12,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from params import ModelError
 from params.foundation.artifacts import ADAPTER
 from params.schema import Lora
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
+from trainer.objectives.bases.objective import Objective
 from trainer.runtime.imports import unhide_package
 from trainer.runtime.model_files import check_safe_to_load
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
-
-    from trainer.objectives.bases.objective import Objective
 
 CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = "adapter_model.safetensors"
@@ -160,9 +156,8 @@ def add_lora_adapters(
     rows = {name: [*tokens] for name in frozen if tokens and not check_target_module_exists(config, name)}
     config.trainable_token_indices = rows or None
     try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # peft 0.21.2 uses old names of transformers; tied layers see below
+        # peft 0.21.2 uses old names of transformers; tied layers see below
+        with warnings.catch_warnings(action="ignore"):
             adapted: PreTrainedModel = get_peft_model(network, config)
     except ValueError as error:
         raise ModelError("model.lora", f"peft rejects it: {error}", fix) from error

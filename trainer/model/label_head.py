@@ -7,17 +7,13 @@ import itertools
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from params import ModelError
 from trainer.objectives.bases.answer_form import KEY
 from trainer.objectives.bases.labels import are_unnamed, list_labels, match_labels
-from trainer.objectives.bases.lazy_imports import torch
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
-
-    from trainer.objectives.bases.texts import Tokenizer
+from trainer.objectives.bases.lazy_imports import PreTrainedConfig, PreTrainedModel, torch
+from trainer.objectives.bases.texts import Tokenizer
 
 logger = logging.getLogger(__name__)
 _OF_A_TASK: Final = frozenset({"problem_type", "function_to_apply", "task_specific_params", "finetuning_task", KEY})

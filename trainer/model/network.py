@@ -14,21 +14,18 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from params import ModelError, Problem
 from params.schema import Launch, Model, Quantization
 from trainer.model import adapters, label_head
 from trainer.model.use_settings import repair_generation_settings
+from trainer.objectives.bases.lazy_imports import PreTrainedModel
+from trainer.objectives.bases.objective import Objective, ObjectiveState
 from trainer.objectives.bases.padding import put_padding_before_text
+from trainer.objectives.bases.texts import Tokenizer
 from trainer.runtime.library_errors import as_loading_error, is_hub_away
 from trainer.runtime.model_files import check_safe_to_load, has_only_unsafe_weights
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from trainer.objectives.bases.objective import Objective, ObjectiveState
-    from trainer.objectives.bases.texts import Tokenizer
 
 _OF_HEAD: Final = ("num_labels", "id2label")
 """Keys that an objective sets for a head of its own."""

@@ -10,14 +10,12 @@ import logging
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from params import ModelError
 from params.schema import Model
+from trainer.objectives.bases.lazy_imports import GenerationConfig, PreTrainedConfig
 from trainer.runtime.model_files import check_safe_to_load
-
-if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedConfig
 
 logger = logging.getLogger(__name__)
 _HALF: Final = ("bfloat16", "float16")

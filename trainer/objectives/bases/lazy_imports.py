@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import transformers
     from numpy.typing import NDArray
     from tokenizers import Encoding
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 else:
 
     class _Lazy(ModuleType):
@@ -22,6 +22,8 @@ else:
 
     np, torch, F = _Lazy("numpy"), _Lazy("torch"), _Lazy("torch.nn.functional")
     transformers = _Lazy("transformers")
-    NDArray = Encoding = PreTrainedModel = PreTrainedTokenizerBase = Any  # in annotations, which are not evaluated
+    # for annotations, which are not evaluated
+    NDArray = Encoding = GenerationConfig = PreTrainedConfig = PreTrainedModel = PreTrainedTokenizerBase = Any
 
-__all__ = ["Encoding", "F", "NDArray", "PreTrainedModel", "PreTrainedTokenizerBase", "np", "torch", "transformers"]
+__all__ = ["Encoding", "GenerationConfig", "NDArray", "PreTrainedConfig", "PreTrainedModel", "PreTrainedTokenizerBase"]
+__all__ += ["F", "np", "torch", "transformers"]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from trainer.objectives.bases.lazy_imports import torch
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+from trainer.objectives.bases.lazy_imports import PreTrainedConfig, PreTrainedModel, torch
 
 NO_LIMIT: Final = 1_000_000
 """As maximum length: no text is cut. A tokenizer without one has a `model_max_length` above this."""

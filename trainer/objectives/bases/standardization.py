@@ -12,13 +12,10 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from params import ModelError, RecipeError
-from trainer.objectives.bases.lazy_imports import NDArray, np, torch
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, torch
 
 _KEYS: Final = ("target_mean", "target_std")
 """Keys of the configuration of a model that learns standardized numbers: one value for each of its T outputs."""

@@ -21,10 +21,11 @@ from params import DataError, RecipeError
 from params.foundation.artifacts import Artifacts
 from params.loading import read_yaml_document
 from params.schema import Launch, Model, ObjectiveChoice, Recipe, Training
+from params.sections.evaluation import Evaluation
 from params.sections.rows import Tokenization, TrainTokenizer
 from tasks.commands import main
 from tasks.diagnostics import model_checks, source_checks
-from tasks.diagnostics.check import check, find_recipe_problems
+from tasks.diagnostics.check import _gate_problems, check, find_recipe_problems
 from tasks.evaluation.report import Blessing
 from tasks.hub_server.server import LocalHub
 from tasks.stages import run_stage, save_report
@@ -33,6 +34,7 @@ from tests.support import base_models, forked, prompts, tiny
 from tests.support.pretrained import POINTER, write_model
 from tests.support.project import ROOT
 from tests.support.settings_check import check_settings_in_this_process
+from trainer import objectives
 from trainer.loop import arguments
 from trainer.model import config_check
 
@@ -833,8 +835,9 @@ def test_default_of_each_argument_is_accepted():
 )
 def test_a_type_of_models_that_publish_would_refuse_is_refused_before_training(objective, kind):
     def problems(kind: str) -> list[str]:
-        model = Model(config={"model_type": kind})
-        return [one.what for one in model_checks.find_unfit_model_problem(model, ObjectiveChoice(name=objective))]
+        model, choice = Model(config={"model_type": kind}), ObjectiveChoice(name=objective)
+        found = model_checks.find_unfit_model_problem(model, choice, objectives.build_objective(choice))
+        return [one.what for one in found]
 
     (what,) = problems(kind)
     assert what.startswith(f"{kind} does not fit the objective {objective}: its ")
@@ -870,7 +873,8 @@ def test_a_head_that_reads_the_end_of_a_text_needs_a_tokenizer_that_marks_it(tmp
         tokenizer = {"kind": "pretrained", "path": str(folder)}
         tokenization = Tokenization.model_validate({"tokenizer": tokenizer, "max_length": 32})
         chosen = Model.model_validate(model or {"pretrained": str(folder)})
-        found = model_checks.find_unmarked_ends_of_texts(chosen, tokenization, ObjectiveChoice(name=name))
+        method = objectives.build_objective(ObjectiveChoice(name=name))
+        found = model_checks.find_unmarked_ends_of_texts(chosen, tokenization, method)
         return [one.what for one in found]
 
     token = "the model's head reads a text at the end-of-text token (1 in its configuration)"
@@ -879,3 +883,12 @@ def test_a_head_that_reads_the_end_of_a_text_needs_a_tokenizer_that_marks_it(tmp
     assert problems(1, config={"model_type": "bert"}) == []
     (padded,) = problems(1, config={"model_type": "t5"})
     assert padded.endswith("which pads texts, too"), "those of the tokenizer"
+
+
+def test_the_gate_may_have_a_metric_that_the_options_bring() -> None:
+    choice = ObjectiveChoice.model_validate({"name": "embedding", "positive_column": "b", "label_column": "c"})
+    evaluation = Evaluation.model_validate({"gate": {"metric": "spearman"}})
+    sections: dict[str, Any] = {"method": objectives.build_objective(choice)}
+    assert list(_gate_problems(choice, evaluation, sections)) == []
+    (unknown,) = _gate_problems(choice, evaluation, {})
+    assert unknown.what == "unknown metric spearman"

@@ -129,3 +129,14 @@ def test_rows_that_are_not_taken_need_no_time(tmp_path: Path) -> None:
         keys = RowsFromFiles(kind="files", train="a.csv", **more)
         opened = RowChoice.of("source", keys), open_source(keys, tmp_path), {"train": "train"}
         assert rehearse._read([opened], "train", {}).total == total
+
+
+def test_what_a_rehearsal_leaves_out_is_said() -> None:
+    usual = passed(rows=50, train_s=9.0, steps_s=[9.0, 9.0], cpu_s=9.0)
+    assert list(rehearse._remarks(classifier(), usual)) == []
+    source = {"kind": "files", "train": "a.csv"}
+    sources = {"base": source, "feedback": source | {"weight": 2.0}}
+    changes: dict[str, Any] = {"model.start": "champion", "evaluation.suites": [{"name": "a", "source": "b.csv"}]}
+    recipe = tiny.recipe(changes, **tiny.CLASSES) | {"data": {"sources": sources, "corrections": "c.csv"}}
+    (line,) = rehearse._remarks(Recipe.model_validate(recipe), usual)
+    assert line.endswith(": data.corrections, evaluation.suites, model.start, weights of data.sources")

@@ -221,7 +221,7 @@ def test_release_without_a_profile_is_said(project):
     assert (drift.status, drift.revision) == ("no_reference", receipt.tag)
     assert (
         drift.sentence
-        == f"Drift was not measured: {receipt.tag} of tests/tiny has no profile of its rows ({PROFILE}); a public release has one "
+        == f"Drift was not measured: {receipt.tag} has no profile of its rows ({PROFILE}); a public release has one "
         "if the recipe sets validation.drift."
     )
 

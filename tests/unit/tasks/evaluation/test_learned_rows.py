@@ -123,14 +123,14 @@ def test_a_profile_of_other_columns_says_nothing(tmp_path, caplog):
     champion = tmp_path / "champion"
     champion.mkdir()
     (champion / PROFILE).write_bytes(profile_of(artifacts, recipe, "test"))
-    objective = objectives.build_objective(recipe.objective)
-    assert len(RowAges.tell(champion, SplitRows(artifacts.rows / "test"), objective).learned) == 40
+    rows, objective = SplitRows(artifacts.rows / "test"), objectives.build_objective(recipe.objective)
+    assert len(RowAges.tell(champion, rows, objective).learned) == 40
     other = DataProfile.load((champion / PROFILE).read_bytes())
     other.content.append("another")
     other.save(champion / PROFILE)
-    assert not len(RowAges.tell(champion, SplitRows(artifacts.rows / "test"), objective).learned)
+    assert not len(RowAges.tell(champion, rows, objective).learned)
     assert (
         "rows that the champion knows are not recognized by their content: it learned from other columns" in caplog.text
     )
     (champion / PROFILE).write_bytes(b"damaged")
-    assert not len(RowAges.tell(champion, SplitRows(artifacts.rows / "test"), objective).learned)
+    assert not len(RowAges.tell(champion, rows, objective).learned)

@@ -101,7 +101,10 @@ def test_only_new_shards_are_hashed_again(artifacts, monkeypatch):
 @pytest.mark.parametrize(
     ("columns", "told"),
     [
-        ({"text": ["card", "card"], "label": ["a", "b"]}, r"row 1: says {'label': 'b'}, and row 0 says {'label': 'a'}"),
+        (
+            {"text": ["card", "card"], "label": ["a", "b"]},
+            r"row 1: says {'label': 'b'}, and data.corrections, row 0 says {'label': 'a'}",
+        ),
         ({"row_hash": ["17"], "label": ["a"]}, r"row 0: '17' is no row_hash"),
         ({"row_hash": [None, hashed("a")], "label": ["a", "b"]}, r"row 0: has no row_hash"),
         (
@@ -166,6 +169,33 @@ def test_lists_of_labels_are_json_in_a_table(tmp_path):
     assert good_rows(artifacts, column="labels") == [["a", "b"], ["b"], []]
     with pytest.raises(DataError, match=r"row 0: 'a, b' is no list"):
         correct(artifacts, {"row_hash": [hashed("a b")], "corrected_label": ["a, b"]}, objective)
+
+
+def test_a_review_beside_a_table_of_other_columns_hides_none_of_its_rows(artifacts):
+    union = {
+        "text": ["pay my bill", None, None],
+        "label": ["bill", None, None],
+        "row_hash": [None, hashed("a new card"), hashed("send a card")],
+        "why": [None, "suspect", "random"],
+        "given_label": [None, "bill", "card"],
+        "corrected_label": [None, "card", None],
+    }
+    found = correct(artifacts, union).corrections
+    assert (found.corrections, found.changed) == (2, {"train": 2, "validation": 1, "test": 0})
+
+
+def test_of_several_labels_a_row_is_wrong_if_they_are_others(tmp_path):
+    sets = {"text": ["a b", "b", "c"], "labels": [["a"], ["b"], []]}
+    artifacts = write_raw(tmp_path, train=sets, validation=sets, test=sets)
+    drawn = {
+        "row_hash": [hashed("a b"), hashed("b"), hashed("c")],
+        "given_label": ["a", "b", ""],
+        "labels": ['["a"]', '["b"]', "[]"],
+        "why": ["random"] * 3,
+        "corrected_label": ['["b", "a"]', '["b"]', "[]"],
+    }
+    found = correct(artifacts, drawn, ObjectiveChoice(name="multi_label_classification")).corrections
+    assert (found.drawn, found.drawn_wrong) == (3, 1)
 
 
 def test_escaped_cells_of_a_review_are_read_as_they_were(artifacts):
