@@ -5,6 +5,7 @@ What depends on the objective is its `NewRecipeAdvice`.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -12,8 +13,9 @@ from typing import Final
 from params.sections.evaluation import Gate
 from tasks.evaluation.report import min_interval_observations
 from tasks.report.formatting import format_large_number
-from tasks.scaffold.look import RowSample
+from tasks.scaffold.look import RowSample, most
 from tasks.scaffold.proposal import ObjectiveProposal
+from tasks.shards.times import NO_TIME, time_of_value
 from trainer.objectives.advice.base import AdvisedValue, UpTo
 
 UNASKED_QUARANTINE: Final = 0.05
@@ -96,6 +98,20 @@ def choose_split_shares(rows: int, *, has_validation: bool, has_test: bool) -> d
         share = 0.2 if rows < 2_000 else 0.1 if rows < 20_000 else 0.05 if rows < 200_000 else 0.02
         shares["test"] = AdvisedValue(share, f"about {rows * share:,.0f} rows decide whether a model is published")
     return shares
+
+
+def propose_time_split(sample: RowSample) -> list[str]:
+    """Return comments with the keys that hold out the newest rows, about a tenth; none without a column of times."""
+    for column in sample.columns.values():
+        times = [time for value in column.filled if (time := time_of_value(value)) != NO_TIME]
+        hours = (max(times) - min(times)) / 3.6e9 if times else 0.0
+        is_time = column.is_place_or_time and (column.names_rows or not column.is_numeric)
+        if is_time and hours >= 24 and most(lambda value: time_of_value(value) != NO_TIME, column.filled):
+            span = f"{hours / 480:.0f}d" if hours >= 480 else f"{max(1, hours / 20):.0f}h"
+            why = f"# {column.name!a} says when a row came. To hold out the newest rows, and not a random share (docs/continual.md):"
+            keys = (f"time_column: {json.dumps(column.name)}", f"split: {{by: time, test: {span}, validation: {span}}}")
+            return [why, *(f"# {key}" for key in keys)]
+    return []
 
 
 def choose_gate_metric(best: AdvisedValue, labels: Mapping[str, int], test_rows: int) -> AdvisedValue:

@@ -126,7 +126,8 @@ def plan_recipe(
     best_metric = _best_metric(advice, objective, quality)
     sections = {
         "seed": SEED,
-        "data": _data_keys(found, proposal, quality, shares, objective.group_columns),
+        "data": _data_keys(found, proposal, quality, shares, objective.group_columns)
+            | (dict.fromkeys(choices.propose_time_split(sample), "") if len(shares) > 1 else {}),
         "validation": {
             "max_quarantined": choices.choose_max_quarantined(quality.set_aside_share, request.max_quarantined),
             "# Columns and types are checked anyway, and each row as the objective needs it. `expectations` adds checks.": "",
