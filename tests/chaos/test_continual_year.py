@@ -23,7 +23,7 @@ FLOW = ("python", "-m", "flows.cli", "run", "tiny")
 RECIPE: dict[str, Any] = {
     "data": {
         "sources": {
-            "base": {"kind": "files", "train": "data/year/base.jsonl", "weight": 0.5},
+            "base": {"kind": "files", "train": "data/year/base.jsonl"},
             "feedback": {"kind": "files", "train": "data/year/feedback-*.jsonl", "columns": {"text": "said"}},
         },
         "time_column": "at",

@@ -44,8 +44,8 @@ def test_year_has_a_new_intent_a_fading_one_and_a_shift(data: Path) -> None:
     assert (counts[0], counts[-1]) == (24, 0)
     before, after = months[SHIFT_FROM - 2], months[SHIFT_FROM - 1]
     changes = Counter((before[intent], after[intent]) for intent in others)
-    assert changes == {(20, 6): 7, (6, 20): 7, (14, 14): 8}
-    assert all(4 * len(mine) <= len(mine) + len(rest) for mine, rest in zip(held_out, learned, strict=True))
+    assert changes == {(20, 6): 3, (6, 20): 3, (14, 14): 4}
+    assert all(len(rest) - len(mine) in {0, 1} for mine, rest in zip(held_out, learned, strict=True))
     assert continual.draw_year(data, seed=3) == (intents, learned, held_out)
     assert continual.draw_year(data, seed=4)[1] != learned
 
