@@ -87,22 +87,8 @@ def new(
     may_ask = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     languages = {"source_language": source_language, "target_language": target_language}
     options = {name: language for name, language in languages.items() if language}
-    request = NewRecipeRequest(
-        name,
-        data,
-        query,
-        test,
-        validation,
-        model,
-        objective,
-        columns,
-        repo_id,
-        schedule,
-        may_ask,
-        max_quarantined,
-        corpus,
-        options,
-    )
+    asked = (columns, repo_id, schedule, may_ask, max_quarantined, corpus, options)
+    request = NewRecipeRequest(name, data, query, test, validation, model, objective, *asked)
     kept = f"the recipe {name} is written as a whole or not at all\n  start again"
     with command_result.explain_keyboard_interrupt(kept):
         create_recipe(request)

@@ -126,8 +126,7 @@ def plan_recipe(
     best_metric = _best_metric(advice, objective, quality)
     sections = {
         "seed": SEED,
-        "data": _data_keys(found, proposal, quality, shares, objective.group_columns)
-            | (dict.fromkeys(choices.propose_time_split(sample), "") if len(shares) > 1 else {}),
+        "data": _data_keys(found, proposal, quality, shares, objective.group_columns),
         "validation": {
             "max_quarantined": choices.choose_max_quarantined(quality.set_aside_share, request.max_quarantined),
             "# Columns and types are checked anyway, and each row as the objective needs it. `expectations` adds checks.": "",
@@ -165,8 +164,8 @@ def plan_recipe(
     }
     encoded = ((row, own) for row, own in zip(tried, per_row, strict=True) if own)
     usual = min(encoded, key=lambda pair: abs(sum(len(example["input_ids"]) for example in pair[1]) - mean))
-    few = choices.find_few_test_rows(sample, shares)
-    return RecipePlan(sections, quality._replace(remarks=[*quality.remarks, *few]), encoder, usual)
+    more_remarks = [*choices.find_few_test_rows(sample, shares), *choices.propose_time_split(sample, shares)]
+    return RecipePlan(sections, quality._replace(remarks=[*quality.remarks, *more_remarks]), encoder, usual)
 
 
 def _tokenizer(

