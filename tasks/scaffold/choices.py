@@ -129,9 +129,7 @@ def propose_time_split(sample: RowSample, shares: Mapping[str, AdvisedValue]) ->
         is_time = column.is_place_or_time and (column.names_rows or not column.is_numeric)
         if is_time and hours >= 24 and 10 * len(times) >= 9 * len(column.filled):
             span = f"{hours / 480:.0f}d" if hours >= 480 else f"{hours / 20:.0f}h"
-            keys = (
-                f"`time_column: {json.dumps(column.name)}` and `split: {{by: time, test: {span}, validation: {span}}}`"
-            )
+            keys = f"`time_column: {json.dumps(column.name)}`, `split: {{by: time, test: {span}, validation: {span}}}`"
             return [f"the column {column.name} says when a row came; {keys} would hold out the newest rows instead"]
     return []
 
