@@ -45,6 +45,7 @@ RECIPE: dict[str, Any] = {
         "start": "champion",
     },
     "training.max_steps": 60,
+    "training.learning_rate": 1e-3,
     "training.replay": {"known": 0.5},
     "training.stay_close": 0.01,
     "evaluation.compare_untrained": False,
