@@ -212,9 +212,10 @@ def test_every_night_is_in_the_history_once_with_its_end(nights: Nights, summary
     assert [path.name for path in nights.worker.root.iterdir()] == ["worker.log"], "clones are deleted"
     published = {entry["tag"] for entry in nights.logged("release/log.jsonl") if entry["event"] == "published"}
     assert published == {tag.name for tag in nights.shared.api.list_repo_refs("tests/tiny").tags}
-    killed = {run for run, (name, _) in nights.states.items() if name == "Crashed"}
+    # A stage that would be tried again makes no report.
+    none = {run for run, (name, message) in nights.states.items() if name == "Crashed" or "TransientError" in message}
     silent = {run for run in expected if "report: file://" not in nights.states[run][1]}
-    assert silent == killed, "\n\n".join(nights.states[run][1] for run in silent - killed)
+    assert silent <= none, "\n\n".join(nights.states[run][1] for run in silent - none)
     summary_lines.append(
         f"{NIGHTS} nights anywhere with EVERGREEN_CHAOS_SEED={SEED}, {time.monotonic() - started:.0f} s:"
     )
