@@ -141,7 +141,7 @@ def rehearse(recipe_path: Path) -> None:
             hardest, steps = None, _TIMED_STEPS[0]
             count = recipe.training.global_batch_size + 2 * recipe.launch.eval_batch_size
             if len(rows["train"].pool) > count:
-                longest = sorted(rows["train"].pool, key=_length, reverse=True)[:count]
+                longest = sorted(rows["train"].pool, key=lambda row: len(str(row)), reverse=True)[:count]
                 dealt = _dealt(recipe, longest, {"train": rows["train"]}) | corpus
                 hardest = _run("the longest rows", recipe, dealt, folder / "longest", names=_UP_TO_TRAIN, steps=2)
                 fitting = round(_TIMED_S / hardest.clock.steps_s[-1])
@@ -216,11 +216,6 @@ def _read(sources: Sequence[_Opened], split: str, kinds: Mapping[str, ColumnKind
         raise DataError("data.source", f"the {split} split has no rows", "give it rows")
     schema = schema_as_read(pa.schema(fields_of_columns(columns)), kinds)
     return RehearsalRows([row for _, row in pool], max(1, taken_rows), is_whole, schema)
-
-
-def _length(row: Row) -> int:
-    """About how many characters a row has."""
-    return len(str(row))
 
 
 def _run(
