@@ -58,14 +58,13 @@ class Job(Section):
     @classmethod
     def plan_arms(cls, artifacts: Artifacts, launch: Launch, sections: Mapping[str, Any]) -> list[Job]:
         """Return a job for each model that the training starts from: with `model.start: best` the published one, then the recipe's own."""
-        model = sections["model"]
-        starts = (
-            ["champion", "base"]
-            if read_pinned_start(artifacts, model.start) and model.start == "best"
-            else [model.start]
-        )
-        models = [model.model_copy(update={"start": start}) for start in starts]
-        return [cls.plan(artifacts, launch, {**sections, "model": one}) for one in models]
+        model, training = sections["model"], sections["training"]
+        is_both = model.start == "best" and read_pinned_start(artifacts, model.start) is not None
+        arms = [{"model": model.model_copy(update={"start": "champion"})}] if is_both else [{"model": model}]
+        if is_both:  # no row is known to the recipe's own model
+            own = {"start": "base"}, {"replay": None}
+            arms += [{"model": model.model_copy(update=own[0]), "training": training.model_copy(update=own[1])}]
+        return [cls.plan(artifacts, launch, {**sections, **arm}) for arm in arms]
 
     @classmethod
     def arms_of(cls, recipe: Recipe, artifacts: Artifacts) -> list[Job]:
