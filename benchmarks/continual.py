@@ -157,7 +157,7 @@ def cut_model(model: str, layers: int, texts: Iterable[str], folder: Path) -> No
     used = {*tokenizer.all_special_ids, *(at for ids in tokenizer([*texts])["input_ids"] for at in ids)}
     whole.encoder.layer = whole.encoder.layer[:layers]
     vectors = whole.get_input_embeddings().weight[torch.tensor(sorted(used))]
-    whole.set_input_embeddings(torch.nn.Embedding.from_pretrained(vectors, freeze=False))  # type: ignore[no-untyped-call]
+    whole.set_input_embeddings(torch.nn.Embedding(len(used), vectors.shape[1], _weight=vectors.detach().clone()))
     whole.config.update({"num_hidden_layers": len(whole.encoder.layer), "vocab_size": len(used), "pad_token_id": 0})
     whole.save_pretrained(folder)
     words = [word for word, at in sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1]) if at in used]

@@ -15,7 +15,7 @@ import transformers
 
 from params import ModelError, Recipe
 from params.foundation.artifacts import Artifacts
-from params.schema import AdapterForm, Lora, Model
+from params.schema import AdapterForm, Lora, Model, Replay
 from params.sections.rows import TrainTokenizer
 from tasks.publishing.assembly import copy_model_for_release
 from tasks.stages import read_report, stage_arguments_from_recipe
@@ -300,6 +300,9 @@ def test_both_starts_are_trained_and_the_better_one_is_kept(tmp_path: Path, capl
     assert (report.best_value, report.started_from) == (report.arms["champion"], RELEASE)
     assert report.run == jobs[0].folder.name
     assert f"from {RELEASE.name}; step" in report.summary
+    training = recipe.training.model_copy(update={"replay": Replay()})
+    jobs = Job.arms_of(recipe.model_copy(update={"training": training}), artifacts)
+    assert [bool(job.training.replay) for job in jobs] == [True, False], "no row is known to the recipe's own model"
 
 
 def test_start_arms_share_the_budget(tmp_path: Path) -> None:
