@@ -295,9 +295,9 @@ def test_no_run_overtakes_one_that_was_marked_as_crashed_and_lives(watched: Watc
 def test_watching_again_changes_what_has_to_change(watched: Watched) -> None:
     watched.watch(600)
     first = watched.automations()
-    ends = [f"tell-{kind}" for kind in ("crashed", "failed", "proposed", "published", "refused")]
+    ends = [f"tell-{kind}" for kind in ("crashed", "failed", "proposed", "published", "refused", "unrecorded")]
     late = ["tell-late-bad", "tell-late-good"]
-    assert sorted(first) == ["crash-silent-runs", "of-the-user", *ends[:2], *late, *ends[2:], "tell-stuck"]
+    assert sorted(first) == ["crash-silent-runs", "of-the-user", *ends[:2], *late, *ends[2:5], "tell-stuck", ends[5]]
     watched.watch(600)
     assert watched.automations() == first, "what is as it should be is not made anew"
     evergreen = ("python", "-m", "flows.cli", "watch")

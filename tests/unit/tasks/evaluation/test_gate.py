@@ -366,14 +366,6 @@ def test_a_model_that_gains_on_new_rows_and_forgets_the_known_ones_is_kept() -> 
     assert judge(Gate(known_margin=0.02), BETTER, ages=(by_chance, new)).verdict == "publish"
 
 
-def test_a_verdict_says_that_too_few_known_rows_were_compared_for_a_known_margin() -> None:
-    few = slice_result("known rows", slice_by="age", rows=20, gain=None)
-    for ages in ((), (few,)):
-        verdict, reasons = judge(Gate(known_margin=0.02), BETTER, ages=ages)
-        assert verdict == "publish"
-        assert [*reasons[1:]] == ["`known_margin` was not judged: fewer than 30 known rows can be compared"]
-
-
 def test_a_known_margin_that_cannot_be_judged_keeps_the_champion() -> None:
     why = "the champion's release has no profile of its rows"
     verdict, reasons = judge(Gate(known_margin=0.02), BETTER, ages_unknown=why)
