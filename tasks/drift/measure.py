@@ -48,6 +48,7 @@ from tasks.drift.two_sample import (
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
+from trainer.objectives.bases.lazy_imports import scipy
 from trainer.objectives.bases.objective import Objective
 
 logger = logging.getLogger(__name__)
@@ -272,8 +273,6 @@ class _Tests:
     def _numbers(
         self, known: SampledMeasure, new: SampledMeasure, sides: ObservationUnits
     ) -> Iterator[ChangeWithRowScores]:
-        from scipy.stats import wasserstein_distance
-
         values = np.concatenate([known.values, new.values])
         bins = bin_numbers(values)
         shares = sides.shares(bins, int(bins.max()) + 1)
@@ -282,7 +281,9 @@ class _Tests:
         weights = np.split(sides.weights, [len(known.values)])
         scale = _scale(values)
         olds, news = known.values / scale, new.values / scale
-        distance = min(float(wasserstein_distance(olds, news, *weights)) * (scale / spread), _LARGEST_EFFECT)
+        distance = min(
+            float(scipy.stats.wasserstein_distance(olds, news, *weights)) * (scale / spread), _LARGEST_EFFECT
+        )
         before, now = float(np.median(olds)), float(np.median(news))
         row_scores = np.full(len(self.new.row_ids), -np.inf)
         is_there = np.isfinite(self.new.numbers[new.column]) if known.kind == "number" else slice(None)
@@ -314,6 +315,5 @@ def _error(drift: Drift) -> float:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The first names, shortened."""
     shown = [name if len(name) <= 80 else f"{name[:79]}…" for name in names[:_NAMED_LABELS]]
     return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +32,7 @@ from tasks.evaluation.suspect_report import SuspectReport
 from tasks.evaluation.vector_space_change import VectorSpaceChange, measure_vector_space_change
 from tasks.shards.split_rows import SplitRows
 from trainer.data.shards import ROW_ID
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from trainer.objectives.bases.lazy_imports import NDArray
 
 _Slices = tuple[str, Mapping[str, "NDArray[np.int64]"]]
 _MAX_TEXT = 2000

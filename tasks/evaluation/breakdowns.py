@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from itertools import zip_longest
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tasks.evaluation.scoring import RowScores
 from tasks.stages import Number, Report
+from trainer.objectives.bases.breakdown import RowBreakdown
 from trainer.objectives.bases.lazy_imports import np
-
-if TYPE_CHECKING:
-    from tasks.evaluation.scoring import RowScores
-    from trainer.objectives.bases.breakdown import RowBreakdown
-    from trainer.objectives.bases.objective import Objective
+from trainer.objectives.bases.objective import Objective
 
 
 class GroupResult(Report):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,15 +16,12 @@ from params import RecipeError
 from params.loading import suggestion
 from params.sections.evaluation import Gate
 from tasks.evaluation.label_report import Confusion, LabelCurve, LabelReport, LabelResult
+from tasks.evaluation.scoring import RowScores
+from tasks.evaluation.statistics import Resampler
 from trainer.objectives.bases.label_results import precision_recall_f1
+from trainer.objectives.bases.lazy_imports import NDArray, scipy
 from trainer.objectives.bases.likelihood import ClassifierObjective
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from tasks.evaluation.scoring import RowScores
-    from tasks.evaluation.statistics import Resampler
-    from trainer.objectives.bases.objective import ObjectiveState, ScoreColumns
+from trainer.objectives.bases.objective import ObjectiveState, ScoreColumns
 
 _MAX_JUDGED: Final = 200
 """Most labels with intervals: their time and memory grow with the labels and the rows."""
@@ -143,8 +140,6 @@ def _floor_p_values(
     Precision and recall are shares of rows: exactly, by the binomial distribution, if the rows are independent. Else, and for F1, labels
     are judged if they have rows enough for the jackknife, however many labels there are.
     """
-    from scipy.special import bdtr
-
     found: dict[int, dict[str, float]] = {}
     right, predicted, given = counts
     others = dict[int, dict[str, float]]()
@@ -152,7 +147,7 @@ def _floor_p_values(
         for i, floor in own_floors.items():
             rows = {"precision": predicted, "recall": given}.get(metric)
             if rows is not None and own.groups is None:
-                p_value = float(bdtr(right[i], int(rows[i]), min(max(floor, 0.0), 1.0)))
+                p_value = float(scipy.special.bdtr(right[i], int(rows[i]), min(max(floor, 0.0), 1.0)))
                 found.setdefault(i, {})[metric] = p_value
             elif given[i] >= gate.min_slice_rows:
                 others.setdefault(i, {})[metric] = floor

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from params import ModelError
 from params.foundation.artifacts import Artifacts
@@ -30,12 +29,9 @@ from tasks.validation.report import ValidationReport
 from trainer import objectives
 from trainer.data import tokens
 from trainer.model.network import build_untrained_model, load_trained_model
+from trainer.objectives.bases.lazy_imports import PreTrainedModel
+from trainer.objectives.bases.objective import Example
 from trainer.start import ReleaseReference
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from trainer.objectives.bases.objective import Example
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -32,13 +32,9 @@ from tasks.tokenization.tokenizers import tokenizer_rules
 from trainer.data.shards import ROW_ID, Manifest
 from trainer.data.tokens import Sequences, read_tokenizer
 from trainer.model.limits import find_position_limits_in, find_reading_limit
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedTokenizerBase
+from trainer.objectives.bases.objective import Objective, ObjectiveState, Row
 from trainer.runtime.memory import import_network_code
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from transformers import PreTrainedTokenizerBase
-
-    from trainer.objectives.bases.objective import Objective, ObjectiveState, Row
 
 _MAX_LEFT_OUT = 0.1
 """Share of the rows that may be left out of a comparison; those that remain would be others than the split."""

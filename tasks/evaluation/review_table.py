@@ -14,10 +14,9 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from tasks.evaluation.suspects import Suspect
+from tasks.evaluation.suspects import Suspect
 
 COLUMNS: Final = (
     *("split", "row_id", "text", "given_label", "suggested_label", "confidence"),

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -22,14 +22,10 @@ from params import ModelError
 from tasks.progress import iterate_with_progress
 from tasks.shards.split_rows import SplitRows, group_values_of_row
 from trainer.data.shards import ROW_ID
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from transformers import PreTrainedModel
-
-    from trainer.data.tokens import Sequences
-    from trainer.loop.metrics import EvaluationMetrics
-    from trainer.objectives.bases.objective import Example, Objective
+from trainer.data.tokens import Sequences
+from trainer.loop.metrics import EvaluationMetrics
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, scipy
+from trainer.objectives.bases.objective import Example, Objective
 
 _MAX_IDS_IN_ERROR = 5
 
@@ -61,7 +57,6 @@ class RowScores:
         return RowScores(self.row_ids[positions], columns, None if self.groups is None else self.groups[positions])
 
     def row(self, position: int) -> dict[str, float]:
-        """The scores of one row."""
         return {name: float(column[position]) for name, column in self.columns.items()}
 
     def write(self, path: Path) -> None:
@@ -112,13 +107,10 @@ def resampling_units(groups: NDArray[np.int64] | None, scored: NDArray[np.float6
     """Return the numbers of what is resampled as one: rows that are in the same group, or the same `Objective.group_score`."""
     if groups is None or scored is None:
         return groups if scored is None else np.unique(scored, return_inverse=True)[1]
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     own, other = (np.unique(one, return_inverse=True)[1] for one in (groups, scored))
     size = own.max() + other.max() + 2
-    links = coo_array((np.ones(len(own)), (own, own.max() + 1 + other)), shape=(size, size))
-    _, found = connected_components(links, directed=False)
+    links = scipy.sparse.coo_array((np.ones(len(own)), (own, own.max() + 1 + other)), shape=(size, size))
+    _, found = scipy.sparse.csgraph.connected_components(links, directed=False)
     numbers: NDArray[np.int64] = found[own].astype(np.int64)
     return numbers
 

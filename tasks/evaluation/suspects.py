@@ -12,23 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from tasks.evaluation import cross_fitting
-from tasks.evaluation.scoring import RowGroups
+from tasks.evaluation.cross_fitting import TrainFeatures
+from tasks.evaluation.scoring import RowGroups, RowScores
 from tasks.shards.split_rows import SplitRows
-from trainer.objectives.bases.lazy_imports import torch
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from tasks.evaluation.cross_fitting import TrainFeatures
-    from tasks.evaluation.scoring import RowScores
-    from trainer.objectives.bases.label_results import LabelBeliefs
-    from trainer.objectives.bases.likelihood import ClassifierObjective
-    from trainer.objectives.bases.objective import ObjectiveState
+from trainer.objectives.bases.label_results import LabelBeliefs
+from trainer.objectives.bases.lazy_imports import NDArray, torch
+from trainer.objectives.bases.likelihood import ClassifierObjective
+from trainer.objectives.bases.objective import ObjectiveState
 
 _DIGITS: Final = 6
 """To so many digits margins are compared: what differs less is in the order of the rows, whatever the batches were."""
@@ -64,7 +59,6 @@ class SplitBeliefs:
 
     @property
     def split(self) -> str:
-        """Its name."""
         return self.rows.folder.name
 
     def judged_in(self, question: int) -> NDArray[np.bool_]:

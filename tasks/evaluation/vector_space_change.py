@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from tasks.evaluation.scoring import RowScores
 from tasks.stages import Number, Report
 from trainer.objectives.bases.lazy_imports import np
 from trainer.objectives.bases.vector_space import VectorSpace, compare_spaces
-
-if TYPE_CHECKING:
-    from tasks.evaluation.scoring import RowScores
 
 
 class VectorSpaceChange(Report):

@@ -123,7 +123,6 @@ class RunRecorder:
             logger.warning("%s: an earlier run could not be logged", self.artifacts.run_log, exc_info=True)
 
     def _entry(self, error: BaseException | None) -> RunEntry:
-        """Return the entry of the run, from what it left."""
         results = RunResults(self.artifacts)
         receipt = results.receipt if error is None and self._did("publish") else None
         blessing = results.blessing if self._is_done("evaluate") else None

@@ -143,12 +143,10 @@ class PullRequests:
             return [self._load(git, number) for number in numbers if self._path(number).exists()]
 
     def get(self, number: int) -> PullRequest:
-        """Return a pull request."""
         with self.repository.open() as git:
             return self._load(git, number)
 
     def read(self, number: int) -> tuple[PullRequest, PullRequestChanges]:
-        """Return a pull request and what it changes."""
         with self.repository.open() as git:
             found = self._load(git, number)
             return found, _read_changes(git, found)

@@ -78,7 +78,6 @@ class BareRepository:
             return git.get_config().get_boolean((b"hub",), b"private", default=False)
 
     def set_private(self, private: bool) -> None:  # noqa: FBT001
-        """Make the repository private or public."""
         with self.writing() as git:
             config = git.get_config()
             config.set((b"hub",), b"private", private)
@@ -86,7 +85,6 @@ class BareRepository:
 
     @property
     def large_files(self) -> LargeFileStore:
-        """The large files of this repository."""
         return LargeFileStore(self.path / "lfs")
 
     def refs(self, kind: RefKind) -> dict[str, str]:

@@ -12,7 +12,7 @@ import contextlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from params import DataError, ModelError
 from tasks.digests import ReleaseRecord
@@ -30,15 +30,13 @@ from trainer import objectives
 from trainer.model.adapters import BaseModelReference, is_adapter_folder
 from trainer.model.limits import window_overlap
 from trainer.objectives.bases.answer_form import AnswerForm
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, PreTrainedTokenizerBase, torch, transformers
 from trainer.objectives.bases.objective import Objective, PromptForm
 from trainer.objectives.bases.position_limits import NO_LIMIT, find_position_limits
 from trainer.objectives.bases.sentence_transformers_files import MODULES, embed_texts, set_prompts
 from trainer.objectives.bases.text_pairs import read_pair
 from trainer.objectives.bases.texts import strip_repeated_special_tokens
 from trainer.runtime.model_files import check_safe_to_load
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _MAX_LABELS: Final = 5
 """Labels that are shown; more only if more of several labels are predicted."""
@@ -91,8 +89,6 @@ class AnsweringModel:
         Raises:
             ModelError: it has no weights, no tokenizer or no task that can be used here, or names files that are not its own.
         """
-        from transformers import AutoConfig, AutoTokenizer, pipeline
-
         check_safe_to_load(folder, where=where, adapter=True)
         record = None
         with contextlib.suppress(OSError, ValueError):  # a release of another project need not record its objective
@@ -107,14 +103,14 @@ class AnsweringModel:
             task = find_task([named] if named else [], where, "adapter_config.json")
         else:
             with load_errors(where):
-                config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+                config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
             task = find_task(config.architectures or [], where, "config.json")
         network = load_network(folder, objective or task, where)
         if not any(file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)):
             what = "has no tokenizer, which reads the text"  # transformers would make an empty one
             raise ModelError(where, what, "name a revision that has the tokenizer beside the model")
         with load_errors(where, "its tokenizer "):
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         limits = find_position_limits(network.config)
         positions, longest = limits.most, limits.table or NO_LIMIT
         if tokenizer.model_max_length > longest:
@@ -127,7 +123,7 @@ class AnsweringModel:
         if task == NEAREST:
             set_prompts(tokenizer, None, None)
         elif objective is None and task != "text2text-generation":
-            made = pipeline(task, model=network, tokenizer=tokenizer, trust_remote_code=False)
+            made = transformers.pipeline(task, model=network, tokenizer=tokenizer, trust_remote_code=False)
         return cls(where, task, form, network.eval(), tokenizer, positions, made, objective)
 
     @property
@@ -142,8 +138,6 @@ class AnsweringModel:
             DataError: the text is empty, or longer than the model can read.
             ModelError: the model fails.
         """
-        import torch
-
         if not text.strip():
             raise DataError("the text", "is empty", "write one")
         answer = self._answer_row if self._objective else getattr(self, TASKS[self.task].method)

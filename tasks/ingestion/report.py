@@ -40,7 +40,6 @@ class IngestReport(Report):
 
     @property
     def summary(self) -> str:
-        """The rows of each split."""
         left_out = sum(self.left_out.values())
         return ", ".join(f"{count:,} {split}" for split, count in self.rows.items()) + (
             f" rows; {left_out:,} left out" if left_out else " rows"

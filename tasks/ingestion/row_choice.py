@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import pyarrow as pa
 
@@ -17,9 +17,7 @@ from params.sections.data import Source
 from tasks.ingestion.batches import SourceBatch, rename_columns
 from tasks.ingestion.function import find_imports_beyond_ingest
 from tasks.ingestion.split_assigner import canonical_json
-
-if TYPE_CHECKING:
-    from trainer.column_template import PromptTemplate
+from trainer.column_template import PromptTemplate
 
 SOURCE: Final = "source"
 """The column that says which of several sources a row is from."""

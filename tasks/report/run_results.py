@@ -102,7 +102,6 @@ class RunResults:
 
     @property
     def metric(self) -> str | None:
-        """The metric that decides."""
         decided = self.blessing or self.evaluated
         return decided.metric if decided else None
 
@@ -113,7 +112,6 @@ class RunResults:
 
     @property
     def confidence(self) -> float:
-        """The confidence of all intervals."""
         return self.details.confidence if self.details else 0.95
 
     def model_metrics(self, model: str) -> Mapping[str, float]:

@@ -15,6 +15,7 @@ from tasks.report.formatting import format_large_number
 from tasks.scaffold.look import RowSample
 from tasks.scaffold.proposal import ObjectiveProposal
 from trainer.objectives.advice.base import AdvisedValue, UpTo
+from trainer.objectives.bases.lazy_imports import torch
 
 UNASKED_QUARANTINE: Final = 0.05
 """The largest share of rows that is set aside without asking."""
@@ -63,23 +64,18 @@ def reason_to_use_lora(parameters: int, memory_bytes: float) -> str | None:
 
 def has_gpu() -> bool:
     """Whether this machine trains on a GPU."""
-    import torch
-
     return bool(torch.cuda.is_available())
 
 
 def device_memory_bytes() -> float:
     """Return the memory that a training here has."""
     import psutil
-    import torch
 
     return float(torch.cuda.get_device_properties(0).total_memory if has_gpu() else psutil.virtual_memory().total)
 
 
 def choose_precision() -> AdvisedValue:
     """Return the number format of the passes."""
-    import torch
-
     if has_gpu() and torch.cuda.is_bf16_supported():
         return AdvisedValue("bf16", "on a GPU about twice as fast as fp32")
     without = "there is no GPU here: on one that has it, bf16 is about twice as fast"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from params import DataError
 from params.sections.data import RowsFromFiles, RowsFromHubDataset, RowsFromSql
@@ -22,9 +22,7 @@ from tasks.scaffold.sources import list_matching_files
 from tasks.scaffold.usual_names import USUAL_NAMES
 from tasks.shards.split_rows import NUMBER, as_text
 from trainer.objectives.bases.messages import looks_like_conversation
-
-if TYPE_CHECKING:
-    from trainer.objectives.bases.rows import ColumnKind
+from trainer.objectives.bases.rows import ColumnKind
 
 SAMPLE_ROWS: Final = 20_000
 """The most rows of a split that are looked at."""
@@ -68,7 +66,6 @@ class SampledColumn:
 
     @cached_property
     def items(self) -> list[Any]:
-        """What is in all lists."""
         return [item for value in self.filled if isinstance(value, list) for item in value]
 
     @cached_property
@@ -281,13 +278,11 @@ class RowSample:
 
     @cached_property
     def columns(self) -> dict[str, SampledColumn]:
-        """The columns of the training rows."""
         written = {name for row in self.written.get("train", ()) for name in row}
         return columns_of_rows(self.rows["train"], written)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the sample has all training rows."""
         return self.totals["train"] == len(self.rows["train"])
 
     def estimated(self, split: str) -> int:

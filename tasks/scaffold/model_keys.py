@@ -11,6 +11,7 @@ from tasks.scaffold import choices
 from tasks.scaffold.model_facts import ModelFacts
 from tasks.scaffold.proposal import ObjectiveProposal
 from trainer.objectives.advice.base import AdvisedValue, ModelKind
+from trainer.objectives.bases.lazy_imports import transformers
 from trainer.objectives.bases.position_limits import find_position_limits
 
 _WIDTHS: Final = {"hidden_size": 192, "intermediate_size": 512}
@@ -43,6 +44,4 @@ def choose_model_keys(proposal: ObjectiveProposal, facts: ModelFacts | None) -> 
 
 def find_positions_of_new_model(config: Mapping[str, Any]) -> int | None:
     """Return the most tokens that a model of this configuration reads; None if there is no limit."""
-    from transformers import AutoConfig
-
-    return find_position_limits(AutoConfig.for_model(**config)).most
+    return find_position_limits(transformers.AutoConfig.for_model(**config)).most

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from params import DataError, RecipeError
 from params.schema import Model, ObjectiveChoice
@@ -25,11 +25,9 @@ from tasks.tokenization.tokenizers import train_or_load_tokenizer
 from trainer import objectives
 from trainer.objectives.advice.base import AdvisedValue, NewRecipeAdvice
 from trainer.objectives.bases.chat import conversation_template
+from trainer.objectives.bases.lazy_imports import PreTrainedTokenizerBase, transformers
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState
 from trainer.objectives.bases.position_limits import NO_LIMIT
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 SEED: Final = 17
 _TRIED_ROWS: Final = 2000
@@ -279,8 +277,6 @@ def _can_train(
     model: Keys, objective: Objective[Any], state: ObjectiveState, tokenizer: PreTrainedTokenizerBase
 ) -> bool:
     """Whether the objective can train the model, with its options: not all models keep packed examples apart."""
-    import transformers
-
     from trainer.model.network import build_model_to_train
 
     transformers.logging.set_verbosity_error()  # that a head is new is no news

@@ -22,7 +22,7 @@ import shutil
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -36,9 +36,7 @@ from params import DataError
 from params.foundation.artifacts import GROUP_BY, TIMES
 from params.foundation.hashing import file_sha256
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
-
-if TYPE_CHECKING:
-    from trainer.objectives.bases.rows import ColumnKind
+from trainer.objectives.bases.rows import ColumnKind
 
 SCHEMA: Final = "_common_metadata"
 """Parquet's usual name for a file without rows that has the columns of a folder's files."""
@@ -142,7 +140,6 @@ class SplitRows:
                     yield from conform_to_schema(table, schema, str(self.manifest.path(shard))).to_batches()
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the rows one by one as mappings."""
         for batch in self.batches(columns, 1000):
             yield from values_of_rows(batch)
 

@@ -161,7 +161,6 @@ def _parse_hash(value: Any, where: str) -> int:
 
 
 def _parse(value: Any, kind: str, where: str) -> Any:
-    """Return the value that a cell says."""
     if kind in ("labels", "record", "records") and isinstance(value, str):
         try:
             return json.loads(value)

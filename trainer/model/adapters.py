@@ -12,19 +12,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from params import ModelError
 from params.foundation.artifacts import ADAPTER
 from params.schema import Lora
+from trainer.objectives.bases.lazy_imports import PreTrainedModel, torch
+from trainer.objectives.bases.objective import Objective
 from trainer.runtime.imports import unhide_package
 from trainer.runtime.model_files import check_safe_to_load
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
-
-    from trainer.objectives.bases.objective import Objective
 
 CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = "adapter_model.safetensors"

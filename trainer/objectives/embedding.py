@@ -22,7 +22,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field, PositiveInt
 
@@ -34,7 +34,7 @@ from trainer.objectives.advice.embedding import EmbeddingAdvice
 from trainer.objectives.bases import contrastive_loss, several_texts
 from trainer.objectives.bases.groups import group_statistics, hash_group_value
 from trainer.objectives.bases.hard_negatives import find_negative_problems
-from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
+from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
 from trainer.objectives.bases.padding import pad_batch
 from trainer.objectives.bases.prompt_template import ColumnNames
@@ -53,9 +53,6 @@ from trainer.objectives.bases.sentence_transformers_files import (
 )
 from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
 from trainer.objectives.bases.vector_space import VectorSpace
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class Options(Section):

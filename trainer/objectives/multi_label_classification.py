@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import PositiveFloat
 
@@ -32,15 +32,12 @@ from trainer.objectives.bases.label_results import (
     precision_recall_f1,
 )
 from trainer.objectives.bases.label_sets import list_labels_in, why_labels_unusable
-from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
+from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective, compute_logits, without_labels
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate
 from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _KIND = "multi_label_classification"
 """The `problem_type` of the model, by which a pipeline answers sigmoids."""
@@ -112,7 +109,6 @@ class MultiLabelClassification(ClassifierObjective[Options]):
 
     @property
     def _has_each(self) -> bool:
-        """Whether there is a column for each label."""
         return names_columns(self.options.labels_column)
 
     def columns(self) -> Mapping[str, ColumnKind]:

@@ -288,7 +288,6 @@ class QuestionAnswering(Objective[Options]):
     def prediction_lines(
         self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[str]:
-        """The answer that the model gives."""
         row = {**row, self.options.answers_column: row[self.options.answers_column] or []}
         batch = self.collate(self.encode([row], tokenizer, max_length, state)[0].examples, tokenizer)
         logits, _, _ = self._read(model, batch)

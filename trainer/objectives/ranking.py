@@ -128,7 +128,6 @@ class Ranking(TextOrPairObjective[Options]):
         return str(row[self.options.query_column])
 
     def summarize(self, rows: Iterable[Row]) -> float:
-        """Return the highest grade."""
         return max((float(row[self.options.relevance_column]) for row in rows), default=0.0)
 
     def state_of_summaries(self, summaries: Iterable[float]) -> ObjectiveState:

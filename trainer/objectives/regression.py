@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveFloat
 
@@ -23,7 +23,7 @@ from params.sections.base import Direction
 from trainer.objectives.advice.pairs import TEXT_FLAGS, TextOrPairAdvice
 from trainer.objectives.bases.breakdown import RowBreakdown, cut_into_tenths
 from trainer.objectives.bases.labels import are_unnamed, match_labels, require_problem_type
-from trainer.objectives.bases.lazy_imports import F, NDArray, np, torch
+from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import compute_logits, without_labels
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
@@ -41,9 +41,6 @@ from trainer.objectives.bases.text_pairs import (
     TextOrPairOptions,
 )
 from trainer.objectives.bases.texts import Tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _NO_SPREAD = 1e-12
 """A variance of standardized numbers that is only rounding."""
@@ -224,7 +221,6 @@ class Regression(TextOrPairObjective[Options]):
     def prediction_lines(
         self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[str]:
-        """The numbers that the model predicts."""
         ((example,), _), *_ = self.encode([row], tokenizer, max_length, state)
         numbers = compute_logits(model, self.collate([example], tokenizer))[0].tolist()
         return [f"{name}: {number:.6g}" for name, number in zip(self.names, numbers, strict=True)]

@@ -266,7 +266,6 @@ class Seq2Seq(TokenLikelihood[Options]):
     def prediction_lines(
         self, row: Row, model: PreTrainedModel, tokenizer: Tokenizer, max_length: int, state: ObjectiveState
     ) -> list[str]:
-        """The generated text."""
         if not self.options.generate:
             return []
         encoded = self.encode([row], tokenizer, max_length, state)

@@ -62,7 +62,6 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
 
     @property
     def answer_columns(self) -> Sequence[str]:
-        """The columns with answers."""
         return [getattr(self.options, name) for name in self.answer_options]
 
     def columns(self) -> Mapping[str, ColumnKind]:
@@ -130,7 +129,6 @@ class AnswersObjective(ConversationObjective[AnswersOptionsT]):
         return self.texts_with_answers(row)[0]
 
     def texts_with_answers(self, row: Row) -> list[str]:
-        """Return the prompt with each answer."""
         prompt, *answers = map(as_text, self.parts(row))
         return [f"{prompt}{self.options.separator}{answer}" for answer in answers]
 

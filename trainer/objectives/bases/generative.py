@@ -103,7 +103,6 @@ class GenerativeObjective(Objective[OptionsT]):
 
     @cached_property
     def rewards(self) -> WeightedRewardSum:
-        """The recipe's rewards."""
         rewards = (
             source.build(f"objective.rewards.{i}", self.options.chat) for i, source in enumerate(self.options.rewards)
         )
@@ -262,7 +261,6 @@ class GenerativeObjective(Objective[OptionsT]):
         return np.stack([np.ones_like(scores["reward"]), *(scores[name] for name in _SCORES)], axis=1)
 
     def compute_metrics(self, totals: NDArray[np.float64], state: ObjectiveState) -> dict[str, NDArray[np.float64]]:
-        """The mean of each score."""
         return {name: totals[..., 1 + i] / totals[..., 0] for i, name in enumerate(_SCORES)}
 
     def row_error(self, scores: ScoreColumns) -> NDArray[np.float64]:

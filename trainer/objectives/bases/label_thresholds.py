@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from trainer.objectives.bases.labels import match_labels
-from trainer.objectives.bases.lazy_imports import NDArray, np, torch
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedConfig, PreTrainedModel, np, torch
 
 KEY: Final = "label_thresholds"
 """The key of config.json with the threshold of each label."""

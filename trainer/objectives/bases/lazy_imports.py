@@ -1,4 +1,4 @@
-"""numpy, torch and transformers, imported when they are first used: so a recipe is read and checked without them."""
+"""numpy, scipy, torch and transformers, imported when they are first used: so a recipe is read and checked without them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
+    import scipy
     import torch
     import torch.nn.functional as F
     import transformers
     from numpy.typing import NDArray
     from tokenizers import Encoding
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 else:
 
     class _Lazy(ModuleType):
@@ -21,7 +22,9 @@ else:
             return getattr(importlib.import_module(self.__name__), name)
 
     np, torch, F = _Lazy("numpy"), _Lazy("torch"), _Lazy("torch.nn.functional")
-    transformers = _Lazy("transformers")
-    NDArray = Encoding = PreTrainedModel = PreTrainedTokenizerBase = Any  # in annotations, which are not evaluated
+    transformers, scipy = _Lazy("transformers"), _Lazy("scipy")
+    # in annotations, which are not evaluated
+    NDArray = Encoding = GenerationConfig = PreTrainedConfig = PreTrainedModel = PreTrainedTokenizerBase = Any
 
-__all__ = ["Encoding", "F", "NDArray", "PreTrainedModel", "PreTrainedTokenizerBase", "np", "torch", "transformers"]
+__all__ = ["Encoding", "F", "GenerationConfig", "NDArray", "PreTrainedConfig", "PreTrainedModel"]
+__all__ += ["PreTrainedTokenizerBase", "np", "scipy", "torch", "transformers"]

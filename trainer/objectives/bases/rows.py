@@ -58,7 +58,6 @@ class PromptForm:
     """Whether the second one is a document, of which several are ranked."""
 
     def wrap(self, text: str) -> str:
-        """Return a text with what stands around it."""
         return f"{self.before}{text}{self.after}"
 
     def prompt(self, text: str) -> str | list[dict[str, str]]:

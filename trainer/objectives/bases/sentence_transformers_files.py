@@ -14,17 +14,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from params import ModelError, TransientError
-from trainer.objectives.bases.lazy_imports import F, torch
+from trainer.objectives.bases.lazy_imports import F, PreTrainedConfig, PreTrainedModel, torch
 from trainer.objectives.bases.padding import concatenate_texts_along_batch, token_column_names
 from trainer.objectives.bases.position_limits import NO_LIMIT
 from trainer.objectives.bases.release_format import ReleaseFormat
 from trainer.objectives.bases.texts import MODEL_INPUTS, Tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
 
 Pooling = Literal["mean", "cls", "lasttoken", "max"]
 KEY: Final = "sentence_transformers"

@@ -38,7 +38,6 @@ class TextOrPairObjective(Objective[OptionsT]):
     pipeline_tag = "text-classification"
 
     def text_columns(self) -> dict[str, ColumnKind]:
-        """Return the columns of the texts."""
         names = [getattr(self.options, option) for option in self.text_options]
         return {name: "string" for name in names if name is not None}
 
