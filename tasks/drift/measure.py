@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from params.foundation.artifacts import SPLITS, Artifacts
 from params.sections.rows import Drift
+from tasks.drift import two_sample
 from tasks.drift.profile import DataProfile, SampledMeasure, fetch_published_profile, measure_sampled_rows
 from tasks.drift.report import CONFIDENCE_ERROR_SHARE, DriftExampleRow, DriftReport, MeasuredChange
 from tasks.drift.rows import (
@@ -34,16 +35,6 @@ from tasks.drift.rows import (
     read_compared_values,
     scan_rows,
     without_identifier_columns,
-)
-from tasks.drift.two_sample import (
-    ObservationUnits,
-    PermutationSettings,
-    bin_numbers,
-    classifier_two_sample_test,
-    holm_rejections,
-    kolmogorov_smirnov_statistic,
-    label_shift_statistics,
-    permutation_test,
 )
 from tasks.shards.kept_work import ShardWorkers
 from tasks.shards.split_rows import SplitRows
@@ -184,9 +175,9 @@ def compare_with_profile(profile: DataProfile, new: SampledRows, drift: Drift, s
     count = (
         2 * (len(profile.samples) + len(profile.labels)) / _error(drift)
     )  # enough for the level that Holm asks of the first test
-    permutations = PermutationSettings(max(_PERMUTATIONS, math.ceil(count) - 1), np.random.default_rng(seed))
+    permutations = two_sample.PermutationSettings(max(_PERMUTATIONS, math.ceil(count) - 1), np.random.default_rng(seed))
     found = list(_Tests(profile, new, drift, permutations).all())
-    holds = holm_rejections([one.change.p_value for one in found], _error(drift))
+    holds = two_sample.holm_rejections([one.change.p_value for one in found], _error(drift))
     return [
         replace(one, change=one.change.model_copy(update={"moved": rejected and one.change.effect >= one.change.floor}))
         for one, rejected in zip(found, holds, strict=True)
@@ -198,23 +189,25 @@ class _Tests:
     profile: DataProfile
     new: SampledRows
     drift: Drift
-    permutations: PermutationSettings
+    permutations: two_sample.PermutationSettings
 
     def all(self) -> Iterator[ChangeWithRowScores]:
         found = {(one.kind, one.column): one for one in measure_sampled_rows(self.new)}
         pairs = [(one, found[key]) for one in self.profile.samples if (key := (one.kind, one.column)) in found]
         # labels first, then texts, then numbers: the permutations follow each other in one random stream
         for known, new in sorted(pairs, key=lambda pair: {"label": 0, "text": 1}.get(pair[0].kind, 2)):
-            sides = ObservationUnits.of(len(known.values), len(new.values), (known.groups, new.groups))
+            sides = two_sample.ObservationUnits.of(len(known.values), len(new.values), (known.groups, new.groups))
             compare = {"label": self._labels, "text": self._texts}.get(known.kind, self._numbers)
             yield from compare(known, new, sides)
 
     def _labels(
-        self, known: SampledMeasure, new: SampledMeasure, sides: ObservationUnits
+        self, known: SampledMeasure, new: SampledMeasure, sides: two_sample.ObservationUnits
     ) -> Iterator[ChangeWithRowScores]:
         labels, numbers = np.unique(np.concatenate([known.values, new.values]), return_inverse=True)
         shares = sides.shares(numbers, len(labels))
-        real, p_values, by_chance = permutation_test(shares, sides.new, label_shift_statistics, self.permutations)
+        real, p_values, by_chance = two_sample.permutation_test(
+            shares, sides.new, two_sample.label_shift_statistics, self.permutations
+        )
         before = np.asarray(shares[:, : sides.known].sum(axis=1)).ravel() / sides.known  # (V,)
         now = np.asarray(shares[:, sides.known :].sum(axis=1)).ravel() / sides.new
         of_rows = self.new.labels[known.column]
@@ -224,7 +217,7 @@ class _Tests:
         own_numbers = numbers[len(known.values) :]  # of the labels of each new row, one after the other
         row_of = np.repeat(np.arange(len(of_rows)), [len(own) for own in of_rows])
         has_unknown = np.bincount(row_of, is_unknown[own_numbers], len(of_rows)) > 0  # (N,)
-        weights = ObservationUnits.of(0, len(of_rows), (None, self.new.groups)).weights
+        weights = two_sample.ObservationUnits.of(0, len(of_rows), (None, self.new.groups)).weights
         unknown = float((has_unknown * weights).sum() / weights.sum())
         counts = Counter(name for own in of_rows for name in {*own})
         unseen = [name for name, _ in counts.most_common() if label_hash(name) not in counted]
@@ -253,10 +246,10 @@ class _Tests:
         yield ChangeWithRowScores(change, row_scores)
 
     def _texts(
-        self, known: SampledMeasure, new: SampledMeasure, sides: ObservationUnits
+        self, known: SampledMeasure, new: SampledMeasure, sides: two_sample.ObservationUnits
     ) -> Iterator[ChangeWithRowScores]:
         features = [*known.values, *new.values]
-        told = classifier_two_sample_test(features, sides, self.permutations)
+        told = two_sample.classifier_two_sample_test(features, sides, self.permutations)
         if told is None:
             return
         area, p_value, scores = told
@@ -271,12 +264,14 @@ class _Tests:
         yield ChangeWithRowScores(change, scores[len(known.values) :])
 
     def _numbers(
-        self, known: SampledMeasure, new: SampledMeasure, sides: ObservationUnits
+        self, known: SampledMeasure, new: SampledMeasure, sides: two_sample.ObservationUnits
     ) -> Iterator[ChangeWithRowScores]:
         values = np.concatenate([known.values, new.values])
-        bins = bin_numbers(values)
+        bins = two_sample.bin_numbers(values)
         shares = sides.shares(bins, int(bins.max()) + 1)
-        _, p_values, _ = permutation_test(shares, sides.new, kolmogorov_smirnov_statistic, self.permutations)
+        _, p_values, _ = two_sample.permutation_test(
+            shares, sides.new, two_sample.kolmogorov_smirnov_statistic, self.permutations
+        )
         spread = _spread(known.values) or _spread(values) or 1.0
         weights = np.split(sides.weights, [len(known.values)])
         scale = _scale(values)

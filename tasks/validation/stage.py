@@ -40,14 +40,7 @@ from tasks.drift.measure import write_profile_and_measure_drift
 from tasks.shards.kept_work import ShardWorkers
 from tasks.stages import save_report
 from tasks.tokenization.tokenizers import train_or_load_tokenizer
-from tasks.validation.check_results import (
-    Check,
-    CheckResult,
-    check_groups_across_splits,
-    checks_of_objective,
-    quarantined_positions,
-    run_checks,
-)
+from tasks.validation import check_results
 from tasks.validation.corrections import corrected_rows
 from tasks.validation.documents import write_good_documents
 from tasks.validation.expectations import columns_named_by_expectations, expectation_problems
@@ -167,20 +160,26 @@ def validate(
     return plan.report
 
 
-def _run_all_checks(method: Objective[Any], validation: Validation, rows: RawRows) -> list[CheckResult]:
+def _run_all_checks(method: Objective[Any], validation: Validation, rows: RawRows) -> list[check_results.CheckResult]:
     """Run all checks; each but the first look at all rows skips the rows that those before it set aside.
 
     The labels are compared last: one is unknown to training even if all training rows that have it are set aside.
     """
     results = [*check_times(rows), *check_numbers(rows)]
-    set_aside = quarantined_positions(results)
-    checks: list[Check] = [("recipe", expectation) for expectation in validation.expectations]
-    results += run_checks([*checks_of_objective(method, rows.schema), *checks], rows, set_aside, method)
+    set_aside = check_results.quarantined_positions(results)
+    checks: list[check_results.Check] = [("recipe", expectation) for expectation in validation.expectations]
+    results += check_results.run_checks(
+        [*check_results.checks_of_objective(method, rows.schema), *checks], rows, set_aside, method
+    )
     if rows.splits["train"].group_by:
-        results.append(check_groups_across_splits(rows, quarantined_positions(results)))
+        results.append(check_results.check_groups_across_splits(rows, check_results.quarantined_positions(results)))
     if validation.near_duplicates:
-        results.append(check_near_duplicates(method, validation.near_duplicates, rows, quarantined_positions(results)))
-    return results + check_labels(method, rows, quarantined_positions(results))
+        results.append(
+            check_near_duplicates(
+                method, validation.near_duplicates, rows, check_results.quarantined_positions(results)
+            )
+        )
+    return results + check_labels(method, rows, check_results.quarantined_positions(results))
 
 
 def _failures(plan: SeparationPlan) -> list[str]:
