@@ -8,9 +8,9 @@ from typing import Any
 
 from tasks.evaluation.scoring import RowScores
 from tasks.stages import Number, Report
-from trainer.objectives.bases.breakdown import RowBreakdown
 from trainer.objectives.bases.lazy_imports import np
 from trainer.objectives.bases.objective import Objective
+from trainer.objectives.bases.rows import RowBreakdown
 
 
 class GroupResult(Report):

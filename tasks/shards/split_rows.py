@@ -105,11 +105,6 @@ class SplitRows:
         """The `column` with the time of each row, the `newest` of these, and by what the rows are `split`; empty if they have none."""
         return dict(json.loads((self.schema.metadata or {}).get(TIMES.encode(), "{}")))
 
-    @property
-    def columns_text(self) -> str:
-        """The columns as a text, without what is known of the rows besides."""
-        return str(self.schema.remove_metadata())
-
     def __len__(self) -> int:
         return self.manifest.rows
 

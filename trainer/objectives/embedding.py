@@ -32,7 +32,6 @@ from params.schema import Launch, Model, Training
 from params.sections.base import Direction, Section
 from trainer.objectives.advice.embedding import EmbeddingAdvice
 from trainer.objectives.bases import contrastive_loss, sentence_transformers_files, several_texts
-from trainer.objectives.bases.groups import group_statistics, hash_group_value
 from trainer.objectives.bases.hard_negatives import find_negative_problems
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, Objective, ObjectiveState, Row
@@ -40,7 +39,7 @@ from trainer.objectives.bases.padding import pad_batch
 from trainer.objectives.bases.prompt_template import ColumnNames
 from trainer.objectives.bases.rank_correlation import rank_distance, spearman
 from trainer.objectives.bases.retrieval import NAMES, measure_classes, measure_pairs, name_length
-from trainer.objectives.bases.rows import ScoreColumns
+from trainer.objectives.bases.rows import ScoreColumns, group_statistics, hash_group_value
 from trainer.objectives.bases.texts import Tokenizer, tokenize_texts_truncated
 from trainer.objectives.bases.vector_space import VectorSpace
 

@@ -22,13 +22,13 @@ from params.schema import Launch, Model, Training
 from params.sections.base import Direction
 from trainer.objectives.advice.pairs import TEXT_FLAGS, TextOrPairAdvice
 from trainer.objectives.bases import standardization
-from trainer.objectives.bases.breakdown import RowBreakdown, cut_into_tenths
 from trainer.objectives.bases.labels import are_unnamed, match_labels, require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import compute_logits, without_labels
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.rank_correlation import spearman
+from trainer.objectives.bases.rows import RowBreakdown, cut_into_tenths
 from trainer.objectives.bases.text_pairs import (
     TextOrPairObjective,
     TextOrPairOptions,
