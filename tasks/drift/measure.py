@@ -221,28 +221,21 @@ class _Tests:
         unknown = float((has_unknown * weights).sum() / weights.sum())
         counts = Counter(name for own in of_rows for name in {*own})
         unseen = [name for name, _ in counts.most_common() if label_hash(name) not in counted]
-        new_labels = MeasuredChange(
-            what=f"new labels ({known.column})",
-            measure="share of new rows",
-            effect=round(unknown, 4),
-            floor=self.drift.min_new_labels,
-            p_value=float(p_values[1]),
-            detail=f"{_listed(unseen)}, {unknown:.1%} of the new rows" if unseen else "none",
-        )
+        detail = f"{_listed(unseen)}, {unknown:.1%} of the new rows" if unseen else "none"
+        what, least = f"new labels ({known.column})", self.drift.min_new_labels
+        new_labels = _change(what, "share of new rows", unknown, least, p_values[1], detail)
         yield ChangeWithRowScores(new_labels, has_unknown.astype(float))
         grown = np.argsort(now - before)[::-1]
         moved = [f"{names[codes[i]]} from {before[i]:.1%} to {now[i]:.1%}" for i in grown if codes[i] in names]
         row_scores = np.full(len(of_rows), -np.inf)
         np.maximum.at(row_scores, row_of, (now - before)[own_numbers])
         distance = max(0.0, float(real[2] - by_chance[2]))  # with many labels, few rows always differ
-        change = MeasuredChange(
-            what=f"labels ({known.column})",
-            measure="total variation distance above chance",
-            effect=round(distance, 4),
-            floor=self.drift.min_label_change,
-            p_value=float(p_values[0]),
-            detail=f"{distance:.1%} differ, beyond chance; most of all {_listed(moved)}",
+        detail, least = (
+            f"{distance:.1%} differ, beyond chance; most of all {_listed(moved)}",
+            self.drift.min_label_change,
         )
+        what, measure = f"labels ({known.column})", "total variation distance above chance"
+        change = _change(what, measure, distance, least, p_values[0], detail)
         yield ChangeWithRowScores(change, row_scores)
 
     def _texts(
@@ -253,14 +246,8 @@ class _Tests:
         if told is None:
             return
         area, p_value, scores = told
-        change = MeasuredChange(
-            what="words",
-            measure="area under the ROC curve",
-            effect=round(area, 4),
-            floor=self.drift.min_auc,
-            p_value=p_value,
-            detail=f"by its words, a new row is told from a known one in {area:.1%} of pairs (50% by chance)",
-        )
+        detail = f"by its words, a new row is told from a known one in {area:.1%} of pairs (50% by chance)"
+        change = _change("words", "area under the ROC curve", area, self.drift.min_auc, p_value, detail)
         yield ChangeWithRowScores(change, scores[len(known.values) :])
 
     def _numbers(
@@ -283,15 +270,16 @@ class _Tests:
         row_scores = np.full(len(self.new.row_ids), -np.inf)
         is_there = np.isfinite(self.new.numbers[new.column]) if known.kind == "number" else slice(None)
         row_scores[is_there] = (news - before) * math.copysign(1.0, float(news.mean() - olds.mean()))
-        change = MeasuredChange(
-            what=f"length of {known.column}" if known.kind == "length" else known.column,
-            measure="Wasserstein distance in standard deviations",
-            effect=round(distance, 4),
-            floor=self.drift.min_distance,
-            p_value=float(p_values[0]),
-            detail=f"the median went from {before * scale:,.4g} to {now * scale:,.4g}; {distance:.2f} standard deviations",
-        )
+        detail = f"the median went from {before * scale:,.4g} to {now * scale:,.4g}; {distance:.2f} standard deviations"
+        what, measure = known.column, "Wasserstein distance in standard deviations"
+        what = f"length of {what}" if known.kind == "length" else what
+        change = _change(what, measure, distance, self.drift.min_distance, p_values[0], detail)
         yield ChangeWithRowScores(change, row_scores)
+
+
+def _change(what: str, measure: str, effect: float, floor: float, p_value: float, detail: str) -> MeasuredChange:  # noqa: PLR0917
+    about = {"what": what, "measure": measure, "detail": detail}
+    return MeasuredChange(effect=round(effect, 4), floor=floor, p_value=float(p_value), **about)
 
 
 def _scale(values: NDArray[np.float64]) -> float:

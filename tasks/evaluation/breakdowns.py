@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from itertools import zip_longest
 from math import nan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tasks.evaluation.scoring import RowScores
 from tasks.stages import Number, Report
 from trainer.objectives.bases.lazy_imports import np
 from trainer.objectives.bases.objective import Objective
 from trainer.objectives.bases.rows import RowBreakdown
+
+if TYPE_CHECKING:
+    from tasks.evaluation.scoring import RowScores
 
 
 class GroupResult(Report):

@@ -253,7 +253,6 @@ def measure_champion_confidence(
         new = score_rows(
             network,
             sorted(examples, key=objective.length, reverse=True),
-            objective=objective,
             metrics=EvaluationMetrics(objective, state=encoder.state, tokenizer=encoder.tokenizer, metrics=None),
             batch_size=batch_size,
             name="champion on new rows",

@@ -11,7 +11,7 @@ does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from params.sections.base import Direction
 from params.sections.evaluation import Gate
@@ -74,7 +74,11 @@ def _compare_with_champion(
     if champion is None:
         what = f"nothing can be compared: the champion has learned from {details.learned_rows} held-out rows, and no others are left"
         return False, [f"{what}; add newer rows, or keep the seed and the split of the rows"]
-    fallen = [*_fallen_slices(gate, details.slices), *_forgotten(gate, details)]
+    fallen = [f"{told}, more than {gate.slice_margin:.4g}" for told in _fallen(gate, details.slices, _name)]
+    forgotten = f"more than {gate.known_margin or 0:.4g}: it has forgotten what the champion knows"
+    fallen += [
+        f"{told}, {forgotten}" for told in _fallen(gate, details.ages, lambda one: f"the {one.rows} {one.slice}")
+    ]
     if gate.known_margin is not None and details.ages_unknown:
         fix = "leave out `known_margin` for one release, which will have what is missing"
         fallen.append(f"`known_margin` cannot be judged: {details.ages_unknown}; {fix}")
@@ -133,18 +137,12 @@ def _missed_label_floors(gate: Gate, labels: LabelReport | None) -> Iterator[str
             yield f"{metric} {getattr(one, metric):.4g} of the label {one.label!r} ({one.rows} rows) misses {floor:.4g}, its floor"
 
 
-def _fallen_slices(gate: Gate, slices: Sequence[report.SliceResult]) -> Iterator[str]:
+def _fallen(
+    gate: Gate, slices: Sequence[report.SliceResult], name: Callable[[report.SliceResult], str]
+) -> Iterator[str]:
     for one in _rejected(slices, [one.margin_p_value for one in slices], gate):
         if one.gain is not None:
-            worse = f"{one.metric} of {_name(one)} is {-one.gain:.4g} worse than the champion's"
-            yield f"{worse}, more than {gate.slice_margin:.4g}"
-
-
-def _forgotten(gate: Gate, details: report.EvaluationDetails) -> Iterator[str]:
-    for one in _rejected(details.ages, [one.margin_p_value for one in details.ages], gate):
-        if one.gain is not None:
-            worse = f"{one.metric} of the {one.rows} {one.slice} is {-one.gain:.4g} worse than the champion's"
-            yield f"{worse}, more than {gate.known_margin:.4g}: it has forgotten what the champion knows"
+            yield f"{one.metric} of {name(one)} is {-one.gain:.4g} worse than the champion's"
 
 
 def _rejected(

@@ -78,7 +78,8 @@ def report_labels(
     by_label = _resampler_of_labels(resampler, objective, judged)
     (resampled,) = by_label.resample([own]) if judged else ({},)
     gains = by_label.gains(*both, dict.fromkeys(resampled, "max")) if both and judged else {}
-    theirs = _champion_f1(resampler, objective, both)
+    other_counts = objective.label_counts(resampler.totals(both[1]), state) if both else None
+    theirs = None if other_counts is None else precision_recall_f1(other_counts)["f1"]
     missed = _floor_p_values(resampler, own, counts, gate)
     results = []
     for i, label in enumerate(labels):
@@ -160,13 +161,6 @@ def _floor_p_values(
             metric, _, place = name.partition(" ")
             found.setdefault(int(place), {})[metric] = p_value
     return found
-
-
-def _champion_f1(
-    resampler: Resampler, objective: ClassifierObjective[Any], both: tuple[RowScores, RowScores] | None
-) -> NDArray[np.float64] | None:
-    counts = objective.label_counts(resampler.totals(both[1]), resampler.state) if both else None
-    return None if counts is None else precision_recall_f1(counts)["f1"]
 
 
 def _confusions(labels: Sequence[str], matrix: NDArray[np.int64], other: NDArray[np.int64] | None) -> list[Confusion]:

@@ -25,7 +25,7 @@ from trainer.data.shards import ROW_ID
 from trainer.data.tokens import Sequences
 from trainer.loop.metrics import EvaluationMetrics
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, scipy
-from trainer.objectives.bases.objective import Example, Objective
+from trainer.objectives.bases.objective import Example
 
 _MAX_IDS_IN_ERROR = 5
 
@@ -130,7 +130,6 @@ def score_rows(
     model: PreTrainedModel,
     sequences: Sequences | list[Example],
     *,
-    objective: Objective[Any],
     metrics: EvaluationMetrics,
     batch_size: int,
     name: str,
@@ -143,6 +142,7 @@ def score_rows(
     Raises:
         ModelError: a score is not finite.
     """
+    objective = metrics.objective
     names = (*objective.score_names(metrics.state), *objective.example_counts)
     row_ids: list[NDArray[np.int64]] = []
     measured: list[NDArray[np.float64]] = []  # (B, K) each

@@ -97,7 +97,6 @@ def _judge_scores(
     scores = score_rows(
         network,
         sorted(examples, key=objective.length, reverse=True),
-        objective=objective,
         metrics=EvaluationMetrics(objective, state=state, tokenizer=reader.tokenizer, metrics=None),
         batch_size=plan.batch_size,
         batch_tokens=plan.batch_tokens,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from tasks.evaluation.scoring import RowScores
+from typing import TYPE_CHECKING
+
 from tasks.stages import Number, Report
 from trainer.objectives.bases.lazy_imports import np
 from trainer.objectives.bases.vector_space import VectorSpace, compare_spaces
+
+if TYPE_CHECKING:
+    from tasks.evaluation.scoring import RowScores
 
 
 class VectorSpaceChange(Report):
