@@ -31,12 +31,11 @@ from trainer.objectives.bases.answers import AnswersObjective, AnswersOptions
 from trainer.objectives.bases.feedback import is_good
 from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, np, scipy, torch
 from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
-from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.preference_loss import sequence_logprobs, unpaired_losses
 from trainer.objectives.bases.preferences import split_conversation, split_text
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate
-from trainer.objectives.bases.rows import Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer
 
 _SCORES = ("loss", "liked", "reward", "logprob")

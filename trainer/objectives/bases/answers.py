@@ -11,9 +11,8 @@ from params.schema import Launch, Model, Training
 from params.sections.base import Section
 from trainer.column_template import column_or_template, names_columns
 from trainer.objectives.bases.chat import ConversationObjective, ConversationTokenizer, conversation_template
-from trainer.objectives.bases.objective import ColumnKind
+from trainer.objectives.bases.objective import ColumnKind, PromptForm, Row
 from trainer.objectives.bases.prompt_template import ColumnOrTemplate, find_answers_in_prompt, form_around_text
-from trainer.objectives.bases.rows import PromptForm, Row
 from trainer.objectives.bases.texts import (
     Tokenizer,
     check_end_of_text_token,
