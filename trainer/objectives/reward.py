@@ -29,9 +29,10 @@ from trainer.objectives.bases.answers import as_text
 from trainer.objectives.bases.calibration import calibration_error, calibration_statistics, describe_bins
 from trainer.objectives.bases.labels import require_one_output, require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
-from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
+from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState
 from trainer.objectives.bases.padding import concatenate_texts_along_batch, pad_batch, token_column_names
 from trainer.objectives.bases.preferences import PairObjective, PairOptions
+from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import Tokenizer, end_texts, strip_repeated_special_tokens
 
 _SCORES = ("loss", "chosen_reward", "rejected_reward")
@@ -100,6 +101,10 @@ class Reward(PairObjective[Options]):
         super().prepare_tokenizer(tokenizer)
         tokenizer.truncation_side = "left"
         tokenizer.init_kwargs["truncation_side"] = "left"  # or it would not be saved
+
+    @classmethod
+    def prompt_form(cls, options: Mapping[str, Any]) -> PromptForm:
+        return PromptForm()
 
     def encode(
         self, rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, state: ObjectiveState
