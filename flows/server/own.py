@@ -109,11 +109,7 @@ def _serve(port: int) -> None:
     """Run a server without background services and pages, on a database of its own."""
     reduce_garbage_collection()
     import uvicorn
-    from prefect.settings import (
-        PREFECT_SERVER_DATABASE_CONNECTION_URL,
-        PREFECT_SERVER_UI_ENABLED,
-        temporary_settings,
-    )
+    from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL, PREFECT_SERVER_UI_ENABLED, temporary_settings
 
     os.environ |= {"PREFECT__SERVER_WEBSERVER_ONLY": "1", "PREFECT__SERVER_FINAL": "1"}
     with _free_database(_databases()) as database:

@@ -11,13 +11,7 @@ from params import ModelError
 from params.importing import import_with_arguments
 from params.sections.evaluation import OwnMetrics
 from trainer.data.tokens import Sequences
-from trainer.objectives.bases.lazy_imports import (
-    NDArray,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    torch,
-    transformers,
-)
+from trainer.objectives.bases.lazy_imports import NDArray, PreTrainedModel, PreTrainedTokenizerBase, torch, transformers
 from trainer.objectives.bases.likelihood import Likelihood
 from trainer.objectives.bases.objective import Example, Objective, ObjectiveState, ScoreColumns
 

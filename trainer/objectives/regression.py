@@ -29,10 +29,7 @@ from trainer.objectives.bases.loss import BatchLoss, MicroBatchShare
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
 from trainer.objectives.bases.rank_correlation import spearman
 from trainer.objectives.bases.rows import RowBreakdown, cut_into_tenths
-from trainer.objectives.bases.text_pairs import (
-    TextOrPairObjective,
-    TextOrPairOptions,
-)
+from trainer.objectives.bases.text_pairs import TextOrPairObjective, TextOrPairOptions
 from trainer.objectives.bases.texts import Tokenizer
 
 _NO_SPREAD = 1e-12

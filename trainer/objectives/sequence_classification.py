@@ -24,10 +24,7 @@ from trainer.objectives.bases.labels import require_problem_type
 from trainer.objectives.bases.lazy_imports import F, NDArray, PreTrainedModel, np, torch
 from trainer.objectives.bases.likelihood import ClassifierObjective
 from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, ObjectiveState, Row, ScoreColumns
-from trainer.objectives.bases.text_pairs import (
-    TextOrPairObjective,
-    TextOrPairOptions,
-)
+from trainer.objectives.bases.text_pairs import TextOrPairObjective, TextOrPairOptions
 from trainer.objectives.bases.texts import Tokenizer
 
 _KIND = "single_label_classification"

@@ -23,12 +23,7 @@ from trainer.objectives.bases.objective import ColumnKind, EncodedRow, Example, 
 from trainer.objectives.bases.padding import IGNORE_INDEX, pad_batch
 from trainer.objectives.bases.prompt_template import form_around_text
 from trainer.objectives.bases.reward_models import PROMPT
-from trainer.objectives.bases.rollout import (
-    GenerativeObjectiveOptions,
-    Rollout,
-    TrainingSample,
-    sample_completions,
-)
+from trainer.objectives.bases.rollout import GenerativeObjectiveOptions, Rollout, TrainingSample, sample_completions
 from trainer.objectives.bases.rows import PromptForm, Row, ScoreColumns
 from trainer.objectives.bases.texts import (
     Tokenizer,
