@@ -13,18 +13,10 @@ from params import DataError, RecipeError
 from params.importing import import_with_arguments
 from params.sections.evaluation import SliceBy
 from tasks.drift.report import ChampionConfidence
+from tasks.evaluation import report
 from tasks.evaluation.breakdowns import report_breakdowns
 from tasks.evaluation.labels import report_labels
 from tasks.evaluation.plan import EvaluationPlan
-from tasks.evaluation.report import (
-    ConfidenceInterval,
-    DifferingRow,
-    EvaluationDetails,
-    MetricComparison,
-    Opponent,
-    SliceResult,
-    WorstRow,
-)
 from tasks.evaluation.row_ages import KNOWN
 from tasks.evaluation.scoring import RowScores, ScoredModel, align_to_common_rows
 from tasks.evaluation.statistics import Gain
@@ -48,7 +40,7 @@ class EvaluationAnalysis:
     plan: EvaluationPlan
     scored: Mapping[str, ScoredModel]
 
-    def details(self, confidence: ChampionConfidence, suspects: SuspectReport | None) -> EvaluationDetails:
+    def details(self, confidence: ChampionConfidence, suspects: SuspectReport | None) -> report.EvaluationDetails:
         """Return everything that the report shows beside the metrics; `suspects` are what the review of labels found.
 
         Raises:
@@ -58,7 +50,7 @@ class EvaluationAnalysis:
         resampler, scores = self.plan.resampler, self.scored["model"].scores
         models = {name: one.scores for name, one in self.scored.items() if name != "compared"}
         calibration = resampler.objective.calibration_bins(resampler.totals(scores), resampler.state)
-        return EvaluationDetails(
+        return report.EvaluationDetails(
             confidence=resampler.confidence,
             resamples=resampler.resamples,
             directions=dict(self.plan.directions),
@@ -102,11 +94,11 @@ class EvaluationAnalysis:
                     what, fix = f"a slice has no {name}: it needs the rows of all labels", f"use {instead[name]}"
                 raise RecipeError(f"evaluation.gate.{key}", what, fix)
 
-    def _intervals(self, scores: RowScores) -> dict[str, ConfidenceInterval]:
+    def _intervals(self, scores: RowScores) -> dict[str, report.ConfidenceInterval]:
         ends = self.plan.resampler.intervals(scores)
-        return {metric: ConfidenceInterval(low=low, high=high) for metric, (low, high) in ends.items()}
+        return {metric: report.ConfidenceInterval(low=low, high=high) for metric, (low, high) in ends.items()}
 
-    def _gains(self, own: RowScores, other: RowScores, *, against: Opponent) -> dict[str, Gain]:
+    def _gains(self, own: RowScores, other: RowScores, *, against: report.Opponent) -> dict[str, Gain]:
         """Gains on the same rows, in the metrics that can be compared."""
         gains = self.plan.resampler.gains(own, other, self.plan.directions)
         return {name: one for name, one in gains.items() if against == "untrained" or self.plan.can_compare(name)}
@@ -123,7 +115,7 @@ class EvaluationAnalysis:
         found = align_to_common_rows(own.scores, self.scored["champion"].scores, skipped)
         return found if len(found[0]) else None
 
-    def _comparisons(self) -> Iterator[MetricComparison]:
+    def _comparisons(self) -> Iterator[report.MetricComparison]:
         text, restated = self.plan.text, self.plan.resampler.objective.restated
         if "untrained" in self.scored:
             yield from self._compare(self.scored["model"].scores, self.scored["untrained"].scores, "untrained")
@@ -135,12 +127,12 @@ class EvaluationAnalysis:
                 yield from (one for one in found if (one.metric in restated) == written)
 
     def _compare(
-        self, own: RowScores, other: RowScores, against: Opponent, left_out: int = 0
-    ) -> Iterator[MetricComparison]:
+        self, own: RowScores, other: RowScores, against: report.Opponent, left_out: int = 0
+    ) -> Iterator[report.MetricComparison]:
         """Compare two models on the same rows, from which so many rows are left out."""
         sizes = None if own.groups is None else np.unique(own.groups, return_counts=True)[1]
         for metric, gain in self._gains(own, other, against=against).items():
-            yield MetricComparison(
+            yield report.MetricComparison(
                 against=against,
                 metric=metric,
                 gain=gain.value,
@@ -154,12 +146,12 @@ class EvaluationAnalysis:
                 largest_group=None if sizes is None else int(sizes.max()),
             )
 
-    def _slices(self) -> Iterator[SliceResult]:
+    def _slices(self) -> Iterator[report.SliceResult]:
         settings = self.plan.settings
         found = find_slice_positions(self.plan.rows, settings.slices, self.scored["model"].scores.row_ids)
         return self._of_slices(found, {self.plan.metric, *settings.gate.slice_floors}, settings.gate.slice_margin)
 
-    def _ages(self) -> Iterator[SliceResult]:
+    def _ages(self) -> Iterator[report.SliceResult]:
         """The rows that the champion's release had, and those that came since."""
         ids, gate = self.scored["model"].scores.row_ids, self.plan.settings.gate
         for name, of_age in self.plan.ages.of.items():
@@ -168,7 +160,7 @@ class EvaluationAnalysis:
                 margin = gate.known_margin if name == KNOWN else None
                 yield from self._deciding_of_slices([("age", {name: positions})], margin)
 
-    def _own_slices(self) -> Iterator[SliceResult]:
+    def _own_slices(self) -> Iterator[report.SliceResult]:
         """The metric that decides, by what the objective shows it by; the gate does not look there."""
         objective, ids = self.plan.resampler.objective, self.scored["model"].scores.row_ids
         for title, name_part in objective.own_slices().items():
@@ -176,14 +168,16 @@ class EvaluationAnalysis:
             in_order = {name: parts[name] for name in sorted(parts, key=lambda name: (int(name.split()[0]), name))}
             yield from self._deciding_of_slices([(title, in_order)])
 
-    def _deciding_of_slices(self, found: Iterable[_Slices], margin: float | None = None) -> Iterator[SliceResult]:
+    def _deciding_of_slices(
+        self, found: Iterable[_Slices], margin: float | None = None
+    ) -> Iterator[report.SliceResult]:
         """The metric that decides, without those that have only a floor."""
         floors = self.plan.settings.gate.slice_floors.keys() - {self.plan.metric}
         return (one for one in self._of_slices(found, {self.plan.metric}, margin) if one.metric not in floors)
 
     def _of_slices(
         self, found: Iterable[_Slices], metrics: Collection[str], margin: float | None
-    ) -> Iterator[SliceResult]:
+    ) -> Iterator[report.SliceResult]:
         own = self.scored["model"].scores
         common = self._common(written=not self.plan.resampler.objective.restated.isdisjoint(metrics))
         for slice_by, slices in found:
@@ -194,7 +188,7 @@ class EvaluationAnalysis:
 
     def _slice(
         self, slice_by: str, name: str, own: RowScores, both: Sequence[RowScores] | None, margin: float | None
-    ) -> Iterator[SliceResult]:
+    ) -> Iterator[report.SliceResult]:
         """The results of one slice in the metric that decides, or what slices have instead, and in those with a floor.
 
         Floors are about all rows of the candidate, gains over the champion about those that count for `both`.
@@ -213,7 +207,7 @@ class EvaluationAnalysis:
             exists = metric not in undefined
             interval, gain = (intervals.get(metric), gains.get(metric)) if exists else (None, None)
             is_known = exists and metric in other and self.plan.can_compare(metric)
-            yield SliceResult(
+            yield report.SliceResult(
                 slice_by=slice_by,
                 slice=name,
                 rows=len(own),
@@ -235,16 +229,16 @@ class EvaluationAnalysis:
     def _notes(self, scores: RowScores, position: int) -> dict[str, str]:
         return self.plan.resampler.objective.describe_scores(scores.row(position), self.plan.resampler.state)
 
-    def _worst(self, scores: RowScores) -> list[WorstRow]:
+    def _worst(self, scores: RowScores) -> list[report.WorstRow]:
         row_error = self.plan.resampler.objective.row_error(scores.columns)
         positions = np.argsort(-row_error, kind="stable")[: self.plan.settings.worst_rows].tolist()
         ids = scores.row_ids[positions].tolist()
         return [
-            WorstRow(row_id=row_id, text=text, row_error=float(row_error[at]), notes=self._notes(scores, at))
+            report.WorstRow(row_id=row_id, text=text, row_error=float(row_error[at]), notes=self._notes(scores, at))
             for row_id, text, at in zip(ids, self._texts(ids), positions, strict=True)
         ]
 
-    def _changed(self) -> list[DifferingRow]:
+    def _changed(self) -> list[report.DifferingRow]:
         """The rows whose errors differ most, in either direction, where the two models' errors can be compared."""
         common = self._common(written=not self.plan.can_compare("loss"))
         if common is None:
@@ -258,7 +252,7 @@ class EvaluationAnalysis:
         positions = [position for position in ordered if gains[position] != 0]
         ids = own.row_ids[positions].tolist()
         return [
-            DifferingRow(
+            report.DifferingRow(
                 row_id=row_id,
                 text=text,
                 gain=float(gains[at]),
