@@ -22,7 +22,7 @@ import shutil
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +36,9 @@ from params import DataError
 from params.foundation.artifacts import GROUP_BY, TIMES
 from params.foundation.hashing import file_sha256
 from trainer.data.shards import ROW, ROW_ID, Manifest, Shard
-from trainer.objectives.bases.rows import ColumnKind
+
+if TYPE_CHECKING:
+    from trainer.objectives.bases.rows import ColumnKind
 
 SCHEMA: Final = "_common_metadata"
 """Parquet's usual name for a file without rows that has the columns of a folder's files."""
